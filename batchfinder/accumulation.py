@@ -1,0 +1,112 @@
+"""Splitting a global batch into micro-batches, accumulation steps and ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from batchfinder.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Split:
+    """One way to make an optimizer step out of micro-batches.
+
+    Attributes:
+        batch_size: examples per device per forward/backward pass (the micro-batch size).
+        gradient_accumulation_steps: micro-batches per optimizer step.
+        world_size: data-parallel ranks.
+    """
+
+    batch_size: int
+    gradient_accumulation_steps: int
+    world_size: int
+
+    @property
+    def global_batch_size(self) -> int:
+        """Examples per optimizer step over all ranks."""
+        return self.batch_size * self.gradient_accumulation_steps * self.world_size
+
+    def __str__(self) -> str:
+        ranks = f" x {self.world_size} ranks" if self.world_size > 1 else ""
+        steps = self.gradient_accumulation_steps
+        return (
+            f"{self.global_batch_size} = {self.batch_size} per device"
+            f" x {steps} accumulation step{'s' if steps > 1 else ''}{ranks}"
+        )
+
+
+@dataclass(frozen=True)
+class AccumulationPlan:
+    """How to reach a global batch size.
+
+    Attributes:
+        requested: the global batch size asked for.
+        exact: the exact split with the fewest steps; None if there is none.
+        below: the nearest split under it with the fewest possible steps; None if not needed.
+        above: the nearest split over it with the fewest possible steps; None if not needed.
+
+    ``below`` and ``above`` are given where there is no exact split, or where the exact one needs
+    more than twice the steps that the batch size found would allow.
+    """
+
+    requested: int
+    exact: Split | None
+    below: Split | None
+    above: Split | None
+
+    def __str__(self) -> str:
+        nearest = ", or ".join(str(split) for split in (self.below, self.above) if split)
+        if self.exact is None:
+            return f"Global batch {self.requested} has no exact split; nearest: {nearest}"
+        text = f"Global batch {self.exact}"
+        return f"{text} (far fewer steps: {nearest})" if nearest else text
+
+
+def plan_accumulation(
+    global_batch_size: int, max_batch_size: int, world_size: int = 1
+) -> AccumulationPlan:
+    """Split a global batch into micro-batches of at most ``max_batch_size``.
+
+    Args:
+        global_batch_size: examples per optimizer step over all ranks.
+        max_batch_size: the largest micro-batch that fits.
+        world_size: data-parallel ranks.
+
+    Returns:
+        The exact split with the fewest accumulation steps, or the nearest ones.
+
+    Raises:
+        UsageError: a number is not positive.
+
+    Example:
+        >>> print(plan_accumulation(4096, max_batch_size=1041))
+        Global batch 4096 = 1024 per device x 4 accumulation steps
+        >>> print(plan_accumulation(100, max_batch_size=64, world_size=8).below)
+        96 = 12 per device x 1 accumulation step x 8 ranks
+    """
+    for name, value in (
+        ("the global batch size", global_batch_size),
+        ("the batch size found", max_batch_size),
+        ("the world size", world_size),
+    ):
+        if value < 1:
+            raise UsageError(f"{name} must be at least 1, not {value}")
+
+    per_rank = global_batch_size // world_size
+    fewest_steps = max(1, -(-per_rank // max_batch_size))
+    exact = None
+    if per_rank * world_size == global_batch_size:
+        steps = next(k for k in range(fewest_steps, per_rank + 1) if per_rank % k == 0)
+        exact = Split(per_rank // steps, steps, world_size)
+        if steps <= 2 * fewest_steps:
+            return AccumulationPlan(global_batch_size, exact, None, None)
+
+    unit = fewest_steps * world_size
+    lower = global_batch_size // unit
+    below = Split(lower, fewest_steps, world_size) if lower else None
+    if lower < max_batch_size:
+        above = Split(lower + 1, fewest_steps, world_size)
+    else:
+        per_step = (fewest_steps + 1) * world_size
+        above = Split(-(-global_batch_size // per_step), fewest_steps + 1, world_size)
+    return AccumulationPlan(global_batch_size, exact, below, above)

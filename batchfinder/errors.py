@@ -1,0 +1,75 @@
+"""Every exception that batchfinder raises by itself.
+
+The tree::
+
+    BatchFinderError
+    ├── UsageError (also a ValueError)      an argument makes no sense; exit code 2
+    ├── TargetError                         FILE.py:FUNCTION cannot be used
+    ├── SampleError                         no usable example batch
+    ├── StepError                           the training step cannot be made or is not a training step
+    ├── DeviceError                         the device or the limit asked for is not to be had
+    ├── WorkerError                         the worker process did not start or broke the protocol
+    └── UserCodeError                       the user's own code raised; carries their traceback
+
+In-process, the user's own exceptions are raised as they are, never wrapped. ``UserCodeError``
+stands for one that happened in a worker process, from which no exception object comes back.
+"""
+
+from __future__ import annotations
+
+
+class BatchFinderError(Exception):
+    """Base of all errors of batchfinder.
+
+    Its text is one line that says what is wrong and what to do about it.
+
+    Attributes:
+        exit_code: what the command line exits with: 1, or 2 for a ``UsageError``.
+
+    Example:
+        >>> try:
+        ...     raise UsageError("--multiple-of must be at least 1")
+        ... except BatchFinderError as error:
+        ...     print(error.exit_code, error)
+        2 --multiple-of must be at least 1
+    """
+
+    exit_code = 1
+
+
+class UsageError(BatchFinderError, ValueError):
+    """An argument or option makes no sense, whatever the model is."""
+
+    exit_code = 2
+
+
+class TargetError(BatchFinderError):
+    """The target was found but cannot be used: its function returns something else, say."""
+
+
+class SampleError(BatchFinderError):
+    """There is no example batch, or none that a batch of another size can be made from."""
+
+
+class StepError(BatchFinderError):
+    """The training step cannot be made from the model, or does not train anything."""
+
+
+class DeviceError(BatchFinderError):
+    """The device, or the memory limit asked for on it, is not to be had."""
+
+
+class WorkerError(BatchFinderError):
+    """The worker process did not start, or does not speak the protocol."""
+
+
+class UserCodeError(BatchFinderError):
+    """The user's own code raised in a worker process.
+
+    Attributes:
+        user_traceback: their traceback as Python prints it, frames of batchfinder left out.
+    """
+
+    def __init__(self, message: str, user_traceback: str = "") -> None:
+        super().__init__(message)
+        self.user_traceback = user_traceback

@@ -1,0 +1,1 @@
+"""How one batch size is tried: in this process or in a worker, on which device."""

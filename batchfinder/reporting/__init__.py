@@ -1,0 +1,1 @@
+"""Results for people: in a terminal, as JSON."""

@@ -1,0 +1,1 @@
+"""What a training step is: the target, the sample, the step, the state it changes."""

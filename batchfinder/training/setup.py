@@ -1,0 +1,43 @@
+"""What a user gives us to train: the model, one batch, and how a step is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
+StepFunction: TypeAlias = Callable[[nn.Module, Any], Tensor]
+MakeBatch: TypeAlias = Callable[[int], Any]
+OptimizerSpec: TypeAlias = Optimizer | Callable[[Any], Optimizer] | str
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """All that a training step is made of.
+
+    Attributes:
+        model: the module to train.
+        sample: one batch as the DataLoader yields it, of any size from 1 on: any pytree of
+            tensors with the batch dimension first. None: see ``make_batch``, or hints that the
+            model itself carries.
+        loss_fn: ``loss_fn(output, batch) -> loss``. None: taken from the output or the targets.
+        optimizer: an instance over the model's parameters, a factory ``factory(params)``, or the
+            name of a class of ``torch.optim``. None: AdamW.
+        step: ``step(model, batch) -> loss``, in place of forward pass and loss function.
+        make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample.
+
+    Example:
+        >>> import torch
+        >>> setup = TrainingSetup(torch.nn.Linear(4, 2), torch.randn(8, 4), optimizer="sgd")
+    """
+
+    model: nn.Module
+    sample: Any = None
+    loss_fn: LossFunction | None = None
+    optimizer: OptimizerSpec | None = None
+    step: StepFunction | None = None
+    make_batch: MakeBatch | None = None
