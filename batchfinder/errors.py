@@ -7,8 +7,11 @@ The tree::
     ├── TargetError                         FILE.py:FUNCTION cannot be used
     ├── SampleError                         no usable example batch
     ├── StepError                           the training step cannot be made or is not a training step
+    ├── BatchTooSmallError                  a layer needs more than one example to train on
     ├── DeviceError                         the device or the limit asked for is not to be had
-    ├── WorkerError                         the worker process did not start or broke the protocol
+    ├── WorkerError                         the worker process is of no use
+    │   ├── WorkerDied                      it ended without an answer
+    │   └── WorkerHung                      it did not answer in time
     └── UserCodeError                       the user's own code raised; carries their traceback
 
 In-process, the user's own exceptions are raised as they are, never wrapped. ``UserCodeError``
@@ -16,6 +19,8 @@ stands for one that happened in a worker process, from which no exception object
 """
 
 from __future__ import annotations
+
+import signal
 
 
 class BatchFinderError(Exception):
@@ -55,12 +60,41 @@ class StepError(BatchFinderError):
     """The training step cannot be made from the model, or does not train anything."""
 
 
+class BatchTooSmallError(BatchFinderError):
+    """A layer, such as BatchNorm on 1x1 maps, needs more than one example to train on."""
+
+
 class DeviceError(BatchFinderError):
     """The device, or the memory limit asked for on it, is not to be had."""
 
 
 class WorkerError(BatchFinderError):
-    """The worker process did not start, or does not speak the protocol."""
+    """The worker process is of no use."""
+
+
+class WorkerDied(WorkerError):
+    """The worker process ended without an answer.
+
+    Attributes:
+        signal_number: the signal that ended it; None if it ended by itself.
+        output: the last lines that it printed.
+    """
+
+    def __init__(self, exit_status: int, output: str) -> None:
+        self.signal_number = -exit_status if exit_status < 0 else None
+        self.output = output
+        if self.signal_number is None:
+            reason = f"the process ended itself with exit status {exit_status}"
+        else:
+            reason = f"the process died of {signal.Signals(self.signal_number).name}"
+        super().__init__(reason)
+
+
+class WorkerHung(WorkerError):
+    """The worker process did not answer in time."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"hung: no step ended within {seconds:.0f} s")
 
 
 class UserCodeError(BatchFinderError):

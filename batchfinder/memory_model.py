@@ -11,6 +11,7 @@ import enum
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 # A model whose lines miss a reading by more than this share of it is not called linear.
 LINEAR_WITHIN = 0.02
@@ -120,29 +121,20 @@ def fit(readings: Iterable[tuple[int, Mapping[Phase, float]]]) -> MemoryModel | 
     return MemoryModel(lines) if lines else None
 
 
-def secant(readings: Iterable[tuple[int, Mapping[Phase, float]]]) -> MemoryModel | None:
-    """The lines through the two largest batch sizes read: the best guess close to the answer.
-
-    Args:
-        readings: as for :func:`fit`.
-
-    Returns:
-        The model, or None while fewer than two batch sizes were read.
-    """
-    largest = sorted(dict(readings).items())[-2:]
-    return fit(largest)
-
-
-def _line(points: Mapping[int, float]) -> PhaseModel:
+def _line(readings: Mapping[int, float]) -> PhaseModel:
     """The weighted least-squares line, never falling."""
-    total = sum(points)
-    mean_size = sum(size * size for size in points) / total
-    mean_peak = sum(size * peak for size, peak in points.items()) / total
-    spread = sum(size * (size - mean_size) ** 2 for size in points)
+    # In fractions, so that exact readings give the exact line: a slope or a fixed part that is too
+    # large by its last bit would turn a maximum of 90 into 89.
+    points = [(Fraction(size), Fraction(peak)) for size, peak in readings.items()]
+    zero = Fraction(0)
+    total = sum((size for size, _ in points), zero)
+    mean_size = sum((size * size for size, _ in points), zero) / total
+    mean_peak = sum((size * peak for size, peak in points), zero) / total
+    spread = sum((size * (size - mean_size) ** 2 for size, _ in points), zero)
     covariance = sum(
-        size * (size - mean_size) * (peak - mean_peak) for size, peak in points.items()
+        (size * (size - mean_size) * (peak - mean_peak) for size, peak in points), zero
     )
-    slope = max(0.0, covariance / spread)
+    slope = max(zero, covariance / spread)
     fixed = mean_peak - slope * mean_size
-    worst = max(abs(fixed + slope * size - peak) / max(peak, 1) for size, peak in points.items())
-    return PhaseModel(fixed, slope, worst)
+    worst = max(abs(fixed + slope * size - peak) / max(peak, Fraction(1)) for size, peak in points)
+    return PhaseModel(float(fixed), float(slope), float(worst))

@@ -45,7 +45,8 @@ class Probe:
     Attributes:
         batch_size: examples per forward/backward pass.
         outcome: how it ended.
-        steps: training steps begun, a failing one counted.
+        steps: training steps begun at this size, a failing one counted.
+        samples: examples run through the model, warm-up steps at a smaller size included.
         seconds: what the whole probe took.
         step_seconds: what its last complete step took; None if none was completed.
         peak_allocated_bytes: most bytes held by tensors at any moment; None if it was not read.
@@ -59,6 +60,7 @@ class Probe:
     outcome: Outcome
     steps: int
     seconds: float
+    samples: int = 0
     step_seconds: float | None = None
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
@@ -84,6 +86,7 @@ class Probe:
             "seconds": self.seconds,
             "step_seconds": self.step_seconds,
             "steps": self.steps,
+            "samples": self.samples,
             "confirmed": self.confirmed,
             "note": self.note,
         }
@@ -129,8 +132,8 @@ class BatchSizeResult:
         memory_model: the lines fitted to the probes; None while fewer than two sizes fitted.
         next_failure: the smallest size above the answer that failed; None if none was tried.
         confirmed_steps: full steps run at the answer, from a fresh allocator; 0 if interrupted.
-        cost_full_size_steps: sum of probe size times steps over all probes, by the answer: what
-            the search cost in steps at the answer's size. 0 if nothing fits.
+        cost_full_size_steps: what the search cost in steps at the answer's size: the examples of
+            all probes, a failing step counted as a whole one, by the answer. 0 if nothing fits.
         seconds: what the whole search took.
         versions: of python, torch, batchfinder and, where there is one, CUDA.
         warnings: what the user should know, each one line with what to do about it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from batchfinder.errors import UsageError
 
@@ -48,7 +49,8 @@ def parse_bytes(text: str | int) -> int:
         factor = _FACTORS.get(match[2].upper()) if match else None
         if match is None or factor is None:
             raise UsageError(f"{text!r} is not a memory size; write it as 24GiB or 512MiB")
-        size = int(float(match[1]) * factor)
+        # A fraction, since a float would lose the last bytes of a number beyond 2**53.
+        size = int(Fraction(match[1]) * factor)
     if size < 1:
         raise UsageError(f"a memory size must be positive, not {text!r}; write it as 24GiB")
     return size
@@ -65,7 +67,7 @@ def format_bytes(size: float) -> str:
         ('24.0 GiB', '1.5 KiB', '100 B')
     """
     for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
-        # 0.9995: what would round to "1024.0" of the smaller unit is written as 1.0 of this one.
+        # 0.99995: what would round to "1024.0" of the smaller unit is written as 1.0 of this one.
         if abs(size) >= factor * 0.99995:
             return f"{size / factor:.1f} {unit}"
     return f"{size:.0f} B"

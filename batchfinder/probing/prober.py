@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from batchfinder.result import Probe
@@ -13,6 +14,7 @@ class Prober(Protocol):
     Attributes:
         device: the device's name for people, such as ``"cuda:0 NVIDIA H200"``.
         budget_bytes: what a step may use.
+        versions: of what the answer depends on.
         warnings: what the user should know; may grow with each probe.
     """
 
@@ -21,6 +23,9 @@ class Prober(Protocol):
 
     @property
     def budget_bytes(self) -> int: ...
+
+    @property
+    def versions(self) -> Mapping[str, str]: ...
 
     @property
     def warnings(self) -> tuple[str, ...]: ...

@@ -1,0 +1,5 @@
+"""``python -m batchfinder`` is ``batchfinder``."""
+
+from batchfinder.cli import main
+
+main()

@@ -1,0 +1,114 @@
+"""The command line: options in, answer out, and the only place that exits."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from batchfinder import __version__
+from batchfinder.errors import BatchFinderError, UserCodeError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, "-V", "--version", prog_name="batchfinder")
+def cli() -> None:
+    """Find the largest batch size that really trains on your device."""
+
+
+@cli.command(short_help="Find the largest batch size by real training steps.")
+@click.argument("target")
+@click.option(
+    "--sample", metavar="TARGET", help="Function that returns one batch, as FILE.py:FUNCTION."
+)
+@click.option(
+    "--input",
+    "input_spec",
+    metavar="SPEC",
+    help='Shapes of one example instead: "float32[3,224,224] int64[]:1000" (integers: the bound).',
+)
+@click.option(
+    "--arg",
+    "pairs",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Keyword argument for the target's function. Repeatable.",
+)
+@click.option(
+    "--device", metavar="D", help="cuda:0, cpu, mps ... [default: an accelerator if there is one]"
+)
+@click.option(
+    "--memory-limit", metavar="SIZE", help="As if the device had no more than this, as 24GiB."
+)
+@click.option(
+    "--headroom",
+    metavar="PCT",
+    default="5",
+    show_default=True,
+    help="Percentage of the memory to keep free.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "bf16", "fp16"]),
+    default="fp32",
+    show_default=True,
+    help="With autocast; fp16 also with a GradScaler.",
+)
+@click.option(
+    "--optimizer",
+    metavar="NAME",
+    help="Any class of torch.optim. [default: the target's, or adamw]",
+)
+@click.option("--accumulate", is_flag=True, help="Train with gradient accumulation.")
+@click.option("--compile", "compiled", is_flag=True, help="Train through torch.compile.")
+@click.option("--min-batch-size", type=int, metavar="N", default=1, show_default=True)
+@click.option("--max-batch-size", type=int, metavar="N", help="Such as the size of the data set.")
+@click.option("--multiple-of", type=int, metavar="N", default=1, show_default=True)
+@click.option(
+    "--confirm-steps",
+    type=int,
+    metavar="N",
+    default=3,
+    show_default=True,
+    help="Least number of full steps that prove the answer.",
+)
+@click.option(
+    "--probe-timeout",
+    type=float,
+    metavar="S",
+    help="Seconds after which a probe is taken for hung. [default: by the steps seen]",
+)
+@click.option(
+    "--global-batch-size",
+    type=int,
+    metavar="N",
+    help="Also say how to reach it by gradient accumulation.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the answer alone.")
+@click.option("-v", "--verbose", is_flag=True, help="Show more, and what the target prints.")
+def find(**options: Any) -> None:
+    """Find the largest batch size that really trains, by real training steps.
+
+    TARGET is FILE.py:FUNCTION or package.module:FUNCTION. The function returns the model; or
+    (model, sample), where the sample is one batch as the DataLoader yields it; or a
+    batchfinder.TrainingSetup.
+
+    Exit status: 0 found, 1 error, 2 usage, 3 not even the smallest size fits, 130 Ctrl-C.
+    """
+    # Not before: its imports take longer than --help may.
+    from batchfinder.find_command import find_batch_size
+
+    try:
+        sys.exit(find_batch_size(**options))
+    except BatchFinderError as error:
+        if isinstance(error, UserCodeError):
+            click.echo(error.user_traceback, err=True, nl=False)
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(error.exit_code)
+
+
+def main() -> None:
+    """Run the command line; the entry point of the ``batchfinder`` command."""
+    cli()

@@ -1,0 +1,179 @@
+"""``batchfinder find``: from the options of the command line to a result and an exit status."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+import click
+
+from batchfinder.errors import BatchFinderError, UsageError
+from batchfinder.finder import conclude, run_search
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.prober import Prober
+from batchfinder.probing.worker import SetupSource, WorkerProber
+from batchfinder.reporting.terminal import TerminalReporter
+from batchfinder.result import BatchSizeResult, Probe, Status
+from batchfinder.search import check_bounds
+from batchfinder.training.arguments import parse_arguments
+from batchfinder.units import parse_bytes
+
+EXIT_STATUS = {Status.FOUND: 0, Status.CAPPED: 0, Status.NOTHING_FITS: 3}
+CTRL_C = 130
+TERMINATED = 143
+
+
+def find_batch_size(
+    target: str,
+    *,
+    sample: str | None,
+    input_spec: str | None,
+    pairs: Sequence[str],
+    device: str | None,
+    memory_limit: str | None,
+    headroom: str,
+    precision: str,
+    optimizer: str | None,
+    accumulate: bool,
+    compiled: bool,
+    min_batch_size: int,
+    max_batch_size: int | None,
+    multiple_of: int,
+    confirm_steps: int,
+    probe_timeout: float | None,
+    global_batch_size: int | None,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+) -> int:
+    """Run the command; see ``batchfinder find --help`` for the options.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        BatchFinderError: whatever keeps the search from ending well.
+    """
+    first, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
+    options = ProbeOptions(
+        device=device,
+        memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
+        headroom=_percentage(headroom),
+        precision=precision,
+        accumulate=accumulate,
+        compiled=compiled,
+        confirm_steps=confirm_steps,
+        warm_up_batch_size=first,
+    )
+    if probe_timeout is not None and probe_timeout <= 0:
+        raise UsageError(f"--probe-timeout must be above 0 seconds, not {probe_timeout:g}")
+    if global_batch_size is not None and global_batch_size < 1:
+        raise UsageError(f"--global-batch-size must be at least 1, not {global_batch_size}")
+    source = SetupSource(target, parse_arguments(pairs), sample, input_spec, optimizer)
+
+    def report(result: BatchSizeResult) -> None:
+        plan = None
+        if global_batch_size is not None and result.batch_size:
+            plan = result.accumulation_plan(global_batch_size)
+        if as_json:
+            reporter.finish()
+            click.echo(result.to_json())
+        else:
+            reporter.answer(result, plan)
+
+    with TerminalReporter(quiet=quiet, verbose=verbose) as reporter, _terminated_as_ctrl_c() as why:
+        try:
+            with _worker_prober(source, options, probe_timeout, verbose) as prober:
+                reporter.start(
+                    prober.device,
+                    prober.capacity_bytes,
+                    prober.used_by_others_bytes,
+                    prober.budget_bytes,
+                    headroom=options.headroom,
+                )
+                with _told_when_cut_short(prober, report) as probes:
+
+                    def on_probe(probe: Probe) -> None:
+                        probes.append(probe)
+                        reporter.probe(probe)
+
+                    result = run_search(
+                        prober,
+                        min_batch_size=min_batch_size,
+                        max_batch_size=max_batch_size,
+                        multiple_of=multiple_of,
+                        on_probing=reporter.probing,
+                        on_probe=on_probe,
+                    )
+        except KeyboardInterrupt:
+            return why[-1]
+        report(result)
+    return EXIT_STATUS[result.status]
+
+
+@contextmanager
+def _worker_prober(
+    source: SetupSource, options: ProbeOptions, probe_timeout: float | None, verbose: bool
+) -> Iterator[WorkerProber]:
+    prober = WorkerProber(source, options, probe_timeout_seconds=probe_timeout, show_output=verbose)
+    try:
+        yield prober
+    finally:
+        prober.close()
+
+
+@contextmanager
+def _told_when_cut_short(
+    prober: Prober, report: Callable[[BatchSizeResult], None]
+) -> Iterator[list[Probe]]:
+    """Collects the probes; reports what they support if the search does not end by itself."""
+    probes: list[Probe] = []
+    started = time.monotonic()
+
+    def conclude_as(status: Status) -> None:
+        # One more Ctrl-C must not cost the user what has been found.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        report(conclude(prober, probes, status, time.monotonic() - started, prober.warnings))
+
+    try:
+        yield probes
+    except KeyboardInterrupt:
+        conclude_as(Status.INTERRUPTED)
+        raise
+    except BatchFinderError:
+        if probes:
+            conclude_as(Status.FAILED)
+        raise
+
+
+@contextmanager
+def _terminated_as_ctrl_c() -> Iterator[list[int]]:
+    """Let SIGTERM, as a scheduler sends it, end the search as Ctrl-C does.
+
+    Yields:
+        A list whose last item is the exit status for a KeyboardInterrupt.
+    """
+    exit_status = [CTRL_C]
+
+    def interrupt(signal_number: int, frame: FrameType | None) -> None:
+        exit_status.append(TERMINATED)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield exit_status
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _percentage(text: str) -> float:
+    try:
+        value = float(text.strip().removesuffix("%"))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 100:
+        raise UsageError(f"--headroom is a percentage from 0 to below 100, not {text!r}")
+    return value / 100

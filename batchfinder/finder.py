@@ -1,0 +1,250 @@
+"""``find_max_batch()``: the largest batch size that really trains, from question to answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from batchfinder.errors import BatchTooSmallError, UsageError, WorkerError
+from batchfinder.memory_model import fit
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.prober import Prober
+from batchfinder.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
+from batchfinder.search import UNLIMITED_BATCH_SIZE, Finding, check_bounds, search
+from batchfinder.units import parse_bytes
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from batchfinder.training.setup import (
+        LossFunction,
+        MakeBatch,
+        OptimizerSpec,
+        StepFunction,
+        TrainingSetup,
+    )
+
+OnProbe = Callable[[Probe], None]
+
+
+def find_max_batch(
+    model: nn.Module | TrainingSetup,
+    sample: Any = None,
+    *,
+    loss_fn: LossFunction | None = None,
+    optimizer: OptimizerSpec | None = None,
+    step: StepFunction | None = None,
+    make_batch: MakeBatch | None = None,
+    device: str | torch.device | None = None,
+    memory_limit: str | int | None = None,
+    headroom: float = 0.05,
+    precision: str = "fp32",
+    accumulate: bool = False,
+    compile: bool = False,  # noqa: A002 - named as torch.compile is
+    min_batch_size: int = 1,
+    max_batch_size: int | None = None,
+    multiple_of: int = 1,
+    confirm_steps: int = 3,
+    batch_dim: int | None = None,
+    isolate: bool = False,
+    on_probe: OnProbe | None = None,
+) -> BatchSizeResult:
+    """Find the largest batch size that really trains on a device, by real training steps.
+
+    Model, optimizer and random generators are afterwards as they were before, bit for bit, also
+    after an error or Ctrl-C.
+
+    On the CPU, and with ``isolate``, sizes are tried in worker processes, which get a pickled copy
+    of model, sample and functions: an out-of-memory leaves holes in the heap of the process it
+    happens in. What cannot be pickled is tried in this process, with a warning that says so.
+
+    Args:
+        model: the module to train, or a :class:`TrainingSetup` instead of the first six arguments.
+        sample: one batch as the DataLoader yields it, of any size: a pytree of tensors with the
+            batch dimension first.
+        loss_fn: ``loss_fn(output, batch) -> loss``. Default: the output's ``loss``; a scalar
+            output; cross-entropy or mean squared error for ``(inputs, targets)``; else the mean
+            of the outputs, with a warning.
+        optimizer: an instance, a factory ``factory(params)``, or the name of a class of
+            ``torch.optim``. Default: AdamW.
+        step: ``step(model, batch) -> loss``, in place of forward pass and loss.
+        make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample.
+        device: such as ``"cuda:0"`` or ``"cpu"``. Default: the model's own if that is an
+            accelerator, else the accelerator there is, else the CPU.
+        memory_limit: as if the device had no more than this: bytes, or text as ``"24GiB"``.
+            Default: all that is free.
+        headroom: fraction of the memory kept free, from 0 to below 1.
+        precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` with autocast (fp16: and a GradScaler).
+        accumulate: measure with gradient accumulation, where gradients are alive during the
+            forward pass.
+        compile: run the model through ``torch.compile`` with a dynamic batch dimension.
+        min_batch_size: the smallest size to try.
+        max_batch_size: the largest size to try: the size of the data set, say.
+        multiple_of: only multiples of this are tried.
+        confirm_steps: the least number of full steps that the answer is confirmed with.
+        batch_dim: index of the batch dimension. Default: 0.
+        isolate: try every size in a worker process.
+        on_probe: called with each :class:`Probe` as it ends.
+
+    Returns:
+        The answer with its evidence. Its ``status`` is ``NOTHING_FITS``, and its ``batch_size``
+        0, if not even the smallest size fits.
+
+    Raises:
+        UsageError: an argument makes no sense.
+        SampleError, StepError, DeviceError: see :mod:`batchfinder.errors`.
+        Exception: what the model or one of the functions raises, other than running out of memory.
+        UserCodeError: the same, from a worker process.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(1024, 1024)
+        >>> sample = torch.randn(8, 1024), torch.randn(8, 1024)
+        >>> find_max_batch(model, sample, device="cpu", max_batch_size=64).batch_size
+        64
+    """
+    # Only now: the command line asks for this module before it needs torch.
+    from batchfinder.probing.choose import choose_prober
+    from batchfinder.training.setup import TrainingSetup
+
+    given = (sample, loss_fn, optimizer, step, make_batch)
+    if not isinstance(model, TrainingSetup):
+        setup = TrainingSetup(model, *given)
+    elif any(value is not None for value in given):
+        raise UsageError("give the sample and functions in the TrainingSetup, not beside it")
+    else:
+        setup = model
+    first, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
+    options = ProbeOptions(
+        device=None if device is None else str(device),
+        memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
+        headroom=headroom,
+        precision=precision,
+        accumulate=accumulate,
+        compiled=compile,
+        confirm_steps=confirm_steps,
+        batch_dim=batch_dim or 0,
+        warm_up_batch_size=first,
+    )
+    prober = choose_prober(setup, options, isolate=isolate)
+    try:
+        return run_search(
+            prober,
+            min_batch_size=min_batch_size,
+            max_batch_size=max_batch_size,
+            multiple_of=multiple_of,
+            on_probe=on_probe,
+        )
+    finally:
+        prober.close()
+
+
+def run_search(
+    prober: Prober,
+    *,
+    min_batch_size: int = 1,
+    max_batch_size: int | None = None,
+    multiple_of: int = 1,
+    on_probing: Callable[[int, bool], None] | None = None,
+    on_probe: OnProbe | None = None,
+) -> BatchSizeResult:
+    """Search with any prober and say what was found.
+
+    Args:
+        prober: tries the sizes.
+        min_batch_size: the smallest size to try.
+        max_batch_size: the largest size to try.
+        multiple_of: only multiples of this are tried.
+        on_probing: called with the size, and whether it is a confirmation, as each probe begins.
+        on_probe: called with each probe as it ends.
+
+    Returns:
+        The result.
+
+    Raises:
+        UsageError: the bounds leave no size to try.
+        WorkerError: not even the smallest size runs, and not for want of memory.
+        Exception: whatever the prober raises.
+    """
+    started = time.monotonic()
+    probes: list[Probe] = []
+
+    def run(batch_size: int, confirm: bool) -> Probe:
+        if on_probing:
+            on_probing(batch_size, confirm)
+        probe = prober.probe(batch_size, confirm=confirm)
+        probes.append(probe)
+        if on_probe:
+            on_probe(probe)
+        return probe
+
+    def search_from(smallest: int) -> Finding:
+        return search(
+            run,
+            budget_bytes=prober.budget_bytes,
+            smallest=smallest,
+            largest=max_batch_size,
+            multiple_of=multiple_of,
+        )
+
+    try:
+        finding = search_from(min_batch_size)
+    except BatchTooSmallError:
+        if probes or max_batch_size == 1:
+            raise
+        finding = search_from(max(2, min_batch_size + 1))
+    if finding.failure and not finding.confirmation and finding.failure.outcome is Outcome.FAILED:
+        raise WorkerError(
+            f"not even a batch of {finding.failure.batch_size} runs: {finding.failure.note}"
+        )
+    warnings = list(prober.warnings)
+    if finding.status is Status.CAPPED and max_batch_size is None:
+        warnings.append(
+            f"nothing ran out of memory up to a batch of {UNLIMITED_BATCH_SIZE}; give the size of "
+            "your data set as the largest batch size"
+        )
+    return conclude(prober, probes, finding.status, time.monotonic() - started, warnings)
+
+
+def conclude(
+    prober: Prober,
+    probes: Sequence[Probe],
+    status: Status,
+    seconds: float,
+    warnings: Sequence[str] = (),
+) -> BatchSizeResult:
+    """The result that a list of probes supports, however the search ended."""
+    answer = _answer(probes)
+    failures = [
+        p for p in probes if not p.fits and (not answer or p.batch_size > answer.batch_size)
+    ]
+    failure = min(failures, key=lambda probe: probe.batch_size, default=None)
+    samples = sum(probe.samples or probe.batch_size * probe.steps for probe in probes)
+    return BatchSizeResult(
+        batch_size=answer.batch_size if answer else 0,
+        status=status,
+        device=prober.device,
+        budget_bytes=prober.budget_bytes,
+        probes=tuple(probes),
+        memory_model=fit((p.batch_size, p.phase_peak_bytes) for p in probes if p.fits),
+        next_failure=failure
+        and NextFailure(failure.batch_size, failure.outcome, failure.note or "out of memory"),
+        confirmed_steps=answer.steps if answer and answer.confirmed else 0,
+        cost_full_size_steps=round(samples / answer.batch_size, 2) if answer else 0.0,
+        seconds=seconds,
+        versions=prober.versions,
+        warnings=tuple(warnings),
+    )
+
+
+def _answer(probes: Sequence[Probe]) -> Probe | None:
+    """The largest size that ran and that no later failure refutes; its confirmation if it has one.
+
+    Sizes above a failed one were never tried after it, so the verdicts that count are those below
+    the smallest failure.
+    """
+    failed = min((p.batch_size for p in probes if not p.fits), default=None)
+    fits = [p for p in probes if p.fits and (failed is None or p.batch_size < failed)]
+    return max(fits, key=lambda p: (p.batch_size, p.confirmed), default=None)

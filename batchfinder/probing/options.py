@@ -1,0 +1,60 @@
+"""How a search tries its sizes: the options that a prober needs, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from batchfinder.errors import UsageError
+
+
+@dataclass(frozen=True)
+class ProbeOptions:
+    """The options of every probe of one search.
+
+    Attributes:
+        device: such as ``"cuda:0"``; None: chosen by the model and the machine.
+        memory_limit: in bytes, as if the device had no more; None: all that is free.
+        budget_bytes: what a step may use; None: from the limit and the headroom.
+        headroom: fraction of the memory kept free, from 0 to below 1.
+        precision: ``"fp32"``, ``"bf16"`` or ``"fp16"``.
+        accumulate: whether gradients of an earlier micro-batch are alive in the forward pass.
+        compiled: whether the model runs through ``torch.compile``.
+        confirm_steps: the least number of full steps of a confirmation, at least 1.
+        batch_dim: the index of the batch dimension.
+        warm_up_batch_size: the size that a process is warmed up with: the search's smallest.
+
+    Raises:
+        UsageError: a value makes no sense.
+    """
+
+    device: str | None = None
+    memory_limit: int | None = None
+    budget_bytes: int | None = None
+    headroom: float = 0.05
+    precision: str = "fp32"
+    accumulate: bool = False
+    compiled: bool = False
+    confirm_steps: int = 3
+    batch_dim: int = 0
+    warm_up_batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.precision not in ("fp32", "bf16", "fp16"):
+            raise UsageError(f"precision is fp32, bf16 or fp16, not {self.precision!r}")
+        if not 0 <= self.headroom < 1:
+            raise UsageError(
+                f"headroom is a fraction of the memory from 0 to below 1, not {self.headroom}"
+            )
+        if self.confirm_steps < 1:
+            raise UsageError(f"confirm_steps must be at least 1, not {self.confirm_steps}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The options as plain data, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ProbeOptions:
+        """The inverse of :meth:`to_dict`."""
+        return cls(**data)

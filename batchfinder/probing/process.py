@@ -1,0 +1,113 @@
+"""One worker process, seen from outside: start, orders, answers, death."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping
+from queue import Empty, SimpleQueue
+from typing import IO, Any
+
+from batchfinder.errors import WorkerDied, WorkerHung
+
+# What a dying process printed last says why; the rest of its output is nobody's business.
+KEPT_OUTPUT_LINES = 40
+
+CLOSING_SECONDS = 10.0
+
+
+class WorkerProcess:
+    """A Python process that imports PyTorch, then waits for orders.
+
+    Args:
+        show_output: whether what it prints is passed on to standard error.
+    """
+
+    def __init__(self, show_output: bool) -> None:
+        self.is_used = False
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "batchfinder.probing.worker_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # A session of its own: Ctrl-C is for us alone, and all that it starts can be ended.
+            start_new_session=True,
+        )
+        self._answers: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+        self._output: deque[str] = deque(maxlen=KEPT_OUTPUT_LINES)
+        self._readers = [
+            threading.Thread(target=self._read_answers, daemon=True),
+            threading.Thread(target=self._read_output, args=(show_output,), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def send(self, order: Mapping[str, Any], attachment: bytes = b"") -> None:
+        """Send an order. That the process is dead is found on waiting for its answer."""
+        pipe = _opened(self._process.stdin)
+        with contextlib.suppress(OSError):
+            pipe.write(json.dumps(order).encode() + b"\n" + attachment)
+            pipe.flush()
+
+    def receive(self, timeout_seconds: float | None) -> dict[str, Any]:
+        """Wait for an answer.
+
+        Raises:
+            WorkerDied: the process ended, or answered with something else than JSON.
+            WorkerHung: it did not answer in time.
+        """
+        try:
+            answer = self._answers.get(timeout=timeout_seconds)
+        except Empty:
+            raise WorkerHung(timeout_seconds or 0) from None
+        if answer is None:
+            # Its own end tells more than the one that we would give it.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(CLOSING_SECONDS)
+            self.kill()
+            raise WorkerDied(self._process.returncode, "\n".join(self._output))
+        return answer
+
+    def kill(self) -> None:
+        """End the process and all that it started. Safe to call twice."""
+        if hasattr(os, "killpg"):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()
+        pipes = (self._process.stdout, self._process.stderr)
+        for reader, pipe in zip(self._readers, pipes, strict=True):
+            reader.join(CLOSING_SECONDS)
+            if not reader.is_alive():  # else something that left the session still holds it
+                _opened(pipe).close()
+        with contextlib.suppress(OSError):  # an order that it never read
+            _opened(self._process.stdin).close()
+
+    def _read_answers(self) -> None:
+        for line in _opened(self._process.stdout):
+            try:
+                answer = json.loads(line)
+            except ValueError:
+                break  # somebody else has got hold of the pipe: nothing on it counts any more
+            if not isinstance(answer, dict) or "answer" not in answer:
+                break
+            self._answers.put(answer)
+        self._answers.put(None)
+
+    def _read_output(self, show: bool) -> None:
+        for line in _opened(self._process.stderr):
+            text = line.decode(errors="replace")
+            self._output.append(text.rstrip())
+            if show:
+                sys.stderr.write(text)
+
+
+def _opened(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None  # all three were asked for
+    return pipe

@@ -1,0 +1,271 @@
+"""One process's work on one training step: run a batch size, read the peaks, clean up."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_attempt
+
+from batchfinder.errors import BatchTooSmallError
+from batchfinder.memory_model import Phase
+from batchfinder.probing.device import Device
+from batchfinder.probing.oom import Failure, Tier, classify, needs_more_than_one_sample
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.result import Outcome, Probe
+from batchfinder.training.sample import BatchMaker, move_batch
+from batchfinder.training.step import TrainingStep
+
+# A process whose memory is not back within this share of what it held before any large probe is
+# not fit for another verdict.
+BASELINE_WITHIN = 0.02
+
+# The optimizer allocates its states in its first step, so only the second one shows the peak.
+WARM_UP_STEPS = 2
+
+# A confirmation goes on until the peak has not grown for so many steps in a row, but not for ever.
+STEADY_STEPS = 2
+MAX_CONFIRM_STEPS = 10
+
+# Growth below this share of the budget is the noise of the readings.
+GROWTH_NOISE = 1 / 1000
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A probe, and what it says of the process it ran in.
+
+    Attributes:
+        probe: the outcome.
+        was_clean: the process was at its baseline before the probe: only then is OOM a verdict.
+        is_clean: the process can be used for another probe.
+    """
+
+    probe: Probe
+    was_clean: bool
+    is_clean: bool
+
+
+@dataclass
+class _Run:
+    """What the steps of one probe have shown so far."""
+
+    steps: int = 0
+    samples: int = 0
+    step_seconds: float | None = None
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+    phase_peak_bytes: dict[Phase, int] = field(default_factory=dict)
+    failure: Failure | None = None
+    note: str = ""
+
+
+class ProbeSession:
+    """Runs probes of one training step, one after the other.
+
+    Args:
+        step: the step; its model is on the device.
+        batches: makes a batch of any size.
+        device: where the step runs; its limit has been set.
+        budget_bytes: what the steps may use.
+        options: of the search.
+        on_step: called as each step ends.
+    """
+
+    def __init__(
+        self,
+        step: TrainingStep,
+        batches: BatchMaker,
+        device: Device,
+        budget_bytes: int,
+        options: ProbeOptions,
+        on_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.step = step
+        self.on_step = on_step
+        self.batches = batches
+        self.device = device
+        self.budget_bytes = budget_bytes
+        self.options = options
+        self.is_used = False
+        self._baseline_bytes: int | None = None
+
+    def probe(self, batch_size: int) -> Attempt:
+        """One full step at a batch size, with the optimizer's states in place.
+
+        Raises:
+            BatchTooSmallError: a layer needs more than one example.
+            Exception: what the user's code raised, unless that means out of memory.
+        """
+        return self._attempt(batch_size, confirm=False)
+
+    def confirm(self, batch_size: int) -> Attempt:
+        """Full steps at a batch size from scratch, until the peak is steady.
+
+        Nothing was allocated before in this process, so the optimizer's states come to lie among
+        the first step's activations as they will in training.
+
+        Raises:
+            as :meth:`probe`.
+        """
+        return self._attempt(batch_size, confirm=True)
+
+    def clean(self) -> None:
+        """Give back all that the last probe left. Never call it while an exception is handled:
+        the exception's frames hold the tensors."""
+        self.step.release()
+        gc.collect()
+        self.device.release_cache()
+
+    def is_at_baseline(self) -> bool:
+        """Whether the process holds no more than before any large probe."""
+        if self._baseline_bytes is None:
+            return True
+        return self.device.held_bytes() <= self._baseline_bytes * (1 + BASELINE_WITHIN)
+
+    def _attempt(self, batch_size: int, confirm: bool) -> Attempt:
+        started = time.perf_counter()
+        was_clean = self.is_at_baseline()
+
+        def clean_up(_: RetryCallState | float) -> None:
+            self.clean()
+
+        # A failure that may or may not be memory is believed only when it comes again after all
+        # has been freed. Nothing of the failed frame is alive any more in ``sleep``.
+        retrying = Retrying(
+            retry=retry_if_result(_is_only_probable),
+            stop=stop_after_attempt(2),
+            sleep=clean_up,
+            retry_error_callback=_last_result,
+        )
+        run: _Run = retrying(self._run, batch_size, confirm)
+        self.clean()
+        if self._baseline_bytes is None and run.failure is None and not confirm:
+            self._baseline_bytes = self.device.held_bytes()
+        probe = _to_probe(run, batch_size, confirm, time.perf_counter() - started)
+        is_clean = self.is_at_baseline() and not (
+            run.failure and (run.failure.tier is Tier.POISONED or not self.device.recovers_from_oom)
+        )
+        return Attempt(probe, was_clean, is_clean)
+
+    def _run(self, batch_size: int, confirm: bool) -> _Run:
+        run = _Run()
+        try:
+            if confirm:
+                self._confirm(batch_size, run)
+            else:
+                self._probe(batch_size, run)
+        except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+            if needs_more_than_one_sample(error):
+                raise BatchTooSmallError(
+                    "a layer of the model needs more than 1 example to train on; "
+                    "set the smallest batch size to 2"
+                ) from error
+            run.failure = classify(error)
+            if run.failure is None:
+                raise
+        return run
+
+    def _probe(self, batch_size: int, run: _Run) -> None:
+        smallest = self.options.warm_up_batch_size
+        if not self.is_used and smallest < batch_size:
+            warm_up = _Run()
+            self._steps(smallest, WARM_UP_STEPS, warm_up)
+            run.samples += warm_up.samples
+            del warm_up
+            self.clean()
+            self._baseline_bytes = self.device.held_bytes()
+        # The first probe of a process is its own warm-up: its second step shows the peak.
+        self._steps(batch_size, 1 if self.is_used else WARM_UP_STEPS, run)
+
+    def _steps(self, batch_size: int, steps: int, run: _Run) -> None:
+        next_batch = self._loader(batch_size)
+        for _ in range(steps):
+            self._step(batch_size, next_batch, run)
+        self.step.check_loss()
+
+    def _loader(self, batch_size: int) -> Callable[[], Any]:
+        """What yields the batches, on the device, as a loader would."""
+        if self.device.torch_device.type == "cpu":
+            return lambda: self.batches.make(batch_size)
+        # Made once: on its way to the device each step gets a copy of its own.
+        host_batch = self.batches.make(batch_size)
+        return lambda: move_batch(host_batch, self.device.torch_device)
+
+    def _confirm(self, batch_size: int, run: _Run) -> None:
+        next_batch = self._loader(batch_size)
+        peak = steady = retries = 0
+        while run.steps < MAX_CONFIRM_STEPS:
+            retries_before = self.device.allocation_retries()
+            self._step(batch_size, next_batch, run)
+            retries = self.device.allocation_retries() - retries_before
+            grown = run.reserved_bytes - peak
+            steady = steady + 1 if grown <= GROWTH_NOISE * self.budget_bytes else 0
+            peak = run.reserved_bytes
+            if run.steps >= self.options.confirm_steps and steady >= STEADY_STEPS:
+                break
+        self.step.check_loss()
+        if steady < STEADY_STEPS:
+            run.note = f"memory still grew after {run.steps} steps"
+        elif retries:
+            run.note = "runs only by flushing the allocator's cache in every step"
+
+    def _step(self, batch_size: int, next_batch: Callable[[], Any], run: _Run) -> None:
+        # With accumulation, the gradients of the first micro-batch are alive in the second.
+        micro_batches = 2 if self.options.accumulate else 1
+        self.is_used = True
+        run.steps += 1
+        run.samples += batch_size * micro_batches
+        started = time.perf_counter()
+        self.device.reset_peaks()
+        for _ in range(micro_batches):
+            self.step.forward_backward(next_batch())
+        self._read(Phase.FORWARD_BACKWARD, run)
+        self.device.reset_peaks()
+        self.step.optimizer_step()
+        self._read(Phase.OPTIMIZER_STEP, run)
+        run.step_seconds = time.perf_counter() - started
+        self.on_step()
+
+    def _read(self, phase: Phase, run: _Run) -> None:
+        peaks = self.device.peaks()
+        run.allocated_bytes = max(run.allocated_bytes, peaks.allocated_bytes)
+        run.reserved_bytes = max(run.reserved_bytes, peaks.reserved_bytes)
+        before = run.phase_peak_bytes.get(phase, 0)
+        run.phase_peak_bytes[phase] = max(before, peaks.allocated_bytes)
+
+
+def _is_only_probable(run: _Run) -> bool:
+    return run.failure is not None and run.failure.tier is Tier.PROBABLE
+
+
+def _last_result(state: RetryCallState) -> _Run:
+    assert state.outcome is not None
+    result: _Run = state.outcome.result()
+    return result
+
+
+def _to_probe(run: _Run, batch_size: int, confirm: bool, seconds: float) -> Probe:
+    outcome, note = Outcome.FITS, run.note
+    if run.failure is not None:
+        is_memory = run.failure.tier is not Tier.POISONED
+        outcome = Outcome.OOM if is_memory else Outcome.FAILED
+        note = run.failure.reason
+    elif run.note:
+        outcome = Outcome.OOM
+    return Probe(
+        batch_size,
+        outcome,
+        steps=run.steps,
+        samples=run.samples,
+        seconds=seconds,
+        step_seconds=run.step_seconds,
+        peak_allocated_bytes=run.allocated_bytes or None,
+        peak_reserved_bytes=run.reserved_bytes or None,
+        phase_peak_bytes=run.phase_peak_bytes,
+        confirmed=confirm,
+        note=note,
+    )

@@ -1,0 +1,182 @@
+"""The worker process: loads the setup, runs the probes it is asked for, says how they ended.
+
+Started by :class:`~batchfinder.probing.worker.WorkerProber` as ``python -m
+batchfinder.probing.worker_process``. Orders come as JSON lines on the standard input it was
+started with, answers go as JSON lines to the standard output it was started with; what the user's
+code prints goes to standard error, and what it reads is empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import io
+import json
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
+from typing import IO, Any
+
+from batchfinder.errors import BatchFinderError
+from batchfinder.probing.device import budget
+from batchfinder.probing.devices import choose_device
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.session import Attempt, ProbeSession
+from batchfinder.probing.versions import versions
+from batchfinder.training.sample import BatchMaker, find_sample
+from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.step import TrainingStep
+from batchfinder.training.target import load_function, load_target
+from batchfinder.training.user_traceback import user_traceback
+
+
+def main() -> None:
+    """Serve until the standard input closes."""
+    orders, answers = _take_standard_streams()
+    # Ctrl-C reaches the whole terminal; what then happens is for the parent to decide.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable(sys.stderr)
+
+    def answer(kind: str, **content: Any) -> None:
+        answers.write(json.dumps({"answer": kind, **content}) + "\n")
+        answers.flush()
+
+    queue: SimpleQueue[dict[str, Any]] = SimpleQueue()
+    threading.Thread(target=_receive, args=(orders, queue), daemon=True).start()
+    with contextlib.ExitStack() as opened:
+        order = queue.get()
+        worker = _or_tell(answer, lambda: Worker(order, opened, answer))
+        while True:
+            order = queue.get()
+            attempt = _or_tell(answer, lambda: worker.run(order))  # noqa: B023 - called at once
+            answer(
+                "probe",
+                probe=attempt.probe.to_dict(),
+                was_clean=attempt.was_clean,
+                is_clean=attempt.is_clean,
+                warnings=worker.warnings,
+            )
+
+
+class Worker:
+    """What one worker process does.
+
+    Args:
+        order: the first one: what to load, and the options.
+        opened: where the limit on the memory is entered.
+        answer: sends an answer.
+    """
+
+    def __init__(
+        self,
+        order: Mapping[str, Any],
+        opened: contextlib.ExitStack,
+        answer: Callable[..., None],
+    ) -> None:
+        options = ProbeOptions.from_dict(order["options"])
+        setup, self.warnings = _load(order)
+        device = choose_device(options.device, setup.model)
+        memory = device.memory()
+        budget_bytes = options.budget_bytes or budget(
+            memory, options.memory_limit, options.headroom
+        )
+        batches = BatchMaker(setup.sample, make_batch=setup.make_batch, batch_dim=options.batch_dim)
+        answer(
+            "ready",
+            device=device.name,
+            budget_bytes=budget_bytes,
+            capacity_bytes=memory.capacity_bytes,
+            used_by_others_bytes=memory.used_by_others_bytes,
+            limit_warning=device.limit_warning,
+            versions=versions(),
+        )
+        opened.enter_context(device.limited_to(budget_bytes))
+        step = TrainingStep(
+            setup,
+            device.torch_device,
+            precision=options.precision,
+            compiled=options.compiled,
+            batch_dim=options.batch_dim,
+        )
+        self._step = step
+        self._session = ProbeSession(
+            step, batches, device, budget_bytes, options, lambda: answer("step")
+        )
+
+    def run(self, order: Mapping[str, Any]) -> Attempt:
+        """Run the probe that an order asks for."""
+        run = self._session.confirm if order["confirm"] else self._session.probe
+        try:
+            return run(order["batch_size"])
+        finally:
+            self.warnings = list(dict.fromkeys(self.warnings + self._step.warnings))
+
+
+def _load(order: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
+    if "pickled_setup" in order:
+        setup: TrainingSetup = pickle.loads(order["pickled_setup"])
+        found = find_sample(setup)
+    else:
+        setup = load_target(order["target"], order["arguments"])
+        sample = order["sample"]
+        found = find_sample(
+            setup,
+            sample_function=load_function(sample) if sample else None,
+            arguments=order["arguments"],
+            input_spec=order["input_spec"],
+        )
+    setup = TrainingSetup(
+        setup.model,
+        found.sample,
+        loss_fn=setup.loss_fn,
+        optimizer=order["optimizer"] or setup.optimizer,
+        step=setup.step,
+        make_batch=setup.make_batch,
+    )
+    return setup, [found.warning] if found.warning else []
+
+
+def _or_tell(answer: Callable[..., None], action: Callable[[], Any]) -> Any:
+    """Do something of which every failure is to be told to the parent, which then ends us."""
+    try:
+        return action()
+    except BatchFinderError as error:
+        answer("error", kind=type(error).__name__, message=str(error))
+    except SystemExit as error:
+        answer("user_error", message=f"the code called sys.exit({error.code!r})", traceback="")
+    except BaseException as error:  # noqa: BLE001 - told, with all of it, before the end
+        message = "".join(f"{type(error).__name__}: {error}".splitlines()[:1])
+        answer("user_error", message=message, traceback=user_traceback(error))
+    os._exit(1)
+
+
+def _take_standard_streams() -> tuple[IO[bytes], IO[str]]:
+    """Keep the pipes to the parent for ourselves, whatever the user's code prints or reads."""
+    orders = os.fdopen(os.dup(0), "rb")
+    answers = io.TextIOWrapper(os.fdopen(os.dup(1), "wb"), encoding="utf-8")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return orders, answers
+
+
+def _receive(orders: IO[bytes], queue: SimpleQueue[dict[str, Any]]) -> None:
+    """Hand on each order; without a parent there is nothing left to do."""
+    with contextlib.suppress(OSError):
+        for line in orders:
+            order = json.loads(line)
+            if "pickled_bytes" in order:
+                order["pickled_setup"] = orders.read(order["pickled_bytes"])
+            queue.put(order)
+    if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)  # with all that the user's code has started
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

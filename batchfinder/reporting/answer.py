@@ -1,0 +1,120 @@
+"""The answer in words: what was found, what stands in the way of more, and what to do."""
+
+from __future__ import annotations
+
+from batchfinder.accumulation import AccumulationPlan
+from batchfinder.memory_model import MemoryModel
+from batchfinder.reporting.wording import allocator_request_bytes, count, one_line
+from batchfinder.result import BatchSizeResult, Outcome, Probe, Status
+from batchfinder.units import format_bytes, format_seconds
+
+LEVERS = (
+    "What can help: --precision bf16, an optimizer with less state (--optimizer sgd), activation "
+    "checkpointing in the model, smaller inputs, a smaller --min-batch-size with gradient "
+    "accumulation, or a larger --memory-limit where the device has more."
+)
+
+# Reasons that say no more than that memory ran out.
+_PLAIN_REASONS = ("", "out of memory")
+
+
+def headline(result: BatchSizeResult) -> list[str]:
+    """The first line of the answer, in parts that may stand side by side or below each other.
+
+    Such as "Max batch size 1042", "2.9 GiB fixed + 126.8 MiB per sample", "6 probes, 8.4 s".
+    """
+    parts = [_verdict(result)]
+    if result.batch_size and result.memory_model is not None:
+        parts.append(_formula(result.memory_model))
+    return [*parts, f"{count(len(result.probes), 'probe')}, {format_seconds(result.seconds)}"]
+
+
+def details(
+    result: BatchSizeResult, plan: AccumulationPlan | None = None, *, verbose: bool = False
+) -> list[str]:
+    """What follows the first line: the reasons, one paragraph each.
+
+    Args:
+        result: the answer.
+        plan: how to reach the global batch size asked for, if one was.
+        verbose: also messages of the allocator and what the search cost.
+    """
+    lines = []
+    if result.status is Status.CAPPED:
+        lines.append("It is the largest size allowed; nothing larger was tried.")
+    if result.status is Status.NOTHING_FITS:
+        lines += _why_nothing_fits(result)
+    else:
+        lines += _next_failure(result, verbose)
+    model = result.memory_model
+    if result.batch_size and model is not None and not model.is_linear:
+        lines.append(
+            f"Memory does not grow linearly here (readings are up to {model.worst_residual:.0%} "
+            "off the line): trust the sizes tried, and search again for another limit."
+        )
+    if plan is not None:
+        lines.append(str(plan))
+    if verbose and result.batch_size:
+        cost = f"{result.cost_full_size_steps:.1f}"
+        lines.append(f"The search cost as much as {cost} steps at the size found.")
+    return lines
+
+
+def _verdict(result: BatchSizeResult) -> str:
+    if result.status in (Status.FOUND, Status.CAPPED):
+        return f"Max batch size {result.batch_size}"
+    if result.status is Status.NOTHING_FITS:
+        failure = result.next_failure
+        smallest = "the smallest" if failure is None else f"batch size {failure.batch_size}"
+        return f"Nothing fits: {smallest} needs more than {format_bytes(result.budget_bytes)}"
+    stopped = "Stopped." if result.status is Status.INTERRUPTED else "Stopped by an error."
+    if not result.batch_size:
+        return f"{stopped} No batch size had run"
+    steps = result.confirmed_steps
+    proof = f"confirmed by {count(steps, 'step')}" if steps else "not confirmed"
+    return f"{stopped} Largest size that ran: {result.batch_size} ({proof})"
+
+
+def _formula(model: MemoryModel) -> str:
+    per_sample = f"{format_bytes(model.per_sample_bytes)} per sample"
+    if not model.per_sample_bytes:
+        return f"{format_bytes(model.fixed_bytes)} at any batch size"
+    # Noisy or bent readings can give a line that starts below zero.
+    formula = f"{format_bytes(model.fixed_bytes)} fixed + " if model.fixed_bytes > 0 else ""
+    return ("" if model.is_linear else "roughly ") + formula + per_sample
+
+
+def _next_failure(result: BatchSizeResult, verbose: bool) -> list[str]:
+    failure = result.next_failure
+    if failure is None:
+        return []
+    reason = one_line(failure.reason)
+    if failure.outcome is Outcome.FAILED:
+        return [f"Batch size {failure.batch_size} failed, not for want of memory: {reason}"]
+    says_no_more = reason in _PLAIN_REASONS
+    if not verbose:
+        says_no_more |= allocator_request_bytes(reason) is not None
+    why = "." if says_no_more else f": {reason}"
+    return [f"Batch size {failure.batch_size} runs out of memory{why}"]
+
+
+def _why_nothing_fits(result: BatchSizeResult) -> list[str]:
+    failure = result.next_failure
+    if failure is None:
+        return [LEVERS]
+    reason = one_line(failure.reason)
+    probe = next((p for p in result.probes if p.batch_size == failure.batch_size), None)
+    request = allocator_request_bytes(reason)
+    held = probe and _held_bytes(probe)
+    if request is None or not held:
+        return [LEVERS] if reason in _PLAIN_REASONS else [f"Why: {reason}", LEVERS]
+    story = f"it held {format_bytes(held)} and asked for {format_bytes(request)} more"
+    missing = held + request - result.budget_bytes
+    if missing > 0:
+        story = f"It needs at least {format_bytes(missing)} beyond the budget: {story}"
+    return [story[0].upper() + story[1:] + " when it ran out.", LEVERS]
+
+
+def _held_bytes(probe: Probe) -> int | None:
+    # Not what the allocator reserved: it gives its spare blocks back before it gives up.
+    return probe.peak_allocated_bytes or max(probe.phase_peak_bytes.values(), default=None)

@@ -1,0 +1,165 @@
+"""The table of probes: one row as each ends, with as many columns as there is room for."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from batchfinder.memory_model import Phase
+from batchfinder.reporting.wording import allocator_request_bytes, count, one_line
+from batchfinder.result import Outcome, Probe
+from batchfinder.units import format_bytes, format_seconds
+
+BLOCKS = " ▏▎▍▌▋▊▉█"
+
+_INDENT = 2
+_GAP = 2
+_SIZE = len("batch size")
+_PEAK = len("peak memory")
+_STEP = 6
+_BAR_MOST = 20
+_BAR_LEAST = 8
+_SHORT_OUTCOME = len("failed")
+_LONG_OUTCOME = len("fits, confirmed by 3 steps")
+
+_STYLES = {Outcome.FITS: "green", Outcome.OOM: "red", Outcome.FAILED: "yellow"}
+_WORDS = {Outcome.FITS: "fits", Outcome.OOM: "OOM", Outcome.FAILED: "failed"}
+_PHASES = {Phase.FORWARD_BACKWARD: "forward/backward", Phase.OPTIMIZER_STEP: "optimizer step"}
+
+
+@dataclass(frozen=True)
+class ProbeTable:
+    """Turns probes into rows.
+
+    The bar goes first where it is narrow, then the step time, then the peak; the batch size and
+    how it ended always stay. What does not fit beside them is wrapped below them.
+
+    Attributes:
+        budget_bytes: what a full bar stands for.
+        width: columns of the terminal; None where there is none: no bar, and nothing is wrapped.
+        has_blocks: whether block characters can be shown; else bars are made of ``#``.
+        verbose: whether each row is followed by the peaks of its phases.
+
+    Example:
+        >>> probe = Probe(16, Outcome.FITS, steps=1, seconds=0.1)
+        >>> print(ProbeTable(budget_bytes=1024, width=40).row(probe))
+                  16               fits
+    """
+
+    budget_bytes: int
+    width: int | None = None
+    has_blocks: bool = True
+    verbose: bool = False
+
+    @property
+    def has_peak(self) -> bool:
+        """Whether there is room for the peak."""
+        return self._has_room_for(_PEAK)
+
+    @property
+    def has_step(self) -> bool:
+        """Whether there is room for the step time."""
+        return self._has_room_for(_PEAK, _STEP)
+
+    @property
+    def bar_width(self) -> int:
+        """Columns of the bar; 0 where there is no room for one."""
+        if self.width is None:
+            return 0
+        room = self.width - self._outcome_column(_PEAK, _STEP) - _LONG_OUTCOME - _GAP
+        return min(room, _BAR_MOST) if room >= _BAR_LEAST else 0
+
+    def header(self) -> Text:
+        """The names of the columns."""
+        return Text(self._columns("batch size", "peak memory", "", "step").rstrip(), style="dim")
+
+    def row(self, probe: Probe) -> Text:
+        """The row of one probe: one line, or more where its text is long."""
+        peak = peak_bytes(probe) if probe.fits else None
+        seconds = probe.step_seconds if probe.fits else None
+        columns = self._columns(
+            str(probe.batch_size),
+            "" if peak is None else format_bytes(peak),
+            "" if peak is None else self._bar(peak),
+            "" if seconds is None else format_seconds(seconds),
+        )
+        word = _WORDS[probe.outcome]
+        first, *below = self._wrap(word, self._outcome(probe), len(columns) + _GAP)
+        row = Text(columns + " " * _GAP)
+        row.append(first[: len(word)], style=_STYLES[probe.outcome]).append(first[len(word) :])
+        if self.verbose:
+            below += self._wrap_below(_phases(probe))
+        for line in below:
+            row.append("\n" + line, style="dim")
+        return row
+
+    def _has_room_for(self, *columns: int) -> bool:
+        room = self._outcome_column(*columns) + _SHORT_OUTCOME
+        return self.width is None or room <= self.width
+
+    def _outcome_column(self, *columns: int) -> int:
+        return _INDENT + _SIZE + sum(_GAP + column for column in columns) + _GAP
+
+    def _columns(self, size: str, peak: str, bar: str, step: str) -> str:
+        columns = [size.rjust(_SIZE)]
+        if self.has_peak:
+            columns.append(peak.rjust(_PEAK))
+        if self.bar_width:
+            columns.append(bar.ljust(self.bar_width))
+        if self.has_step:
+            columns.append(step.rjust(_STEP))
+        return " " * _INDENT + (" " * _GAP).join(columns)
+
+    def _bar(self, peak: int) -> str:
+        share = min(peak / self.budget_bytes, 1.0)
+        if not self.has_blocks:
+            return "#" * max(1, int(share * self.bar_width))
+        full, eighths = divmod(max(1, int(share * self.bar_width * 8)), 8)
+        return BLOCKS[8] * full + BLOCKS[eighths].strip()
+
+    def _outcome(self, probe: Probe) -> str:
+        text = _WORDS[probe.outcome]
+        if probe.confirmed:
+            steps = count(probe.steps, "step")
+            text += f", confirmed by {steps}" if probe.fits else " when confirming"
+        note = one_line(probe.note)
+        # The allocator's own message says at length what "OOM" says; it is for --verbose.
+        is_plain_oom = probe.outcome is Outcome.OOM and allocator_request_bytes(note) is not None
+        return f"{text}: {note}" if note and (self.verbose or not is_plain_oom) else text
+
+    def _wrap(self, word: str, text: str, column: int) -> list[str]:
+        """The text beside the columns; below them where it would become a tall ribbon there."""
+        if self.width is None:
+            return [text]
+        beside = textwrap.wrap(text, max(self.width - column, 1), break_on_hyphens=False)
+        if len(beside) > 2 or not beside[0].startswith(word):
+            return [word, *self._wrap_below(text[len(word) :].lstrip(",: "))]
+        return [beside[0], *(" " * column + line for line in beside[1:])]
+
+    def _wrap_below(self, text: str) -> list[str]:
+        if self.width is None:
+            return [" " * (_INDENT + _SIZE + _GAP) + text]
+        indent = " " * (_INDENT + _SIZE + _GAP if self.has_step else 2 * _INDENT)
+        return textwrap.wrap(
+            text,
+            # A terminal may say that it has no columns at all.
+            max(self.width, len(indent) + 1),
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+        )
+
+
+def peak_bytes(probe: Probe) -> int | None:
+    """The probe's peak, in the bytes that count against the budget where those were read."""
+    if probe.phase_peak_bytes:
+        return max(probe.phase_peak_bytes.values())
+    return probe.peak_reserved_bytes or probe.peak_allocated_bytes
+
+
+def _phases(probe: Probe) -> str:
+    peaks = [f"{_PHASES[phase]} {format_bytes(n)}" for phase, n in probe.phase_peak_bytes.items()]
+    cost = f"{count(probe.steps, 'step')} in {format_seconds(probe.seconds)}"
+    return ", ".join([*peaks, cost])

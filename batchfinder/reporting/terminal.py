@@ -1,0 +1,194 @@
+"""A search in the terminal: progress on stderr while it works, the answer last, on stdout."""
+
+from __future__ import annotations
+
+import math
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
+
+from batchfinder.accumulation import AccumulationPlan
+from batchfinder.reporting.answer import details, headline
+from batchfinder.reporting.table import BLOCKS, ProbeTable
+from batchfinder.reporting.wording import one_line
+from batchfinder.result import BatchSizeResult, Probe
+from batchfinder.units import format_bytes
+
+# What may stand between the parts of one line.
+_WIDE, _NARROW = " " * 5, " " * 3
+
+
+class TerminalReporter:
+    """Shows a search to people.
+
+    In a terminal: a table that fits its width, and one live line for the probe at work. Anywhere
+    else: plain lines, one per probe, never wrapped, without colours or control codes. ``NO_COLOR``
+    is obeyed, and what the encoding cannot show is replaced.
+
+    Used as a context manager, it leaves the terminal in order however the search ends.
+
+    Args:
+        quiet: nothing but the first line of the answer.
+        verbose: also the peaks of each phase and the allocator's own messages.
+        progress: where the progress and the warnings go. Default: stderr.
+        output: where the answer goes. Default: stdout.
+
+    Example:
+        >>> with TerminalReporter() as reporter:  # doctest: +SKIP
+        ...     reporter.start("cpu", None, None, 2 * 2**30, 0.05)
+        ...     reporter.probing(1)
+        ...     reporter.probe(prober.probe(1))
+        >>> reporter.answer(result)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        *,
+        quiet: bool = False,
+        verbose: bool = False,
+        progress: Console | None = None,
+        output: Console | None = None,
+    ) -> None:
+        self._progress = progress or Console(stderr=True)
+        self._output = output or Console()
+        self._quiet = quiet
+        self._verbose = verbose
+        self._table: ProbeTable | None = None
+        self._live: Live | None = None
+
+    def __enter__(self) -> TerminalReporter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.finish()
+
+    def start(
+        self,
+        device: str,
+        capacity_bytes: int | None,
+        used_by_others_bytes: int | None,
+        budget_bytes: int,
+        headroom: float,
+    ) -> None:
+        """Show what is searched on, and with how much memory.
+
+        Args:
+            device: the device's name for people.
+            capacity_bytes: what the device has; None if it is not known.
+            used_by_others_bytes: what other processes hold of it; None if it is not known.
+            budget_bytes: what the search may use.
+            headroom: the fraction of memory kept free.
+        """
+        facts = []
+        if capacity_bytes is not None:
+            facts.append(format_bytes(capacity_bytes))
+        if used_by_others_bytes:
+            facts.append(f"{format_bytes(used_by_others_bytes)} used by others")
+        facts.append(f"budget {format_bytes(budget_bytes)} ({headroom * 100:.3g}% headroom)")
+        self._table = ProbeTable(
+            budget_bytes,
+            width=self._progress.width if self._progress.is_terminal else None,
+            has_blocks=_can_show(BLOCKS, self._progress),
+            verbose=self._verbose,
+        )
+        self._say(_side_by_side([one_line(device), ", ".join(facts)], self._progress, _NARROW))
+        self._space()
+        self._say(self._table.header())
+
+    def probing(self, batch_size: int, confirm: bool = False) -> None:
+        """Show which batch size is being tried, until :meth:`probe` or :meth:`finish`."""
+        self._end_live()
+        if self._quiet or not self._progress.is_interactive:
+            return
+        has_blocks = _can_show("…⠋", self._progress)
+        dots = "…" if has_blocks else "..."
+        text = f"{'confirming' if confirm else 'trying'} {batch_size} {dots}"
+        spinner = Spinner("dots" if has_blocks else "line", Text(text, style="dim"))
+        self._live = Live(spinner, console=self._progress, transient=True)
+        self._live.start(refresh=True)
+
+    def probe(self, probe: Probe) -> None:
+        """Show the row of a probe that has ended.
+
+        Raises:
+            RuntimeError: :meth:`start` was not called.
+        """
+        if self._table is None:
+            raise RuntimeError("call start() before the first probe()")
+        self._end_live()
+        self._say(self._table.row(probe))
+
+    def finish(self) -> None:
+        """End the live line and close the table. Safe to call twice."""
+        self._end_live()
+        if self._table is not None:
+            self._space()
+        self._table = None
+
+    def answer(self, result: BatchSizeResult, plan: AccumulationPlan | None = None) -> None:
+        """Show the warnings, then the answer.
+
+        Args:
+            result: what the search found.
+            plan: how to reach the global batch size asked for, if one was.
+        """
+        self.finish()
+        for warning in result.warnings:
+            self._say(Text.assemble(("Warning: ", "yellow"), one_line(warning)))
+        if result.warnings:
+            self._space()
+        _print(self._output, self._headline(result))
+        if not self._quiet:
+            for line in details(result, plan, verbose=self._verbose):
+                _print(self._output, Text(line))
+
+    def _headline(self, result: BatchSizeResult) -> Text:
+        parts = headline(result)
+        line = _side_by_side(parts, self._output, _WIDE, _NARROW)
+        line.stylize("bold", 0, len(parts[0]))
+        return line
+
+    def _say(self, text: Text) -> None:
+        if not self._quiet:
+            _print(self._progress, text)
+
+    def _space(self) -> None:
+        # Space is for eyes; whoever reads a log wants lines.
+        if self._progress.is_terminal:
+            self._say(Text())
+
+    def _end_live(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def _side_by_side(parts: list[str], console: Console, *gaps: str) -> Text:
+    """The parts in one line with the first gap that lets them fit, else below each other."""
+    width = console.width if console.is_terminal else math.inf
+    lines = (gap.join(parts) for gap in gaps)
+    return Text(next((line for line in lines if len(line) <= width), "\n".join(parts)))
+
+
+def _print(console: Console, text: Text) -> None:
+    if not _can_show(text.plain, console):
+        plain = text.plain.encode(console.encoding, "backslashreplace").decode(console.encoding)
+        text = Text(plain)
+    # Without a terminal the width is only rich's guess: nothing is wrapped to it.
+    console.print(text, soft_wrap=not console.is_terminal, highlight=False)
+
+
+def _can_show(text: str, console: Console) -> bool:
+    try:
+        text.encode(console.encoding)
+    except UnicodeEncodeError:
+        return False
+    return True

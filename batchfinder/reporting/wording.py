@@ -1,0 +1,58 @@
+"""Small pieces of text that the table and the answer share."""
+
+from __future__ import annotations
+
+import re
+
+from batchfinder.units import parse_bytes
+
+# CUDA, HIP and XPU write "Tried to allocate 20.00 MiB", small ones "512 bytes"; MPS writes "MB" for
+# MiB; the CPU allocator "you tried to allocate 4096 bytes" (c10/cuda/CUDACachingAllocator.cpp,
+# aten/src/ATen/mps/MPSAllocator.mm and c10/core/impl/alloc_cpu.cpp in PyTorch).
+_REQUEST = re.compile(r"tried to allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]i?B)", re.IGNORECASE)
+
+
+def allocator_request_bytes(message: str) -> int | None:
+    """What an allocator was asked for when it ran out of memory.
+
+    Args:
+        message: any text.
+
+    Returns:
+        Bytes; None where the text is not an allocator's message.
+
+    Example:
+        >>> allocator_request_bytes("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        20971520
+    """
+    match = _REQUEST.search(message)
+    if match is None or not float(match[1]):
+        return None
+    unit = "" if match[2].lower() == "bytes" else match[2]
+    return parse_bytes(match[1] + unit)
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    Example:
+        >>> count(1, "step"), count(3, "step")
+        ('1 step', '3 steps')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def one_line(text: str) -> str:
+    r"""A text of unknown origin in one line, its control codes spelled out.
+
+    An error's text may hold anything: one escape code in it could recolour the whole terminal.
+
+    Example:
+        >>> print(one_line("went wrong:\n  \x1b[31mred"))
+        went wrong: \x1b[31mred
+    """
+    line = " ".join(text.split())
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        for char in line
+    )

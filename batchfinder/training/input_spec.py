@@ -1,0 +1,94 @@
+"""The text of ``--input``: tensors described by dtype and shape."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from batchfinder.errors import UsageError
+
+# Two examples are the fewest in which a batch dimension of size 1 cannot be mistaken for another.
+BATCH_SIZE = 2
+# 0 and 1 are valid labels for any classifier and valid ids for any vocabulary.
+DEFAULT_BOUND = 2
+
+_FORM = (
+    'write a dtype and the shape of one example per tensor, as in "float32[3,224,224] '
+    'int64[]:1000" (integers below 1000)'
+)
+_ITEM = re.compile(r"\s*(\w+)\s*\[([\d,\s]*)\](?::(\d+))?(?=\s|$)", re.ASCII)
+_DTYPES = (
+    torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.complex128,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+)  # fmt: skip
+_SHORT_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+def parse_input_spec(spec: str) -> Any:
+    """Make a sample from a text such as ``"float32[3,224,224] int64[]:1000"``.
+
+    The batch dimension is not part of the text. Floating point values are drawn from a normal
+    distribution, integers from 0 up to the bound after the colon (default 2), both from a
+    generator of their own: the same text always gives the same values, and the user's random
+    numbers stay as they are.
+
+    Args:
+        spec: one item per tensor, ``DTYPE[SHAPE]`` or ``DTYPE[SHAPE]:BOUND``, separated by spaces;
+            dtypes by their names in torch, or fp32, fp16, bf16.
+
+    Returns:
+        A batch of 2 examples: a tensor for one item, a tuple of tensors for several.
+
+    Raises:
+        UsageError: the text is not of this form.
+
+    Example:
+        >>> images, labels = parse_input_spec("float32[3,224,224] int64[]:1000")
+        >>> tuple(images.shape), labels.dtype
+        ((2, 3, 224, 224), torch.int64)
+    """
+    generator = torch.Generator().manual_seed(0)
+    tensors = []
+    end = 0
+    while spec[end:].strip():
+        item = _ITEM.match(spec, end)
+        if item is None:
+            raise UsageError(
+                f"--input {spec!r} cannot be read from {spec[end:].strip()!r} on: {_FORM}"
+            )
+        tensors.append(_make_tensor(item, generator))
+        end = item.end()
+    if not tensors:
+        raise UsageError(f"--input is empty: {_FORM}")
+    return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+
+def _make_tensor(item: re.Match[str], generator: torch.Generator) -> Tensor:
+    name, shape_text, bound_text = item.groups()
+    text = item.group().strip()
+    dtype = getattr(torch, _SHORT_NAMES.get(name, name), None)
+    if dtype not in _DTYPES:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
+        raise UsageError(f"--input {text!r}: {name!r} is not one of the dtypes {known}; {_FORM}")
+    sizes = [size.strip() for size in shape_text.split(",")] if shape_text.strip() else []
+    if not all(size.isdigit() and int(size) > 0 for size in sizes):
+        raise UsageError(f"--input {text!r}: sizes must be whole numbers from 1 on; {_FORM}")
+    shape = (BATCH_SIZE, *map(int, sizes))
+
+    # The device is named, as the user may have set another default.
+    if dtype.is_floating_point or dtype.is_complex:
+        if bound_text is not None:
+            raise UsageError(f"--input {text!r}: only integers have a bound; {_FORM}")
+        drawn = torch.complex64 if dtype.is_complex else torch.float32
+        return torch.randn(shape, generator=generator, dtype=drawn, device="cpu").to(dtype)
+    # torch draws integers by a bound in 64 bits.
+    largest = 2 if dtype is torch.bool else min(torch.iinfo(dtype).max + 1, 2**63 - 1)
+    bound = DEFAULT_BOUND if bound_text is None else int(bound_text)
+    if not 1 <= bound <= largest:
+        raise UsageError(f"--input {text!r}: the bound must be from 1 to {largest}; {_FORM}")
+    return torch.randint(bound, shape, generator=generator, dtype=torch.int64, device="cpu").to(
+        dtype
+    )

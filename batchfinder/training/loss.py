@@ -1,0 +1,99 @@
+"""The loss of a step, where the user gave no ``loss_fn``: from the output, or from the targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - PyTorch's own name for it
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+MEAN_LOSS_WARNING = (
+    "the loss is the mean of the model's outputs, for want of a better one; "
+    "pass loss_fn(output, batch), or return the loss from the model"
+)
+
+
+def call_model(model: nn.Module, batch: Any) -> Any:
+    """Call the model on a batch: a mapping as keywords, the inputs of ``(inputs, targets)``.
+
+    A list counts as a tuple: it is what a DataLoader makes of a data set's tuples.
+    """
+    inputs = batch[0] if _is_pair(batch) or _is_single(batch) else batch
+    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+
+
+def default_loss(output: Any, batch: Any) -> tuple[Tensor, str | None]:
+    """The loss of an output.
+
+    In this order: the output's own ``loss``; a scalar output; cross-entropy or mean squared error
+    with the targets of ``(inputs, targets)``, by their dtype and shape; the mean of all
+    floating-point outputs.
+
+    Returns:
+        The loss, and a warning where it is not one that anybody would train with.
+    """
+    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(own, Tensor):
+        return own.mean(), None
+    if isinstance(output, Tensor) and output.numel() == 1 and output.is_floating_point():
+        return output.reshape(()), None
+    if _is_pair(batch) and isinstance(batch[1], Tensor):
+        prediction = _prediction(output)
+        if prediction is not None:
+            loss = _loss_of_targets(prediction, batch[1])
+            if loss is not None:
+                return loss, None
+    floating = [
+        leaf
+        for leaf in tree_leaves(_plain(output))
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.requires_grad
+    ]
+    if not floating:
+        return torch.zeros(()), MEAN_LOSS_WARNING
+    return torch.stack([leaf.float().mean() for leaf in floating]).mean(), MEAN_LOSS_WARNING
+
+
+def _is_pair(batch: Any) -> bool:
+    return isinstance(batch, (tuple, list)) and len(batch) == 2
+
+
+def _is_single(batch: Any) -> bool:
+    return isinstance(batch, (tuple, list)) and len(batch) == 1
+
+
+def _plain(output: Any) -> Any:
+    # Model outputs of Transformers are mappings that pytree does not know before their import.
+    return dict(output) if isinstance(output, Mapping) else output
+
+
+def _prediction(output: Any) -> Tensor | None:
+    """What is compared with the targets: the output, its logits, or its first tensor."""
+    if isinstance(output, Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, Mapping) else None
+    logits = logits if logits is not None else getattr(output, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    return next((leaf for leaf in tree_leaves(_plain(output)) if isinstance(leaf, Tensor)), None)
+
+
+def _loss_of_targets(prediction: Tensor, targets: Tensor) -> Tensor | None:
+    """Cross-entropy for class labels, mean squared error for values; None if neither fits."""
+    if not prediction.is_floating_point():
+        return None
+    if targets.is_floating_point():
+        if prediction.numel() == targets.numel():
+            return F.mse_loss(prediction.reshape(targets.shape), targets)
+        return None
+    if prediction.shape == targets.shape:
+        return F.binary_cross_entropy_with_logits(prediction, targets.to(prediction.dtype))
+    if prediction.dim() != targets.dim() + 1:
+        return None
+    if prediction.shape[:1] + prediction.shape[2:] == targets.shape:
+        return F.cross_entropy(prediction, targets.long())
+    if prediction.shape[:-1] == targets.shape:  # a language model: the classes come last
+        return F.cross_entropy(prediction.flatten(0, -2), targets.flatten().long())
+    return None

@@ -1,0 +1,73 @@
+"""From "adamw", a factory or an instance to an optimizer over the model's parameters."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from batchfinder.errors import StepError, UsageError
+from batchfinder.training.setup import OptimizerSpec
+
+DEFAULT_OPTIMIZER = "adamw"
+
+
+def optimizer_names() -> dict[str, type[Optimizer]]:
+    """The classes of ``torch.optim`` that a plain training step can use, by lower-case name."""
+    return {
+        name.lower(): cls
+        for name, cls in vars(torch.optim).items()
+        if inspect.isclass(cls)
+        and issubclass(cls, Optimizer)
+        # The base class, and the one whose step needs a closure that recomputes the loss.
+        and name not in ("Optimizer", "LBFGS")
+    }
+
+
+def find_optimizer(name: str) -> type[Optimizer]:
+    """The class of ``torch.optim`` with this name, whatever its case.
+
+    Raises:
+        UsageError: there is none; names the nearest.
+
+    Example:
+        >>> find_optimizer("adamw")
+        <class 'torch.optim.adamw.AdamW'>
+    """
+    known = optimizer_names()
+    if name.lower() in known:
+        return known[name.lower()]
+    near = difflib.get_close_matches(name.lower(), known, n=3) or sorted(known)
+    raise UsageError(f"there is no optimizer {name!r} in torch.optim; did you mean {_or(near)}?")
+
+
+def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:
+    """An optimizer over the model's trainable parameters.
+
+    Args:
+        spec: an instance, returned as it is; a factory called with the parameters; a name; None
+            for AdamW with its default settings.
+        model: where the parameters come from.
+
+    Raises:
+        StepError: the model has nothing to train, or the factory made something else.
+        UsageError: no optimizer has this name.
+    """
+    if isinstance(spec, Optimizer):
+        return spec
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise StepError("the model has no parameter that requires a gradient: nothing to train")
+    factory = find_optimizer(spec or DEFAULT_OPTIMIZER) if not callable(spec) else spec
+    optimizer = factory(parameters)
+    if not isinstance(optimizer, Optimizer):
+        kind = type(optimizer).__name__
+        raise StepError(f"the optimizer factory returned {kind}, not a torch.optim.Optimizer")
+    return optimizer
+
+
+def _or(names: list[str]) -> str:
+    return ", ".join(names[:-1]) + f" or {names[-1]}" if len(names) > 1 else names[0]

@@ -1,0 +1,273 @@
+"""One example batch in, a batch of any size out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from batchfinder.errors import SampleError
+from batchfinder.training.input_spec import parse_input_spec
+from batchfinder.training.model_hints import sample_from_model
+from batchfinder.training.setup import MakeBatch, TrainingSetup
+from batchfinder.training.target import call_with_arguments
+from batchfinder.training.tree import map_leaves, named_tensors
+
+
+class BatchMaker:
+    """Makes batches of any size on the host, by repeating the examples of one sample.
+
+    The sample's batch size is the most common size of its tensors at ``batch_dim``. Tensors of
+    another size there (a mask shared by all examples, a scalar) and leaves that are no tensors
+    stay as they are. The examples repeat in turn, so labels and token ids stay valid. Every batch
+    is a fresh copy with the sample's memory format, so a step may write into it.
+
+    Args:
+        sample: a batch as the DataLoader yields it, of any size from 1 on, on any device.
+        make_batch: ``make_batch(batch_size) -> batch``; used in place of the sample.
+        batch_dim: which dimension of the tensors counts the examples; default 0, the first.
+
+    Attributes:
+        batch_size: the sample's; None with ``make_batch``.
+
+    Raises:
+        SampleError: no batch of another size can be made from the sample.
+
+    Example:
+        >>> maker = BatchMaker((torch.randn(2, 3), torch.tensor([7, 8])))
+        >>> inputs, targets = maker.make(5)
+        >>> tuple(inputs.shape), targets.tolist()
+        ((5, 3), [7, 8, 7, 8, 7])
+    """
+
+    def __init__(
+        self, sample: Any = None, *, make_batch: MakeBatch | None = None, batch_dim: int = 0
+    ) -> None:
+        self.batch_dim = batch_dim
+        self.batch_size: int | None = None
+        self._make_batch = make_batch
+        self._checked = False
+        if make_batch is None:
+            self._sample = map_leaves(_on_host, sample)
+            self.batch_size = _common_size(self._sample, batch_dim)
+
+    def make(self, batch_size: int) -> Any:
+        """A fresh batch on the host.
+
+        Nothing beyond the batch itself is allocated.
+
+        Args:
+            batch_size: examples, at least 1.
+
+        Returns:
+            A tree like the sample, or what ``make_batch`` returned.
+
+        Raises:
+            SampleError: ``make_batch`` returned no batch of the size asked for.
+        """
+        if self._make_batch is None:
+            return map_leaves(lambda _, leaf: self._resized(leaf, batch_size), self._sample)
+        batch = self._make_batch(batch_size)
+        if not self._checked:
+            self._check_made(self._make_batch, batch, batch_size)
+            self._checked = True
+        return batch
+
+    def _resized(self, leaf: Any, batch_size: int) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if _size_at(leaf, self.batch_dim) != self.batch_size:
+            return leaf.clone()
+        return _repeat(leaf, self.batch_dim, batch_size)
+
+    def _check_made(self, make_batch: MakeBatch, batch: Any, batch_size: int) -> None:
+        """Refuse a ``make_batch`` that ignores the size: every size would seem to fit."""
+        if batch is None:
+            raise SampleError(f"make_batch({batch_size}) returned None; it must return a batch")
+        tensors = named_tensors(batch)
+        # Without tensors it is an object of a kind we do not know, such as a batch of graphs.
+        if not tensors or any(_size_at(x, self.batch_dim) == batch_size for _, x in tensors):
+            return
+        # Packed data need not have a tensor of this size, but their shapes still follow it.
+        other_size = batch_size // 2 or 2
+        if _shapes(named_tensors(make_batch(other_size))) == _shapes(tensors):
+            raise SampleError(
+                f"make_batch({batch_size}) and make_batch({other_size}) returned the same shapes: "
+                f"{_shapes(tensors)}; make_batch must return a batch of the size asked for"
+            )
+
+
+@dataclass(frozen=True)
+class FoundSample:
+    """An example batch, and what to know about where it came from.
+
+    Attributes:
+        sample: the batch; None if the setup makes its batches by ``make_batch``.
+        warning: what the user should know; None if there is nothing.
+    """
+
+    sample: Any
+    warning: str | None = None
+
+
+def find_sample(
+    setup: TrainingSetup,
+    *,
+    sample_function: Callable[..., Any] | None = None,
+    arguments: Mapping[str, object] | None = None,
+    input_spec: str | None = None,
+) -> FoundSample:
+    """Find the example batch, in this order: setup, sample function, input text, model.
+
+    Args:
+        setup: what the target returned; its own sample, or ``make_batch``, comes first.
+        sample_function: what ``--sample`` names; called with those of the arguments it accepts.
+        arguments: what ``--arg`` gives.
+        input_spec: what ``--input`` gives, such as ``"float32[3,224,224] int64[]:1000"``.
+
+    Returns:
+        The sample; with a warning if it is only what the model itself carries as an example.
+
+    Raises:
+        SampleError: there is none.
+        UsageError: the input text has no meaning, or the function needs arguments.
+
+    Example:
+        >>> setup = TrainingSetup(torch.nn.Linear(4, 2))
+        >>> tuple(find_sample(setup, input_spec="float32[4]").sample.shape)
+        (2, 4)
+    """
+    if setup.sample is not None or setup.make_batch is not None:
+        return FoundSample(setup.sample)
+    if sample_function is not None:
+        sample = call_with_arguments(sample_function, arguments or {})
+        if sample is None:
+            name = getattr(sample_function, "__name__", "the sample function")
+            raise SampleError(f"{name} returned None; it must return one batch")
+        return FoundSample(sample)
+    if input_spec is not None:
+        return FoundSample(parse_input_spec(input_spec))
+    sample = sample_from_model(setup.model)
+    if sample is None:
+        raise SampleError(
+            "there is no example batch: return (model, sample) from the target, write a function "
+            "build_sample beside it, or give --sample FILE.py:FUNCTION or "
+            '--input "float32[3,224,224] int64[]:1000" (from Python: sample or make_batch)'
+        )
+    return FoundSample(
+        sample,
+        "no sample was given: the answer holds for the example input that the model carries "
+        f"({_shapes(named_tensors(sample))}); give a batch as your DataLoader yields it",
+    )
+
+
+def move_batch(batch: Any, device: torch.device | str) -> Any:
+    """Move all tensors of a batch to a device, as a training loop does.
+
+    Objects of another kind, such as a batch of graphs, move by their method ``to(device)``.
+
+    Args:
+        batch: any tree.
+        device: where to. Tensors that are there already are returned as they are.
+
+    Returns:
+        A tree like the batch.
+
+    Example:
+        >>> move_batch({"x": torch.zeros(2), "name": "a"}, "cpu")
+        {'x': tensor([0., 0.]), 'name': 'a'}
+    """
+
+    def move(_: str, leaf: Any) -> Any:
+        # A class kept in the batch has a method "to" as well, but is nothing to be moved.
+        if isinstance(leaf, type) or not callable(getattr(leaf, "to", None)):
+            return leaf
+        return leaf.to(device)
+
+    return map_leaves(move, batch)
+
+
+def _on_host(path: str, leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        if _holds_tensors(leaf):
+            raise SampleError(
+                f"sample{path} is a {type(leaf).__name__}, which cannot be made larger or smaller; "
+                "give make_batch(batch_size), which returns a batch of that size"
+            )
+        return leaf
+    if leaf.layout != torch.strided or leaf.is_nested or leaf.is_meta:
+        kind = "nested" if leaf.is_nested else "meta" if leaf.is_meta else "sparse"
+        raise SampleError(
+            f"sample{path} is a {kind} tensor, whose examples cannot be repeated; "
+            "give make_batch(batch_size), which returns a batch of that size"
+        )
+    return leaf.detach().cpu()
+
+
+def _holds_tensors(leaf: Any) -> bool:
+    """Whether an object that is no container we know has tensors in it."""
+    held = leaf if isinstance(leaf, list | tuple) else getattr(leaf, "__dict__", {}).values()
+    return any(isinstance(value, Tensor) for value in held)
+
+
+def _size_at(tensor: Tensor, dim: int) -> int | None:
+    return tensor.shape[dim] if -tensor.dim() <= dim < tensor.dim() else None
+
+
+def _common_size(sample: Any, batch_dim: int) -> int:
+    tensors = named_tensors(sample)
+    if not tensors:
+        raise SampleError(
+            f"the sample, a {type(sample).__name__}, holds no tensors; give a batch as your "
+            "DataLoader yields it, or make_batch(batch_size), which returns one"
+        )
+    sizes = Counter(size for _, x in tensors if (size := _size_at(x, batch_dim)) is not None)
+    if not sizes:
+        raise SampleError(
+            f"no tensor of the sample has a dimension {batch_dim} that could count the examples: "
+            f"{_shapes(tensors)}; give a batch, not one example"
+        )
+    (size, count), *others = sizes.most_common(2)
+    if others and others[0][1] == count:
+        raise SampleError(
+            f"the sample's tensors disagree about the batch size: {size} or {others[0][0]}? "
+            f"({_shapes(tensors)}); set batch_dim if their dimension {batch_dim} does not count "
+            "the examples, else give make_batch(batch_size), which returns a batch of that size"
+        )
+    if size == 0:
+        raise SampleError(f"the sample has no examples: {_shapes(tensors)}; give at least one")
+    return size
+
+
+def _shapes(tensors: list[tuple[str, Tensor]], limit: int = 6) -> str:
+    shown = [f"sample{path} {list(tensor.shape)}" for path, tensor in tensors[:limit]]
+    return ", ".join(shown) + (", ..." if len(tensors) > limit else "")
+
+
+def _repeat(examples: Tensor, dim: int, batch_size: int) -> Tensor:
+    """Repeat examples in turn, up to a batch size, in the memory format they have."""
+    dim %= examples.dim()
+    sizes = [*examples.shape]
+    sizes[dim] = batch_size
+    # The strides of a dense tensor of this kind; those of an expanded one would mean overlaps.
+    strides = torch.empty_like(examples, device="meta").stride()
+    # Outermost first. A dimension of size 1 has no place of its own, so among equals it goes
+    # inside: channels_last images of one channel stay so.
+    order = sorted(
+        range(len(sizes)), key=lambda d: (-strides[d], d != dim and examples.shape[d] == 1)
+    )
+    batch = torch.empty([sizes[d] for d in order], dtype=examples.dtype, device=examples.device)
+    batch = batch.permute([order.index(d) for d in range(len(sizes))])
+
+    # Doubling what is there already takes few copies for any size, and no index tensor.
+    filled = min(examples.shape[dim], batch_size)
+    batch.narrow(dim, 0, filled).copy_(examples.narrow(dim, 0, filled))
+    while filled < batch_size:
+        more = min(filled, batch_size - filled)
+        batch.narrow(dim, filled, more).copy_(batch.narrow(dim, 0, more))
+        filled += more
+    return batch

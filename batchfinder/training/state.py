@@ -1,0 +1,361 @@
+"""All that training steps touch, put back bit for bit.
+
+One rule covers modules, optimizers, scalers and schedulers alike: every dict and list reachable
+from them gets its old items back, and every tensor in them its old values, place and gradient.
+The values wait in host memory.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import operator
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from batchfinder.errors import DeviceError, StepError
+
+_Undo = Callable[[], object]
+
+_CONTAINERS = (
+    dict,
+    collections.OrderedDict,
+    collections.defaultdict,
+    list,
+    set,
+    collections.deque,
+)
+
+# Below torch.backends; from wide to narrow, since a narrow one follows the wide one it lies in.
+_BACKEND_FLAGS = (
+    "cudnn.enabled",
+    "cudnn.benchmark",
+    "cudnn.deterministic",
+    "cudnn.allow_tf32",
+    "cuda.matmul.allow_tf32",
+    "fp32_precision",
+    "cudnn.fp32_precision",
+    "mkldnn.fp32_precision",
+    "cuda.matmul.fp32_precision",
+    "cudnn.conv.fp32_precision",
+    "cudnn.rnn.fp32_precision",
+    "mkldnn.matmul.fp32_precision",
+    "mkldnn.conv.fp32_precision",
+    "mkldnn.rnn.fp32_precision",
+)
+
+
+@contextlib.contextmanager
+def preserved_state(*objects: object, device: torch.device | str | None = None) -> Iterator[None]:
+    """Run training steps and leave no trace of them, whichever way they end.
+
+    On leaving, also by an exception or Ctrl-C, these are as they were on entering:
+
+    - of each object: attributes, dicts and lists; so parameters, buffers, train/eval mode, hooks,
+      optimizer states and groups, the scaler's scale, the scheduler's counters;
+    - of each tensor in them: the object, its values, its device and storage (tied and shared ones
+      stay so), ``requires_grad`` and the gradient (the same object; None stays None);
+    - of the process: random number generators (Python, NumPy, PyTorch on the CPU and the devices),
+      autograd mode, default dtype, determinism, cuDNN and TF32 switches.
+
+    Inside, every gradient is None, as at the start of a training step, and the model may be moved
+    to another device. A second Ctrl-C waits until everything is back.
+
+    Not covered: what only other objects or closures hold; the allocator's cap; tensors on the meta
+    device, which have no values.
+
+    Args:
+        objects: modules, optimizer, GradScaler, scheduler, …; None is ignored. What an optimizer
+            or scheduler holds is covered with it.
+        device: where the steps run, for its random numbers; the devices of the tensors are known.
+
+    Raises:
+        StepError: a parameter has no shape yet, as in ``nn.LazyLinear``.
+        DeviceError: something could not be put back, as the device is broken; all else is back.
+
+    Example:
+        >>> model = nn.Linear(2, 1)
+        >>> weight = model.weight.detach().clone()
+        >>> with preserved_state(model):
+        ...     _ = model.weight.data.zero_()
+        >>> torch.equal(model.weight, weight)
+        True
+    """
+    snapshot = _Snapshot(objects, device)
+    try:
+        snapshot.detach_gradients()
+        yield
+    finally:
+        with _interrupts_deferred():
+            snapshot.restore()
+
+
+class _Snapshot:
+    """What was there. Taken once; restoring it twice is the same as once."""
+
+    def __init__(self, objects: tuple[object, ...], device: torch.device | str | None) -> None:
+        self._containers: list[_Undo] = []
+        self._values: list[_Undo] = []
+        self._tensors: list[_SavedTensor] = []
+        self._settings: list[_Undo] = _settings()
+        self._storages: set[tuple[torch.device, int]] = set()
+        self._devices = set() if device is None else {torch.device(device)}
+        self._collect(objects)
+        for used in self._devices:
+            if used.type not in ("cpu", "meta"):
+                self._settings.append(_device_generator(used))
+
+    def detach_gradients(self) -> None:
+        """Take every gradient off its tensor, and off the accelerator."""
+        for saved in self._tensors:
+            saved.detach_gradient()
+
+    def restore(self) -> None:
+        """Put everything back; what fails does not keep the rest from it."""
+        with torch.no_grad():
+            failures = _run(saved.drop_new_gradient for saved in self._tensors)
+            failures += _run(self._containers)
+            failures += _run(self._values)
+            failures += _run(saved.restore for saved in self._tensors)
+        failures += _run(self._settings)
+        if failures:
+            reason = str(failures[0]).partition("\n")[0]
+            raise DeviceError(
+                f"not all of the training state could be put back ({reason}); load model and "
+                "optimizer from a checkpoint before training"
+            ) from failures[0]
+
+    def _collect(self, objects: tuple[object, ...]) -> None:
+        """Walk over all that is reachable, by a stack: users' structures may be deep or cyclic."""
+        roots = [vars(item) for item in objects if hasattr(item, "__dict__")]
+        pending: list[Any] = [torch.default_generator, *roots, *objects]
+        seen: dict[int, Any] = {}
+        while pending:
+            value = pending.pop()
+            if id(value) in seen:
+                continue
+            if isinstance(value, Tensor):
+                self._save_tensor(value)
+                if value.is_leaf and value.grad is not None and not _moves_to_host(value.grad):
+                    pending.append(value.grad)
+            elif isinstance(value, torch.Generator):
+                self._settings.append(partial(value.set_state, value.get_state()))
+            elif type(value) in _CONTAINERS:
+                items = list(value.items()) if isinstance(value, dict) else list(value)
+                self._containers.append(partial(_refill, value, items))
+                pending += [*value, *value.values()] if isinstance(value, dict) else items
+            elif isinstance(value, tuple):
+                pending += value
+            elif hasattr(type(value), "state_dict") and hasattr(value, "__dict__"):
+                pending.append(vars(value))
+                if isinstance(value, nn.Module):
+                    # A scripted module keeps these outside its __dict__.
+                    pending += value.parameters(recurse=False)
+                    pending += value.buffers(recurse=False)
+                    pending += value.children()
+            else:
+                continue
+            # Held, not just noted: a dead object's id may be given to another.
+            seen[id(value)] = value
+
+    def _save_tensor(self, tensor: Tensor) -> None:
+        if nn.parameter.is_lazy(tensor):
+            raise StepError(
+                "the model has parameters without a shape yet (nn.LazyLinear or the like); run one "
+                "batch through it before looking for a batch size"
+            )
+        # Nothing can change in place a tensor made in inference mode.
+        if tensor.is_meta or tensor.is_inference():
+            return
+        self._devices.add(tensor.device)
+        self._tensors.append(_SavedTensor(tensor))
+        if not _is_plain(tensor):
+            # DTensors, quantized wrappers, sparse tensors: by what they all understand, and on
+            # their own device.
+            self._values.append(partial(tensor.copy_, tensor.detach().clone()))
+            return
+        storage = tensor.untyped_storage()
+        key = (storage.device, storage.data_ptr())
+        if key not in self._storages:
+            self._storages.add(key)
+            self._values.append(partial(_refill_storage, storage, _host_copy(_bytes(storage))))
+
+
+class _SavedTensor:
+    """Where a tensor's data lie, whether it is trained, and its gradient."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._data = tensor.data if _is_plain(tensor) else None
+        self._requires_grad = tensor.requires_grad
+        self._grad = tensor.grad if tensor.is_leaf else None
+        self._grad_home: tuple[Tensor, torch.device] | None = None
+
+    def detach_gradient(self) -> None:
+        grad = self._grad
+        if grad is None:
+            return
+        if _moves_to_host(grad):
+            self._grad_home = (_host_copy(grad), grad.device)
+            grad.data = self._grad_home[0]
+        self._tensor.grad = None
+
+    def drop_new_gradient(self) -> None:
+        if self._tensor.is_leaf:
+            self._tensor.grad = None
+
+    def restore(self) -> None:
+        if self._data is not None:
+            self._tensor.data = self._data
+        if self._tensor.is_leaf and self._tensor.requires_grad != self._requires_grad:
+            self._tensor.requires_grad_(self._requires_grad)
+        if self._grad is not None:
+            if self._grad_home is not None:
+                values, device = self._grad_home
+                self._grad.data = values.to(device)
+            self._tensor.grad = self._grad
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether the tensor is a view of one storage, and no wrapper around other tensors."""
+    return tensor.layout is torch.strided and not hasattr(tensor, "__tensor_flatten__")
+
+
+def _moves_to_host(grad: Tensor) -> bool:
+    """Whether a gradient gives room on the accelerator when it moves away.
+
+    One that shares its storage with others, as in the buckets of DistributedDataParallel, does not.
+    """
+    return (
+        grad.device.type not in ("cpu", "meta")
+        and _is_plain(grad)
+        and grad.untyped_storage().nbytes() == grad.numel() * grad.element_size()
+    )
+
+
+def _host_copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _bytes(storage: torch.UntypedStorage) -> Tensor:
+    """The storage itself as a tensor; so views, expanded and strided tensors need no care."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _refill_storage(storage: torch.UntypedStorage, values: Tensor) -> None:
+    if storage.nbytes() != values.numel():
+        storage.resize_(values.numel())
+    now = _bytes(storage)
+    # What did not change is not written: it may be mapped from a file, read-only.
+    if not torch.equal(now.cpu(), values):
+        now.copy_(values)
+
+
+def _refill(container: Any, items: list[Any]) -> None:
+    """Give a container its old items, in their old order, unless it has them still."""
+    is_dict = isinstance(container, dict)
+    now = list(container.items()) if is_dict else list(container)
+    # By identity: tensors do not compare to a bool, and an equal object is not the same object.
+    flat_now, flat_items = (
+        [part for pair in pairs for part in pair] if is_dict else pairs for pairs in (now, items)
+    )
+    if len(now) == len(items) and all(map(operator.is_, flat_now, flat_items)):
+        return
+    container.clear()
+    if isinstance(container, (dict, set)):
+        container.update(items)
+    else:
+        container.extend(items)
+
+
+def _settings() -> list[_Undo]:
+    """How to put back what belongs to the process as a whole."""
+    undo: list[_Undo] = [
+        partial(random.setstate, random.getstate()),
+        partial(torch.set_grad_enabled, torch.is_grad_enabled()),
+        partial(torch.set_default_dtype, torch.get_default_dtype()),
+        partial(
+            torch.use_deterministic_algorithms,
+            torch.are_deterministic_algorithms_enabled(),
+            warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        *_kept(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    ]
+    # Not imported before means not used before: nothing to put back.
+    if numpy := sys.modules.get("numpy"):
+        undo.append(partial(numpy.random.set_state, numpy.random.get_state()))
+    for flag in _BACKEND_FLAGS:
+        undo += _kept(
+            partial(operator.attrgetter(flag), torch.backends), partial(_set_backend_flag, flag)
+        )
+    return undo
+
+
+def _set_backend_flag(flag: str, value: object) -> None:
+    path, _, name = flag.rpartition(".")
+    setattr(operator.attrgetter(path)(torch.backends) if path else torch.backends, name, value)
+
+
+def _kept(read: Callable[[], Any], write: Callable[[Any], object]) -> list[_Undo]:
+    """How to put one switch back, if it can be read; it is not touched while it is as it was."""
+    saved = _readable(read)
+    if saved is None:
+        return []
+
+    def undo() -> None:
+        if _readable(read) != saved:
+            write(saved)
+
+    return [undo]
+
+
+def _readable(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except (AttributeError, RuntimeError):
+        # An older PyTorch has not all of them. And the older TF32 switches cannot be read once
+        # the newer ones were set apart from them:
+        # https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
+        return None
+
+
+def _device_generator(device: torch.device) -> _Undo:
+    module = getattr(torch, device.type)
+    # Apple's has one generator, whatever the index.
+    where = () if device.type == "mps" else (device,)
+    return partial(module.set_rng_state, module.get_rng_state(*where), *where)
+
+
+def _run(undos: Any) -> list[RuntimeError]:
+    failures = []
+    for undo in undos:
+        try:
+            undo()
+        except RuntimeError as error:  # noqa: PERF203 - each has to be tried
+            failures.append(error)
+    return failures
+
+
+@contextlib.contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    """Make Ctrl-C wait. Only the main thread gets it, and only it may change that."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        yield
+        return
+    caught: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if caught:
+            signal.raise_signal(signal.SIGINT)

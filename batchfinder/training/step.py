@@ -1,0 +1,168 @@
+"""One training step as a training loop runs it: forward, loss, backward, optimizer step."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from batchfinder.errors import StepError, UsageError
+from batchfinder.training.loss import call_model, default_loss
+from batchfinder.training.optimizers import make_optimizer
+from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.tree import named_tensors
+
+AUTOCAST_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def check_precision(precision: str) -> None:
+    """Raise a UsageError unless the precision is fp32, bf16 or fp16."""
+    if precision not in AUTOCAST_DTYPES:
+        raise UsageError(f"precision is fp32, bf16 or fp16, not {precision!r}")
+
+
+def move_to_device(setup: TrainingSetup, device: torch.device) -> None:
+    """Bring the model to a device, in place, and an optimizer's states after it."""
+    setup.model.to(device)
+    if not setup.model.training:
+        setup.model.train()
+    if isinstance(setup.optimizer, Optimizer):
+        for state in setup.optimizer.state.values():
+            for name, value in state.items():
+                # Adam's step counters stay on the host, where it keeps them.
+                if isinstance(value, Tensor) and name != "step":
+                    state[name] = value.to(device)
+
+
+class TrainingStep:
+    """The step of a setup on a device.
+
+    What the variables of an ordinary loop keep alive is kept alive here too: the previous batch
+    until the next one has been moved to the device, the previous output until the next forward
+    pass has returned.
+
+    Args:
+        setup: what to train. Its model is brought to the device and into training mode.
+        device: where to train.
+        precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` with autocast (fp16: and a GradScaler).
+        compiled: run the model through ``torch.compile`` with a dynamic batch dimension.
+        batch_dim: the index of the batch dimension.
+
+    Attributes:
+        optimizer: made from the setup, or the user's own.
+        warnings: what the user should know of the step, such as a NaN loss.
+
+    Raises:
+        StepError: the model has nothing to train.
+        UsageError: the optimizer or the precision is unknown.
+    """
+
+    def __init__(
+        self,
+        setup: TrainingSetup,
+        device: torch.device,
+        *,
+        precision: str = "fp32",
+        compiled: bool = False,
+        batch_dim: int = 0,
+    ) -> None:
+        check_precision(precision)
+        move_to_device(setup, device)
+        self.setup = setup
+        self.device = device
+        self.optimizer = make_optimizer(setup.optimizer, setup.model)
+        self.warnings: list[str] = []
+        self._autocast_dtype = AUTOCAST_DTYPES[precision]
+        # From a scale of 1 no first step overflows and is skipped, which would leave the
+        # optimizer without its states. The scale changes no tensor's size.
+        self._scaler = (
+            torch.amp.GradScaler(device.type, init_scale=1.0) if precision == "fp16" else None
+        )
+        self._compiled = compiled
+        self._batch_dim = batch_dim
+        self._model: nn.Module = torch.compile(setup.model) if compiled else setup.model
+        self._kept: list[Any] = []
+
+    def forward_backward(self, batch: Any) -> None:
+        """Forward pass, loss and backward pass of one micro-batch on the device.
+
+        Raises:
+            StepError: the loss is no scalar that requires a gradient.
+            Exception: what the model raises, running out of memory included.
+        """
+        if self._compiled:
+            for _, tensor in named_tensors(batch):
+                if tensor.dim() > self._batch_dim:
+                    torch._dynamo.maybe_mark_dynamic(tensor, self._batch_dim)
+        with self._autocast():
+            output, loss = self._forward(batch)
+        self._kept = [batch, output, loss]
+        del output
+        self._check(loss)
+        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+
+    def optimizer_step(self) -> None:
+        """Update the parameters, then clear the gradients."""
+        if self._scaler is None:
+            self.optimizer.step()
+        else:
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+            if not self.optimizer.state:
+                # Gradients overflowed all the same and the step was skipped. Later ones will not
+                # be, and what they allocate has to be seen.
+                self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def check_loss(self) -> None:
+        """Warn if the last loss was not a number. Waits for the device."""
+        loss = self._kept[-1] if self._kept else None
+        if isinstance(loss, Tensor) and not math.isfinite(loss.item()):
+            self._warn(
+                f"the loss is {loss.item()} on the sample: memory is measured all the same, but "
+                "look at the model, its inputs or the precision before training"
+            )
+
+    def release(self) -> None:
+        """Let go of the batch, the output and the gradients of the last step."""
+        self._kept = []
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self._autocast_dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self._autocast_dtype)
+
+    def _forward(self, batch: Any) -> tuple[Any, Tensor]:
+        if self.setup.step is not None:
+            return None, self.setup.step(self._model, batch)
+        output = call_model(self._model, batch)
+        if self.setup.loss_fn is not None:
+            return output, self.setup.loss_fn(output, batch)
+        loss, warning = default_loss(output, batch)
+        if warning:
+            self._warn(warning)
+        return output, loss
+
+    def _check(self, loss: Any) -> None:
+        source = "step" if self.setup.step else "loss_fn" if self.setup.loss_fn else "the model"
+        if not isinstance(loss, Tensor):
+            raise StepError(f"{source} gave {type(loss).__name__} as the loss, not a tensor")
+        if loss.numel() != 1:
+            raise StepError(
+                f"{source} gave a loss of shape {tuple(loss.shape)}; reduce it to one number, "
+                "with .mean() for example"
+            )
+        if not loss.requires_grad:
+            raise StepError(
+                "the loss does not depend on any parameter that requires a gradient: nothing to "
+                "train; look for torch.no_grad(), detach() or frozen parameters"
+            )
+
+    def _warn(self, warning: str) -> None:
+        if warning not in self.warnings:
+            self.warnings.append(warning)

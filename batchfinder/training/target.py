@@ -1,0 +1,264 @@
+"""What a target names: ``train.py:build_model`` becomes a model with all that trains it."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from batchfinder.errors import SampleError, TargetError, UsageError
+from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.user_module import (
+    as_script,
+    did_you_mean,
+    existing_file,
+    it_has,
+    load_module,
+)
+
+
+def load_target(
+    target: str,
+    arguments: Mapping[str, object] | None = None,
+    *,
+    use_build_sample: bool = True,
+) -> TrainingSetup:
+    """Call the function that a target names, and take what it returns as a training setup.
+
+    A function ``build_sample`` beside it supplies the sample, if the setup has neither a sample
+    nor ``make_batch``. Either function gets those of the arguments that it accepts.
+
+    The target's own folder (for a module: the current one) is put first on ``sys.path`` and stays
+    there, as for a script: a model may import more when it runs, and worker processes of a
+    DataLoader must find its module.
+
+    Args:
+        target: ``FILE.py:FUNCTION`` or ``package.module:FUNCTION``.
+        arguments: keyword arguments, as read by ``parse_arguments``.
+        use_build_sample: False where the user named another sample function.
+
+    Returns:
+        The setup; without sample if there is none.
+
+    Raises:
+        UsageError: no such file, module or function, or the arguments do not fit the function.
+        TargetError: the function returned something else than a model, ``(model, sample)`` or a
+            ``TrainingSetup``; or the user's code left by ``sys.exit``.
+        SampleError: ``build_sample`` returned None.
+        Exception: whatever the user's own code raised, unchanged.
+
+    Example:
+        >>> load_target("torch.nn:Linear", {"in_features": 4, "out_features": 2}).model
+        Linear(in_features=4, out_features=2, bias=True)
+    """
+    arguments = arguments or {}
+    place, name = _split(target)
+    module = load_module(place)
+    function = _function(module, name, place)
+    build_sample = getattr(module, "build_sample", None) if use_build_sample else None
+    _refuse_unknown_arguments(target, arguments, function, build_sample)
+
+    setup = _as_setup(target, call_with_arguments(function, arguments))
+    if setup.sample is not None or setup.make_batch is not None or build_sample is None:
+        return setup
+    sample = call_with_arguments(build_sample, arguments)
+    if sample is None:
+        raise SampleError(f"build_sample in {place} returned None; it must return one batch")
+    return dataclasses.replace(setup, sample=sample)
+
+
+def load_function(target: str) -> Callable[..., Any]:
+    """The function that a target names, such as ``--sample data.py:build_batch``.
+
+    A file that is loaded already is not run again.
+
+    Args:
+        target: ``FILE.py:FUNCTION`` or ``package.module:FUNCTION``.
+
+    Raises:
+        UsageError: no such file, module or function.
+        TargetError: the user's code left by ``sys.exit``.
+        Exception: whatever the user's own code raised, unchanged.
+
+    Example:
+        >>> load_function("math:sqrt")(9)
+        3.0
+    """
+    place, name = _split(target)
+    return _function(load_module(place), name, place)
+
+
+def call_with_arguments(function: Callable[..., Any], arguments: Mapping[str, object]) -> Any:
+    """Call a user's function with those of the arguments that it accepts.
+
+    Args:
+        function: any callable.
+        arguments: keyword arguments, as read by ``parse_arguments``.
+
+    Returns:
+        What the function returned.
+
+    Raises:
+        UsageError: it needs arguments that are not there.
+        TargetError: it left by ``sys.exit``.
+        Exception: whatever the function raised, unchanged.
+
+    Example:
+        >>> call_with_arguments(lambda width: width * 2, {"width": 4, "depth": 3})
+        8
+    """
+    name = getattr(function, "__name__", "the function")
+    missing = [
+        key
+        for key, parameter in _parameters(function).items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and key not in arguments
+    ]
+    if missing:
+        options = " ".join(f"--arg {key}=VALUE" for key in missing)
+        raise UsageError(f"{name} needs {', '.join(missing)}; give it by {options}")
+    accepted = {key: value for key, value in arguments.items() if _accepts(function, key)}
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    with as_script(name, file=getattr(module, "__file__", None)):
+        return function(**accepted)
+
+
+def parse_arguments(pairs: Sequence[str]) -> dict[str, object]:
+    """Read the values of ``--arg``.
+
+    Args:
+        pairs: texts ``NAME=VALUE``. A value that is a Python literal (also true, false, none in
+            lower case) is read as one, any other as text. The last of equal names counts.
+
+    Raises:
+        UsageError: a text that is no such pair.
+
+    Example:
+        >>> parse_arguments(["depth=12", "lr=1e-3", "name=gpt2", "pretrained=false"])
+        {'depth': 12, 'lr': 0.001, 'name': 'gpt2', 'pretrained': False}
+    """
+    arguments = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise UsageError(f"--arg {pair!r} cannot be read; write it as NAME=VALUE")
+        arguments[name] = _parse_value(value)
+    return arguments
+
+
+def _parse_value(text: str) -> object:
+    words = {"true": True, "false": False, "none": None}
+    if text in words:
+        return words[text]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about strange escapes in strings
+            return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+
+
+def _split(target: str) -> tuple[str, str]:
+    # The last colon, as a Windows path has one after its drive letter.
+    place, _, name = target.rpartition(":")
+    if place and name.isidentifier():
+        return place, name
+    place = target.rstrip(":") if not place or not name else target
+    if place.endswith(".py"):
+        functions = _functions_in_file(existing_file(place))
+        raise UsageError(
+            f"{target!r} names no function; write {place}:{functions[0]}{it_has(functions)}"
+            if functions
+            else f"{place} has no function; write one that returns the model"
+        )
+    raise UsageError(f"{target!r} is no target; write FILE.py:FUNCTION or package.module:FUNCTION")
+
+
+def _function(module: ModuleType, name: str, place: str) -> Callable[..., Any]:
+    function = getattr(module, name, None)
+    if callable(function) and not isinstance(function, nn.Module):
+        return function  # type: ignore[no-any-return]
+    if hasattr(module, name):
+        raise UsageError(f"{name} in {place} is {_described(function)}, not a function")
+    functions = [
+        key
+        for key, value in vars(module).items()
+        if callable(value)
+        and not key.startswith("_")
+        and getattr(value, "__module__", None) == module.__name__
+    ]
+    hint = did_you_mean(name, functions) or it_has(functions)
+    raise UsageError(f"{place} has no function {name}{hint}")
+
+
+def _functions_in_file(path: Path) -> list[str]:
+    """The names of its functions, without running it; those that look like builders first."""
+    statements = ast.parse(path.read_bytes(), str(path)).body
+    functions = [node.name for node in statements if isinstance(node, ast.FunctionDef)]
+    public = [name for name in functions if not name.startswith("_")]
+    return sorted(public, key=lambda name: "model" not in name)
+
+
+def _refuse_unknown_arguments(
+    target: str, arguments: Mapping[str, object], *functions: Callable[..., Any] | None
+) -> None:
+    known = [function for function in functions if function is not None]
+    for name in arguments:
+        if not any(_accepts(function, name) for function in known):
+            names = list(dict.fromkeys(n for function in known for n in _parameters(function)))
+            hint = did_you_mean(name, names) or it_has(names)
+            raise UsageError(f"{target} takes no argument {name}{hint}")
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some functions written in C do not tell
+        return {}
+
+
+def _accepts(function: Callable[..., Any], name: str) -> bool:
+    parameters = _parameters(function)
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return True
+    parameter = parameters.get(name)
+    return parameter is not None and parameter.kind in (
+        parameter.POSITIONAL_OR_KEYWORD,
+        parameter.KEYWORD_ONLY,
+    )
+
+
+def _as_setup(target: str, returned: Any) -> TrainingSetup:
+    if isinstance(returned, TrainingSetup):
+        setup = returned
+    elif isinstance(returned, tuple) and len(returned) == 2:
+        setup = TrainingSetup(*returned)
+    else:
+        setup = TrainingSetup(returned)
+    if isinstance(setup.model, nn.Module):
+        return setup
+    raise TargetError(
+        f"{target} returned {_described(returned)}; it must return the model (a torch.nn.Module), "
+        "(model, sample) or a batchfinder.TrainingSetup"
+    )
+
+
+def _described(value: object) -> str:
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__name__}, not an instance of it"
+    if isinstance(value, TrainingSetup):
+        return f"a TrainingSetup whose model is {_described(value.model)}"
+    if isinstance(value, tuple):
+        return f"a tuple ({', '.join(type(item).__name__ for item in value)})"
+    return f"an object of type {type(value).__name__}"

@@ -1,0 +1,99 @@
+"""Batches are trees: tuples, dicts, dataclasses ... with tensors at their leaves."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils import _pytree
+
+
+def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str = "") -> Any:
+    """Make a tree of the same shape from what a function returns for each leaf.
+
+    Containers are all that ``torch.utils._pytree`` knows (tuple, list, dict, namedtuple, deque and
+    what the user registered there), any other ``Mapping`` (``transformers.BatchEncoding``) and
+    dataclasses. Everything else is a leaf. Containers are rebuilt, never changed, and nothing is
+    registered: the user's own pytrees behave as before.
+
+    Args:
+        function: ``function(path, leaf) -> new leaf``; the path reads as Python would
+            reach the leaf: ``[0]['input_ids']``, ``.mask``.
+        tree: any batch.
+        path: where the tree itself is.
+
+    Returns:
+        The new tree.
+
+    Example:
+        >>> map_leaves(lambda path, leaf: f"{path}={leaf}", {"a": 1, "b": (2, 3)})
+        {'a': "['a']=1", 'b': ("['b'][0]=2", "['b'][1]=3")}
+    """
+    if isinstance(tree, Tensor | PackedSequence):
+        # Some releases of torch take a PackedSequence for a namedtuple; it has to stay whole, as
+        # one of its tensors must never leave the host.
+        return function(path, tree)
+
+    children, spec = _pytree.tree_flatten(tree, is_leaf=lambda node: node is not tree)
+    if not (len(children) == 1 and children[0] is tree):
+        names = _child_names(tree, len(children))
+        return _pytree.tree_unflatten(
+            [
+                map_leaves(function, child, path + name)
+                for name, child in zip(names, children, strict=True)
+            ],
+            spec,
+        )
+    if isinstance(tree, Mapping):
+        mapped = {
+            key: map_leaves(function, value, f"{path}[{key!r}]") for key, value in tree.items()
+        }
+        return _with_items(tree, mapped)
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        # A copy with its fields replaced also serves frozen ones, and runs no __post_init__ twice.
+        clone = copy.copy(tree)
+        for field in dataclasses.fields(tree):
+            value = map_leaves(function, getattr(tree, field.name), f"{path}.{field.name}")
+            object.__setattr__(clone, field.name, value)
+        return clone
+    return function(path, tree)
+
+
+def named_tensors(tree: Any) -> list[tuple[str, Tensor]]:
+    """The tensors of a tree with their paths, in order.
+
+    Example:
+        >>> import torch
+        >>> [(path, tuple(x.shape)) for path, x in named_tensors({"x": torch.zeros(2, 3), "n": 1})]
+        [("['x']", (2, 3))]
+    """
+    found = []
+
+    def note(path: str, leaf: Any) -> None:
+        if isinstance(leaf, Tensor):
+            found.append((path, leaf))
+
+    map_leaves(note, tree)
+    return found
+
+
+def _child_names(tree: Any, count: int) -> list[str]:
+    if isinstance(tree, Mapping) and len(tree) == count:
+        return [f"[{key!r}]" for key in tree]
+    fields = getattr(tree, "_fields", ())
+    if len(fields) == count:
+        return [f".{field}" for field in fields]
+    return [f"[{index}]" for index in range(count)]
+
+
+def _with_items(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    if not isinstance(mapping, MutableMapping):
+        return type(mapping)(items)  # type: ignore[call-arg]
+    # A copy keeps what else the object carries, such as the encodings of a BatchEncoding.
+    clone = copy.copy(mapping)
+    clone.update(items)
+    return clone

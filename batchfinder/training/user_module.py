@@ -1,0 +1,146 @@
+"""The module that holds the user's functions, loaded as when it is run as a script."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import os
+import pkgutil
+import sys
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from batchfinder.errors import TargetError, UsageError
+
+
+def load_module(place: str) -> ModuleType:
+    """Load a file or a module, without what it keeps under ``if __name__ == "__main__"``.
+
+    The file's folder (for a module: the current one) is put first on ``sys.path`` and stays there,
+    as for a script. A file becomes the module of its name, unless another one has that name. A
+    file or module that is loaded already is not run again.
+
+    Args:
+        place: ``FILE.py`` or ``package.module``.
+
+    Raises:
+        UsageError: no such file or module.
+        TargetError: the user's code left by ``sys.exit``.
+        Exception: whatever the user's own code raised, unchanged.
+
+    Example:
+        >>> load_module("math").sqrt(9)
+        3.0
+    """
+    if place.endswith(".py") or "/" in place or os.sep in place or Path(place).is_file():
+        return _load_file(place)
+    return _import_module(place)
+
+
+def existing_file(place: str) -> Path:
+    """The absolute path of a Python file.
+
+    Raises:
+        UsageError: there is none.
+    """
+    path = Path(place)
+    if path.is_file() and path.suffix == ".py":
+        return path.resolve()
+    if path.exists():
+        raise UsageError(f"{place} is not a Python file; write FILE.py:FUNCTION")
+    folder = path.parent
+    names = [entry.name for entry in folder.glob("*.py")] if folder.is_dir() else []
+    raise UsageError(f"no such file: {place}{did_you_mean(path.name, names)}")
+
+
+def _load_file(place: str) -> ModuleType:
+    path = existing_file(place)
+    _put_first_on_path(str(path.parent))
+
+    name = path.stem.replace(".", "_")
+    if not _is_loaded_from(path, name) and (name in sys.modules or name in sys.stdlib_module_names):
+        # Under its own name it would stand in for another module that somebody imports.
+        name = f"{name}_{zlib.crc32(os.fsencode(path)):08x}"
+    if _is_loaded_from(path, name):
+        return sys.modules[name]
+
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None  # the suffix is .py
+    module = importlib.util.module_from_spec(spec)
+    # Before it runs: dataclasses and pickle look their module up by name.
+    sys.modules[name] = module
+    try:
+        with as_script(place, file=str(path)):
+            # Compiled here, as Python does with a script: no __pycache__ is left beside it.
+            code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+            exec(code, module.__dict__)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _is_loaded_from(path: Path, name: str) -> bool:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return file is not None and Path(file).resolve() == path
+
+
+def _import_module(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise UsageError(f"{name!r} is neither a file nor a module; write FILE.py:FUNCTION")
+    _put_first_on_path(str(Path.cwd()))
+    try:
+        with as_script(name):
+            return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if not f"{name}.".startswith(f"{missing}."):
+            raise  # one that the user's module imports
+    parent, dot, _ = missing.rpartition(".")
+    folders = getattr(sys.modules.get(parent), "__path__", None) if parent else [str(Path.cwd())]
+    siblings = [f"{parent}{dot}{module.name}" for module in pkgutil.iter_modules(folders or [])]
+    raise UsageError(f"no such module: {missing}{did_you_mean(missing, siblings)}")
+
+
+def _put_first_on_path(folder: str) -> None:
+    if sys.path[:1] != [folder]:
+        sys.path.insert(0, folder)
+
+
+@contextmanager
+def as_script(name: str, file: str | None = None) -> Iterator[None]:
+    """Let the user's code see the command line of a script that is run without arguments.
+
+    Args:
+        name: what is run, for messages.
+        file: the script.
+
+    Raises:
+        TargetError: the code left by ``sys.exit``.
+    """
+    ours = sys.argv
+    sys.argv = [file or name]
+    try:
+        yield
+    except SystemExit as exit_:
+        raise TargetError(
+            f"{name} called sys.exit({exit_.code!r}); keep the command line of the script under "
+            'if __name__ == "__main__"'
+        ) from None
+    finally:
+        sys.argv = ours
+
+
+def did_you_mean(wrong: str, names: Iterable[str]) -> str:
+    """The end of a message about a name that is not there: the closest of those that are."""
+    close = difflib.get_close_matches(wrong, list(names), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def it_has(names: Sequence[str]) -> str:
+    """The end of a message about a name that is not there: those that are."""
+    return f"; it has {', '.join(names)}" if names else ""

@@ -1,0 +1,55 @@
+"""The traceback of the user's own code, without the frames that led to it."""
+
+from __future__ import annotations
+
+import traceback
+from types import TracebackType
+
+_OUR_MODULES = frozenset({"batchfinder", "click", "importlib", "runpy", "tenacity"})
+
+
+def user_traceback(error: BaseException) -> str:
+    """Format an exception as Python prints it, from the user's first frame on.
+
+    The frames of batchfinder, and of what it calls on the way to the user's code, are left out, as
+    if the user had run that code directly. A traceback that never passed through batchfinder stays
+    whole.
+
+    Args:
+        error: what was raised.
+
+    Returns:
+        Text that ends in a newline.
+
+    Example:
+        >>> try:
+        ...     1 / 0
+        ... except ZeroDivisionError as error:
+        ...     print(user_traceback(error).splitlines()[-1])
+        ZeroDivisionError: division by zero
+    """
+    first = _first_user_frame(error.__traceback__)
+    if first is None and error.__traceback__ is not None:
+        # A file that cannot be compiled has no frame of its own; Python shows only the error then.
+        return "".join(traceback.format_exception_only(type(error), error))
+    return "".join(traceback.format_exception(type(error), error, first))
+
+
+def _first_user_frame(frame: TracebackType | None) -> TracebackType | None:
+    start = frame
+    # Before batchfinder come its entry script and click, or the test that called it.
+    while frame is not None and _top_module(frame) != "batchfinder":
+        frame = frame.tb_next
+    if frame is None:
+        return start
+    while frame is not None and _top_module(frame) in _OUR_MODULES:
+        frame = frame.tb_next
+    return frame
+
+
+def _top_module(frame: TracebackType) -> str:
+    names = frame.tb_frame.f_globals
+    name = names.get("__name__", "")
+    if name == "__main__":  # python -m batchfinder
+        name = names.get("__package__") or ""
+    return str(name).partition(".")[0]

@@ -1,0 +1,172 @@
+"""What the benchmarks share: one search, judged by training at its answer and above it.
+
+Search and judge run in fresh processes. The judge, ``train_at.py``, knows nothing of batchfinder.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "scripts" / "results"
+
+# The benchmarks run from a checkout too, without an installed package.
+sys.path.insert(0, str(ROOT))
+
+SURVIVAL_STEPS = 50
+
+# How long a process that is told to stop may take to say what it has found so far.
+STOP_SECONDS = 15
+
+
+@dataclass(frozen=True)
+class Case:
+    """One search to run and to judge.
+
+    Attributes:
+        family: the kind of model.
+        target: FILE.py:FUNCTION, relative to the repository.
+        limit: such as ``"2GiB"``; ``"all"`` for no limit.
+        device: such as ``"cpu"``.
+        precision: ``"fp32"``, ``"bf16"`` or ``"fp16"``.
+    """
+
+    family: str
+    target: str
+    limit: str
+    device: str = "cpu"
+    precision: str = "fp32"
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.family} {self.precision} {self.limit}"
+
+    def find(self, deadline: float = math.inf) -> dict[str, Any]:
+        """What ``batchfinder find`` answers, with the whole command's ``wall_seconds``.
+
+        Args:
+            deadline: in the seconds of ``time.monotonic``; the search is interrupted then.
+
+        Returns:
+            The object that ``--json`` prints; only ``error`` if it printed none.
+        """
+        command = ["-m", "batchfinder", "find", self.target, "--json", "--quiet", *self._options()]
+        if self.limit != "all":
+            command += ["--memory-limit", self.limit]
+        return _run_for_json(command, deadline)
+
+    def train(
+        self, batch_size: int, memory_limit: str | None, *, seconds: float, deadline: float
+    ) -> dict[str, Any]:
+        """What the judge says of a batch size.
+
+        Args:
+            batch_size: to train at, for 50 steps.
+            memory_limit: such as ``"2GiB"``; None: no limit.
+            seconds: end early, without a failure, after so long.
+            deadline: in the seconds of ``time.monotonic``; the process is stopped then.
+
+        Returns:
+            The object that ``train_at.py`` prints; only ``error`` if it printed none.
+        """
+        command = ["scripts/train_at.py", self.target, str(batch_size), *self._options()]
+        command += ["--steps", str(SURVIVAL_STEPS), "--seconds", str(seconds)]
+        if memory_limit is not None:
+            command += ["--memory-limit", memory_limit]
+        return _run_for_json(command, deadline)
+
+    def judge(
+        self,
+        answer: int,
+        factor: float,
+        memory_limit: str | None,
+        *,
+        seconds: float = math.inf,
+        deadline: float = math.inf,
+    ) -> dict[str, Any]:
+        """Train at the answer, which must survive, and at ``factor`` times it, which must not.
+
+        Returns:
+            What the judge said: ``survival`` and ``above``.
+        """
+        above = math.ceil(answer * factor)
+        limits = {"seconds": seconds, "deadline": deadline}
+        return {
+            "survival": self.train(answer, memory_limit, **limits),
+            "above": self.train(above, memory_limit, **limits),
+        }
+
+    def _options(self) -> list[str]:
+        return ["--device", self.device, "--precision", self.precision]
+
+
+def survived(report: Mapping[str, Any]) -> bool:
+    """Whether every step that was begun ran."""
+    return report.get("outcome") == "survived" and report["steps"] > 0
+
+
+def ran_out(report: Mapping[str, Any]) -> bool:
+    """Whether training did not survive for want of memory."""
+    return report.get("outcome") == "oom"
+
+
+def save(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a JSON file at once, so that a later failure loses nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(data, indent=1) + "\n")
+    unfinished.replace(path)
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table for the README, numbers to the right."""
+    lines = [header, ["---" if index == 0 else "---:" for index in range(len(header))], *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def _run_for_json(arguments: Sequence[str], deadline: float) -> dict[str, Any]:
+    """Run Python on the arguments in the repository, and read the object it prints."""
+    environment = {**os.environ, "PYTHONPATH": _join(str(ROOT), os.environ.get("PYTHONPATH"))}
+    started = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        timeout = None if math.isinf(deadline) else max(0.0, deadline - started)
+        output, errors = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        try:
+            output, errors = process.communicate(timeout=STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, errors = process.communicate()
+    lines = output.strip().splitlines()
+    try:
+        report: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+    except json.JSONDecodeError:
+        report = {}
+    if not report:
+        last_words = (errors.strip().splitlines() or ["no output"])[-1]
+        report = {"error": f"exit code {process.returncode}: {last_words}"}
+    return {**report, "wall_seconds": round(time.monotonic() - started, 1)}
+
+
+def _join(*paths: str | None) -> str:
+    return os.pathsep.join(path for path in paths if path)

@@ -1,0 +1,185 @@
+"""Benchmark of the search: six families of models on the CPU, under real memory limits.
+
+    python scripts/bench_search.py                        # all, about 20 minutes on 2 cores
+    python scripts/bench_search.py --family mlp --limit 1GiB
+    python scripts/bench_search.py --simulated            # an exact device on paper; a second
+
+Each answer must train 50 further steps in a fresh process under the same limit, and 1.2 times the
+answer must not. Writes each case as it comes to scripts/results/search_cpu.json, and ends with the
+table for the README.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from statistics import median
+from typing import Any
+
+from bench_case import RESULTS, Case, markdown_table, ran_out, save, survived
+
+from batchfinder.memory_model import Phase
+from batchfinder.result import Outcome, Probe
+from batchfinder.search import search
+from batchfinder.units import GIB
+
+FAMILIES = {
+    "mlp": "MLP",
+    "resnet": "ResNet with BatchNorm",
+    "vit": "ViT",
+    "gpt": "GPT, tied weights",
+    "lstm": "LSTM",
+    "unet": "U-Net",
+}
+LIMITS = ("1GiB", "2GiB")
+TIGHT = 1.2
+RESULT_FILE = RESULTS / "search_cpu.json"
+
+
+def main() -> None:
+    """Run the cases asked for, or the simulation."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--family", choices=FAMILIES, action="append")
+    parser.add_argument("--limit", action="append", help="such as 1GiB")
+    parser.add_argument("--simulated", action="store_true", help="an exact device on paper")
+    options = parser.parse_args()
+    if options.simulated:
+        simulate()
+        return
+    rows: list[dict[str, Any]] = []
+    versions: dict[str, str] = {}
+    for limit in options.limit or LIMITS:
+        for family in options.family or FAMILIES:
+            case = Case(family, f"scripts/examples/train_{family}.py:build_model", limit)
+            found = case.find()
+            versions = found.get("versions", versions)
+            rows.append(run_case(case, found))
+            print(describe(rows[-1]), file=sys.stderr, flush=True)
+            save(RESULT_FILE, {"versions": versions, "cases": rows})
+    print(table(rows))
+    if not all(row["survives"] and row["is_tight"] for row in rows):
+        sys.exit(1)
+
+
+def run_case(case: Case, found: dict[str, Any]) -> dict[str, Any]:
+    """Judge what was found."""
+    row: dict[str, Any] = {
+        "family": case.family,
+        "limit": case.limit,
+        "batch_size": found.get("batch_size", 0),
+        "status": found.get("status", "error"),
+        "survives": False,
+        "is_tight": False,
+    }
+    if "error" in found:
+        return row | {"error": found["error"]}
+    probes = found["probes"]
+    row |= {
+        "probes": [[probe["batch_size"], probe["outcome"]] for probe in probes],
+        "full_size_steps": round(found["cost_full_size_steps"], 2),
+        "confirmed_steps": found["confirmed_steps"],
+        "seconds": round(found["seconds"], 1),
+        "wall_seconds": found["wall_seconds"],
+        "notes": [probe["note"] for probe in probes if probe["note"]],
+        "warnings": found["warnings"],
+    }
+    if row["batch_size"]:
+        row |= case.judge(row["batch_size"], TIGHT, case.limit)
+        row |= {"survives": survived(row["survival"]), "is_tight": ran_out(row["above"])}
+    return row
+
+
+def describe(row: dict[str, Any]) -> str:
+    """One line for the terminal."""
+    if "error" in row:
+        return f"{row['family']} {row['limit']}: {row['error']}"
+    return (
+        f"{row['family']} {row['limit']}: {row['batch_size']} ({row['status']}) "
+        f"from {row['probes']}, {row['full_size_steps']} full-size steps, {row['seconds']} s; "
+        f"survives: {row['survives']}, tight: {row['is_tight']}"
+    )
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The table for the README, its last line the medians."""
+    header = ["model", "limit", "batch size", "probes", "full-size steps", "time", "50 steps"]
+    header.append(f"{TIGHT} times it")
+    lines: list[tuple[object, ...]] = []
+    done = [row for row in rows if "error" not in row]
+    for row in done:
+        above = row.get("above", {})
+        lines.append(
+            (
+                FAMILIES[row["family"]],
+                row["limit"].replace("GiB", " GiB"),
+                row["batch_size"],
+                len(row["probes"]),
+                f"{row['full_size_steps']:.1f}",
+                f"{row['seconds']:.0f} s",
+                "survives" if row["survives"] else "**fails**",
+                f"out of memory in step {above.get('steps', 0) + 1}"
+                if row["is_tight"]
+                else "**survives**",
+            )
+        )
+    if done:
+        counts = [len(row["probes"]) for row in done]
+        costs = [row["full_size_steps"] for row in done]
+        lines.append(
+            (
+                "median (worst)",
+                "",
+                "",
+                f"{median(counts):g} ({max(counts)})",
+                f"{median(costs):.1f} ({max(costs):.1f})",
+                f"{median(row['seconds'] for row in done):.0f} s",
+                f"{sum(row['survives'] for row in done)} of {len(rows)}",
+                f"{sum(row['is_tight'] for row in done)} of {len(rows)}",
+            )
+        )
+    return markdown_table(header, lines)
+
+
+class ExactDevice:
+    """A device on paper, whose peaks lie on a line without any noise.
+
+    Args:
+        maximum: the largest batch size that fits.
+    """
+
+    budget_bytes = 24 * GIB
+    fixed_bytes = 2 * GIB
+
+    def __init__(self, maximum: int) -> None:
+        self.per_sample_bytes = (self.budget_bytes - self.fixed_bytes) / (maximum + 0.5)
+        self.sizes: list[int] = []
+
+    def run(self, batch_size: int, confirm: bool) -> Probe:
+        """What the search calls."""
+        self.sizes.append(batch_size)
+        peak = round(self.fixed_bytes + self.per_sample_bytes * batch_size)
+        return Probe(
+            batch_size,
+            Outcome.FITS if peak <= self.budget_bytes else Outcome.OOM,
+            steps=3 if confirm else 1,
+            seconds=0.0,
+            phase_peak_bytes={Phase.FORWARD_BACKWARD: peak, Phase.OPTIMIZER_STEP: self.fixed_bytes},
+            confirmed=confirm,
+        )
+
+
+def simulate() -> None:
+    """Count the probes on an exact device, for maxima far apart."""
+    rows = []
+    for maximum in (10, 1_000, 1_000_000):
+        device = ExactDevice(maximum)
+        finding = search(device.run, budget_bytes=device.budget_bytes)
+        answer = finding.confirmation.batch_size if finding.confirmation else 0
+        rows.append((maximum, answer, len(device.sizes), ", ".join(map(str, device.sizes))))
+    print(markdown_table(("maximum", "answer", "probes", "sizes"), rows))
+    if any(answer != maximum or probes > 6 for maximum, answer, probes, _ in rows):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

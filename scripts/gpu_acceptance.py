@@ -1,0 +1,302 @@
+"""Acceptance on a GPU: real models under several limits, each answer judged by training.
+
+    python scripts/gpu_acceptance.py                    # under 8 minutes on one large GPU
+
+Needs PyTorch with CUDA, timm and Transformers; no network. Each search runs by the command line.
+Its answer must train 50 steps in a fresh process with the same memory, and 1.12 times it must not.
+The memory model of the probes below the answer is compared with the peak measured at the answer.
+
+The most valuable cases come first, small limits side by side on one GPU, until the time budget
+ends; what was not run is listed as such. Writes scripts/results/gpu_acceptance.json after every
+case. To try it without a GPU:
+
+    python scripts/gpu_acceptance.py --device cpu --limits 1GiB --families mlp --precisions fp32
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from bench_case import RESULTS, Case, markdown_table, ran_out, save, survived
+
+from batchfinder.memory_model import fit
+from batchfinder.result import Probe
+from batchfinder.units import GIB, format_bytes, parse_bytes
+
+FAMILIES = ("resnet50", "vit_base", "gpt2", "bert_base", "unet", "lstm")
+CPU_FAMILIES = ("mlp", "resnet", "vit", "gpt")
+PRECISIONS = ("bf16", "fp32")
+LIMITS = ("8GiB", "24GiB", "80GiB", "all")
+TOO_LARGE = 1.12
+
+# First one case that has the GPU to itself; then each family twice, under a small limit and a
+# larger one, side by side; after these, all others.
+FIRST = (
+    "gpt2 bf16 all",
+    "resnet50 fp32 80GiB",
+    "vit_base bf16 24GiB",
+    "unet fp32 24GiB",
+    "lstm bf16 8GiB",
+    "bert_base bf16 80GiB",
+    "gpt2 fp32 24GiB",
+    "lstm fp32 24GiB",
+    "resnet50 bf16 8GiB",
+    "vit_base fp32 8GiB",
+    "unet bf16 8GiB",
+    "bert_base fp32 8GiB",
+    "gpt2 bf16 8GiB",
+    "resnet50 bf16 24GiB",
+    "bert_base bf16 24GiB",
+)
+
+# What the search leaves free by default. The judge gets it: the budget is what the search used.
+HEADROOM = 0.05
+
+# What a process takes on the GPU besides its limit: the context, while a worker is replaced twice.
+EXTRA_BYTES = GIB
+
+# One case needs about two processor cores: a search or a judge, and its workers starting.
+AT_ONCE = 6
+
+# No case is begun with less time left than this.
+LEAST_SECONDS = 75
+
+
+def main() -> None:
+    """Run the cases in time, and end with the table."""
+    options = parse_arguments()
+    started = time.monotonic()
+    deadline = started + options.time_budget
+    gpu, total_bytes = describe_device(options.device)
+    cases = in_order(options.families, options.limits, options.precisions, options.device)
+    rows: dict[Case, dict[str, Any]] = {}
+    versions: dict[str, str] = {}
+
+    def finish(done: Case, row: dict[str, Any]) -> None:
+        versions.update(row.pop("versions", {}))
+        rows[done] = row
+        print(describe(row), file=sys.stderr, flush=True)
+        in_plan_order = [rows[case] for case in cases if case in rows]
+        data = {"device": gpu, "total_bytes": total_bytes, "versions": versions}
+        save(options.output, {**data, "cases": in_plan_order})
+
+    with ThreadPoolExecutor(options.at_once) as pool:
+        running: dict[Future[dict[str, Any]], Case] = {}
+        waiting = list(cases)
+        while waiting or running:
+            case = None
+            if len(running) < options.at_once:
+                case = first_that_fits(waiting, list(running.values()), total_bytes)
+            if case is None:
+                ended, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    finish(running.pop(future), future.result())
+                continue
+            waiting.remove(case)
+            if deadline - time.monotonic() < LEAST_SECONDS:
+                finish(case, row_of(case) | {"verdict": "not run: no time was left"})
+            else:
+                judged = pool.submit(run_case, case, deadline, options.survival_seconds)
+                running[judged] = case
+
+    done = [rows[case] for case in cases]
+    print(table(done))
+    print(f"\n{gpu}, {time.monotonic() - started:.0f} s")
+    if any(row["verdict"].startswith("failed") for row in done):
+        sys.exit(1)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--families", nargs="+", choices=FAMILIES + CPU_FAMILIES)
+    parser.add_argument("--limits", nargs="+", default=LIMITS, help="such as 24GiB; or all")
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS)
+    parser.add_argument("--time-budget", type=float, default=450, help="seconds for everything")
+    parser.add_argument(
+        "--survival-seconds", type=float, default=40, help="end the 50 steps after so long"
+    )
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="cases side by side at most")
+    parser.add_argument("--output", type=Path, default=RESULTS / "gpu_acceptance.json")
+    options = parser.parse_args()
+    if options.families is None:
+        options.families = CPU_FAMILIES if options.device == "cpu" else FAMILIES
+    return options
+
+
+def in_order(
+    families: Sequence[str], limits: Sequence[str], precisions: Sequence[str], device: str
+) -> list[Case]:
+    """All cases asked for, the most valuable first."""
+    cases = []
+    for family, limit, precision in product(families, limits, precisions):
+        file = f"train_{family}.py:build_model" if device == "cpu" else f"gpu_models.py:{family}"
+        cases.append(Case(family, f"scripts/examples/{file}", limit, device, precision))
+    return sorted(cases, key=lambda case: (*FIRST, case.name).index(case.name))
+
+
+def first_that_fits(
+    waiting: Sequence[Case], running: Sequence[Case], total_bytes: int
+) -> Case | None:
+    """The first case whose memory the running ones leave; with nothing running, just the first."""
+    free_bytes = total_bytes - sum(memory_of(case, total_bytes) for case in running)
+    fitting = (case for case in waiting if memory_of(case, total_bytes) <= free_bytes)
+    return next(fitting if running else iter(waiting), None)
+
+
+def memory_of(case: Case, total_bytes: int) -> int:
+    """What a case may take of the device."""
+    if case.limit == "all":
+        return total_bytes
+    return min(total_bytes, parse_bytes(case.limit) + EXTRA_BYTES)
+
+
+def describe_device(device: str) -> tuple[str, int]:
+    """Name and memory of the device, asked for in another process: this one takes none of it."""
+    if device == "cpu":
+        return "cpu", 0
+    code = (
+        "import json, sys, torch; device = torch.cuda.get_device_properties(sys.argv[1]);"
+        "print(json.dumps([device.name, device.total_memory]))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code, device], capture_output=True, text=True, check=False
+    )
+    if answer.returncode:
+        last_words = (answer.stderr.strip().splitlines() or ["no output"])[-1]
+        sys.exit(f"{device} cannot be used: {last_words}")
+    name, total_bytes = json.loads(answer.stdout)
+    return str(name), int(total_bytes)
+
+
+def row_of(case: Case) -> dict[str, Any]:
+    """What a case is."""
+    return {"family": case.family, "precision": case.precision, "limit": case.limit}
+
+
+def run_case(case: Case, deadline: float, survival_seconds: float) -> dict[str, Any]:
+    """Search, judge, and compare the memory model with the measurement."""
+    found = case.find(deadline)
+    row = row_of(case)
+    if "error" in found:
+        return row | {"verdict": f"failed: {found['error']}"}
+    answer, budget_bytes = found["batch_size"], found["budget_bytes"]
+    probes = found["probes"]
+    row |= {
+        "versions": found["versions"],
+        "budget_bytes": budget_bytes,
+        "batch_size": answer,
+        "status": found["status"],
+        "probes": [[probe["batch_size"], probe["outcome"]] for probe in probes],
+        "full_size_steps": round(found["cost_full_size_steps"], 2),
+        "confirmed_steps": found["confirmed_steps"],
+        "seconds": round(found["seconds"], 1),
+        "notes": [probe["note"] for probe in probes if probe["note"]],
+        "warnings": found["warnings"],
+        "memory_model": found["memory_model"],
+        **prediction([Probe.from_dict(probe) for probe in probes], answer),
+    }
+    if found["status"] != "found":
+        reason = "cut short" if found["status"] == "interrupted" else "failed"
+        return row | {"verdict": f"{reason}: the search ended as {found['status']}"}
+    # Where the limit is not the device itself, the judge's allocator gets what the search was
+    # given before it kept headroom free; on the CPU the operating system's limit is the plain one.
+    limit = case.limit
+    if case.device != "cpu" and limit != "all":
+        limit = str(math.floor(budget_bytes / (1 - HEADROOM)))
+    row |= case.judge(
+        answer,
+        TOO_LARGE,
+        None if limit == "all" else limit,
+        seconds=survival_seconds,
+        deadline=deadline,
+    )
+    return row | {"verdict": verdict(row, deadline)}
+
+
+def prediction(probes: Sequence[Probe], answer: int) -> dict[str, Any]:
+    """The peak that the smaller probes predict at the answer, and the one measured there."""
+    peaks = {
+        probe.batch_size: probe.phase_peak_bytes
+        for probe in probes
+        if probe.fits and probe.phase_peak_bytes
+    }
+    model = fit([(size, peak) for size, peak in peaks.items() if size < answer])
+    if model is None or answer not in peaks:
+        return {"predicted_bytes": None, "measured_bytes": None}
+    return {
+        "predicted_bytes": round(model.peak_bytes(answer)),
+        "measured_bytes": max(peaks[answer].values()),
+    }
+
+
+def verdict(row: dict[str, Any], deadline: float) -> str:
+    """In words: "passed", or which half of the proof failed or is missing."""
+    if not survived(row["survival"]):
+        is_cut = "error" in row["survival"] and time.monotonic() >= deadline
+        return "cut short: not all steps ran" if is_cut else "failed: the answer did not survive"
+    if not ran_out(row["above"]):
+        is_cut = "error" in row["above"] and time.monotonic() >= deadline
+        return f"cut short: {TOO_LARGE} times it was not tried" if is_cut else "failed: not tight"
+    return "passed"
+
+
+def describe(row: dict[str, Any]) -> str:
+    """One line for the terminal."""
+    name = f"{row['family']} {row['precision']} {row['limit']}"
+    if "batch_size" not in row:
+        return f"{name}: {row['verdict']}"
+    return (
+        f"{name}: {row['batch_size']} from {row['probes']}, "
+        f"{row['full_size_steps']} full-size steps, {row['seconds']} s: {row['verdict']}"
+    )
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The table for the README: all cases that were run."""
+    header = ["model", "precision", "limit", "batch size", "probes", "full-size steps", "time"]
+    header += ["trained on", f"{TOO_LARGE} times it", "predicted peak"]
+    lines: list[list[object]] = []
+    for row in rows:
+        if "batch_size" not in row:
+            continue
+        survival, above = row.get("survival", {}), row.get("above", {})
+        lines.append(
+            [
+                row["family"],
+                row["precision"],
+                row["limit"].replace("GiB", " GiB"),
+                row["batch_size"],
+                len(row["probes"]),
+                f"{row['full_size_steps']:.1f}",
+                f"{row['seconds']:.0f} s",
+                f"{survival.get('steps', 0)} steps" if survived(survival) else "**fails**",
+                "out of memory" if ran_out(above) else f"**{above.get('outcome', 'not tried')}**",
+                compare(row["predicted_bytes"], row["measured_bytes"]),
+            ]
+        )
+    not_run = sum(row["verdict"].startswith("not run") for row in rows)
+    note = f"\n\n{not_run} further cases were not run in the time given." if not_run else ""
+    return markdown_table(header, lines) + note
+
+
+def compare(predicted: int | None, measured: int | None) -> str:
+    """How far a prediction was off."""
+    if not predicted or not measured:
+        return "-"
+    return f"{predicted / measured - 1:+.1%} of {format_bytes(measured)}"
+
+
+if __name__ == "__main__":
+    main()

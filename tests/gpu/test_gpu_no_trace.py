@@ -1,0 +1,155 @@
+"""After a search on the device everything is as it was: bits, memory, the allocator's limit."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from typing import Any
+
+import pytest
+import torch
+from gpu.models import (
+    DEVICE,
+    LIMIT,
+    ImageModel,
+    image_sample,
+    needs_cuda,
+    train,
+    wide_model,
+    wide_sample,
+)
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from batchfinder import find_max_batch
+from batchfinder.units import GIB
+
+pytestmark = needs_cuda
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
+    """All values that a step could change, as copies."""
+    return copy.deepcopy(
+        tree_leaves(
+            [
+                dict(model.state_dict()),
+                [parameter.grad for parameter in model.parameters()],
+                [module.training for module in model.modules()],
+                optimizer.state_dict(),
+                torch.get_rng_state(),
+                torch.cuda.get_rng_state(DEVICE),
+            ]
+        )
+    )
+
+
+def assert_same(before: list[Any], after: list[Any]) -> None:
+    assert len(before) == len(after)
+    for old, new in zip(before, after, strict=True):
+        if isinstance(old, Tensor):
+            assert old.device == new.device
+            assert torch.equal(old, new)
+        else:
+            assert old == new
+
+
+def trained_model() -> tuple[ImageModel, torch.optim.Optimizer]:
+    """A model in the middle of training: existing states, a gradient, a part in eval mode."""
+    model = ImageModel().to(DEVICE)
+    optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
+    train(model, image_sample(), optimizer, steps=2)
+    model.head.weight.grad = torch.randn_like(model.head.weight)
+    model.body[3].eval()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_the_training_state_is_the_same_bit_for_bit(precision: str) -> None:
+    model, optimizer = trained_model()
+    before = state_of(model, optimizer)
+
+    result = find_max_batch(
+        model, image_sample(), optimizer=optimizer, memory_limit=LIMIT, precision=precision
+    )
+
+    assert result.batch_size > 1
+    assert_same(before, state_of(model, optimizer))
+
+
+def test_the_training_state_is_the_same_after_an_error_of_the_user() -> None:
+    model, optimizer = trained_model()
+    before = state_of(model, optimizer)
+
+    def loss_fn(output: Tensor, batch: Any) -> Tensor:
+        if len(output) > 2:
+            raise ValueError("no labels for this one")
+        return output.sum()
+
+    with pytest.raises(ValueError, match="no labels for this one"):
+        find_max_batch(
+            model, image_sample(), optimizer=optimizer, loss_fn=loss_fn, memory_limit=LIMIT
+        )
+
+    assert_same(before, state_of(model, optimizer))
+
+
+def test_a_model_on_the_host_goes_to_the_device_and_comes_back() -> None:
+    model = ImageModel()
+    weights = copy.deepcopy(model.state_dict())
+
+    result = find_max_batch(model, image_sample(), memory_limit=LIMIT, max_batch_size=8)
+
+    assert result.device.startswith("cuda:0 ")
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    assert_same(tree_leaves(dict(weights)), tree_leaves(dict(model.state_dict())))
+
+
+def test_all_memory_is_given_back() -> None:
+    model, optimizer = trained_model()
+    gc.collect()
+    torch.cuda.empty_cache()
+    allocated = torch.cuda.memory_allocated(DEVICE)
+    reserved = torch.cuda.memory_reserved(DEVICE)
+
+    find_max_batch(model, image_sample(), optimizer=optimizer, memory_limit=LIMIT)
+
+    assert torch.cuda.memory_allocated(DEVICE) == allocated
+    assert torch.cuda.memory_reserved(DEVICE) <= reserved
+
+
+def test_the_limit_is_lifted() -> None:
+    find_max_batch(wide_model(), wide_sample(), device=DEVICE, memory_limit=LIMIT)
+
+    larger_than_the_limit = torch.empty(3 * GIB, dtype=torch.uint8, device=DEVICE)
+    assert larger_than_the_limit.numel() == 3 * GIB
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.cuda, "get_per_process_memory_fraction"),
+    reason="this PyTorch does not tell what limit was set",
+)
+def test_a_limit_of_the_user_is_put_back() -> None:
+    total = torch.cuda.get_device_properties(DEVICE).total_memory
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(3 * GIB / total, DEVICE)
+    try:
+        find_max_batch(wide_model(), wide_sample(), device=DEVICE, memory_limit=LIMIT)
+
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            torch.empty(4 * GIB, dtype=torch.uint8, device=DEVICE)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
+
+
+def test_the_limit_is_lifted_after_an_error() -> None:
+    def loss_fn(output: Tensor, batch: Any) -> Tensor:
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        find_max_batch(
+            wide_model(), wide_sample(), device=DEVICE, loss_fn=loss_fn, memory_limit=LIMIT
+        )
+
+    larger_than_the_limit = torch.empty(3 * GIB, dtype=torch.uint8, device=DEVICE)
+    assert larger_than_the_limit.numel() == 3 * GIB

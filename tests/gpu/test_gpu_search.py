@@ -1,0 +1,131 @@
+"""The search under real CUDA out-of-memory conditions, in this process."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import pytest
+import torch
+from gpu.models import (
+    DEVICE,
+    LIMIT,
+    LIMIT_BYTES,
+    needs_cuda,
+    repeated,
+    train,
+    wide_model,
+    wide_sample,
+)
+
+from batchfinder import BatchFinderError, Outcome, Status, find_max_batch
+from batchfinder.units import GIB
+
+pytestmark = needs_cuda
+
+HOLD_MEMORY = """
+import sys, torch
+held = torch.empty(int(sys.argv[1]), dtype=torch.uint8, device="cuda:0")
+torch.cuda.synchronize()
+print("holding", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_answer_is_one_below_a_real_out_of_memory() -> None:
+    result = find_max_batch(wide_model(), wide_sample(), device=DEVICE, memory_limit=LIMIT)
+
+    assert result.status is Status.FOUND
+    assert result.device.startswith("cuda:0 ")
+    assert result.next_failure is not None
+    assert result.next_failure.batch_size == result.batch_size + 1
+    assert result.next_failure.outcome is Outcome.OOM
+    assert "out of memory" in result.next_failure.reason
+    assert result.confirmed_steps >= 3
+
+
+def test_an_affine_model_needs_few_probes() -> None:
+    result = find_max_batch(wide_model(), wide_sample(), device=DEVICE, memory_limit=LIMIT)
+
+    assert len(result.probes) <= 9
+    assert result.memory_model is not None
+    assert result.memory_model.is_linear
+
+
+def test_no_probe_ever_exceeds_the_budget() -> None:
+    result = find_max_batch(wide_model(), wide_sample(), device=DEVICE, memory_limit=LIMIT)
+
+    peaks = [probe.peak_reserved_bytes for probe in result.probes if probe.peak_reserved_bytes]
+    assert result.budget_bytes < LIMIT_BYTES
+    assert max(peaks) <= result.budget_bytes
+    # And the answer makes use of it.
+    assert max(peaks) > 0.9 * result.budget_bytes
+
+
+def test_the_answer_trains_under_the_same_limit_and_much_more_does_not() -> None:
+    result = find_max_batch(wide_model(), wide_sample(), device=DEVICE, memory_limit=LIMIT)
+    model = wide_model().to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters())
+    total = torch.cuda.get_device_properties(DEVICE).total_memory
+    torch.cuda.set_per_process_memory_fraction(result.budget_bytes / 0.95 / total, DEVICE)
+    try:
+        train(model, repeated(wide_sample(), result.batch_size), optimizer, steps=20)
+        gc.collect()
+        torch.cuda.empty_cache()
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            train(model, repeated(wide_sample(), int(1.12 * result.batch_size)), optimizer)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
+
+
+def test_multiples_are_kept_to() -> None:
+    result = find_max_batch(
+        wide_model(), wide_sample(), device=DEVICE, memory_limit=LIMIT, multiple_of=32
+    )
+
+    assert result.status is Status.FOUND
+    assert {probe.batch_size % 32 for probe in result.probes} == {0}
+    assert result.next_failure is not None
+    assert result.next_failure.batch_size == result.batch_size + 32
+
+
+def test_the_maximum_asked_for_is_the_answer_where_it_fits() -> None:
+    result = find_max_batch(
+        wide_model(), wide_sample(), device=DEVICE, memory_limit=LIMIT, max_batch_size=16
+    )
+
+    assert (result.batch_size, result.status) == (16, Status.CAPPED)
+
+
+def test_nothing_fits_where_the_model_does_not() -> None:
+    # 1.5 GiB of parameters; with gradients and Adam's states four times that.
+    model = torch.nn.Linear(20_000, 20_000)
+    sample = torch.randn(2, 20_000), torch.randn(2, 20_000)
+
+    result = find_max_batch(model, sample, device=DEVICE, memory_limit="4GiB")
+
+    assert (result.batch_size, result.status) == (0, Status.NOTHING_FITS)
+
+
+def test_a_limit_above_the_device_is_refused() -> None:
+    total = torch.cuda.get_device_properties(DEVICE).total_memory
+    with pytest.raises(BatchFinderError, match="above what the device has"):
+        find_max_batch(wide_model(), wide_sample(), device=DEVICE, memory_limit=total + GIB)
+
+
+def test_what_another_process_holds_is_not_in_the_budget() -> None:
+    alone = find_max_batch(wide_model(), wide_sample(), device=DEVICE, max_batch_size=2)
+    held_bytes = 2 * GIB
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD_MEMORY, str(held_bytes)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "holding\n"
+        beside = find_max_batch(wide_model(), wide_sample(), device=DEVICE, max_batch_size=2)
+        other.communicate("")
+
+    assert beside.budget_bytes <= alone.budget_bytes - 0.95 * held_bytes

@@ -1,0 +1,66 @@
+"""Ways of training: mixed precision, accumulation, torch.compile, a model of Transformers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gpu.models import DEVICE, LIMIT, needs_cuda, wide_model, wide_sample
+from torch import nn
+
+from batchfinder import Outcome, Status, find_max_batch
+
+pytestmark = needs_cuda
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_fits_more(precision: str) -> None:
+    full = find_max_batch(wide_model(), wide_sample(), device=DEVICE, memory_limit=LIMIT)
+    mixed = find_max_batch(
+        wide_model(), wide_sample(), device=DEVICE, memory_limit=LIMIT, precision=precision
+    )
+
+    # Nearly all of its memory are activations, and they halve.
+    assert mixed.batch_size > 1.4 * full.batch_size
+
+
+def test_accumulation_fits_less_where_gradients_are_large() -> None:
+    # 128 MiB of gradients, alive during the second forward pass.
+    layers = [nn.Sequential(nn.Linear(2048, 2048), nn.GELU()) for _ in range(8)]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 2048, 10))
+    sample = torch.randn(4, 16, 2048), torch.randint(10, (4,))
+
+    single = find_max_batch(model, sample, device=DEVICE, memory_limit=LIMIT, optimizer="sgd")
+    accumulated = find_max_batch(
+        model, sample, device=DEVICE, memory_limit=LIMIT, optimizer="sgd", accumulate=True
+    )
+
+    assert 0 < accumulated.batch_size < 0.97 * single.batch_size
+
+
+# The compiler warns of what could be faster.
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_model_is_confirmed_as_compiled() -> None:
+    result = find_max_batch(
+        wide_model(), wide_sample(), device=DEVICE, compile=True, max_batch_size=64
+    )
+
+    assert (result.batch_size, result.status) == (64, Status.CAPPED)
+    assert result.confirmed_steps >= 3
+
+
+def test_a_language_model_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=64, n_head=4, n_positions=64, vocab_size=1000, use_cache=False
+    )
+    input_ids = torch.randint(1000, (2, 64))
+    sample = {"input_ids": input_ids, "labels": input_ids}
+
+    result = find_max_batch(
+        transformers.GPT2LMHeadModel(config), sample, memory_limit=LIMIT, precision="bf16"
+    )
+
+    assert result.status is Status.FOUND
+    assert result.next_failure is not None
+    assert result.next_failure.outcome is Outcome.OOM
+    assert not any("loss" in warning for warning in result.warnings)

@@ -1,0 +1,64 @@
+"""Searches in worker processes: a poisoned CUDA context costs a worker, not the search."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from gpu.models import DEVICE, LIMIT, ROWS, needs_cuda, wide_model, wide_sample
+
+from batchfinder import Outcome, Status, find_max_batch
+
+pytestmark = needs_cuda
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def find(target: str, *options: str) -> dict[str, Any]:
+    """What the command line answers, for a target beside this file."""
+    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "batchfinder", "find", f"tests/gpu/models.py:{target}"),
+            *("--device", DEVICE, "--memory-limit", LIMIT, "--json", *options),
+        ],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def test_a_device_side_assert_bounds_the_size_and_is_no_out_of_memory() -> None:
+    answer = find("build_breaking", "--min-batch-size", "97", "--max-batch-size", "104")
+
+    assert (answer["batch_size"], answer["status"]) == (ROWS, "found")
+    assert answer["next_failure"]["batch_size"] == ROWS + 1
+    assert answer["next_failure"]["outcome"] == "failed"
+    assert "device-side assert" in answer["next_failure"]["reason"]
+
+
+def test_the_command_line_and_this_process_agree() -> None:
+    by_command = find("build_wide")
+    in_process = find_max_batch(wide_model(), wide_sample(), device=DEVICE, memory_limit=LIMIT)
+
+    assert by_command["next_failure"]["outcome"] == "oom"
+    assert abs(by_command["batch_size"] / in_process.batch_size - 1) < 0.02
+
+
+def test_an_isolated_search_leaves_this_process_alone() -> None:
+    result = find_max_batch(
+        wide_model(), wide_sample(), device=DEVICE, memory_limit=LIMIT, isolate=True
+    )
+
+    assert result.status is Status.FOUND
+    assert result.next_failure is not None
+    assert result.next_failure.outcome is Outcome.OOM

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import pytest
+from reporting.fake_search import OOM_NOTE, PROBES, RESULT, result
+
+from batchfinder.memory_model import MemoryModel, Phase, PhaseModel
+from batchfinder.reporting.answer import LEVERS, details, headline
+from batchfinder.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
+from batchfinder.units import GIB, MIB
+
+
+def model(fixed: float, per_sample: float, worst_residual: float = 0.0) -> MemoryModel:
+    return MemoryModel({Phase.FORWARD_BACKWARD: PhaseModel(fixed, per_sample, worst_residual)})
+
+
+def nothing_fits(
+    reason: str, allocated: int | None = None, phases: dict[Phase, int] | None = None
+) -> BatchSizeResult:
+    probe = Probe(
+        1,
+        Outcome.OOM,
+        steps=1,
+        seconds=0.4,
+        peak_allocated_bytes=allocated,
+        phase_peak_bytes=phases or {},
+        note=reason,
+    )
+    return result(
+        batch_size=0,
+        status=Status.NOTHING_FITS,
+        budget_bytes=8 * GIB,
+        probes=(probe,),
+        memory_model=None,
+        next_failure=NextFailure(1, Outcome.OOM, reason),
+        confirmed_steps=0,
+        seconds=0.4,
+    )
+
+
+def test_found() -> None:
+    assert headline(RESULT) == [
+        "Max batch size 1042",
+        "2.9 GiB fixed + 126.8 MiB per sample",
+        "5 probes, 8.42 s",
+    ]
+    assert details(RESULT) == ["Batch size 1043 runs out of memory."]
+
+
+def test_capped_says_that_nothing_larger_was_tried() -> None:
+    capped = result(status=Status.CAPPED, next_failure=None)
+    assert headline(capped)[0] == "Max batch size 1042"
+    assert details(capped) == ["It is the largest size allowed; nothing larger was tried."]
+
+
+@pytest.mark.parametrize(
+    ("status", "batch_size", "steps", "verdict"),
+    [
+        (Status.INTERRUPTED, 512, 0, "Stopped. Largest size that ran: 512 (not confirmed)"),
+        (Status.INTERRUPTED, 0, 0, "Stopped. No batch size had run"),
+        (Status.FAILED, 512, 0, "Stopped by an error. Largest size that ran: 512 (not confirmed)"),
+        (
+            Status.FAILED,
+            512,
+            3,
+            "Stopped by an error. Largest size that ran: 512 (confirmed by 3 steps)",
+        ),
+        (Status.FAILED, 0, 0, "Stopped by an error. No batch size had run"),
+    ],
+)
+def test_stopped_early(status: Status, batch_size: int, steps: int, verdict: str) -> None:
+    stopped = result(status=status, batch_size=batch_size, confirmed_steps=steps)
+    assert headline(stopped)[0] == verdict
+
+
+def test_stopped_before_the_first_probe_ended() -> None:
+    stopped = result(
+        status=Status.INTERRUPTED, batch_size=0, probes=(), memory_model=None, next_failure=None
+    )
+    assert headline(stopped) == ["Stopped. No batch size had run", "0 probes, 8.42 s"]
+    assert details(stopped) == []
+
+
+def test_nothing_fits_says_how_much_is_missing_and_what_can_help() -> None:
+    nothing = nothing_fits(OOM_NOTE, allocated=7 * GIB)
+    assert headline(nothing) == [
+        "Nothing fits: batch size 1 needs more than 8.0 GiB",
+        "1 probe, 400 ms",
+    ]
+    assert details(nothing) == [
+        "It needs at least 204.8 MiB beyond the budget: it held 7.0 GiB and asked for 1.2 GiB more "
+        "when it ran out.",
+        LEVERS,
+    ]
+
+
+def test_nothing_fits_where_only_the_phases_were_read() -> None:
+    nothing = nothing_fits(OOM_NOTE, phases={Phase.FORWARD_BACKWARD: 8 * GIB})
+    assert details(nothing)[0].startswith("It needs at least 1.2 GiB beyond the budget")
+
+
+def test_nothing_fits_for_fragments_alone_claims_no_shortage() -> None:
+    assert details(nothing_fits(OOM_NOTE, allocated=6 * GIB)) == [
+        "It held 6.0 GiB and asked for 1.2 GiB more when it ran out.",
+        LEVERS,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "lines"),
+    [
+        ("killed by SIGKILL", ["Why: killed by SIGKILL", LEVERS]),
+        (OOM_NOTE, [f"Why: {OOM_NOTE}", LEVERS]),
+        ("out of memory", [LEVERS]),
+    ],
+)
+def test_nothing_fits_without_readings(reason: str, lines: list[str]) -> None:
+    assert details(nothing_fits(reason)) == lines
+
+
+def test_the_levers_are_named() -> None:
+    for lever in ("--precision", "--optimizer", "checkpointing", "accumulation", "--memory-limit"):
+        assert lever in LEVERS
+
+
+@pytest.mark.parametrize(
+    ("fitted", "formula"),
+    [
+        (model(3 * GIB, 2 * MIB), "3.0 GiB fixed + 2.0 MiB per sample"),
+        (model(3 * GIB, 0), "3.0 GiB at any batch size"),
+        (model(-GIB, 2 * MIB), "2.0 MiB per sample"),
+        (model(3 * GIB, 2 * MIB, 0.2), "roughly 3.0 GiB fixed + 2.0 MiB per sample"),
+    ],
+)
+def test_the_memory_model_in_words(fitted: MemoryModel, formula: str) -> None:
+    assert headline(result(memory_model=fitted))[1] == formula
+
+
+def test_a_model_that_is_not_linear_is_not_to_be_trusted() -> None:
+    bent = result(memory_model=model(3 * GIB, 2 * MIB, 0.123))
+    assert details(bent)[1] == (
+        "Memory does not grow linearly here (readings are up to 12% off the line): trust the sizes "
+        "tried, and search again for another limit."
+    )
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "verbose", "line"),
+    [
+        (Outcome.OOM, "out of memory", True, "Batch size 1043 runs out of memory."),
+        (Outcome.OOM, OOM_NOTE, False, "Batch size 1043 runs out of memory."),
+        (Outcome.OOM, OOM_NOTE, True, f"Batch size 1043 runs out of memory: {OOM_NOTE}"),
+        (
+            Outcome.OOM,
+            "memory still grew after 10 steps",
+            False,
+            "Batch size 1043 runs out of memory: memory still grew after 10 steps",
+        ),
+        (
+            Outcome.FAILED,
+            "killed by\nSIGABRT",
+            False,
+            "Batch size 1043 failed, not for want of memory: killed by SIGABRT",
+        ),
+    ],
+)
+def test_the_next_failure_and_why(outcome: Outcome, reason: str, verbose: bool, line: str) -> None:
+    failed = result(next_failure=NextFailure(1043, outcome, reason))
+    assert details(failed, verbose=verbose)[0] == line
+
+
+def test_a_plan_for_the_global_batch_size_is_added() -> None:
+    assert details(RESULT, RESULT.accumulation_plan(4096)) == [
+        "Batch size 1043 runs out of memory.",
+        "Global batch 4096 = 1024 per device x 4 accumulation steps",
+    ]
+
+
+def test_verbose_adds_the_cost() -> None:
+    last = details(RESULT, verbose=True)[-1]
+    assert last == "The search cost as much as 5.0 steps at the size found."
+
+
+def test_one_probe_is_counted_in_the_singular() -> None:
+    assert headline(result(probes=PROBES[:1]))[-1] == "1 probe, 8.42 s"

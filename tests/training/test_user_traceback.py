@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from batchfinder.errors import UsageError
+from batchfinder.training.target import load_target
+from batchfinder.training.user_traceback import user_traceback
+
+
+def shown(target: str) -> str:
+    try:
+        load_target(target)
+    except Exception as error:  # noqa: BLE001 - the user's code raises whatever it likes
+        return user_traceback(error)
+    raise AssertionError("nothing was raised")
+
+
+@pytest.fixture(autouse=True)
+def _clean_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def inner():\n    return 1 / 0\n\ninner()\n",
+        "def build(:\n    pass\n",
+        "import tb_helper_that_breaks\n",
+        "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise LookupError('x') from e\n",
+    ],
+)
+def test_import_errors_read_as_python_prints_them(text: str, tmp_path: Path) -> None:
+    Path("tb_helper_that_breaks.py").write_text("def f(:\n    pass\n")
+    script = tmp_path / "tb_train.py"
+    script.write_text(text)
+    ran = subprocess.run(
+        [sys.executable, "-B", str(script)], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 1
+    assert shown("tb_train.py:build") == ran.stderr
+
+
+def test_errors_of_a_call_start_at_the_function() -> None:
+    Path("tb_call.py").write_text("def build():\n    return 1 / 0\n")
+    lines = shown("tb_call.py:build").splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[1].endswith('tb_call.py", line 2, in build')
+    assert lines[-1] == "ZeroDivisionError: division by zero"
+
+
+def test_modules_start_at_the_module() -> None:
+    Path("tb_module.py").write_text("def inner():\n    raise LookupError('x')\ninner()\n")
+    lines = shown("tb_module:build").splitlines()
+    assert lines[1].endswith('tb_module.py", line 3, in <module>')
+
+
+def test_errors_of_our_own_are_one_line() -> None:
+    with pytest.raises(UsageError) as info:
+        load_target("absent_tb.py:build")
+    assert user_traceback(info.value) == (
+        "batchfinder.errors.UsageError: no such file: absent_tb.py\n"
+    )
+
+
+def test_tracebacks_without_our_frames_stay_whole() -> None:
+    def inner() -> float:
+        return 1 / 0
+
+    with pytest.raises(ZeroDivisionError) as info:
+        inner()
+    text = user_traceback(info.value)
+    assert "in test_tracebacks_without_our_frames_stay_whole" in text
+    assert "in inner" in text
+
+
+def test_error_that_was_never_raised() -> None:
+    assert user_traceback(ValueError("x")) == "ValueError: x\n"
