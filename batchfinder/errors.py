@@ -6,12 +6,12 @@ The tree::
     ├── UsageError (also a ValueError)      an argument makes no sense; exit code 2
     ├── TargetError                         FILE.py:FUNCTION cannot be used
     ├── SampleError                         no usable example batch
-    ├── StepError                           the training step cannot be made or is not a training step
+    ├── StepError                           the training step cannot be made, or trains nothing
     ├── BatchTooSmallError                  a layer needs more than one example to train on
     ├── DeviceError                         the device or the limit asked for is not to be had
     ├── WorkerError                         the worker process is of no use
-    │   ├── WorkerDied                      it ended without an answer
-    │   └── WorkerHung                      it did not answer in time
+    │   ├── WorkerDiedError                 it ended without an answer
+    │   └── WorkerHungError                 it did not answer in time
     └── UserCodeError                       the user's own code raised; carries their traceback
 
 In-process, the user's own exceptions are raised as they are, never wrapped. ``UserCodeError``
@@ -72,7 +72,7 @@ class WorkerError(BatchFinderError):
     """The worker process is of no use."""
 
 
-class WorkerDied(WorkerError):
+class WorkerDiedError(WorkerError):
     """The worker process ended without an answer.
 
     Attributes:
@@ -90,7 +90,7 @@ class WorkerDied(WorkerError):
         super().__init__(reason)
 
 
-class WorkerHung(WorkerError):
+class WorkerHungError(WorkerError):
     """The worker process did not answer in time."""
 
     def __init__(self, seconds: float) -> None:

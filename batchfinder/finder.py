@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from batchfinder.errors import BatchTooSmallError, UsageError, WorkerError
-from batchfinder.memory_model import fit
+from batchfinder.memory_model import MemoryModel, fit
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.prober import Prober
 from batchfinder.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
@@ -228,15 +228,26 @@ def conclude(
         device=prober.device,
         budget_bytes=prober.budget_bytes,
         probes=tuple(probes),
-        memory_model=fit((p.batch_size, p.phase_peak_bytes) for p in probes if p.fits),
-        next_failure=failure
-        and NextFailure(failure.batch_size, failure.outcome, failure.note or "out of memory"),
+        memory_model=_memory_model(probes),
+        next_failure=_next_failure(failure) if failure else None,
         confirmed_steps=answer.steps if answer and answer.confirmed else 0,
         cost_full_size_steps=round(samples / answer.batch_size, 2) if answer else 0.0,
         seconds=seconds,
         versions=prober.versions,
         warnings=tuple(warnings),
     )
+
+
+def _next_failure(probe: Probe) -> NextFailure:
+    return NextFailure(probe.batch_size, probe.outcome, probe.note or "out of memory")
+
+
+def _memory_model(probes: Sequence[Probe]) -> MemoryModel | None:
+    """The lines through the probes. Confirmations, from scratch, may lie elsewhere."""
+    fits = [p for p in probes if p.fits]
+    plain = [p for p in fits if not p.confirmed]
+    chosen = plain if len(plain) > 1 else fits
+    return fit((p.batch_size, p.phase_peak_bytes) for p in chosen)
 
 
 def _answer(probes: Sequence[Probe]) -> Probe | None:

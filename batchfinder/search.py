@@ -46,8 +46,12 @@ BLIND_GROWTH = 16
 # each other it would show little but noise.
 APART = 0.8
 
-# A model that is wrong by this share of the budget is not followed further than bisection allows.
+# A model that is wrong by this share of the budget is not followed further than the probes allow
+# that bisection would have to spare.
 WRONG_BY = 1 / 4
+
+# A model that keeps promising more than it holds is not followed for ever either.
+MAX_EXTENSIONS = 4
 
 # Where the model promised a size that then failed, the next try is this share smaller.
 RETREAT = 1 / 64
@@ -154,8 +158,10 @@ class _Bracket:
         self.confirmation: Probe | None = None
         self.failure: Probe | None = None
         self.probes = 0
+        self.extensions = 0
         self.retreats = 0
         self.model_is_useless = False
+        self.needs_confirmations = False
 
     @property
     def low(self) -> int:
@@ -173,8 +179,13 @@ class _Bracket:
         return is_tight and (not self.fits or self.confirmation is not None)
 
     def would_end_with(self, batch_size: int) -> bool:
-        """Whether the search is over if this size fits."""
-        return batch_size in self.fits or batch_size == self.high - self.unit
+        """Whether the search is over if this size fits, or a mere probe would prove nothing.
+
+        Where a confirmation has failed, several steps ask for more memory than one: from then on
+        only confirmations tell.
+        """
+        is_last = batch_size == self.high - self.unit
+        return is_last or batch_size in self.fits or self.needs_confirmations
 
     def record(self, probe: Probe, confirm: bool) -> None:
         self.probes += 1
@@ -183,10 +194,11 @@ class _Bracket:
         if probe.fits:
             self.fits[probe.batch_size] = probe
             self.confirmation = probe if confirm else None
-        else:
-            # A confirmation that fails refutes what a probe had shown.
-            self.fits.pop(probe.batch_size, None)
-            self.failure = probe
+            return
+        # A confirmation that fails refutes what a probe had shown.
+        self.fits.pop(probe.batch_size, None)
+        self.failure = probe
+        self.needs_confirmations |= confirm
 
     def finding(self) -> Finding:
         if not self.fits:
@@ -216,17 +228,18 @@ class _Bracket:
     def _refutes_the_model(self, probe: Probe) -> bool:
         """Whether a probe shows that the lines say nothing about this device.
 
-        They are off by a quarter of the budget where they should hold: no growth seen where there
-        is some, or a failure far below the predicted maximum.
+        They may overrate the growth: small sizes do not show it well. But no growth where there
+        is some, or a failure far below the predicted maximum, is another matter.
         """
         predicted = self._predicted_maximum()
         if math.isinf(predicted):
             return not probe.fits
         slope = (self.budget_bytes - self._peak(self.low)) / (predicted - self.low)
         expected = self._peak(self.low) + slope * (probe.batch_size - self.low)
+        tolerated = WRONG_BY * self.budget_bytes
         if probe.fits:
-            return abs(expected - self._peak_of(probe)) > WRONG_BY * self.budget_bytes
-        return expected < (1 - WRONG_BY) * self.budget_bytes
+            return self._peak_of(probe) > expected + tolerated
+        return expected < self.budget_bytes - tolerated
 
     def _has_probes_to_spare(self) -> bool:
         """Whether bisection could still finish in time if the next probe taught nothing."""
@@ -272,6 +285,8 @@ class _Bracket:
 
     def _extend(self) -> float:
         """The next size while nothing has failed."""
+        self.extensions += 1
+        self.model_is_useless |= self.extensions > MAX_EXTENSIONS
         predicted = self._predicted_maximum()
         if self.low >= CLOSE_ENOUGH * predicted:
             return predicted + self.unit

@@ -12,6 +12,7 @@ table for the README.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from statistics import median
 from typing import Any
@@ -21,7 +22,7 @@ from bench_case import RESULTS, Case, markdown_table, ran_out, save, survived
 from batchfinder.memory_model import Phase
 from batchfinder.result import Outcome, Probe
 from batchfinder.search import search
-from batchfinder.units import GIB
+from batchfinder.units import GIB, parse_bytes
 
 FAMILIES = {
     "mlp": "MLP",
@@ -46,19 +47,35 @@ def main() -> None:
     if options.simulated:
         simulate()
         return
-    rows: list[dict[str, Any]] = []
-    versions: dict[str, str] = {}
+    # A part is run into the results of the others; without a choice everything is run anew.
+    is_part = bool(options.family or options.limit)
+    results = read() if is_part else {"versions": {}, "cases": []}
     for limit in options.limit or LIMITS:
         for family in options.family or FAMILIES:
             case = Case(family, f"scripts/examples/train_{family}.py:build_model", limit)
             found = case.find()
-            versions = found.get("versions", versions)
-            rows.append(run_case(case, found))
-            print(describe(rows[-1]), file=sys.stderr, flush=True)
-            save(RESULT_FILE, {"versions": versions, "cases": rows})
-    print(table(rows))
-    if not all(row["survives"] and row["is_tight"] for row in rows):
+            row = run_case(case, found)
+            print(describe(row), file=sys.stderr, flush=True)
+            others = [known for known in results["cases"] if key(known) != key(row)]
+            results["cases"] = sorted([*others, row], key=key)
+            results["versions"] |= found.get("versions", {})
+            save(RESULT_FILE, results)
+    print(table(results["cases"]))
+    if not all(row["survives"] and row["is_tight"] for row in results["cases"]):
         sys.exit(1)
+
+
+def read() -> dict[str, Any]:
+    """The results so far."""
+    if not RESULT_FILE.exists():
+        return {"versions": {}, "cases": []}
+    results: dict[str, Any] = json.loads(RESULT_FILE.read_text())
+    return results
+
+
+def key(row: dict[str, Any]) -> tuple[int, int]:
+    """Which case a row is of, and its place in the table."""
+    return parse_bytes(row["limit"]), list(FAMILIES).index(row["family"])
 
 
 def run_case(case: Case, found: dict[str, Any]) -> dict[str, Any]:

@@ -27,17 +27,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from bench_case import RESULTS, Case, markdown_table, ran_out, save, survived
+from bench_case import RESULTS, Case, save
+from gpu_report import TOO_LARGE, describe, prediction, table, verdict
 
-from batchfinder.memory_model import fit
 from batchfinder.result import Probe
-from batchfinder.units import GIB, format_bytes, parse_bytes
+from batchfinder.units import GIB, parse_bytes
 
 FAMILIES = ("resnet50", "vit_base", "gpt2", "bert_base", "unet", "lstm")
 CPU_FAMILIES = ("mlp", "resnet", "vit", "gpt")
 PRECISIONS = ("bf16", "fp32")
 LIMITS = ("8GiB", "24GiB", "80GiB", "all")
-TOO_LARGE = 1.12
 
 # First one case that has the GPU to itself; then each family twice, under a small limit and a
 # larger one, side by side; after these, all others.
@@ -79,6 +78,8 @@ def main() -> None:
     deadline = started + options.time_budget
     gpu, total_bytes = describe_device(options.device)
     cases = in_order(options.families, options.limits, options.precisions, options.device)
+    if options.device != "cpu":
+        cases = [case for case in cases if is_possible(case, total_bytes)]
     rows: dict[Case, dict[str, Any]] = {}
     versions: dict[str, str] = {}
 
@@ -90,12 +91,13 @@ def main() -> None:
         data = {"device": gpu, "total_bytes": total_bytes, "versions": versions}
         save(options.output, {**data, "cases": in_plan_order})
 
-    with ThreadPoolExecutor(options.at_once) as pool:
+    at_once = 1 if options.device == "cpu" else options.at_once
+    with ThreadPoolExecutor(at_once) as pool:
         running: dict[Future[dict[str, Any]], Case] = {}
         waiting = list(cases)
         while waiting or running:
             case = None
-            if len(running) < options.at_once:
+            if len(running) < at_once:
                 case = first_that_fits(waiting, list(running.values()), total_bytes)
             if case is None:
                 ended, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -144,6 +146,11 @@ def in_order(
         file = f"train_{family}.py:build_model" if device == "cpu" else f"gpu_models.py:{family}"
         cases.append(Case(family, f"scripts/examples/{file}", limit, device, precision))
     return sorted(cases, key=lambda case: (*FIRST, case.name).index(case.name))
+
+
+def is_possible(case: Case, total_bytes: int) -> bool:
+    """Whether the device has as much as the case's limit."""
+    return case.limit == "all" or parse_bytes(case.limit) <= total_bytes
 
 
 def first_that_fits(
@@ -223,79 +230,6 @@ def run_case(case: Case, deadline: float, survival_seconds: float) -> dict[str, 
         deadline=deadline,
     )
     return row | {"verdict": verdict(row, deadline)}
-
-
-def prediction(probes: Sequence[Probe], answer: int) -> dict[str, Any]:
-    """The peak that the smaller probes predict at the answer, and the one measured there."""
-    peaks = {
-        probe.batch_size: probe.phase_peak_bytes
-        for probe in probes
-        if probe.fits and probe.phase_peak_bytes
-    }
-    model = fit([(size, peak) for size, peak in peaks.items() if size < answer])
-    if model is None or answer not in peaks:
-        return {"predicted_bytes": None, "measured_bytes": None}
-    return {
-        "predicted_bytes": round(model.peak_bytes(answer)),
-        "measured_bytes": max(peaks[answer].values()),
-    }
-
-
-def verdict(row: dict[str, Any], deadline: float) -> str:
-    """In words: "passed", or which half of the proof failed or is missing."""
-    if not survived(row["survival"]):
-        is_cut = "error" in row["survival"] and time.monotonic() >= deadline
-        return "cut short: not all steps ran" if is_cut else "failed: the answer did not survive"
-    if not ran_out(row["above"]):
-        is_cut = "error" in row["above"] and time.monotonic() >= deadline
-        return f"cut short: {TOO_LARGE} times it was not tried" if is_cut else "failed: not tight"
-    return "passed"
-
-
-def describe(row: dict[str, Any]) -> str:
-    """One line for the terminal."""
-    name = f"{row['family']} {row['precision']} {row['limit']}"
-    if "batch_size" not in row:
-        return f"{name}: {row['verdict']}"
-    return (
-        f"{name}: {row['batch_size']} from {row['probes']}, "
-        f"{row['full_size_steps']} full-size steps, {row['seconds']} s: {row['verdict']}"
-    )
-
-
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The table for the README: all cases that were run."""
-    header = ["model", "precision", "limit", "batch size", "probes", "full-size steps", "time"]
-    header += ["trained on", f"{TOO_LARGE} times it", "predicted peak"]
-    lines: list[list[object]] = []
-    for row in rows:
-        if "batch_size" not in row:
-            continue
-        survival, above = row.get("survival", {}), row.get("above", {})
-        lines.append(
-            [
-                row["family"],
-                row["precision"],
-                row["limit"].replace("GiB", " GiB"),
-                row["batch_size"],
-                len(row["probes"]),
-                f"{row['full_size_steps']:.1f}",
-                f"{row['seconds']:.0f} s",
-                f"{survival.get('steps', 0)} steps" if survived(survival) else "**fails**",
-                "out of memory" if ran_out(above) else f"**{above.get('outcome', 'not tried')}**",
-                compare(row["predicted_bytes"], row["measured_bytes"]),
-            ]
-        )
-    not_run = sum(row["verdict"].startswith("not run") for row in rows)
-    note = f"\n\n{not_run} further cases were not run in the time given." if not_run else ""
-    return markdown_table(header, lines) + note
-
-
-def compare(predicted: int | None, measured: int | None) -> str:
-    """How far a prediction was off."""
-    if not predicted or not measured:
-        return "-"
-    return f"{predicted / measured - 1:+.1%} of {format_bytes(measured)}"
 
 
 if __name__ == "__main__":

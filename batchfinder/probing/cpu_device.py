@@ -5,12 +5,18 @@ and when it is reached PyTorch raises an error that it recovers from, instead of
 some process. The peak is the resident set's high-water mark (``VmHWM``), which ``/proc/self/
 clear_refs`` resets (https://docs.kernel.org/filesystems/proc.html), corrected by how much of the
 counted memory is not resident.
+
+glibc by and by takes tensors of up to 32 MiB from a heap, where they leave holes: the same step
+needs up to a tenth more or less from run to run, and after an OOM the holes stay. Probes therefore
+run with every tensor mapped by itself (``M_MMAP_THRESHOLD``, mallopt(3)), which is exact and
+leaves nothing behind; confirmations run with the heap as the user's training will have it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +25,9 @@ import torch
 
 from batchfinder.errors import DeviceError
 from batchfinder.probing.device import DeviceMemory, Peaks
+
+M_MMAP_THRESHOLD = -3
+MMAP_THRESHOLD_BYTES = 128 * 1024  # glibc's initial one, which it raises unless it is set
 
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
@@ -35,10 +44,10 @@ class CpuDevice:
     torch_device = torch.device("cpu")
     name = "cpu"
     limit_warning: str | None = None
-    # The heap keeps holes where the failed step's tensors lay: smaller sizes then fail as well.
-    recovers_from_oom = False
 
     def __init__(self) -> None:
+        # The heap keeps holes where a failed step's tensors lay: smaller sizes then fail as well.
+        self.recovers_from_oom = False
         if sys.platform != "linux":
             raise DeviceError(
                 "on this system the CPU's memory cannot be limited, and running out of it would "
@@ -50,6 +59,17 @@ class CpuDevice:
             raise DeviceError(
                 f"the memory of this process cannot be read ({error}); mount /proc"
             ) from None
+
+    def make_recoverable(self) -> None:
+        # Other C libraries have no such call, and other ways.
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            self.recovers_from_oom = bool(mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES))
+
+    def first_confirmation_limit(self, budget_bytes: int, headroom: float) -> int:
+        # Half of the headroom is for the heap's holes, the other half stays free. Holes for which
+        # that is not enough differ as much from run to run, and then all of it has to stay free.
+        return math.floor(budget_bytes / (1 - headroom) * (1 - headroom / 2))
 
     def memory(self) -> DeviceMemory:
         status, meminfo = _status(), _fields(PROC / "meminfo")

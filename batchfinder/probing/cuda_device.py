@@ -31,6 +31,12 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", self._index)
         self.name = f"cuda:{self._index} {torch.cuda.get_device_name(self._index)}"
 
+    def make_recoverable(self) -> None:
+        """Nothing to do: the allocator gives all of its cache back."""
+
+    def first_confirmation_limit(self, budget_bytes: int, headroom: float) -> int:
+        return budget_bytes
+
     def memory(self) -> DeviceMemory:
         free, total = torch.cuda.mem_get_info(self._index)
         reserved = torch.cuda.memory_reserved(self._index)

@@ -64,6 +64,20 @@ class Device(Protocol):
         """Whether a process that ran out of memory can be trusted with a further probe."""
         ...
 
+    def make_recoverable(self) -> None:
+        """Let this process, one of ours, recover from an OOM.
+
+        The price is another allocation policy than the user's: not where something is confirmed.
+        """
+        ...
+
+    def first_confirmation_limit(self, budget_bytes: int, headroom: float) -> int:
+        """How much a confirmation may use: the budget, or some headroom for what no probe shows.
+
+        If it fails all the same, later ones get the budget.
+        """
+        ...
+
     def memory(self) -> DeviceMemory: ...
 
     def limited_to(self, budget_bytes: int) -> AbstractContextManager[None]:

@@ -9,8 +9,8 @@ from torch.optim import Optimizer
 from batchfinder.probing.device import budget
 from batchfinder.probing.devices import choose_device
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.versions import versions
 from batchfinder.probing.session import Attempt, ProbeSession
+from batchfinder.probing.versions import versions
 from batchfinder.result import Outcome, Probe
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
@@ -53,6 +53,7 @@ class InProcessProber:
         self.versions = versions()
         self._opened = ExitStack()
         self._session: ProbeSession | None = None
+        self._a_confirmation_failed = False
         if self._device.limit_warning:
             self.warn(self._device.limit_warning)
 
@@ -60,12 +61,15 @@ class InProcessProber:
         if confirm:
             # From scratch: what earlier probes left in the optimizer and the allocator is undone.
             self.close()
-        session = self._session or self._open()
+        session = self._session or self._open(confirm)
         try:
             attempt = session.confirm(batch_size) if confirm else session.probe(batch_size)
         finally:
             for warning in session.step.warnings:
                 self.warn(warning)
+        if confirm:
+            self.close()  # a probe has the limit of probes
+            self._a_confirmation_failed |= not attempt.probe.fits
         self._judge(attempt)
         return attempt.probe
 
@@ -75,12 +79,15 @@ class InProcessProber:
             session.clean()
         self._opened.close()
 
-    def _open(self) -> ProbeSession:
+    def _open(self, confirm: bool) -> ProbeSession:
+        limit_bytes = self.budget_bytes
+        if confirm and not self._a_confirmation_failed:
+            limit_bytes = self._device.first_confirmation_limit(limit_bytes, self.options.headroom)
         device = self._device.torch_device
         optimizer = self.setup.optimizer if isinstance(self.setup.optimizer, Optimizer) else None
         with ExitStack() as opened:
             opened.enter_context(preserved_state(self.setup.model, optimizer, device=device))
-            opened.enter_context(self._device.limited_to(self.budget_bytes))
+            opened.enter_context(self._device.limited_to(limit_bytes))
             step = TrainingStep(
                 self.setup,
                 device,

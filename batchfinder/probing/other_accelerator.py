@@ -37,10 +37,16 @@ class OtherAccelerator:
             None
             if self._limit
             else (
-                f"PyTorch cannot limit the memory of {torch_device.type}: the search ends where the "
-                "device itself runs out; close other programs that use it, and keep some headroom"
+                f"PyTorch cannot limit the memory of {torch_device.type}: the search ends where "
+                "the device itself runs out; close other programs that use it"
             )
         )
+
+    def make_recoverable(self) -> None:
+        """Nothing to do: the allocator gives all of its cache back."""
+
+    def first_confirmation_limit(self, budget_bytes: int, headroom: float) -> int:
+        return budget_bytes
 
     def memory(self) -> DeviceMemory:
         held = self.held_bytes()

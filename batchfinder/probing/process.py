@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
-from batchfinder.errors import WorkerDied, WorkerHung
+from batchfinder.errors import WorkerDiedError, WorkerHungError
 
 # What a dying process printed last says why; the rest of its output is nobody's business.
 KEPT_OUTPUT_LINES = 40
@@ -30,7 +30,6 @@ class WorkerProcess:
     """
 
     def __init__(self, show_output: bool) -> None:
-        self.is_used = False
         self._process = subprocess.Popen(
             [sys.executable, "-m", "batchfinder.probing.worker_process"],
             stdin=subprocess.PIPE,
@@ -59,19 +58,19 @@ class WorkerProcess:
         """Wait for an answer.
 
         Raises:
-            WorkerDied: the process ended, or answered with something else than JSON.
-            WorkerHung: it did not answer in time.
+            WorkerDiedError: the process ended, or answered with something else than JSON.
+            WorkerHungError: it did not answer in time.
         """
         try:
             answer = self._answers.get(timeout=timeout_seconds)
         except Empty:
-            raise WorkerHung(timeout_seconds or 0) from None
+            raise WorkerHungError(timeout_seconds or 0) from None
         if answer is None:
             # Its own end tells more than the one that we would give it.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(CLOSING_SECONDS)
             self.kill()
-            raise WorkerDied(self._process.returncode, "\n".join(self._output))
+            raise WorkerDiedError(self._process.returncode, "\n".join(self._output))
         return answer
 
     def kill(self) -> None:

@@ -13,7 +13,8 @@ from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_attem
 from batchfinder.errors import BatchTooSmallError
 from batchfinder.memory_model import Phase
 from batchfinder.probing.device import Device
-from batchfinder.probing.oom import Failure, Tier, classify, needs_more_than_one_sample
+from batchfinder.probing.oom import Failure, classify, needs_more_than_one_sample
+from batchfinder.probing.oom_table import Tier
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.result import Outcome, Probe
 from batchfinder.training.sample import BatchMaker, move_batch
@@ -114,8 +115,10 @@ class ProbeSession:
         return self._attempt(batch_size, confirm=True)
 
     def clean(self) -> None:
-        """Give back all that the last probe left. Never call it while an exception is handled:
-        the exception's frames hold the tensors."""
+        """Give back all that the last probe left.
+
+        Never call it while an exception is handled: the exception's frames hold the tensors.
+        """
         self.step.release()
         gc.collect()
         self.device.release_cache()
@@ -158,7 +161,7 @@ class ProbeSession:
                 self._confirm(batch_size, run)
             else:
                 self._probe(batch_size, run)
-        except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+        except Exception as error:
             if needs_more_than_one_sample(error):
                 raise BatchTooSmallError(
                     "a layer of the model needs more than 1 example to train on; "
@@ -251,7 +254,7 @@ def _last_result(state: RetryCallState) -> _Run:
 def _to_probe(run: _Run, batch_size: int, confirm: bool, seconds: float) -> Probe:
     outcome, note = Outcome.FITS, run.note
     if run.failure is not None:
-        is_memory = run.failure.tier is not Tier.POISONED
+        is_memory = run.failure.tier in (Tier.CERTAIN, Tier.PROBABLE)
         outcome = Outcome.OOM if is_memory else Outcome.FAILED
         note = run.failure.reason
     elif run.note:

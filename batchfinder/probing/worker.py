@@ -1,7 +1,7 @@
 """Probing in child processes that may die: the parent's side. Imports no torch.
 
 A worker loads the setup itself and answers in JSON lines; nothing is unpickled here. A worker that
-has run out of memory on the CPU, broken its CUDA context, or died is replaced; each confirmation
+is not back at its baseline, has broken its CUDA context, or died is replaced; each confirmation
 gets a fresh one. A spare worker always imports PyTorch ahead of time, so replacing costs little.
 """
 
@@ -19,9 +19,9 @@ from batchfinder import errors
 from batchfinder.errors import (
     BatchFinderError,
     UserCodeError,
-    WorkerDied,
+    WorkerDiedError,
     WorkerError,
-    WorkerHung,
+    WorkerHungError,
 )
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.process import WorkerProcess
@@ -95,6 +95,7 @@ class WorkerProber:
         self._timeout_seconds = probe_timeout_seconds
         self._show_output = show_output
         self._slowest_seconds_per_sample = 0.0
+        self._a_confirmation_failed = False
         self._spare: WorkerProcess | None = None
         self._worker: WorkerProcess | None = None
         try:
@@ -122,6 +123,7 @@ class WorkerProber:
             retry_error_callback=_last_verdict,
         )
         verdict: _Verdict = retrying(self._attempt, batch_size, confirm)
+        self._a_confirmation_failed |= confirm and not verdict.probe.fits
         return verdict.probe
 
     def close(self) -> None:
@@ -131,13 +133,12 @@ class WorkerProber:
             self._spare = None
 
     def _attempt(self, batch_size: int, confirm: bool) -> _Verdict:
-        if confirm and self._worker is not None and self._worker.is_used:
+        if confirm:
             self._end_worker()
         if self._worker is None:
-            self._start()
+            self._start(confirm)
         worker = self._worker
         assert worker is not None
-        worker.is_used = True
         started = time.monotonic()
         worker.send({"batch_size": batch_size, "confirm": confirm})
         steps = 0
@@ -147,7 +148,7 @@ class WorkerProber:
                 if answer["answer"] != "step":
                     break
                 steps += 1
-        except (WorkerDied, WorkerHung) as end:
+        except (WorkerDiedError, WorkerHungError) as end:
             self._end_worker()
             seconds = time.monotonic() - started
             return _verdict_of_death(end, batch_size, confirm, steps, seconds)
@@ -155,7 +156,7 @@ class WorkerProber:
             self._end_worker()
             raise _error(answer)
         self._warn(answer["warnings"])
-        if not answer["is_clean"]:
+        if confirm or not answer["is_clean"]:
             self._end_worker()
         probe = Probe.from_dict(answer["probe"])
         if probe.step_seconds:
@@ -169,14 +170,15 @@ class WorkerProber:
         expected = self._slowest_seconds_per_sample * batch_size
         return max(PATIENCE_SECONDS, PATIENCE_FACTOR * expected)
 
-    def _start(self) -> dict[str, Any]:
+    def _start(self, confirm: bool = False) -> dict[str, Any]:
         worker = self._spare or WorkerProcess(self._show_output)
         self._spare, self._worker = None, worker
         order = {**self.source.to_order(), "options": self.options.to_dict()}
+        order |= {"confirm": confirm, "a_confirmation_failed": self._a_confirmation_failed}
         worker.send(order, self.source.pickled_setup)
         try:
             answer = worker.receive(None)
-        except WorkerDied as end:
+        except WorkerDiedError as end:
             self._end_worker()
             raise WorkerError(f"the target ended its process while it was loading: {end}") from None
         if answer["answer"] != "ready":
@@ -208,11 +210,15 @@ def _last_verdict(state: RetryCallState) -> _Verdict:
 
 
 def _verdict_of_death(
-    death: WorkerDied | WorkerHung, batch_size: int, confirm: bool, steps: int, seconds: float
+    death: WorkerDiedError | WorkerHungError,
+    batch_size: int,
+    confirm: bool,
+    steps: int,
+    seconds: float,
 ) -> _Verdict:
     """What the end of a worker says of the size that it was running."""
     outcome, note = Outcome.FAILED, str(death)
-    if isinstance(death, WorkerDied):
+    if isinstance(death, WorkerDiedError):
         if death.signal_number == signal.SIGKILL:
             outcome = Outcome.OOM
             note = "the process was killed, most likely by the system for want of host memory"
@@ -227,16 +233,18 @@ def _verdict_of_death(
         confirmed=confirm,
         note=note,
     )
-    return _Verdict(probe, is_certain=isinstance(death, WorkerHung))
+    return _Verdict(probe, is_certain=isinstance(death, WorkerHungError))
 
 
 def _printed_reason(output: str) -> str | None:
     """Why a process died, if what it printed last says that it ran out of memory."""
     # It needs torch, for which this process has no other use.
-    from batchfinder.probing.oom import Tier, classify_text
+    from batchfinder.probing.oom import classify_text
+    from batchfinder.probing.oom_table import Tier
 
     failure = classify_text(output)
-    return failure.reason if failure and failure.tier is not Tier.POISONED else None
+    is_memory = failure is not None and failure.tier in (Tier.CERTAIN, Tier.PROBABLE)
+    return failure.reason if failure and is_memory else None
 
 
 def _error(answer: Mapping[str, Any]) -> BatchFinderError:

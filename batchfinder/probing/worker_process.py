@@ -94,7 +94,12 @@ class Worker:
             limit_warning=device.limit_warning,
             versions=versions(),
         )
-        opened.enter_context(device.limited_to(budget_bytes))
+        limit_bytes = budget_bytes
+        if not order["confirm"]:
+            device.make_recoverable()
+        elif not order["a_confirmation_failed"]:
+            limit_bytes = device.first_confirmation_limit(budget_bytes, options.headroom)
+        opened.enter_context(device.limited_to(limit_bytes))
         step = TrainingStep(
             setup,
             device.torch_device,
@@ -121,8 +126,8 @@ def _load(order: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
         setup: TrainingSetup = pickle.loads(order["pickled_setup"])
         found = find_sample(setup)
     else:
-        setup = load_target(order["target"], order["arguments"])
         sample = order["sample"]
+        setup = load_target(order["target"], order["arguments"], use_build_sample=sample is None)
         found = find_sample(
             setup,
             sample_function=load_function(sample) if sample else None,

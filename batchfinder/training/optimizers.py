@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -61,7 +63,9 @@ def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise StepError("the model has no parameter that requires a gradient: nothing to train")
-    factory = find_optimizer(spec or DEFAULT_OPTIMIZER) if not callable(spec) else spec
+    factory: Callable[..., Any] = (
+        spec if callable(spec) else find_optimizer(spec or DEFAULT_OPTIMIZER)
+    )
     optimizer = factory(parameters)
     if not isinstance(optimizer, Optimizer):
         kind = type(optimizer).__name__

@@ -10,9 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import operator
-import random
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from batchfinder.errors import DeviceError, StepError
+from batchfinder.training.process_settings import device_generator, process_settings
 
 _Undo = Callable[[], object]
 
@@ -32,24 +31,6 @@ _CONTAINERS = (
     list,
     set,
     collections.deque,
-)
-
-# Below torch.backends; from wide to narrow, since a narrow one follows the wide one it lies in.
-_BACKEND_FLAGS = (
-    "cudnn.enabled",
-    "cudnn.benchmark",
-    "cudnn.deterministic",
-    "cudnn.allow_tf32",
-    "cuda.matmul.allow_tf32",
-    "fp32_precision",
-    "cudnn.fp32_precision",
-    "mkldnn.fp32_precision",
-    "cuda.matmul.fp32_precision",
-    "cudnn.conv.fp32_precision",
-    "cudnn.rnn.fp32_precision",
-    "mkldnn.matmul.fp32_precision",
-    "mkldnn.conv.fp32_precision",
-    "mkldnn.rnn.fp32_precision",
 )
 
 
@@ -105,13 +86,13 @@ class _Snapshot:
         self._containers: list[_Undo] = []
         self._values: list[_Undo] = []
         self._tensors: list[_SavedTensor] = []
-        self._settings: list[_Undo] = _settings()
+        self._settings: list[_Undo] = process_settings()
         self._storages: set[tuple[torch.device, int]] = set()
         self._devices = set() if device is None else {torch.device(device)}
         self._collect(objects)
         for used in self._devices:
             if used.type not in ("cpu", "meta"):
-                self._settings.append(_device_generator(used))
+                self._settings.append(device_generator(used))
 
     def detach_gradients(self) -> None:
         """Take every gradient off its tensor, and off the accelerator."""
@@ -274,64 +255,6 @@ def _refill(container: Any, items: list[Any]) -> None:
         container.update(items)
     else:
         container.extend(items)
-
-
-def _settings() -> list[_Undo]:
-    """How to put back what belongs to the process as a whole."""
-    undo: list[_Undo] = [
-        partial(random.setstate, random.getstate()),
-        partial(torch.set_grad_enabled, torch.is_grad_enabled()),
-        partial(torch.set_default_dtype, torch.get_default_dtype()),
-        partial(
-            torch.use_deterministic_algorithms,
-            torch.are_deterministic_algorithms_enabled(),
-            warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
-        ),
-        *_kept(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    ]
-    # Not imported before means not used before: nothing to put back.
-    if numpy := sys.modules.get("numpy"):
-        undo.append(partial(numpy.random.set_state, numpy.random.get_state()))
-    for flag in _BACKEND_FLAGS:
-        undo += _kept(
-            partial(operator.attrgetter(flag), torch.backends), partial(_set_backend_flag, flag)
-        )
-    return undo
-
-
-def _set_backend_flag(flag: str, value: object) -> None:
-    path, _, name = flag.rpartition(".")
-    setattr(operator.attrgetter(path)(torch.backends) if path else torch.backends, name, value)
-
-
-def _kept(read: Callable[[], Any], write: Callable[[Any], object]) -> list[_Undo]:
-    """How to put one switch back, if it can be read; it is not touched while it is as it was."""
-    saved = _readable(read)
-    if saved is None:
-        return []
-
-    def undo() -> None:
-        if _readable(read) != saved:
-            write(saved)
-
-    return [undo]
-
-
-def _readable(read: Callable[[], Any]) -> Any:
-    try:
-        return read()
-    except (AttributeError, RuntimeError):
-        # An older PyTorch has not all of them. And the older TF32 switches cannot be read once
-        # the newer ones were set apart from them:
-        # https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
-        return None
-
-
-def _device_generator(device: torch.device) -> _Undo:
-    module = getattr(torch, device.type)
-    # Apple's has one generator, whatever the index.
-    where = () if device.type == "mps" else (device,)
-    return partial(module.set_rng_state, module.get_rng_state(*where), *where)
 
 
 def _run(undos: Any) -> list[RuntimeError]:

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from batchfinder.errors import StepError, UsageError
@@ -84,7 +84,7 @@ class TrainingStep:
         )
         self._compiled = compiled
         self._batch_dim = batch_dim
-        self._model: nn.Module = torch.compile(setup.model) if compiled else setup.model
+        self._model: Any = torch.compile(setup.model) if compiled else setup.model
         self._kept: list[Any] = []
 
     def forward_backward(self, batch: Any) -> None:
@@ -103,7 +103,7 @@ class TrainingStep:
         self._kept = [batch, output, loss]
         del output
         self._check(loss)
-        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+        torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
 
     def optimizer_step(self) -> None:
         """Update the parameters, then clear the gradients."""

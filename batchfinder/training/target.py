@@ -6,8 +6,7 @@ import ast
 import dataclasses
 import inspect
 import sys
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -130,41 +129,6 @@ def call_with_arguments(function: Callable[..., Any], arguments: Mapping[str, ob
     module = sys.modules.get(getattr(function, "__module__", ""))
     with as_script(name, file=getattr(module, "__file__", None)):
         return function(**accepted)
-
-
-def parse_arguments(pairs: Sequence[str]) -> dict[str, object]:
-    """Read the values of ``--arg``.
-
-    Args:
-        pairs: texts ``NAME=VALUE``. A value that is a Python literal (also true, false, none in
-            lower case) is read as one, any other as text. The last of equal names counts.
-
-    Raises:
-        UsageError: a text that is no such pair.
-
-    Example:
-        >>> parse_arguments(["depth=12", "lr=1e-3", "name=gpt2", "pretrained=false"])
-        {'depth': 12, 'lr': 0.001, 'name': 'gpt2', 'pretrained': False}
-    """
-    arguments = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name.isidentifier():
-            raise UsageError(f"--arg {pair!r} cannot be read; write it as NAME=VALUE")
-        arguments[name] = _parse_value(value)
-    return arguments
-
-
-def _parse_value(text: str) -> object:
-    words = {"true": True, "false": False, "none": None}
-    if text in words:
-        return words[text]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about strange escapes in strings
-            return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return text
 
 
 def _split(target: str) -> tuple[str, str]:

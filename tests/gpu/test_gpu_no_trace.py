@@ -66,10 +66,11 @@ def trained_model() -> tuple[ImageModel, torch.optim.Optimizer]:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_the_training_state_is_the_same_bit_for_bit(precision: str) -> None:
     model, optimizer = trained_model()
+    sample = image_sample()
     before = state_of(model, optimizer)
 
     result = find_max_batch(
-        model, image_sample(), optimizer=optimizer, memory_limit=LIMIT, precision=precision
+        model, sample, optimizer=optimizer, memory_limit=LIMIT, precision=precision
     )
 
     assert result.batch_size > 1
@@ -78,6 +79,7 @@ def test_the_training_state_is_the_same_bit_for_bit(precision: str) -> None:
 
 def test_the_training_state_is_the_same_after_an_error_of_the_user() -> None:
     model, optimizer = trained_model()
+    sample = image_sample()
     before = state_of(model, optimizer)
 
     def loss_fn(output: Tensor, batch: Any) -> Tensor:
@@ -86,9 +88,7 @@ def test_the_training_state_is_the_same_after_an_error_of_the_user() -> None:
         return output.sum()
 
     with pytest.raises(ValueError, match="no labels for this one"):
-        find_max_batch(
-            model, image_sample(), optimizer=optimizer, loss_fn=loss_fn, memory_limit=LIMIT
-        )
+        find_max_batch(model, sample, optimizer=optimizer, loss_fn=loss_fn, memory_limit=LIMIT)
 
     assert_same(before, state_of(model, optimizer))
 

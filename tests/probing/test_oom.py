@@ -13,15 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from batchfinder.probing.oom import (
-    TABLE,
-    Failure,
-    Row,
-    Tier,
-    classify,
-    classify_text,
-    needs_more_than_one_sample,
-)
+from batchfinder.probing.oom import Failure, classify, classify_text, needs_more_than_one_sample
+from batchfinder.probing.oom_table import TABLE, Row, Tier
 
 # What PyTorch adds to every CUDA error, whatever it is.
 CUDA_ADVICE = (
@@ -55,7 +48,7 @@ CASES: tuple[tuple[BaseException | str, BaseException | str], ...] = (
     ),
     (
         RuntimeError(f"CUDA error: out of memory{CUDA_ADVICE}"),
-        RuntimeError(f"CUDA error: invalid configuration argument{CUDA_ADVICE}"),
+        RuntimeError(f"CUDA error: invalid device function{CUDA_ADVICE}"),
     ),
     (
         RuntimeError("CUDA driver error: out of memory"),
@@ -197,6 +190,20 @@ CASES: tuple[tuple[BaseException | str, BaseException | str], ...] = (
     (
         "\nlibgomp: Thread creation failed: Resource temporarily unavailable",
         "libgomp: Invalid value for environment variable OMP_NUM_THREADS",
+    ),
+    (
+        RuntimeError(
+            "Expected canUse32BitIndexMath(input) && canUse32BitIndexMath(output) to be true"
+        ),
+        RuntimeError("Expected input.is_contiguous() to be true, but got false."),
+    ),
+    (
+        RuntimeError("integer out of range"),
+        IndexError("index out of range in self"),
+    ),
+    (
+        RuntimeError(f"CUDA error: invalid configuration argument{CUDA_ADVICE}"),
+        RuntimeError(f"CUDA error: invalid argument{CUDA_ADVICE}"),
     ),
     (
         RuntimeError(f"CUDA error: an illegal memory access was encountered{CUDA_ADVICE}"),
@@ -378,6 +385,7 @@ def test_ctrl_c_while_handling_an_oom_is_ctrl_c() -> None:
 ONE_OF_EACH = {
     Tier.PROBABLE: RuntimeError("cuFFT error: CUFFT_INTERNAL_ERROR"),
     Tier.CERTAIN: RuntimeError("CUDA out of memory."),
+    Tier.TOO_LARGE: RuntimeError("integer out of range"),
     Tier.POISONED: RuntimeError("CUDA error: unspecified launch failure"),
 }
 

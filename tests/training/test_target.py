@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from batchfinder.errors import SampleError, TargetError, UsageError
+from batchfinder.training.arguments import parse_arguments
 from batchfinder.training.target import (
     call_with_arguments,
     load_function,
     load_target,
-    parse_arguments,
 )
 
 
@@ -144,7 +144,7 @@ def test_module_has_its_own_name_so_that_its_objects_pickle() -> None:
     write("train.py", "class Net(nn.Linear): pass\ndef build(): return Net(2, 1)")
     model = load_target("train.py:build").model
     assert type(model).__module__ == "train"
-    assert type(pickle.loads(pickle.dumps(model))) is type(model)
+    assert pickle.loads(pickle.dumps(type(model))) is type(model)
 
 
 def test_file_named_like_another_module_does_not_take_its_place() -> None:
@@ -152,7 +152,7 @@ def test_file_named_like_another_module_does_not_take_its_place() -> None:
     types_module = sys.modules["types"]
     model = load_target("types.py:build").model
     assert sys.modules["types"] is types_module
-    assert type(pickle.loads(pickle.dumps(model))) is type(model)
+    assert pickle.loads(pickle.dumps(type(model))) is type(model)
 
 
 def test_dataclasses_with_postponed_annotations_work() -> None:

@@ -1,0 +1,91 @@
+"""What training steps may change in the process itself: random numbers, modes, precision flags."""
+
+from __future__ import annotations
+
+import operator
+import random
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+Undo = Callable[[], object]
+
+# Below torch.backends; from wide to narrow, since a narrow one follows the wide one it lies in.
+_BACKEND_FLAGS = (
+    "cudnn.enabled",
+    "cudnn.benchmark",
+    "cudnn.deterministic",
+    "cudnn.allow_tf32",
+    "cuda.matmul.allow_tf32",
+    "fp32_precision",
+    "cudnn.fp32_precision",
+    "mkldnn.fp32_precision",
+    "cuda.matmul.fp32_precision",
+    "cudnn.conv.fp32_precision",
+    "cudnn.rnn.fp32_precision",
+    "mkldnn.matmul.fp32_precision",
+    "mkldnn.conv.fp32_precision",
+    "mkldnn.rnn.fp32_precision",
+)
+
+
+def process_settings() -> list[Undo]:
+    """How to put back what belongs to the process as a whole: one function per setting."""
+    undo: list[Undo] = [
+        partial(random.setstate, random.getstate()),
+        partial(torch.set_grad_enabled, torch.is_grad_enabled()),
+        partial(torch.set_default_dtype, torch.get_default_dtype()),
+        partial(
+            torch.use_deterministic_algorithms,
+            torch.are_deterministic_algorithms_enabled(),
+            warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        *_kept(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    ]
+    # Not imported before means not used before: nothing to put back.
+    if numpy := sys.modules.get("numpy"):
+        undo.append(partial(numpy.random.set_state, numpy.random.get_state()))
+    for flag in _BACKEND_FLAGS:
+        undo += _kept(
+            partial(operator.attrgetter(flag), torch.backends), partial(_set_backend_flag, flag)
+        )
+    return undo
+
+
+def _set_backend_flag(flag: str, value: object) -> None:
+    path, _, name = flag.rpartition(".")
+    setattr(operator.attrgetter(path)(torch.backends) if path else torch.backends, name, value)
+
+
+def _kept(read: Callable[[], Any], write: Callable[[Any], object]) -> list[Undo]:
+    """How to put one switch back, if it can be read; it is not touched while it is as it was."""
+    saved = _readable(read)
+    if saved is None:
+        return []
+
+    def undo() -> None:
+        if _readable(read) != saved:
+            write(saved)
+
+    return [undo]
+
+
+def _readable(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except (AttributeError, RuntimeError):
+        # An older PyTorch has not all of them. And the older TF32 switches cannot be read once
+        # the newer ones were set apart from them:
+        # https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
+        return None
+
+
+def device_generator(device: torch.device) -> Undo:
+    """How to put back the random numbers of an accelerator."""
+    module = getattr(torch, device.type)
+    # Apple's has one generator, whatever the index.
+    where = () if device.type == "mps" else (device,)
+    return partial(module.set_rng_state, module.get_rng_state(*where), *where)

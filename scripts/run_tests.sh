@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Lint, type-check and test. Usage: scripts/run_tests.sh [further options of pytest]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/environment.sh
+prepare_environment test
+
+.venv/bin/ruff check .
+.venv/bin/ruff format --check .
+.venv/bin/mypy
+exec .venv/bin/python -m pytest "$@"
