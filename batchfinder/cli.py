@@ -88,7 +88,8 @@ def cli() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the answer alone.")
 @click.option("-v", "--verbose", is_flag=True, help="Show more, and what the target prints.")
-def find(**options: Any) -> None:
+@click.pass_obj
+def find(make_prober: Any, /, **options: Any) -> None:
     """Find the largest batch size that really trains, by real training steps.
 
     TARGET is FILE.py:FUNCTION or package.module:FUNCTION. The function returns the model; or
@@ -97,11 +98,13 @@ def find(**options: Any) -> None:
 
     Exit status: 0 found, 1 error, 2 usage, 3 not even the smallest size fits, 130 Ctrl-C.
     """
-    # Not before: its imports take longer than --help may.
-    from batchfinder.find_command import find_batch_size
-
     try:
-        sys.exit(find_batch_size(**options))
+        # Not before: its imports take longer than --help may.
+        from batchfinder.find_command import find_batch_size
+
+        sys.exit(find_batch_size(**options, make_prober=make_prober))
+    except KeyboardInterrupt:  # before there was anything to tell
+        sys.exit(130)
     except BatchFinderError as error:
         if isinstance(error, UserCodeError):
             click.echo(error.user_traceback, err=True, nl=False)

@@ -11,6 +11,7 @@ The tree::
     ├── DeviceError                         the device or the limit asked for is not to be had
     ├── WorkerError                         the worker process is of no use
     │   ├── WorkerDiedError                 it ended without an answer
+    │   ├── WorkerGarbledError              something else than an answer came from it
     │   └── WorkerHungError                 it did not answer in time
     └── UserCodeError                       the user's own code raised; carries their traceback
 
@@ -88,6 +89,16 @@ class WorkerDiedError(WorkerError):
         else:
             reason = f"the process died of {signal.Signals(self.signal_number).name}"
         super().__init__(reason)
+
+
+class WorkerGarbledError(WorkerError):
+    """Something else than an answer came from the worker process."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(
+            f"the code wrote to a file descriptor that is not its own: {text[:40]!r}; let it write "
+            "to files that it has opened"
+        )
 
 
 class WorkerHungError(WorkerError):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from types import FrameType
 
 import click
@@ -22,6 +23,9 @@ from batchfinder.training.arguments import parse_arguments
 from batchfinder.units import parse_bytes
 
 EXIT_STATUS = {Status.FOUND: 0, Status.CAPPED: 0, Status.NOTHING_FITS: 3}
+MakeProber = Callable[[SetupSource, ProbeOptions], Prober]
+"""From what the options say to what tries the sizes."""
+
 CTRL_C = 130
 TERMINATED = 143
 
@@ -48,8 +52,11 @@ def find_batch_size(
     as_json: bool,
     quiet: bool,
     verbose: bool,
+    make_prober: MakeProber | None = None,
 ) -> int:
     """Run the command; see ``batchfinder find --help`` for the options.
+
+    ``make_prober`` makes the prober; None: a :class:`WorkerProber`.
 
     Returns:
         The exit status.
@@ -57,7 +64,7 @@ def find_batch_size(
     Raises:
         BatchFinderError: whatever keeps the search from ending well.
     """
-    first, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
+    check_bounds(min_batch_size, max_batch_size, multiple_of)
     options = ProbeOptions(
         device=device,
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
@@ -66,7 +73,6 @@ def find_batch_size(
         accumulate=accumulate,
         compiled=compiled,
         confirm_steps=confirm_steps,
-        warm_up_batch_size=first,
     )
     if probe_timeout is not None and probe_timeout <= 0:
         raise UsageError(f"--probe-timeout must be above 0 seconds, not {probe_timeout:g}")
@@ -81,12 +87,16 @@ def find_batch_size(
         if as_json:
             reporter.finish()
             click.echo(result.to_json())
-        else:
+        elif result.status is not Status.FAILED or result.batch_size:
             reporter.answer(result, plan)
 
+    if make_prober is None:
+        make_prober = partial(
+            WorkerProber, probe_timeout_seconds=probe_timeout, show_output=verbose
+        )
     with TerminalReporter(quiet=quiet, verbose=verbose) as reporter, _terminated_as_ctrl_c() as why:
         try:
-            with _worker_prober(source, options, probe_timeout, verbose) as prober:
+            with closing(make_prober(source, options)) as prober:
                 reporter.start(
                     prober.device,
                     prober.capacity_bytes,
@@ -115,17 +125,6 @@ def find_batch_size(
 
 
 @contextmanager
-def _worker_prober(
-    source: SetupSource, options: ProbeOptions, probe_timeout: float | None, verbose: bool
-) -> Iterator[WorkerProber]:
-    prober = WorkerProber(source, options, probe_timeout_seconds=probe_timeout, show_output=verbose)
-    try:
-        yield prober
-    finally:
-        prober.close()
-
-
-@contextmanager
 def _told_when_cut_short(
     prober: Prober, report: Callable[[BatchSizeResult], None]
 ) -> Iterator[list[Probe]]:
@@ -134,8 +133,9 @@ def _told_when_cut_short(
     started = time.monotonic()
 
     def conclude_as(status: Status) -> None:
-        # One more Ctrl-C must not cost the user what has been found.
+        # One more of them must not cost the user what has been found.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         report(conclude(prober, probes, status, time.monotonic() - started, prober.warnings))
 
     try:
@@ -151,7 +151,7 @@ def _told_when_cut_short(
 
 @contextmanager
 def _terminated_as_ctrl_c() -> Iterator[list[int]]:
-    """Let SIGTERM, as a scheduler sends it, end the search as Ctrl-C does.
+    """Let SIGTERM, as a scheduler sends it, end the search as Ctrl-C does; puts both back.
 
     Yields:
         A list whose last item is the exit status for a KeyboardInterrupt.
@@ -162,11 +162,13 @@ def _terminated_as_ctrl_c() -> Iterator[list[int]]:
         exit_status.append(TERMINATED)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         yield exit_status
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _percentage(text: str) -> float:

@@ -116,7 +116,7 @@ def find_max_batch(
         raise UsageError("give the sample and functions in the TrainingSetup, not beside it")
     else:
         setup = model
-    first, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
+    check_bounds(min_batch_size, max_batch_size, multiple_of)
     options = ProbeOptions(
         device=None if device is None else str(device),
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
@@ -126,7 +126,6 @@ def find_max_batch(
         compiled=compile,
         confirm_steps=confirm_steps,
         batch_dim=batch_dim or 0,
-        warm_up_batch_size=first,
     )
     prober = choose_prober(setup, options, isolate=isolate)
     try:
@@ -187,6 +186,7 @@ def run_search(
             smallest=smallest,
             largest=max_batch_size,
             multiple_of=multiple_of,
+            is_repeatable=prober.is_repeatable,
         )
 
     try:
@@ -197,7 +197,8 @@ def run_search(
         finding = search_from(max(2, min_batch_size + 1))
     if finding.failure and not finding.confirmation and finding.failure.outcome is Outcome.FAILED:
         raise WorkerError(
-            f"not even a batch of {finding.failure.batch_size} runs: {finding.failure.note}"
+            f"not even a batch of {finding.failure.batch_size} runs: {finding.failure.note}; "
+            "run one training step by yourself to see more"
         )
     warnings = list(prober.warnings)
     if finding.status is Status.CAPPED and max_batch_size is None:

@@ -3,8 +3,9 @@
 Pure integers, guided by the memory model, safe without it. The state is a bracket: ``low``, the
 largest size that fits, and ``high``, the smallest that does not. While nothing has failed, the
 model's lines are extended, more boldly the clearer they are; then the bracket is closed around the
-predicted maximum, and bisected where the model does not help (the safeguard of Brent's and of the
-ITP method, https://en.wikipedia.org/wiki/ITP_method).
+predicted maximum. Where the prediction was wrong, the search steps away from it in growing strides,
+and bisects where that does not help either (the safeguard of Brent's and of the ITP method,
+https://en.wikipedia.org/wiki/ITP_method).
 
 A size whose success would end the search is confirmed at once instead of being probed first: the
 confirmation costs several full steps, and so runs only where the answer is expected.
@@ -27,37 +28,45 @@ RunProbe: TypeAlias = Callable[[int, bool], Probe]
 # sixteen million examples.
 UNLIMITED_BATCH_SIZE = 2**24
 
+# Batches are made in host memory, whose end is not tested: no size is more than so many times the
+# largest that has run, where its memory was seen to rise and where it was not.
+MEASURED_GROWTH = 1024
+BLIND_GROWTH = 16
+
 # Readings are trusted to this share of the budget: a slope that two small sizes show less clearly
 # than that is not extended all the way.
 READING_NOISE = 1 / 1000
-
-# The second size is chosen without a slope: far enough to see one, cheap against the answer.
-SECOND_SIZE_FACTORS = (2, 16)
 
 # While nothing has failed: go this far towards the predicted maximum, and once there has been a
 # reading beyond CLOSE_ENOUGH of it, to the first size that should fail.
 APPROACH = 0.75
 CLOSE_ENOUGH = 0.5
 
-# Where the readings show no growth at all, sizes grow by this factor.
-BLIND_GROWTH = 16
+# A slope is taken between the largest reading and one at most this share of it: between two sizes
+# close to each other it would show little but noise.
+APART = 0.9
 
-# A secant goes through the largest fit and one at most this share of it: between two sizes close to
-# each other it would show little but noise.
-APART = 0.8
+# What fits beyond the predicted maximum, or fails below it, is passed by this share of the size:
+# fragmentation takes a few percent. Twice as far each further time.
+STRIDE = 1 / 32
 
-# A model that is wrong by this share of the budget is not followed further than the probes allow
-# that bisection would have to spare.
-WRONG_BY = 1 / 4
+# A failure below this share of the predicted maximum shows that the model is no guide here.
+TRUST = 0.8
 
-# A model that keeps promising more than it holds is not followed for ever either.
-MAX_EXTENSIONS = 4
+# After so many probes in a row that did not halve the bracket, it is bisected.
+PATIENCE = 3
 
-# Where the model promised a size that then failed, the next try is this share smaller.
-RETREAT = 1 / 64
-
-# Probes beyond bisection's own that the search may spend on following the model.
+# What a search may take beyond the probes that bisection needs, with a model and without.
+SPARE_PROBES_WITH_MODEL = 8
 SPARE_PROBES = 4
+
+# Where one confirmation does not speak for the next one, the answer needs two, unless its peak is at
+# most this share of the budget.
+FAR_FROM_THE_LIMIT = 0.9
+
+# A probe runs with the optimizer's states in place, as the second step of a confirmation does; a
+# confirmation that fails later than that has seen what no probe sees.
+STEPS_LIKE_A_PROBE = 2
 
 
 @dataclass(frozen=True)
@@ -112,6 +121,7 @@ def search(
     smallest: int = 1,
     largest: int | None = None,
     multiple_of: int = 1,
+    is_repeatable: bool = True,
 ) -> Finding:
     """Find the largest batch size that fits.
 
@@ -121,10 +131,17 @@ def search(
         smallest: the smallest size allowed.
         largest: the largest size allowed; None: :data:`UNLIMITED_BATCH_SIZE`.
         multiple_of: every size tried is a multiple of it.
+        is_repeatable: whether a size that ran one step will run many, in any process. If not,
+            only confirmations count from the first failure on, and the answer needs two.
 
     Returns:
-        The confirmed answer and the failure above it. The answer was run; no size was probed
-        twice or confirmed twice; none lay outside the bounds.
+        The confirmed answer, and the failure one unit above it unless the answer is the last size
+        allowed. No size was probed twice or confirmed twice; none lay outside the bounds.
+
+        With ``n`` sizes allowed there were at most ``log2(n) + 4`` probes where readings say
+        nothing, and ``log2(n) + 8`` whatever they say; a few more where no maximum was given,
+        since sizes then grow from those that ran. Where a confirmation refutes a probe, the search
+        starts over below it, with confirmations only, under the same limit.
 
     Raises:
         UsageError: the bounds leave no size to try.
@@ -139,7 +156,7 @@ def search(
         37
     """
     first, last = check_bounds(smallest, largest, multiple_of)
-    bracket = _Bracket(first, last, multiple_of, budget_bytes, is_open=largest is None)
+    bracket = _Bracket(first, last, multiple_of, budget_bytes, largest is None, is_repeatable)
     while not bracket.is_closed:
         batch_size = bracket.next_size()
         confirm = bracket.would_end_with(batch_size)
@@ -148,25 +165,35 @@ def search(
 
 
 class _Bracket:
-    """What is known so far: the sizes that fit, and the smallest that does not."""
+    """What is known so far, and the size to try next."""
 
-    def __init__(self, first: int, last: int, unit: int, budget_bytes: int, is_open: bool) -> None:
+    def __init__(
+        self,
+        first: int,
+        last: int,
+        unit: int,
+        budget_bytes: int,
+        is_open: bool,
+        is_repeatable: bool,
+    ) -> None:
         self.first, self.last, self.unit = first, last, unit
         self.budget_bytes = budget_bytes
-        self.is_open = is_open
+        self.is_open, self.is_repeatable = is_open, is_repeatable
         self.fits: dict[int, Probe] = {}
-        self.confirmation: Probe | None = None
+        self.confirmed: dict[int, Probe] = {}
+        self.confirmed_twice: set[int] = set()
         self.failure: Probe | None = None
-        self.probes = 0
-        self.extensions = 0
-        self.retreats = 0
-        self.model_is_useless = False
         self.needs_confirmations = False
+        self.probes = 0
+        self.failures_in_a_row = 0
+        self.misses_in_a_row = 0
+        self.overruns = 0
 
     @property
     def low(self) -> int:
         """The largest size that fits; one unit below the first one while none is known."""
-        return max(self.fits, default=self.first - self.unit)
+        proofs = self.confirmed if self.needs_confirmations else self.fits | self.confirmed
+        return max((size for size in proofs if size < self.high), default=self.first - self.unit)
 
     @property
     def high(self) -> int:
@@ -174,126 +201,98 @@ class _Bracket:
         return self.failure.batch_size if self.failure else self.last + self.unit
 
     @property
+    def is_tight(self) -> bool:
+        return self.high - self.low <= self.unit
+
+    @property
     def is_closed(self) -> bool:
-        is_tight = self.high - self.low <= self.unit
-        return is_tight and (not self.fits or self.confirmation is not None)
+        return self.is_tight and (self.low < self.first or self._is_proved(self.low))
+
+    def _is_proved(self, size: int) -> bool:
+        if self.is_repeatable or size in self.confirmed_twice or size not in self.confirmed:
+            return size in self.confirmed
+        peak = max(self.confirmed[size].phase_peak_bytes.values(), default=self.budget_bytes)
+        return peak <= FAR_FROM_THE_LIMIT * self.budget_bytes
 
     def would_end_with(self, batch_size: int) -> bool:
-        """Whether the search is over if this size fits, or a mere probe would prove nothing.
-
-        Where a confirmation has failed, several steps ask for more memory than one: from then on
-        only confirmations tell.
-        """
-        is_last = batch_size == self.high - self.unit
-        return is_last or batch_size in self.fits or self.needs_confirmations
+        """Whether the search is over if this size fits, or a mere probe would prove nothing."""
+        is_last = batch_size in (self.low, self.high - self.unit)
+        return is_last or self.needs_confirmations
 
     def record(self, probe: Probe, confirm: bool) -> None:
+        """Narrow the bracket by what a probe has shown."""
+        size, had_failed, width = probe.batch_size, self.failure is not None, self.high - self.low
         self.probes += 1
-        if len(self.fits) > 1:
-            self.model_is_useless |= self._refutes_the_model(probe)
         if probe.fits:
-            self.fits[probe.batch_size] = probe
-            self.confirmation = probe if confirm else None
-            return
-        # A confirmation that fails refutes what a probe had shown.
-        self.fits.pop(probe.batch_size, None)
-        self.failure = probe
-        self.needs_confirmations |= confirm
+            if size in self.confirmed:
+                self.confirmed_twice.add(size)
+            (self.confirmed if confirm else self.fits)[size] = probe
+            self.failures_in_a_row = 0
+        else:
+            self.failure = probe
+            self.failures_in_a_row += 1
+        has_halved = self.high - self.low <= width / 2
+        self.misses_in_a_row = 0 if has_halved or not had_failed else self.misses_in_a_row + 1
+        goes_beyond_probes = size in self.fits or probe.steps > STEPS_LIKE_A_PROBE
+        refutes_probes = (confirm and goes_beyond_probes) or not self.is_repeatable
+        if not probe.fits and refutes_probes and not self.needs_confirmations:
+            # Several steps ask for more than one: from here on only confirmations tell.
+            self.needs_confirmations = True
+            self.probes = self.misses_in_a_row = 0
 
     def finding(self) -> Finding:
-        if not self.fits:
+        confirmation = self.confirmed.get(self.low)
+        if confirmation is None:
             return Finding(Status.NOTHING_FITS, None, self.failure)
         status = Status.FOUND if self.failure else Status.CAPPED
-        return Finding(status, self.confirmation, self.failure)
+        return Finding(status, confirmation, self.failure)
 
     def next_size(self) -> int:
+        """The size to try next: inside the bracket, or ``low`` where nothing is left inside."""
         if not self.fits:
             return self.first
-        if self.high - self.low <= self.unit:
+        if self.is_tight:
             return self.low
-        if self.model_is_useless and not self._has_probes_to_spare():
-            return self._inside(self._bisect())
-        if len(self.fits) == 1:
-            return self._inside(self._second_size() if self.failure is None else self._bisect())
-        if self.failure is None:
-            return self._inside(self._extend())
-        return self._inside(self._close_in())
-
-    def _inside(self, size: float) -> int:
-        """The nearest size on the grid that is strictly inside the bracket."""
-        size = min(size, self.high)
-        on_grid = math.floor(size / self.unit) * self.unit
+        on_grid = math.floor(min(self._choose(), self.high) / self.unit) * self.unit
         return min(max(on_grid, self.low + self.unit), self.high - self.unit)
 
-    def _refutes_the_model(self, probe: Probe) -> bool:
-        """Whether a probe shows that the lines say nothing about this device.
-
-        They may overrate the growth: small sizes do not show it well. But no growth where there
-        is some, or a failure far below the predicted maximum, is another matter.
-        """
-        predicted = self._predicted_maximum()
-        if math.isinf(predicted):
-            return not probe.fits
-        slope = (self.budget_bytes - self._peak(self.low)) / (predicted - self.low)
-        expected = self._peak(self.low) + slope * (probe.batch_size - self.low)
-        tolerated = WRONG_BY * self.budget_bytes
-        if probe.fits:
-            return self._peak_of(probe) > expected + tolerated
-        return expected < self.budget_bytes - tolerated
+    def _choose(self) -> float:
+        if self.misses_in_a_row >= PATIENCE or not self._has_probes_to_spare():
+            return self._bisect()
+        return self._extend() if self.failure is None else self._close_in()
 
     def _has_probes_to_spare(self) -> bool:
         """Whether bisection could still finish in time if the next probe taught nothing."""
-        whole = math.ceil(math.log2((self.last - self.first) // self.unit + 1))
-        left = math.ceil(math.log2((self.high - self.low) // self.unit))
-        spent_then = self.probes + 1 + left + 1  # the last one: the confirmation
-        return spent_then <= whole + SPARE_PROBES
+        spare = SPARE_PROBES if self._is_misled() else SPARE_PROBES_WITH_MODEL
+        allowed = _halvings(self.first, self.last + self.unit, self.unit) + spare
+        left = _halvings(self.low, self.high, self.unit)
+        return self.probes + 1 + left + 1 <= allowed  # the last one: the confirmation
+
+    def _is_misled(self) -> bool:
+        """Whether the model says nothing, or was wrong by more than fragmentation explains."""
+        return TRUST * self._predicted_maximum() > self.high
 
     def _bisect(self) -> float:
         if self.failure is None and self.is_open:
             return self.low * BLIND_GROWTH
-        return self.low + (self.high - self.low) / 2
-
-    def _peak_of(self, probe: Probe) -> int:
-        return max(probe.phase_peak_bytes.values(), default=0)
-
-    def _peak(self, batch_size: int) -> int:
-        return self._peak_of(self.fits[batch_size])
-
-    def _second_size(self) -> float:
-        # Were all of the first peak due to its samples, this many times as many would fill the
-        # budget; some of it never is, so twice that is likely to fit and still cheap.
-        times = 2 * self.budget_bytes / max(self._peak(self.low), 1)
-        least, most = SECOND_SIZE_FACTORS
-        return self.low * min(max(times, least), most)
-
-    def _predicted_maximum(self, noise_bytes: float = 0) -> float:
-        """Where the secants through the largest fits meet the budget; inf if none rises.
-
-        ``noise_bytes`` is added to the growth between the two, which makes it pessimistic.
-        """
-        low = self.low
-        apart = [size for size in self.fits if size <= APART * low]
-        lower = max(apart) if apart else min(self.fits)
-        peaks, peaks_before = self.fits[low].phase_peak_bytes, self.fits[lower].phase_peak_bytes
-        maximum = math.inf
-        for phase in peaks.keys() & peaks_before.keys():
-            growth = peaks[phase] - peaks_before[phase] + noise_bytes
-            if growth > 0:
-                room = max(0, self.budget_bytes - peaks[phase])
-                maximum = min(maximum, low + room / growth * (low - lower))
-        return maximum
+        return (self.low + self.high) / 2
 
     def _extend(self) -> float:
         """The next size while nothing has failed."""
-        self.extensions += 1
-        self.model_is_useless |= self.extensions > MAX_EXTENSIONS
+        if len(self.fits) == 1:
+            # Were all of the first peak due to its samples, this many times as many would fill
+            # the budget; some of it never is, so twice that likely fits and is still cheap.
+            peak = max(self.fits[self.low].phase_peak_bytes.values(), default=0)
+            return self.low * min(max(2 * self.budget_bytes / max(peak, 1), 2), BLIND_GROWTH)
         predicted = self._predicted_maximum()
-        if self.low >= CLOSE_ENOUGH * predicted:
+        if self.low < CLOSE_ENOUGH * predicted:
+            growth = BLIND_GROWTH if math.isinf(predicted) else MEASURED_GROWTH
+            cautious = self._predicted_maximum(READING_NOISE * self.budget_bytes)
+            return min(cautious, APPROACH * predicted, self.low * growth)
+        self.overruns += 1
+        if self.overruns == 1:
             return predicted + self.unit
-        pessimistic = self._predicted_maximum(READING_NOISE * self.budget_bytes)
-        if math.isinf(predicted):
-            return min(pessimistic, self.low * BLIND_GROWTH)
-        return min(pessimistic, APPROACH * predicted)
+        return max(predicted + self.unit, self.low * (1 + STRIDE * 2.0 ** (self.overruns - 2)))
 
     def _close_in(self) -> float:
         """The next size between one that fits and one that does not."""
@@ -301,9 +300,38 @@ class _Bracket:
         if predicted < self.high - self.unit:
             # One above the prediction: its failure makes the prediction the last candidate.
             return predicted + self.unit
-        # The model promised what has just failed. It may be off by a hair, or by the few percent
-        # that fragmentation takes: step back from the failure further each time.
-        self.retreats += 1
-        if self.retreats == 1:
+        if predicted < self.high:
             return self.high - self.unit
-        return max(self._bisect(), self.high * (1 - RETREAT * 2 ** (self.retreats - 2)))
+        if self._is_misled() and not self.needs_confirmations:
+            return self._bisect()
+        # The first two failures are those of the predicted maximum and of the size above it.
+        stride = STRIDE * 2.0 ** max(0, self.failures_in_a_row - 2)
+        return max(self._bisect(), self.high * (1 - stride))
+
+    def _predicted_maximum(self, noise_bytes: float = 0) -> float:
+        """Where the lines of the phases meet the budget; inf if none rises.
+
+        Slopes come from probes only; a confirmation, from scratch, may read otherwise. The lines
+        start at the largest size that fits. ``noise_bytes``, added to the rise, is caution.
+        """
+        start = self.confirmed.get(self.low)
+        if start is None and not self.needs_confirmations:
+            start = self.fits.get(self.low)
+        if start is None:
+            return math.inf
+        upper = max(self.fits)
+        lower = max((size for size in self.fits if size <= APART * upper), default=min(self.fits))
+        peaks, lower_peaks = self.fits[upper].phase_peak_bytes, self.fits[lower].phase_peak_bytes
+        maximum = math.inf
+        for phase in start.phase_peak_bytes.keys() & peaks.keys() & lower_peaks.keys():
+            rise = peaks[phase] - lower_peaks[phase]
+            if rise > 0:
+                room = max(0, self.budget_bytes - start.phase_peak_bytes[phase])
+                reach = room / (rise + noise_bytes) * (upper - lower)
+                maximum = min(maximum, self.low + reach)
+        return maximum
+
+
+def _halvings(low: int, high: int, unit: int) -> int:
+    """How often a bracket must be halved until nothing lies inside."""
+    return math.ceil(math.log2((high - low) // unit))

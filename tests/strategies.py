@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
+from fakes import AdversarialProber, FakeProber
 from hypothesis import strategies as st
 
 from batchfinder.accumulation import AccumulationPlan, plan_accumulation
 from batchfinder.memory_model import MemoryModel, Phase, PhaseModel
 from batchfinder.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
-from batchfinder.units import TIB
+from batchfinder.units import GIB, MIB, TIB
 
 batch_sizes = st.integers(1, 2**24)
 byte_counts = st.integers(1, 4 * TIB)
@@ -74,3 +78,76 @@ def results(draw: st.DrawFn) -> BatchSizeResult:
 def accumulation_plans() -> st.SearchStrategy[AccumulationPlan]:
     """A plan for any global batch size."""
     return st.builds(plan_accumulation, st.integers(1, 10**5), batch_sizes, st.integers(1, 64))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """How peak memory grows with the batch size: never falling unless it says so.
+
+    Attributes:
+        fixed_bytes: the peak at size 0.
+        per_sample_bytes: the slope at small sizes.
+        kink: the size from which on the slope is ``steeper`` times as large.
+        steeper: see ``kink``; below 1: a concave curve.
+        bend: exponent of the batch size; 1 is a line, below it concave, above it convex.
+        step_bytes: peaks are rounded up to multiples of it, as allocators do.
+        wave: how far peaks swing about the curve, as a share of them; not monotone if large.
+    """
+
+    fixed_bytes: float = 0
+    per_sample_bytes: float = 1
+    kink: float = math.inf
+    steeper: float = 1
+    bend: float = 1
+    step_bytes: int = 1
+    wave: float = 0
+
+    def __call__(self, batch_size: int) -> float:
+        samples = batch_size + (self.steeper - 1) * max(0.0, batch_size - self.kink)
+        peak = self.fixed_bytes + self.per_sample_bytes * math.pow(samples, self.bend)
+        peak *= 1 + self.wave * math.sin(batch_size)
+        return math.ceil(peak / self.step_bytes) * self.step_bytes
+
+
+@st.composite
+def fake_probers(draw: st.DrawFn) -> FakeProber:
+    """Devices of every kind: exact and noisy, kinked, rounding, fragmenting, honest or not."""
+    seed = draw(st.integers(0, 2**32))
+    if draw(st.integers(0, 3)) == 0:
+        return AdversarialProber(
+            budget_bytes=GIB,
+            seed=seed,
+            fit_share=draw(st.floats(0, 1)),
+            has_readings=draw(st.booleans()),
+        )
+    maximum = 10 ** draw(st.floats(-0.5, 7))
+    fixed_share = draw(st.floats(0, 0.95))
+    bend = draw(st.sampled_from([1.0, 1.0, 0.5, 0.8, 1.2, 2.0]))
+    curve = Curve(
+        fixed_bytes=fixed_share * GIB,
+        per_sample_bytes=(1 - fixed_share) * GIB / maximum**bend,
+        kink=maximum * draw(st.floats(0, 1)),
+        steeper=draw(st.sampled_from([1, 1, 0.3, 2, 10])),
+        bend=bend,
+        step_bytes=draw(st.sampled_from([1, 512, 2 * MIB, 20 * MIB])),
+        wave=draw(st.sampled_from([0, 0, 0.01, 0.3])),
+    )
+    return FakeProber(
+        budget_bytes=GIB,
+        curve=curve,
+        optimizer_bytes=GIB * draw(st.sampled_from([0, 0.5, 0.9, 1])),
+        fragmentation=draw(st.sampled_from([0, 0, 0.01, 0.04])),
+        noise=draw(st.sampled_from([0, 0, 0.002, 0.01, 0.1])),
+        confirm_extra=draw(st.sampled_from([0, 0, 0.03, 0.1, 0.5])),
+        seed=seed,
+    )
+
+
+@st.composite
+def search_bounds(draw: st.DrawFn) -> tuple[int, int | None, int]:
+    """Smallest size, largest size or None, and unit; at least one multiple lies within."""
+    unit = draw(st.sampled_from([1, 1, 2, 3, 8, 64]))
+    smallest = draw(st.integers(1, 100))
+    first = -(-smallest // unit) * unit
+    largest = draw(st.none() | st.integers(first, first + 100) | st.integers(first, 10**6))
+    return smallest, largest, unit

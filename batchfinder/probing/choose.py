@@ -32,10 +32,10 @@ def choose_prober(setup: TrainingSetup, options: ProbeOptions, *, isolate: bool)
     if not isinstance(setup.model, nn.Module):
         raise UsageError(f"the model is {type(setup.model).__name__}, not a torch.nn.Module")
     device = choose_device(options.device, setup.model)
-    if not isolate and device.recovers_from_oom:
+    if not isolate and device.leaves_no_trace:
         return InProcessProber(setup, options)
     try:
-        source = SetupSource(pickled_setup=_pickle(setup))
+        return WorkerProber(SetupSource(pickled_setup=_pickle(setup)), options)
     except UsageError as error:
         if isolate:
             raise
@@ -45,7 +45,6 @@ def choose_prober(setup: TrainingSetup, options: ProbeOptions, *, isolate: bool)
             "holes in its memory, and the answer may be too small; batchfinder find does better"
         )
         return prober
-    return WorkerProber(source, options)
 
 
 def _pickle(setup: TrainingSetup) -> bytes:

@@ -4,19 +4,20 @@ The limit is ``RLIMIT_DATA``, the one that ``ulimit -d`` sets. It counts private
 and when it is reached PyTorch raises an error that it recovers from, instead of the kernel killing
 some process. The peak is the resident set's high-water mark (``VmHWM``), which ``/proc/self/
 clear_refs`` resets (https://docs.kernel.org/filesystems/proc.html), corrected by how much of the
-counted memory is not resident.
+counted memory is not resident; or, where a step sets a new mark, that of all mapped memory
+(``VmPeak``), which sees what was asked for but never written to.
 
-glibc by and by takes tensors of up to 32 MiB from a heap, where they leave holes: the same step
-needs up to a tenth more or less from run to run, and after an OOM the holes stay. Probes therefore
-run with every tensor mapped by itself (``M_MMAP_THRESHOLD``, mallopt(3)), which is exact and
-leaves nothing behind; confirmations run with the heap as the user's training will have it.
+glibc takes tensors of up to 32 MiB from a heap, where they leave holes, but only by and by: its
+threshold for mapping a tensor by itself rises with what has been freed (mallopt(3)). So the second
+step needs more than the first, an OOM leaves its process with a heap that fails earlier, and the
+same step needs some percent more or less from run to run. That is the memory that training on the
+CPU has; nothing here makes it look tidier.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,9 +26,6 @@ import torch
 
 from batchfinder.errors import DeviceError
 from batchfinder.probing.device import DeviceMemory, Peaks
-
-M_MMAP_THRESHOLD = -3
-MMAP_THRESHOLD_BYTES = 128 * 1024  # glibc's initial one, which it raises unless it is set
 
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
@@ -45,9 +43,11 @@ class CpuDevice:
     name = "cpu"
     limit_warning: str | None = None
 
+    # The heap keeps holes where a failed step's tensors lay: smaller sizes then fail as well.
+    leaves_no_trace = False
+
     def __init__(self) -> None:
-        # The heap keeps holes where a failed step's tensors lay: smaller sizes then fail as well.
-        self.recovers_from_oom = False
+        self._mapped_peak_before = 0
         if sys.platform != "linux":
             raise DeviceError(
                 "on this system the CPU's memory cannot be limited, and running out of it would "
@@ -59,17 +59,6 @@ class CpuDevice:
             raise DeviceError(
                 f"the memory of this process cannot be read ({error}); mount /proc"
             ) from None
-
-    def make_recoverable(self) -> None:
-        # Other C libraries have no such call, and other ways.
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is not None:
-            self.recovers_from_oom = bool(mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES))
-
-    def first_confirmation_limit(self, budget_bytes: int, headroom: float) -> int:
-        # Half of the headroom is for the heap's holes, the other half stays free. Holes for which
-        # that is not enough differ as much from run to run, and then all of it has to stay free.
-        return math.floor(budget_bytes / (1 - headroom) * (1 - headroom / 2))
 
     def memory(self) -> DeviceMemory:
         status, meminfo = _status(), _fields(PROC / "meminfo")
@@ -102,10 +91,15 @@ class CpuDevice:
         # Where a container forbids it, the mark only ever rises: right for each larger batch.
         with contextlib.suppress(OSError):
             (PROC / "self" / "clear_refs").write_text(RESET_HIGH_WATER_MARK)
+        self._mapped_peak_before = _status()["VmPeak"]
 
     def peaks(self) -> Peaks:
         status = _status()
         peak = status["VmHWM"] + status["VmData"] - status["VmRSS"]
+        if status["VmPeak"] > self._mapped_peak_before:
+            # All that is mapped was never so much before: that shows the peak of what the limit
+            # counts, memory that was asked for but not written to included.
+            peak = max(peak, status["VmPeak"] - (status["VmSize"] - status["VmData"]))
         return Peaks(peak, peak)
 
     def allocation_retries(self) -> int:

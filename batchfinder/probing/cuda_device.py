@@ -23,19 +23,13 @@ class CudaDevice:
     """
 
     limit_warning: str | None = None
-    recovers_from_oom = True
+    leaves_no_trace = True
 
     def __init__(self, torch_device: torch.device) -> None:
         index = torch_device.index
         self._index = torch.cuda.current_device() if index is None else index
         self.torch_device = torch.device("cuda", self._index)
         self.name = f"cuda:{self._index} {torch.cuda.get_device_name(self._index)}"
-
-    def make_recoverable(self) -> None:
-        """Nothing to do: the allocator gives all of its cache back."""
-
-    def first_confirmation_limit(self, budget_bytes: int, headroom: float) -> int:
-        return budget_bytes
 
     def memory(self) -> DeviceMemory:
         free, total = torch.cuda.mem_get_info(self._index)

@@ -60,21 +60,10 @@ class Device(Protocol):
         ...
 
     @property
-    def recovers_from_oom(self) -> bool:
-        """Whether a process that ran out of memory can be trusted with a further probe."""
-        ...
+    def leaves_no_trace(self) -> bool:
+        """Whether a process is as good as new after a probe, whatever its outcome.
 
-    def make_recoverable(self) -> None:
-        """Let this process, one of ours, recover from an OOM.
-
-        The price is another allocation policy than the user's: not where something is confirmed.
-        """
-        ...
-
-    def first_confirmation_limit(self, budget_bytes: int, headroom: float) -> int:
-        """How much a confirmation may use: the budget, or some headroom for what no probe shows.
-
-        If it fails all the same, later ones get the budget.
+        Where it is not, the first step of a process also shows too little.
         """
         ...
 

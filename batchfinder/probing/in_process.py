@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 from torch.optim import Optimizer
 
@@ -12,10 +13,9 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.session import Attempt, ProbeSession
 from batchfinder.probing.versions import versions
 from batchfinder.result import Outcome, Probe
-from batchfinder.training.sample import BatchMaker
+from batchfinder.training.sample import BatchMaker, find_sample
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.state import preserved_state
-from batchfinder.training.step import TrainingStep
 
 NOT_CLEAN_WARNING = (
     "an earlier out-of-memory left holes in this process's memory, so the answer may be too small; "
@@ -43,17 +43,22 @@ class InProcessProber:
         self.warnings: tuple[str, ...] = ()
         self._device = choose_device(options.device, setup.model)
         self.device = self._device.name
-        self.memory = self._device.memory()
+        memory = self._device.memory()
+        self.capacity_bytes = memory.capacity_bytes
+        self.used_by_others_bytes = memory.used_by_others_bytes
         self.budget_bytes = options.budget_bytes or budget(
-            self.memory, options.memory_limit, options.headroom
+            memory, options.memory_limit, options.headroom
         )
+        found = find_sample(setup)
+        if found.warning:
+            self.warn(found.warning)
         self._batches = BatchMaker(
-            setup.sample, make_batch=setup.make_batch, batch_dim=options.batch_dim
+            found.sample, make_batch=setup.make_batch, batch_dim=options.batch_dim
         )
+        self.is_repeatable = self._device.leaves_no_trace
         self.versions = versions()
         self._opened = ExitStack()
         self._session: ProbeSession | None = None
-        self._a_confirmation_failed = False
         if self._device.limit_warning:
             self.warn(self._device.limit_warning)
 
@@ -61,15 +66,14 @@ class InProcessProber:
         if confirm:
             # From scratch: what earlier probes left in the optimizer and the allocator is undone.
             self.close()
-        session = self._session or self._open(confirm)
+        session = self._session or self._open()
         try:
             attempt = session.confirm(batch_size) if confirm else session.probe(batch_size)
         finally:
-            for warning in session.step.warnings:
+            for warning in session.warnings:
                 self.warn(warning)
-        if confirm:
-            self.close()  # a probe has the limit of probes
-            self._a_confirmation_failed |= not attempt.probe.fits
+        if attempt.probe.fits and self.options.warm_up_batch_size is None:
+            self.options = replace(self.options, warm_up_batch_size=batch_size)
         self._judge(attempt)
         return attempt.probe
 
@@ -79,24 +83,14 @@ class InProcessProber:
             session.clean()
         self._opened.close()
 
-    def _open(self, confirm: bool) -> ProbeSession:
-        limit_bytes = self.budget_bytes
-        if confirm and not self._a_confirmation_failed:
-            limit_bytes = self._device.first_confirmation_limit(limit_bytes, self.options.headroom)
+    def _open(self) -> ProbeSession:
         device = self._device.torch_device
         optimizer = self.setup.optimizer if isinstance(self.setup.optimizer, Optimizer) else None
         with ExitStack() as opened:
             opened.enter_context(preserved_state(self.setup.model, optimizer, device=device))
-            opened.enter_context(self._device.limited_to(limit_bytes))
-            step = TrainingStep(
-                self.setup,
-                device,
-                precision=self.options.precision,
-                compiled=self.options.compiled,
-                batch_dim=self.options.batch_dim,
-            )
+            opened.enter_context(self._device.limited_to(self.budget_bytes))
             self._session = ProbeSession(
-                step, self._batches, self._device, self.budget_bytes, self.options
+                self.setup, self._batches, self._device, self.budget_bytes, self.options
             )
             self._opened = opened.pop_all()
         return self._session

@@ -23,7 +23,8 @@ class ProbeOptions:
         compiled: whether the model runs through ``torch.compile``.
         confirm_steps: the least number of full steps of a confirmation, at least 1.
         batch_dim: the index of the batch dimension.
-        warm_up_batch_size: the size that a process is warmed up with: the search's smallest.
+        warm_up_batch_size: the size that a new process is warmed up with: the first that ran in an
+            earlier one; None while none has.
 
     Raises:
         UsageError: a value makes no sense.
@@ -38,7 +39,7 @@ class ProbeOptions:
     compiled: bool = False
     confirm_steps: int = 3
     batch_dim: int = 0
-    warm_up_batch_size: int = 1
+    warm_up_batch_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.precision not in ("fp32", "bf16", "fp16"):

@@ -25,7 +25,7 @@ class OtherAccelerator:
         DeviceError: PyTorch tells nothing about the memory of this kind of device.
     """
 
-    recovers_from_oom = True
+    leaves_no_trace = True
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
@@ -41,12 +41,6 @@ class OtherAccelerator:
                 "the device itself runs out; close other programs that use it"
             )
         )
-
-    def make_recoverable(self) -> None:
-        """Nothing to do: the allocator gives all of its cache back."""
-
-    def first_confirmation_limit(self, budget_bytes: int, headroom: float) -> int:
-        return budget_bytes
 
     def memory(self) -> DeviceMemory:
         held = self.held_bytes()

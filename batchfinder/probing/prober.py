@@ -13,7 +13,10 @@ class Prober(Protocol):
 
     Attributes:
         device: the device's name for people, such as ``"cuda:0 NVIDIA H200"``.
+        capacity_bytes: what the device has; None if it is not known.
+        used_by_others_bytes: what other processes hold of it; None if it is not known.
         budget_bytes: what a step may use.
+        is_repeatable: whether a size that ran one step will run many, in any process.
         versions: of what the answer depends on.
         warnings: what the user should know; may grow with each probe.
     """
@@ -22,7 +25,16 @@ class Prober(Protocol):
     def device(self) -> str: ...
 
     @property
+    def capacity_bytes(self) -> int | None: ...
+
+    @property
+    def used_by_others_bytes(self) -> int | None: ...
+
+    @property
     def budget_bytes(self) -> int: ...
+
+    @property
+    def is_repeatable(self) -> bool: ...
 
     @property
     def versions(self) -> Mapping[str, str]: ...

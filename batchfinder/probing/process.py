@@ -14,12 +14,15 @@ from collections.abc import Mapping
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
-from batchfinder.errors import WorkerDiedError, WorkerHungError
+from batchfinder.errors import WorkerDiedError, WorkerGarbledError, WorkerHungError
 
 # What a dying process printed last says why; the rest of its output is nobody's business.
 KEPT_OUTPUT_LINES = 40
 
 CLOSING_SECONDS = 10.0
+
+# What a process said before it ended is read within this time.
+LAST_ANSWER_SECONDS = 1.0
 
 
 class WorkerProcess:
@@ -40,12 +43,14 @@ class WorkerProcess:
         )
         self._answers: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         self._output: deque[str] = deque(maxlen=KEPT_OUTPUT_LINES)
+        self._garbage: str | None = None
         self._readers = [
             threading.Thread(target=self._read_answers, daemon=True),
             threading.Thread(target=self._read_output, args=(show_output,), daemon=True),
         ]
         for reader in self._readers:
             reader.start()
+        threading.Thread(target=self._await_end, daemon=True).start()
 
     def send(self, order: Mapping[str, Any], attachment: bytes = b"") -> None:
         """Send an order. That the process is dead is found on waiting for its answer."""
@@ -58,7 +63,8 @@ class WorkerProcess:
         """Wait for an answer.
 
         Raises:
-            WorkerDiedError: the process ended, or answered with something else than JSON.
+            WorkerDiedError: the process ended.
+            WorkerGarbledError: something else than an answer came.
             WorkerHungError: it did not answer in time.
         """
         try:
@@ -66,6 +72,8 @@ class WorkerProcess:
         except Empty:
             raise WorkerHungError(timeout_seconds or 0) from None
         if answer is None:
+            if self._garbage is not None:
+                raise WorkerGarbledError(self._garbage)
             # Its own end tells more than the one that we would give it.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(CLOSING_SECONDS)
@@ -90,13 +98,18 @@ class WorkerProcess:
 
     def _read_answers(self) -> None:
         for line in _opened(self._process.stdout):
-            try:
-                answer = json.loads(line)
-            except ValueError:
-                break  # somebody else has got hold of the pipe: nothing on it counts any more
-            if not isinstance(answer, dict) or "answer" not in answer:
+            answer = _parsed(line)
+            if answer is None:
+                # Somebody else has got hold of the pipe: nothing on it counts any more.
+                self._garbage = line.decode(errors="replace").strip()
                 break
             self._answers.put(answer)
+        self._answers.put(None)
+
+    def _await_end(self) -> None:
+        self._process.wait()
+        # Children that the user's code has started may hold the pipe open for ever.
+        self._readers[0].join(LAST_ANSWER_SECONDS)
         self._answers.put(None)
 
     def _read_output(self, show: bool) -> None:
@@ -105,6 +118,15 @@ class WorkerProcess:
             self._output.append(text.rstrip())
             if show:
                 sys.stderr.write(text)
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """An answer; None if it is none."""
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) and "answer" in answer else None
 
 
 def _opened(pipe: IO[bytes] | None) -> IO[bytes]:

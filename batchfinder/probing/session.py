@@ -12,12 +12,13 @@ from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_attem
 
 from batchfinder.errors import BatchTooSmallError
 from batchfinder.memory_model import Phase
-from batchfinder.probing.device import Device
+from batchfinder.probing.device import Device, Peaks
 from batchfinder.probing.oom import Failure, classify, needs_more_than_one_sample
 from batchfinder.probing.oom_table import Tier
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.result import Outcome, Probe
 from batchfinder.training.sample import BatchMaker, move_batch
+from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
 
 # A process whose memory is not back within this share of what it held before any large probe is
@@ -68,7 +69,7 @@ class ProbeSession:
     """Runs probes of one training step, one after the other.
 
     Args:
-        step: the step; its model is on the device.
+        setup: what to train; the first probe brings it to the device.
         batches: makes a batch of any size.
         device: where the step runs; its limit has been set.
         budget_bytes: what the steps may use.
@@ -78,20 +79,21 @@ class ProbeSession:
 
     def __init__(
         self,
-        step: TrainingStep,
+        setup: TrainingSetup,
         batches: BatchMaker,
         device: Device,
         budget_bytes: int,
         options: ProbeOptions,
         on_step: Callable[[], None] = lambda: None,
     ) -> None:
-        self.step = step
+        self.setup = setup
         self.on_step = on_step
         self.batches = batches
         self.device = device
         self.budget_bytes = budget_bytes
         self.options = options
         self.is_used = False
+        self._made_step: TrainingStep | None = None
         self._baseline_bytes: int | None = None
 
     def probe(self, batch_size: int) -> Attempt:
@@ -114,12 +116,18 @@ class ProbeSession:
         """
         return self._attempt(batch_size, confirm=True)
 
+    @property
+    def warnings(self) -> list[str]:
+        """What the user should know of the step."""
+        return self._made_step.warnings if self._made_step else []
+
     def clean(self) -> None:
         """Give back all that the last probe left.
 
         Never call it while an exception is handled: the exception's frames hold the tensors.
         """
-        self.step.release()
+        if self._made_step is not None:
+            self._made_step.release()
         gc.collect()
         self.device.release_cache()
 
@@ -150,7 +158,7 @@ class ProbeSession:
             self._baseline_bytes = self.device.held_bytes()
         probe = _to_probe(run, batch_size, confirm, time.perf_counter() - started)
         is_clean = self.is_at_baseline() and not (
-            run.failure and (run.failure.tier is Tier.POISONED or not self.device.recovers_from_oom)
+            run.failure and (run.failure.tier is Tier.POISONED or not self.device.leaves_no_trace)
         )
         return Attempt(probe, was_clean, is_clean)
 
@@ -170,25 +178,41 @@ class ProbeSession:
             run.failure = classify(error)
             if run.failure is None:
                 raise
+            if run.failure.tier is not Tier.POISONED:
+                self._read_peaks(run)  # how much the failing step had got
         return run
+
+    @property
+    def _step_of_setup(self) -> TrainingStep:
+        # Made inside the first probe: a model too large for the device is an OOM like any other.
+        if self._made_step is None:
+            self._made_step = TrainingStep(
+                self.setup,
+                self.device.torch_device,
+                precision=self.options.precision,
+                compiled=self.options.compiled,
+                batch_dim=self.options.batch_dim,
+            )
+        return self._made_step
 
     def _probe(self, batch_size: int, run: _Run) -> None:
         smallest = self.options.warm_up_batch_size
-        if not self.is_used and smallest < batch_size:
+        needs_warm_up = not self.is_used and self.device.leaves_no_trace
+        if needs_warm_up and smallest is not None and smallest < batch_size:
             warm_up = _Run()
             self._steps(smallest, WARM_UP_STEPS, warm_up)
             run.samples += warm_up.samples
             del warm_up
             self.clean()
             self._baseline_bytes = self.device.held_bytes()
-        # The first probe of a process is its own warm-up: its second step shows the peak.
+        # Without a warm-up, the second step shows the peak.
         self._steps(batch_size, 1 if self.is_used else WARM_UP_STEPS, run)
 
     def _steps(self, batch_size: int, steps: int, run: _Run) -> None:
         next_batch = self._loader(batch_size)
         for _ in range(steps):
             self._step(batch_size, next_batch, run)
-        self.step.check_loss()
+        self._step_of_setup.check_loss()
 
     def _loader(self, batch_size: int) -> Callable[[], Any]:
         """What yields the batches, on the device, as a loader would."""
@@ -210,13 +234,14 @@ class ProbeSession:
             peak = run.reserved_bytes
             if run.steps >= self.options.confirm_steps and steady >= STEADY_STEPS:
                 break
-        self.step.check_loss()
+        self._step_of_setup.check_loss()
         if steady < STEADY_STEPS:
             run.note = f"memory still grew after {run.steps} steps"
         elif retries:
             run.note = "runs only by flushing the allocator's cache in every step"
 
     def _step(self, batch_size: int, next_batch: Callable[[], Any], run: _Run) -> None:
+        step = self._step_of_setup
         # With accumulation, the gradients of the first micro-batch are alive in the second.
         micro_batches = 2 if self.options.accumulate else 1
         self.is_used = True
@@ -225,20 +250,24 @@ class ProbeSession:
         started = time.perf_counter()
         self.device.reset_peaks()
         for _ in range(micro_batches):
-            self.step.forward_backward(next_batch())
+            step.forward_backward(next_batch())
         self._read(Phase.FORWARD_BACKWARD, run)
         self.device.reset_peaks()
-        self.step.optimizer_step()
+        step.optimizer_step()
         self._read(Phase.OPTIMIZER_STEP, run)
         run.step_seconds = time.perf_counter() - started
         self.on_step()
 
     def _read(self, phase: Phase, run: _Run) -> None:
+        peaks = self._read_peaks(run)
+        before = run.phase_peak_bytes.get(phase, 0)
+        run.phase_peak_bytes[phase] = max(before, peaks.allocated_bytes)
+
+    def _read_peaks(self, run: _Run) -> Peaks:
         peaks = self.device.peaks()
         run.allocated_bytes = max(run.allocated_bytes, peaks.allocated_bytes)
         run.reserved_bytes = max(run.reserved_bytes, peaks.reserved_bytes)
-        before = run.phase_peak_bytes.get(phase, 0)
-        run.phase_peak_bytes[phase] = max(before, peaks.allocated_bytes)
+        return peaks
 
 
 def _is_only_probable(run: _Run) -> bool:

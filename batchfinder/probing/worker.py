@@ -8,6 +8,7 @@ gets a fresh one. A spare worker always imports PyTorch ahead of time, so replac
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -21,11 +22,13 @@ from batchfinder.errors import (
     UserCodeError,
     WorkerDiedError,
     WorkerError,
+    WorkerGarbledError,
     WorkerHungError,
 )
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.process import WorkerProcess
 from batchfinder.result import Outcome, Probe
+from batchfinder.units import format_seconds
 
 # A step is taken for hung after this long, or after this many times what the slowest step so far
 # would take at the size, whichever is longer. The first step may well compile kernels.
@@ -56,7 +59,12 @@ class SetupSource:
     def to_order(self) -> dict[str, Any]:
         """The order to load it, without the pickle's bytes, which follow the order's line."""
         if self.pickled_setup:
-            return {"pickled_bytes": len(self.pickled_setup), "optimizer": self.optimizer}
+            # With the places where this process finds the modules of the pickled classes.
+            return {
+                "pickled_bytes": len(self.pickled_setup),
+                "module_path": sys.path,
+                "optimizer": self.optimizer,
+            }
         return {
             "target": self.target,
             "arguments": dict(self.arguments),
@@ -95,7 +103,6 @@ class WorkerProber:
         self._timeout_seconds = probe_timeout_seconds
         self._show_output = show_output
         self._slowest_seconds_per_sample = 0.0
-        self._a_confirmation_failed = False
         self._spare: WorkerProcess | None = None
         self._worker: WorkerProcess | None = None
         try:
@@ -107,6 +114,7 @@ class WorkerProber:
         self.budget_bytes: int = ready["budget_bytes"]
         self.capacity_bytes: int = ready["capacity_bytes"]
         self.used_by_others_bytes: int = ready["used_by_others_bytes"]
+        self.is_repeatable: bool = ready["is_repeatable"]
         self.versions: dict[str, str] = ready["versions"]
         if ready["limit_warning"]:
             self._warn([ready["limit_warning"]])
@@ -123,7 +131,6 @@ class WorkerProber:
             retry_error_callback=_last_verdict,
         )
         verdict: _Verdict = retrying(self._attempt, batch_size, confirm)
-        self._a_confirmation_failed |= confirm and not verdict.probe.fits
         return verdict.probe
 
     def close(self) -> None:
@@ -136,7 +143,7 @@ class WorkerProber:
         if confirm:
             self._end_worker()
         if self._worker is None:
-            self._start(confirm)
+            self._start()
         worker = self._worker
         assert worker is not None
         started = time.monotonic()
@@ -148,7 +155,7 @@ class WorkerProber:
                 if answer["answer"] != "step":
                     break
                 steps += 1
-        except (WorkerDiedError, WorkerHungError) as end:
+        except (WorkerDiedError, WorkerGarbledError, WorkerHungError) as end:
             self._end_worker()
             seconds = time.monotonic() - started
             return _verdict_of_death(end, batch_size, confirm, steps, seconds)
@@ -162,6 +169,8 @@ class WorkerProber:
         if probe.step_seconds:
             per_sample = probe.step_seconds / batch_size
             self._slowest_seconds_per_sample = max(self._slowest_seconds_per_sample, per_sample)
+        if probe.fits and self.options.warm_up_batch_size is None:
+            self.options = replace(self.options, warm_up_batch_size=batch_size)
         return _Verdict(probe, probe.outcome is not Outcome.OOM or answer["was_clean"])
 
     def _patience(self, batch_size: int, started: float) -> float:
@@ -170,11 +179,10 @@ class WorkerProber:
         expected = self._slowest_seconds_per_sample * batch_size
         return max(PATIENCE_SECONDS, PATIENCE_FACTOR * expected)
 
-    def _start(self, confirm: bool = False) -> dict[str, Any]:
+    def _start(self) -> dict[str, Any]:
         worker = self._spare or WorkerProcess(self._show_output)
         self._spare, self._worker = None, worker
         order = {**self.source.to_order(), "options": self.options.to_dict()}
-        order |= {"confirm": confirm, "a_confirmation_failed": self._a_confirmation_failed}
         worker.send(order, self.source.pickled_setup)
         try:
             answer = worker.receive(None)
@@ -210,7 +218,7 @@ def _last_verdict(state: RetryCallState) -> _Verdict:
 
 
 def _verdict_of_death(
-    death: WorkerDiedError | WorkerHungError,
+    death: WorkerDiedError | WorkerGarbledError | WorkerHungError,
     batch_size: int,
     confirm: bool,
     steps: int,
@@ -218,7 +226,12 @@ def _verdict_of_death(
 ) -> _Verdict:
     """What the end of a worker says of the size that it was running."""
     outcome, note = Outcome.FAILED, str(death)
-    if isinstance(death, WorkerDiedError):
+    if isinstance(death, WorkerHungError):
+        note = (
+            f"hung: stopped after {format_seconds(seconds)} in step {steps + 1}; "
+            "--probe-timeout allows for more"
+        )
+    elif isinstance(death, WorkerDiedError):
         if death.signal_number == signal.SIGKILL:
             outcome = Outcome.OOM
             note = "the process was killed, most likely by the system for want of host memory"

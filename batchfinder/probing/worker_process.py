@@ -21,15 +21,15 @@ from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from typing import IO, Any
 
-from batchfinder.errors import BatchFinderError
+from batchfinder.errors import BatchFinderError, UsageError
 from batchfinder.probing.device import budget
 from batchfinder.probing.devices import choose_device
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.session import Attempt, ProbeSession
 from batchfinder.probing.versions import versions
+from batchfinder.training.optimizers import find_optimizer
 from batchfinder.training.sample import BatchMaker, find_sample
 from batchfinder.training.setup import TrainingSetup
-from batchfinder.training.step import TrainingStep
 from batchfinder.training.target import load_function, load_target
 from batchfinder.training.user_traceback import user_traceback
 
@@ -41,8 +41,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable(sys.stderr)
 
-    def answer(kind: str, **content: Any) -> None:
-        answers.write(json.dumps({"answer": kind, **content}) + "\n")
+    def answer(what: str, **content: Any) -> None:
+        answers.write(json.dumps({"answer": what, **content}) + "\n")
         answers.flush()
 
     queue: SimpleQueue[dict[str, Any]] = SimpleQueue()
@@ -84,6 +84,8 @@ class Worker:
         budget_bytes = options.budget_bytes or budget(
             memory, options.memory_limit, options.headroom
         )
+        if isinstance(setup.optimizer, str):
+            find_optimizer(setup.optimizer)  # a wrong name is told before anything is shown
         batches = BatchMaker(setup.sample, make_batch=setup.make_batch, batch_dim=options.batch_dim)
         answer(
             "ready",
@@ -91,25 +93,13 @@ class Worker:
             budget_bytes=budget_bytes,
             capacity_bytes=memory.capacity_bytes,
             used_by_others_bytes=memory.used_by_others_bytes,
+            is_repeatable=device.leaves_no_trace,
             limit_warning=device.limit_warning,
             versions=versions(),
         )
-        limit_bytes = budget_bytes
-        if not order["confirm"]:
-            device.make_recoverable()
-        elif not order["a_confirmation_failed"]:
-            limit_bytes = device.first_confirmation_limit(budget_bytes, options.headroom)
-        opened.enter_context(device.limited_to(limit_bytes))
-        step = TrainingStep(
-            setup,
-            device.torch_device,
-            precision=options.precision,
-            compiled=options.compiled,
-            batch_dim=options.batch_dim,
-        )
-        self._step = step
+        opened.enter_context(device.limited_to(budget_bytes))
         self._session = ProbeSession(
-            step, batches, device, budget_bytes, options, lambda: answer("step")
+            setup, batches, device, budget_bytes, options, lambda: answer("step")
         )
 
     def run(self, order: Mapping[str, Any]) -> Attempt:
@@ -118,12 +108,12 @@ class Worker:
         try:
             return run(order["batch_size"])
         finally:
-            self.warnings = list(dict.fromkeys(self.warnings + self._step.warnings))
+            self.warnings = list(dict.fromkeys(self.warnings + self._session.warnings))
 
 
 def _load(order: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
     if "pickled_setup" in order:
-        setup: TrainingSetup = pickle.loads(order["pickled_setup"])
+        setup = _unpickled(order)
         found = find_sample(setup)
     else:
         sample = order["sample"]
@@ -145,6 +135,17 @@ def _load(order: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
     return setup, [found.warning] if found.warning else []
 
 
+def _unpickled(order: Mapping[str, Any]) -> TrainingSetup:
+    sys.path[:] = order["module_path"]
+    try:
+        setup: TrainingSetup = pickle.loads(order["pickled_setup"])
+    except Exception as error:  # noqa: BLE001 - classes unpickle by code of their own
+        raise UsageError(
+            f"the setup cannot be unpickled in another process ({type(error).__name__}: {error})"
+        ) from None
+    return setup
+
+
 def _or_tell(answer: Callable[..., None], action: Callable[[], Any]) -> Any:
     """Do something of which every failure is to be told to the parent, which then ends us."""
     try:
@@ -152,7 +153,8 @@ def _or_tell(answer: Callable[..., None], action: Callable[[], Any]) -> Any:
     except BatchFinderError as error:
         answer("error", kind=type(error).__name__, message=str(error))
     except SystemExit as error:
-        answer("user_error", message=f"the code called sys.exit({error.code!r})", traceback="")
+        message = f"the code called sys.exit({error.code!r}); take that out of the training step"
+        answer("user_error", message=message, traceback="")
     except BaseException as error:  # noqa: BLE001 - told, with all of it, before the end
         message = "".join(f"{type(error).__name__}: {error}".splitlines()[:1])
         answer("user_error", message=message, traceback=user_traceback(error))

@@ -38,8 +38,9 @@ def default_loss(output: Any, batch: Any) -> tuple[Tensor, str | None]:
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(own, Tensor):
         return own.mean(), None
-    if isinstance(output, Tensor) and output.numel() == 1 and output.is_floating_point():
-        return output.reshape(()), None
+    # Of one number at every size: a batch of one example may well have an output of one number.
+    if isinstance(output, Tensor) and output.dim() == 0 and output.is_floating_point():
+        return output, None
     if _is_pair(batch) and isinstance(batch[1], Tensor):
         prediction = _prediction(output)
         if prediction is not None:
@@ -88,8 +89,9 @@ def _loss_of_targets(prediction: Tensor, targets: Tensor) -> Tensor | None:
         if prediction.numel() == targets.numel():
             return F.mse_loss(prediction.reshape(targets.shape), targets)
         return None
-    if prediction.shape == targets.shape:
-        return F.binary_cross_entropy_with_logits(prediction, targets.to(prediction.dtype))
+    if prediction.numel() == targets.numel():  # one logit for each label of 0 or 1
+        labels = targets.to(prediction.dtype)
+        return F.binary_cross_entropy_with_logits(prediction.reshape(targets.shape), labels)
     if prediction.dim() != targets.dim() + 1:
         return None
     if prediction.shape[:1] + prediction.shape[2:] == targets.shape:

@@ -62,7 +62,10 @@ def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:
         return spec
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
-        raise StepError("the model has no parameter that requires a gradient: nothing to train")
+        raise StepError(
+            "the model has no parameter that requires a gradient: nothing to train; "
+            "call requires_grad_() on what you want to train"
+        )
     factory: Callable[..., Any] = (
         spec if callable(spec) else find_optimizer(spec or DEFAULT_OPTIMIZER)
     )

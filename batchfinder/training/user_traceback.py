@@ -5,7 +5,8 @@ from __future__ import annotations
 import traceback
 from types import TracebackType
 
-_OUR_MODULES = frozenset({"batchfinder", "click", "importlib", "runpy", "tenacity"})
+# Tenacity hands exceptions on in a future.
+_OUR_MODULES = frozenset({"batchfinder", "click", "concurrent", "importlib", "runpy", "tenacity"})
 
 
 def user_traceback(error: BaseException) -> str:

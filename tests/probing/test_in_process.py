@@ -1,0 +1,200 @@
+"""Searches in this very process: on the CPU, with setups that no other process could be sent."""
+
+from __future__ import annotations
+
+import copy
+import io
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from batchfinder import Outcome, Probe, Status, TrainingSetup, find_max_batch
+from batchfinder.errors import UsageError
+from batchfinder.probing.choose import choose_prober
+from batchfinder.probing.in_process import InProcessProber
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.worker import WorkerProber
+
+SAMPLE = torch.randn(3, 4), torch.tensor([0, 1, 1])
+
+
+class Net(nn.Module):
+    """Has all that a step changes: weights, running statistics, masks drawn at random."""
+
+    def __init__(self, end: Callable[[], object] = lambda: None, at: int = 10**9) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 2)
+        )
+        self.layers[0].bias.requires_grad_(False)
+        self.end, self.at = end, at
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if len(rows) >= self.at:
+            self.end()
+        output: Tensor = self.layers(rows)
+        return output
+
+
+def with_history(model: Net, optimizer: Optimizer) -> None:
+    """Some training, and gradients that wait for a step."""
+    for _ in range(2):
+        model(SAMPLE[0]).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model(SAMPLE[0]).sum().backward()
+    model.layers[2].eval()
+
+
+def fingerprint(model: nn.Module, optimizer: Optimizer) -> bytes:
+    """Everything, in bytes."""
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    modes = [module.training for module in model.modules()]
+    rest = random.getstate(), torch.get_rng_state(), torch.is_grad_enabled()
+    buffer = io.BytesIO()
+    torch.save((model.state_dict(), optimizer.state_dict(), gradients, modes, rest), buffer)
+    return buffer.getvalue()
+
+
+def search(model: nn.Module, optimizer: Any, **options: Any) -> Any:
+    # A lambda is what no other process can be sent.
+    return find_max_batch(
+        model,
+        SAMPLE,
+        loss_fn=lambda output, batch: nn.functional.cross_entropy(output, batch[1]),
+        optimizer=optimizer,
+        device="cpu",
+        **{"max_batch_size": 6, "min_batch_size": 2, **options},
+    )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(
+    "make", [AdamW, lambda params: SGD(params, lr=0.1, momentum=0.9)], ids=["adamw", "sgd"]
+)
+def test_after_a_search_everything_is_as_it_was(make: Any, precision: str) -> None:
+    model = Net()
+    optimizer = make(model.parameters())
+    with_history(model, optimizer)
+    before = fingerprint(model, optimizer)
+    result = search(model, optimizer, precision=precision, accumulate=True)
+    assert (result.batch_size, result.status) == (6, Status.CAPPED)
+    assert fingerprint(model, optimizer) == before
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def end() -> None:
+        raise error
+
+    return end
+
+
+@pytest.mark.parametrize("error", [ValueError("bad width"), KeyboardInterrupt(), SystemExit(4)])
+def test_also_after_an_error_of_the_model(error: BaseException) -> None:
+    model = Net(raising(error), at=4)
+    optimizer = AdamW(model.parameters())
+    with_history(model, optimizer)
+    before = fingerprint(model, optimizer)
+    with pytest.raises(type(error)) as raised:
+        search(model, optimizer)
+    assert raised.value is error
+    assert fingerprint(model, optimizer) == before
+
+
+def test_also_after_an_error_of_on_probe() -> None:
+    model = Net()
+    optimizer = AdamW(model.parameters())
+    before = fingerprint(model, optimizer)
+
+    def on_probe(probe: Probe) -> None:
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        search(model, optimizer, on_probe=on_probe)
+    assert fingerprint(model, optimizer) == before
+
+
+def test_the_memory_limit_of_the_process_is_lifted_again() -> None:
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    inside = []
+    model = Net(lambda: inside.append(resource.getrlimit(resource.RLIMIT_DATA)[0]), at=2)
+    result = search(model, None)
+    assert set(inside) == {result.budget_bytes}
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+def test_that_it_ran_in_this_process_is_said_with_the_reason() -> None:
+    (warning,) = search(Net(), None).warnings
+    assert warning.startswith("sizes are tried in this process, as the setup cannot be pickled (")
+    assert "lambda" in warning
+    assert warning.endswith("batchfinder find does better")
+
+
+def test_a_setup_that_cannot_be_sent_cannot_be_isolated() -> None:
+    with pytest.raises(UsageError, match="the setup cannot be pickled"):
+        search(Net(), None, isolate=True)
+
+
+def test_an_out_of_memory_is_an_outcome_and_the_search_goes_on() -> None:
+    model = Net(raising(RuntimeError("DefaultCPUAllocator: can't allocate memory: 12")), at=6)
+    result = search(model, None, max_batch_size=100)
+    assert (result.batch_size, result.status) == (5, Status.FOUND)
+    assert result.next_failure is not None
+    assert (result.next_failure.batch_size, result.next_failure.outcome) == (6, Outcome.OOM)
+    assert result.confirmed_steps == 3
+
+
+def test_a_size_too_small_for_batch_norm_is_no_failure() -> None:
+    result = search(Net(), None, min_batch_size=1)
+    assert min(probe.batch_size for probe in result.probes) == 2
+    assert result.batch_size == 6
+
+
+def test_each_probe_is_told_as_it_ends() -> None:
+    told: list[Probe] = []
+    result = search(Net(), None, on_probe=told.append)
+    assert tuple(told) == result.probes
+    assert [probe.confirmed for probe in told] == [False] * (len(told) - 1) + [True]
+
+
+def test_every_probe_trains_and_a_confirmation_starts_from_scratch() -> None:
+    model = Net()
+    optimizer = AdamW(model.parameters())
+    prober = InProcessProber(
+        TrainingSetup(model, SAMPLE, optimizer=optimizer), ProbeOptions(device="cpu")
+    )
+    before = copy.deepcopy(model.state_dict())
+    prober.probe(2)
+    assert len(optimizer.state) > 0
+    assert not torch.equal(model.state_dict()["layers.3.weight"], before["layers.3.weight"])
+    assert prober.probe(3, confirm=True).steps >= 3
+    prober.close()
+    prober.close()
+    assert len(optimizer.state) == 0
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+def test_a_sample_that_the_model_carries_is_used_and_that_is_said() -> None:
+    model = nn.Linear(4, 2)
+    model.example_input_array = torch.ones(2, 4)
+    prober = InProcessProber(TrainingSetup(model), ProbeOptions(device="cpu"))
+    assert any("no sample was given" in warning for warning in prober.warnings)
+    assert prober.probe(3).fits
+    prober.close()
+
+
+def test_what_can_be_pickled_is_tried_in_workers_on_the_cpu() -> None:
+    setup = TrainingSetup(nn.Linear(4, 2), SAMPLE)
+    prober = choose_prober(setup, ProbeOptions(device="cpu"), isolate=False)
+    try:
+        assert isinstance(prober, WorkerProber)
+        assert prober.warnings == ()
+    finally:
+        prober.close()

@@ -1,0 +1,123 @@
+"""One worker process, from its start to its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchfinder.errors import WorkerDiedError, WorkerHungError
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.process import WorkerProcess
+
+TARGETS = Path(__file__).parents[1] / "targets"
+PATIENCE_SECONDS = 60
+
+
+@pytest.fixture
+def process() -> Iterator[WorkerProcess]:
+    ours = WorkerProcess(show_output=False)
+    yield ours
+    ours.kill()
+
+
+def order(target: str, **arguments: Any) -> dict[str, Any]:
+    return {
+        "target": f"{TARGETS}/{target}",
+        "arguments": arguments,
+        "sample": None,
+        "input_spec": None,
+        "optimizer": None,
+        "options": ProbeOptions(device="cpu").to_dict(),
+        "confirm": False,
+    }
+
+
+def ends(pid: int) -> bool:
+    """Whether a process ends within the time that tests have."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_without_an_order_it_waits(process: WorkerProcess) -> None:
+    with pytest.raises(WorkerHungError):
+        process.receive(0.1)
+
+
+def test_it_answers_in_order_and_then_waits_for_the_next_one(process: WorkerProcess) -> None:
+    process.send(order("models.py:build_small"))
+    assert process.receive(PATIENCE_SECONDS)["answer"] == "ready"
+    process.send({"batch_size": 2, "confirm": False})
+    answers = [process.receive(PATIENCE_SECONDS) for _ in range(3)]
+    assert [answer["answer"] for answer in answers] == ["step", "step", "probe"]
+    assert answers[-1]["probe"]["batch_size"] == 2
+    assert answers[-1]["was_clean"] is True
+
+
+def test_after_an_error_it_ends_itself(process: WorkerProcess) -> None:
+    process.send(order("models.py:no_such_function"))
+    answer = process.receive(PATIENCE_SECONDS)
+    assert (answer["answer"], answer["kind"]) == ("error", "UsageError")
+    assert "models.py has no function no_such_function" in answer["message"]
+    with pytest.raises(WorkerDiedError, match="ended itself with exit status 1"):
+        process.receive(PATIENCE_SECONDS)
+
+
+def test_what_it_printed_last_is_told_with_its_death(process: WorkerProcess) -> None:
+    process.send(order("deaths.py:build_and_do", deed="complain_and_abort"))
+    with pytest.raises(WorkerDiedError) as death:
+        process.receive(PATIENCE_SECONDS)
+    assert death.value.signal_number == signal.SIGABRT
+    assert "std::bad_alloc" in death.value.output
+
+
+def test_it_can_be_killed_twice() -> None:
+    process = WorkerProcess(show_output=False)
+    process.kill()
+    process.kill()
+    with pytest.raises(WorkerDiedError):
+        process.receive(PATIENCE_SECONDS)
+
+
+@pytest.mark.parametrize("deed", ["hang", "leave_a_child_and_hang"])
+def test_when_its_parent_is_killed_it_ends_with_all_that_it_started(
+    deed: str, tmp_path: Path
+) -> None:
+    pids = tmp_path / "pids"
+    program = f"""
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.worker import SetupSource, WorkerProber
+arguments = {{"deed": {deed!r}, "once": {str(pids)!r}}}
+source = SetupSource({str(TARGETS / "deaths.py:build")!r}, arguments)
+WorkerProber(source, ProbeOptions(device="cpu")).probe(1)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", program])
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not pids.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.2)  # for the child to be there
+    children = _children_of(parent.pid)
+    assert int(pids.read_text()) in children
+    started = [grandchild for child in children for grandchild in _children_of(child)]
+    assert len(started) == (deed == "leave_a_child_and_hang")
+    parent.kill()
+    parent.wait()
+    assert all(ends(pid) for pid in children + started)
+
+
+def _children_of(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]

@@ -1,0 +1,279 @@
+"""What a process does with a batch size, on a device of which every reading is scripted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from batchfinder import Outcome, Phase, TrainingSetup
+from batchfinder.errors import BatchTooSmallError
+from batchfinder.probing.device import DeviceMemory, Peaks
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.session import ProbeSession
+from batchfinder.training.sample import BatchMaker
+
+CPU = torch.device("cpu")
+BUDGET = 10_000
+OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB."
+PROBABLY_MEMORY = "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"
+POISON = "CUDA error: an illegal memory access was encountered"
+
+
+@dataclass
+class FakeDevice:
+    """Tells what it is told to.
+
+    Attributes:
+        held: what the process holds at each reading; the last one for ever.
+        grown: what each step adds to the peak of the one before; 0 after the last.
+        flushes: whether the allocator flushes its cache in each step.
+    """
+
+    held: list[int] = field(default_factory=lambda: [1000])
+    grown: list[int] = field(default_factory=list)
+    flushes: bool = False
+    leaves_no_trace: bool = True
+    torch_device: torch.device = CPU
+    name: str = "fake"
+    limit_warning: str | None = None
+    peak: int = 2000
+    readings: int = 0
+    releases: int = 0
+    retries: int = 0
+
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory(BUDGET, 0, 0, 0)
+
+    @contextmanager
+    def limited_to(self, budget_bytes: int) -> Iterator[None]:
+        yield
+
+    def held_bytes(self) -> int:
+        return self.held.pop(0) if len(self.held) > 1 else self.held[0]
+
+    def reset_peaks(self) -> None: ...
+
+    def peaks(self) -> Peaks:
+        self.readings += 1
+        is_forward_backward = self.readings % 2
+        if is_forward_backward and self.readings > 1 and self.grown:
+            self.peak += self.grown.pop(0)
+        self.retries += self.flushes
+        return Peaks(self.peak if is_forward_backward else 500, self.peak)
+
+    def allocation_retries(self) -> int:
+        return self.retries
+
+    def release_cache(self) -> None:
+        self.releases += 1
+
+
+class Net(nn.Module):
+    """Notes the sizes it gets, and raises the errors listed for a size, one after another."""
+
+    def __init__(self, errors: dict[int, list[Exception]]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.errors = errors
+        self.sizes: list[int] = []
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.sizes.append(len(rows))
+        if pending := self.errors.get(len(rows)):
+            raise pending.pop(0)
+        output: Tensor = self.layer(rows).mean()
+        return output
+
+
+def session(
+    device: FakeDevice | None = None,
+    errors: dict[int, list[Exception]] | None = None,
+    optimizer: Any = None,
+    on_step: Callable[[], None] = lambda: None,
+    **options: Any,
+) -> tuple[ProbeSession, list[int]]:
+    """A session, and the list of the sizes that its model gets."""
+    model = Net(errors or {})
+    sample = torch.ones(2, 4)
+    setup = TrainingSetup(model, sample, optimizer=optimizer)
+    made = ProbeSession(
+        setup,
+        BatchMaker(sample),
+        device or FakeDevice(),
+        BUDGET,
+        ProbeOptions(**options),
+        on_step,
+    )
+    return made, model.sizes
+
+
+def test_the_first_probe_takes_two_steps_and_later_ones_one() -> None:
+    ours, sizes = session()
+    first, second = ours.probe(3), ours.probe(5)
+    assert sizes == [3, 3, 5]
+    assert (first.probe.steps, first.probe.samples) == (2, 6)
+    assert (second.probe.steps, second.probe.samples) == (1, 5)
+
+
+def test_a_new_process_is_warmed_up_by_two_small_steps() -> None:
+    ours, sizes = session(warm_up_batch_size=2)
+    probe = ours.probe(7).probe
+    assert sizes == [2, 2, 7]
+    assert (probe.steps, probe.samples) == (1, 11)
+
+
+def test_accumulation_runs_two_micro_batches_a_step() -> None:
+    ours, sizes = session(accumulate=True)
+    probe = ours.probe(3).probe
+    assert sizes == [3] * 4
+    assert (probe.steps, probe.samples) == (2, 12)
+
+
+def test_each_phase_has_a_peak_of_its_own() -> None:
+    probe = session()[0].probe(3).probe
+    assert probe.phase_peak_bytes == {Phase.FORWARD_BACKWARD: 2000, Phase.OPTIMIZER_STEP: 500}
+    assert (probe.peak_allocated_bytes, probe.peak_reserved_bytes) == (2000, 2000)
+    assert (probe.outcome, probe.note, probe.confirmed) == (Outcome.FITS, "", False)
+
+
+def test_every_step_is_told_as_it_ends() -> None:
+    steps = []
+    ours, _ = session(on_step=lambda: steps.append(1))
+    ours.probe(3)
+    ours.confirm(3)
+    assert len(steps) == 2 + 3
+
+
+def test_a_confirmation_takes_the_steps_asked_for_if_the_peak_is_steady() -> None:
+    ours, sizes = session(confirm_steps=5)
+    attempt = ours.confirm(4)
+    assert sizes == [4] * 5
+    assert attempt.probe.fits
+    assert attempt.probe.confirmed
+    assert attempt.probe.steps == 5
+
+
+def test_a_confirmation_goes_on_until_the_peak_has_not_grown_for_two_steps() -> None:
+    attempt = session(FakeDevice(grown=[100, 0, 100]))[0].confirm(4)
+    assert (attempt.probe.outcome, attempt.probe.steps) == (Outcome.FITS, 6)
+    assert attempt.probe.peak_reserved_bytes == 2200
+
+
+def test_a_peak_that_does_not_stop_growing_is_refused() -> None:
+    attempt = session(FakeDevice(grown=[100] * 20))[0].confirm(4)
+    assert (attempt.probe.outcome, attempt.probe.steps) == (Outcome.OOM, 10)
+    assert attempt.probe.note == "memory still grew after 10 steps"
+
+
+def test_a_growth_within_the_noise_of_the_readings_is_none() -> None:
+    attempt = session(FakeDevice(grown=[10] * 20))[0].confirm(4)
+    assert (attempt.probe.outcome, attempt.probe.steps) == (Outcome.FITS, 3)
+
+
+def test_a_size_that_runs_only_by_flushing_the_cache_is_refused() -> None:
+    probe = session(FakeDevice(flushes=True))[0].confirm(4).probe
+    assert probe.outcome is Outcome.OOM
+    assert probe.note == "runs only by flushing the allocator's cache in every step"
+
+
+def test_flushing_the_cache_in_a_probe_is_not_refused() -> None:
+    assert session(FakeDevice(flushes=True))[0].probe(4).probe.fits
+
+
+def test_out_of_memory_is_an_outcome_with_what_was_held_by_then() -> None:
+    device = FakeDevice()
+    ours, sizes = session(device, {9: [RuntimeError(OUT_OF_MEMORY)]})
+    ours.probe(3)
+    attempt = ours.probe(9)
+    assert (attempt.probe.outcome, attempt.probe.note) == (Outcome.OOM, OUT_OF_MEMORY)
+    assert attempt.probe.peak_allocated_bytes == 2000
+    assert (attempt.was_clean, attempt.is_clean) == (True, True)
+    assert sizes == [3, 3, 9]
+
+
+def test_a_failure_that_is_only_probably_memory_is_repeated_after_cleaning_up() -> None:
+    device = FakeDevice()
+    ours, sizes = session(device, {3: [RuntimeError(PROBABLY_MEMORY)]})
+    attempt = ours.probe(3)
+    assert attempt.probe.fits
+    assert sizes == [3, 3]
+    assert device.releases == 2
+
+
+def test_a_failure_that_is_only_probably_memory_is_believed_the_second_time() -> None:
+    ours, sizes = session(errors={3: [RuntimeError(PROBABLY_MEMORY)] * 2})
+    assert ours.probe(3).probe.outcome is Outcome.OOM
+    assert sizes == [3, 3]
+
+
+def test_a_broken_context_bounds_the_size_and_ends_the_process() -> None:
+    ours, sizes = session(errors={9: [RuntimeError(POISON)]})
+    ours.probe(3)
+    attempt = ours.probe(9)
+    assert (attempt.probe.outcome, attempt.probe.note) == (Outcome.FAILED, POISON)
+    assert not attempt.is_clean
+    assert sizes == [3, 3, 9]
+
+
+def test_where_an_out_of_memory_spoils_the_process_it_is_not_clean() -> None:
+    device = FakeDevice(leaves_no_trace=False)
+    attempt = session(device, {9: [RuntimeError(OUT_OF_MEMORY)]})[0].probe(9)
+    assert not attempt.is_clean
+
+
+def test_a_process_that_holds_more_than_at_first_is_not_clean() -> None:
+    device = FakeDevice(held=[1000, 1020, 1020, 1021])
+    ours, _ = session(device)
+    first, second, third = ours.probe(3), ours.probe(4), ours.probe(5)
+    assert (first.was_clean, first.is_clean) == (True, True)
+    assert (second.was_clean, second.is_clean) == (True, False)
+    assert not third.was_clean
+
+
+@pytest.mark.parametrize("error", [ValueError("bad width"), RuntimeError("shapes differ")])
+def test_the_users_own_error_comes_out_as_it_is(error: Exception) -> None:
+    ours, sizes = session(errors={3: [error]})
+    with pytest.raises(type(error)) as raised:
+        ours.probe(3)
+    assert raised.value is error
+    assert sizes == [3]
+
+
+def test_a_layer_that_needs_more_than_one_example() -> None:
+    message = "Expected more than 1 value per channel when training, got input size [1, 4]"
+    ours, _ = session(errors={1: [ValueError(message)]})
+    with pytest.raises(BatchTooSmallError, match="needs more than 1 example"):
+        ours.probe(1)
+
+
+def test_an_optimizer_for_which_there_is_no_room_is_out_of_memory_too() -> None:
+    def factory(parameters: Any) -> torch.optim.Optimizer:
+        raise RuntimeError(OUT_OF_MEMORY)
+
+    attempt = session(optimizer=factory)[0].probe(3)
+    assert attempt.probe.outcome is Outcome.OOM
+
+
+def test_a_probe_leaves_no_gradient_and_an_empty_cache_behind() -> None:
+    device = FakeDevice()
+    ours, _ = session(device)
+    ours.probe(3)
+    assert all(p.grad is None for p in ours.setup.model.parameters())
+    assert device.releases == 1
+
+
+def test_warnings_of_the_step_are_told() -> None:
+    ours, _ = session()
+    assert ours.warnings == []
+    with torch.no_grad():
+        for parameter in ours.setup.model.parameters():
+            parameter.fill_(float("nan"))
+    ours.probe(3)
+    (warning,) = ours.warnings
+    assert warning.startswith("the loss is nan on the sample")

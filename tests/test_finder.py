@@ -1,0 +1,265 @@
+"""From a question to an answer: on paper, on the CPU's real memory, in this process and others."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fakes import FakeProber
+from targets.models import build_hungry, build_small
+from torch import nn
+
+from batchfinder import (
+    BatchSizeResult,
+    Outcome,
+    Phase,
+    Probe,
+    Status,
+    TrainingSetup,
+    find_max_batch,
+)
+from batchfinder.errors import BatchTooSmallError, UsageError, UserCodeError, WorkerError
+from batchfinder.finder import run_search
+
+TARGETS = Path(__file__).parent / "targets"
+MIB = 2**20
+
+
+# On paper.
+
+
+def test_the_answer_comes_with_its_evidence() -> None:
+    prober = FakeProber(warnings=("look out",))
+    result = run_search(prober)
+    assert (result.batch_size, result.status) == (90, Status.FOUND)
+    assert [probe.batch_size for probe in result.probes] == prober.sizes
+    assert result.probes[-1].confirmed
+    assert result.confirmed_steps == 3
+    assert result.next_failure is not None
+    assert (result.next_failure.batch_size, result.next_failure.outcome) == (91, Outcome.OOM)
+    assert result.memory_model is not None
+    assert (result.memory_model.fixed_bytes, result.memory_model.per_sample_bytes) == (100, 10)
+    assert (result.device, result.budget_bytes) == (prober.device, prober.budget_bytes)
+    assert result.warnings == ("look out",)
+    samples = sum(probe.samples for probe in result.probes)
+    assert result.cost_full_size_steps == round(samples / 90, 2)
+
+
+def test_what_fits_whatever_the_size_is_capped() -> None:
+    result = run_search(FakeProber(), max_batch_size=32)
+    assert (result.batch_size, result.status, result.next_failure) == (32, Status.CAPPED, None)
+
+
+def test_nothing_fits() -> None:
+    result = run_search(FakeProber(fixed_bytes=2000))
+    assert (result.batch_size, result.status) == (0, Status.NOTHING_FITS)
+    assert result.next_failure is not None
+    assert result.next_failure.batch_size == 1
+    assert (result.confirmed_steps, result.cost_full_size_steps) == (0, 0)
+
+
+def test_a_failure_for_no_want_of_memory_bounds_the_size_too() -> None:
+    faults = dict.fromkeys(range(41, 500), Outcome.FAILED)
+    result = run_search(FakeProber(faults=faults))
+    assert result.batch_size == 40
+    assert result.next_failure is not None
+    assert (result.next_failure.batch_size, result.next_failure.outcome) == (41, Outcome.FAILED)
+
+
+def test_a_failure_for_no_want_of_memory_at_the_smallest_size_is_an_error() -> None:
+    with pytest.raises(WorkerError, match="not even a batch of 4 runs: failed on paper"):
+        run_search(FakeProber(faults={4: Outcome.FAILED}), min_batch_size=4)
+
+
+def test_where_one_example_is_too_few_the_search_starts_at_two() -> None:
+    prober = FakeProber(faults={1: BatchTooSmallError("needs 2")})
+    result = run_search(prober)
+    assert result.batch_size == 90
+    assert prober.sizes[:2] == [1, 2]
+
+
+def test_where_one_example_is_too_few_but_no_more_are_allowed() -> None:
+    with pytest.raises(BatchTooSmallError):
+        run_search(FakeProber(faults={1: BatchTooSmallError("needs 2")}), max_batch_size=1)
+
+
+def test_a_confirmation_that_fails_is_no_answer() -> None:
+    result = run_search(FakeProber(confirm_extra=0.1))
+    assert result.batch_size == 80
+    assert result.probes[-1].confirmed
+    assert result.next_failure is not None
+    assert result.next_failure.batch_size == 81
+
+
+@pytest.mark.parametrize(("smallest", "largest"), [(0, None), (1, 0), (9, 8)])
+def test_bounds_that_make_no_sense(smallest: int, largest: int | None) -> None:
+    prober = FakeProber()
+    with pytest.raises(UsageError):
+        run_search(prober, min_batch_size=smallest, max_batch_size=largest)
+    assert prober.sizes == []
+
+
+# On the CPU's own memory.
+
+
+def survives(function: str, batch_size: int, limit_bytes: int) -> bool:
+    """Whether a plain loop in a fresh process trains 20 steps at a size."""
+    arguments = ("models", function, str(batch_size), str(limit_bytes), "20")
+    done = subprocess.run(
+        [sys.executable, TARGETS / "plain_loop.py", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 or "can't allocate memory" in done.stderr, done.stderr
+    return done.returncode == 0
+
+
+@pytest.mark.parametrize("limit_mib", [600, 1000])
+def test_the_answer_trains_in_a_fresh_process_and_a_fifth_more_does_not(limit_mib: int) -> None:
+    model, sample = build_hungry()
+    result = find_max_batch(model, sample, device="cpu", memory_limit=f"{limit_mib}MiB")
+    assert result.status is Status.FOUND
+    assert result.budget_bytes == math.floor(limit_mib * MIB * 0.95)
+    assert result.next_failure is not None
+    assert result.next_failure.outcome is Outcome.OOM
+    assert "can't allocate memory" in result.next_failure.reason
+    assert all(
+        probe.peak_allocated_bytes is not None and probe.peak_allocated_bytes <= result.budget_bytes
+        for probe in result.probes
+        if probe.fits
+    )
+    assert survives("build_hungry", result.batch_size, limit_mib * MIB)
+    assert not survives("build_hungry", math.ceil(1.2 * result.batch_size), limit_mib * MIB)
+
+
+# The arguments of the function.
+
+
+def search_small(**options: Any) -> BatchSizeResult:
+    model, sample = build_small()
+    return find_max_batch(model, sample, device="cpu", max_batch_size=5, **options)
+
+
+def test_the_result_is_a_frozen_number_with_a_plan() -> None:
+    told: list[Probe] = []
+    result = search_small(on_probe=told.append)
+    assert int(result) == result.batch_size == 5
+    assert tuple(told) == result.probes
+    assert result.warnings == ()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        result.batch_size = 6  # type: ignore[misc]
+    plan = result.accumulation_plan(20)
+    assert "5 per device x 4 accumulation steps" in str(plan)
+
+
+def test_the_models_own_weights_stay_as_they_are() -> None:
+    model, sample = build_small()
+    optimizer = torch.optim.AdamW(model.parameters())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    find_max_batch(model, sample, optimizer=optimizer, device="cpu", max_batch_size=2, isolate=True)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert len(optimizer.state) == 0
+
+
+def test_an_optimizer_that_is_sent_to_a_worker_trains_the_model_that_is_sent() -> None:
+    model = nn.Linear(2**20, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    result = find_max_batch(
+        model, torch.ones(1, 2**20), optimizer=optimizer, device="cpu", max_batch_size=1
+    )
+    (probe,) = result.probes
+    # The states, and the temporaries of the step, beyond weights and gradients of 16 MiB each.
+    peaks = probe.phase_peak_bytes
+    assert peaks[Phase.OPTIMIZER_STEP] > peaks[Phase.FORWARD_BACKWARD] - 16 * MIB
+    assert len(optimizer.state) == 0
+
+
+def test_a_setup_in_place_of_its_parts() -> None:
+    model, sample = build_small()
+    result = find_max_batch(TrainingSetup(model, sample), device="cpu", max_batch_size=1)
+    assert result.batch_size == 1
+
+
+def test_a_setup_and_parts_beside_it() -> None:
+    model, sample = build_small()
+    with pytest.raises(UsageError, match="give the sample and functions in the TrainingSetup"):
+        find_max_batch(TrainingSetup(model, sample), loss_fn=lambda output, batch: output.sum())
+
+
+def test_what_is_no_model() -> None:
+    with pytest.raises(UsageError, match=r"the model is str, not a torch.nn.Module"):
+        find_max_batch("model", torch.ones(1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"headroom": 1.5}, "headroom is a fraction"),
+        ({"precision": "fp64"}, "precision is fp32, bf16 or fp16"),
+        ({"confirm_steps": 0}, "confirm_steps must be at least 1"),
+        ({"multiple_of": 8}, "no multiple of 8 lies between"),
+        ({"memory_limit": "lots"}, "'lots' is not a memory size"),
+    ],
+)
+def test_arguments_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        search_small(**options)
+
+
+def test_the_error_of_a_model_in_a_worker_comes_with_its_traceback() -> None:
+    with pytest.raises(UserCodeError, match="shapes cannot be multiplied") as raised:
+        find_max_batch(nn.Linear(4, 2), torch.ones(1, 5), device="cpu", isolate=True)
+    assert "RuntimeError" in raised.value.user_traceback
+
+
+def test_a_model_from_a_script_is_tried_in_the_process_of_the_script(tmp_path: Path) -> None:
+    """What stands in ``__main__`` is not there in another process."""
+    (tmp_path / "beside.py").write_text("WIDTH = 4\n")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, beside\n"
+        "from batchfinder import find_max_batch\n"
+        "class Net(torch.nn.Linear):\n"
+        "    pass\n"
+        "result = find_max_batch(Net(beside.WIDTH, 2), torch.ones(2, beside.WIDTH), device='cpu',\n"
+        "                        max_batch_size=3)\n"
+        "print(result.batch_size, 'move it to a module of its own' in result.warnings[0])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=False, cwd="/"
+    )
+    assert done.stdout.split() == ["3", "True"], done.stderr
+
+
+def test_a_model_of_which_no_other_process_finds_the_class_is_tried_in_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = types.ModuleType("made_up")
+    exec("import torch\nclass Net(torch.nn.Linear):\n    pass\n", module.__dict__)
+    monkeypatch.setitem(sys.modules, "made_up", module)
+    result = find_max_batch(module.Net(4, 2), torch.ones(2, 4), device="cpu", max_batch_size=2)
+    assert result.batch_size == 2
+    assert "No module named 'made_up'" in result.warnings[0]
+
+
+def test_a_model_from_a_module_beside_the_script_is_found_by_the_workers(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text("import torch\nclass Net(torch.nn.Linear):\n    pass\n")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, nets\n"
+        "from batchfinder import find_max_batch\n"
+        "print(int(find_max_batch(nets.Net(4, 2), torch.ones(2, 4), device='cpu', isolate=True,\n"
+        "                         max_batch_size=1)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=False, cwd="/"
+    )
+    assert done.stdout.split() == ["1"], done.stderr

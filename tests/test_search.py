@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from statistics import median
+
+import pytest
+from fakes import AdversarialProber, FakeProber
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import Curve, fake_probers, search_bounds
+
+from batchfinder.errors import UsageError
+from batchfinder.memory_model import Phase
+from batchfinder.probing.prober import Prober
+from batchfinder.result import Outcome, Probe, Status
+from batchfinder.search import UNLIMITED_BATCH_SIZE, Finding, check_bounds, search
+from batchfinder.units import GIB, MIB
+
+Bounds = tuple[int, "int | None", int]
+
+
+def run_search(
+    prober: Prober, smallest: int = 1, largest: int | None = None, unit: int = 1
+) -> tuple[Finding, list[Probe]]:
+    probes: list[Probe] = []
+
+    def run(batch_size: int, confirm: bool) -> Probe:
+        probes.append(prober.probe(batch_size, confirm=confirm))
+        return probes[-1]
+
+    finding = search(
+        run,
+        budget_bytes=prober.budget_bytes,
+        smallest=smallest,
+        largest=largest,
+        multiple_of=unit,
+    )
+    return finding, probes
+
+
+def exact_device(maximum: int, fixed_share: float = 0.3) -> FakeProber:
+    """Fits exactly the sizes up to ``maximum``, and reads what it needs."""
+    return FakeProber(
+        budget_bytes=2 * GIB,
+        fixed_bytes=fixed_share * 2 * GIB,
+        bytes_per_sample=(1 - fixed_share) * 2 * GIB / (maximum + 0.5),
+    )
+
+
+def story(probes: list[Probe]) -> list[str]:
+    """Each size with ``+`` or ``-``, and ``!`` for a confirmation."""
+    return [f"{p.batch_size}{'+' if p.fits else '-'}{'!' if p.confirmed else ''}" for p in probes]
+
+
+def size_of(finding: Finding) -> int:
+    return finding.confirmation.batch_size if finding.confirmation else 0
+
+
+def halvings(bounds: Bounds) -> int:
+    """How many probes bisection needs for the sizes within the bounds."""
+    first, last = check_bounds(*bounds)
+    return math.ceil(math.log2((last - first) // bounds[2] + 1))
+
+
+def was_refuted(probes: list[Probe]) -> bool:
+    """Whether a confirmation failed where a probe had fitted, or after the steps of a probe."""
+    plain = {p.batch_size for p in probes if p.fits and not p.confirmed}
+    failures = [p for p in probes if p.confirmed and not p.fits]
+    return any(p.batch_size in plain or p.steps > 2 for p in failures)
+
+
+# Every device, whatever it does.
+
+
+@settings(max_examples=500, deadline=None)
+@given(fake_probers(), search_bounds())
+def test_the_answer_was_confirmed_and_the_size_above_it_failed(
+    prober: FakeProber, bounds: Bounds
+) -> None:
+    finding, probes = run_search(prober, *bounds)
+    first, last = check_bounds(*bounds)
+    failed = [p.batch_size for p in probes if not p.fits]
+    answer = size_of(finding)
+    if finding.status is Status.NOTHING_FITS:
+        assert finding.confirmation is None
+        assert min(failed) == first
+        return
+    assert finding.confirmation in [p for p in probes if p.fits and p.confirmed]
+    if finding.status is Status.CAPPED:
+        assert (answer, failed, finding.failure) == (last, [], None)
+    else:
+        assert finding.status is Status.FOUND
+        assert min(failed) == answer + bounds[2]
+        assert finding.failure is not None
+        assert finding.failure.batch_size == answer + bounds[2]
+
+
+@settings(max_examples=500, deadline=None)
+@given(fake_probers(), search_bounds())
+def test_no_size_is_run_twice_or_out_of_bounds(prober: FakeProber, bounds: Bounds) -> None:
+    _, probes = run_search(prober, *bounds)
+    first, last = check_bounds(*bounds)
+    tried = [(p.batch_size, p.confirmed) for p in probes]
+    assert len(tried) == len(set(tried))
+    assert all(first <= size <= last and size % bounds[2] == 0 for size, _ in tried)
+
+
+@settings(max_examples=500, deadline=None)
+@given(fake_probers(), search_bounds())
+def test_a_search_ends_within_its_bound(prober: FakeProber, bounds: Bounds) -> None:
+    _, probes = run_search(prober, *bounds)
+    allowed = halvings(bounds) + 8
+    if was_refuted(probes):
+        # The search started over, with confirmations.
+        allowed *= 2
+    if bounds[1] is None:
+        # Growing 16-fold to the end, as nothing else tells where it is.
+        allowed += math.ceil(math.log(UNLIMITED_BATCH_SIZE, 16))
+    assert len(probes) <= allowed
+
+
+@settings(max_examples=500, deadline=None)
+@given(fake_probers(), search_bounds())
+def test_without_a_maximum_sizes_grow_from_those_that_ran(
+    prober: FakeProber, bounds: Bounds
+) -> None:
+    smallest, _, unit = bounds
+    _, probes = run_search(prober, smallest, None, unit)
+    largest_fit = probes[0].batch_size
+    for probe in probes:
+        assert probe.batch_size <= 1024 * largest_fit
+        if probe.fits:
+            largest_fit = max(largest_fit, probe.batch_size)
+
+
+@given(st.integers(0, 10**7), search_bounds(), st.sampled_from([None, 0, GIB // 2, 2 * GIB]))
+def test_a_model_that_says_nothing_costs_four_probes_more_than_bisection(
+    maximum: int, bounds: Bounds, constant_peak: int | None
+) -> None:
+    smallest, largest, unit = bounds
+    largest = largest or 10**6
+    peaks: Mapping[Phase, int] = (
+        {} if constant_peak is None else {Phase.FORWARD_BACKWARD: constant_peak}
+    )
+    sizes = []
+
+    def run(batch_size: int, confirm: bool) -> Probe:
+        sizes.append(batch_size)
+        outcome = Outcome.FITS if batch_size <= maximum else Outcome.OOM
+        return Probe(batch_size, outcome, steps=1, seconds=0, phase_peak_bytes=peaks)
+
+    finding = search(run, budget_bytes=GIB, smallest=smallest, largest=largest, multiple_of=unit)
+    first, last = check_bounds(smallest, largest, unit)
+    fitting = min(maximum, last) // unit * unit
+    assert size_of(finding) == (fitting if fitting >= first else 0)
+    assert len(sizes) <= halvings((smallest, largest, unit)) + 4
+
+
+def test_where_readings_show_no_growth_sizes_grow_sixteenfold() -> None:
+    prober = FakeProber(bytes_per_sample=0, faults={4096: Outcome.OOM})
+    _, probes = run_search(prober, largest=None)
+    assert story(probes)[:4] == ["1+", "16+", "256+", "4096-"]
+
+
+@given(st.integers(1, 10**6), st.floats(0, 0.9), st.sampled_from([1, 8]))
+def test_an_exact_device_gives_the_exact_maximum(
+    maximum: int, fixed_share: float, unit: int
+) -> None:
+    finding, _ = run_search(exact_device(maximum, fixed_share), unit=unit)
+    assert size_of(finding) == maximum // unit * unit
+
+
+# What a search costs.
+
+
+@pytest.mark.parametrize(
+    ("maximum", "sizes"),
+    [
+        (1, ["1+", "2-", "1+!"]),
+        (2, ["1+", "3-", "2+!"]),
+        (10, ["1+", "5+", "7+", "11-", "10+!"]),
+        (37, ["1+", "6+", "28+", "38-", "37+!"]),
+        (1000, ["1+", "6+", "750+", "1001-", "1000+!"]),
+        (10**6, ["1+", "6+", "3493+", "710393+", "1000001-", "1000000+!"]),
+    ],
+)
+def test_the_sizes_probed_on_an_exact_device(maximum: int, sizes: list[str]) -> None:
+    _, probes = run_search(exact_device(maximum))
+    assert story(probes) == sizes
+
+
+def test_an_exact_device_takes_six_probes_at_most_in_the_median() -> None:
+    maxima = [round(10 ** (1 + 5 * i / 200)) for i in range(201)]
+    counts = [
+        len(run_search(exact_device(maximum, fixed_share))[1])
+        for maximum in maxima
+        for fixed_share in (0.05, 0.3, 0.6)
+    ]
+    assert median(counts) <= 6
+    assert max(counts) <= 7
+
+
+def test_an_exact_device_takes_six_full_size_steps_at_most_in_the_median() -> None:
+    costs = []
+    for i in range(201):
+        maximum = round(10 ** (1 + 5 * i / 200))
+        _, probes = run_search(exact_device(maximum))
+        costs.append(sum(p.samples for p in probes) / maximum)
+    assert median(costs) <= 6
+
+
+@pytest.mark.parametrize("floor_share", [0.5, 0.9, 1])
+def test_a_large_optimizer_step_hides_nothing(floor_share: float) -> None:
+    prober = exact_device(1000)
+    prober.optimizer_bytes = floor_share * prober.budget_bytes
+    finding, probes = run_search(prober)
+    assert size_of(finding) == 1000
+    assert len(probes) <= 6
+
+
+def test_rounding_to_allocator_segments_costs_little() -> None:
+    prober = exact_device(1000)
+    prober.curve = Curve(prober.fixed_bytes, prober.bytes_per_sample, step_bytes=2 * MIB)
+    finding, probes = run_search(prober)
+    answer = size_of(finding)
+    assert prober.fits(answer)
+    assert not prober.fits(answer + 1)
+    assert len(probes) <= 7
+
+
+def test_unseen_fragmentation_is_found_in_growing_strides() -> None:
+    prober = exact_device(1000)
+    prober.fragmentation = 0.02
+    finding, probes = run_search(prober)
+    assert size_of(finding) == 971
+    assert story(probes)[:5] == ["1+", "6+", "750+", "1001-", "1000-!"]
+    assert story(probes)[5:] == ["968+", "984-", "976-", "972-", "970+", "971+!"]
+
+
+# Confirmations.
+
+
+def test_where_confirmations_need_more_only_confirmations_tell() -> None:
+    prober = exact_device(1000)
+    prober.confirm_extra = 0.02
+    finding, probes = run_search(prober)
+    assert size_of(finding) == 972
+    assert story(probes)[2:] == ["750+", "1001-", "1000-!", "968+!", "973-!", "972+!"]
+
+
+def test_a_confirmation_that_fails_like_a_probe_leaves_probes_as_they_are() -> None:
+    prober = exact_device(100)
+    prober.faults = {100: Outcome.OOM}
+    finding, probes = run_search(prober)
+    assert story(probes)[2:] == ["75+", "101-", "100-!", "96+", "98+", "99+!"]
+    assert size_of(finding) == 99
+
+
+def test_a_failure_that_is_not_memory_bounds_the_answer_too() -> None:
+    prober = exact_device(1000)
+    prober.faults = dict.fromkeys(range(800, 1100), Outcome.FAILED)
+    finding, _ = run_search(prober)
+    assert size_of(finding) == 799
+    assert finding.failure is not None
+    assert finding.failure.outcome is Outcome.FAILED
+
+
+def test_what_a_probe_raises_ends_the_search() -> None:
+    prober = exact_device(1000)
+    prober.faults = {1: RuntimeError("shapes do not match")}
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        run_search(prober)
+    assert prober.sizes == [1]
+
+
+# Bounds.
+
+
+def test_the_largest_size_asked_for_is_confirmed_and_nothing_above_it_tried() -> None:
+    finding, probes = run_search(exact_device(1000), largest=700)
+    assert (finding.status, size_of(finding), finding.failure) == (Status.CAPPED, 700, None)
+    assert story(probes) == ["1+", "6+", "700+!"]
+
+
+def test_a_single_size_is_confirmed_at_once() -> None:
+    finding, probes = run_search(exact_device(1000), smallest=7, largest=7)
+    assert story(probes) == ["7+!"]
+    assert finding.status is Status.CAPPED
+
+
+def test_nothing_fits() -> None:
+    finding, probes = run_search(exact_device(7), smallest=8)
+    assert story(probes) == ["8-"]
+    assert finding == Finding(Status.NOTHING_FITS, None, probes[0])
+
+
+def test_only_multiples_are_tried() -> None:
+    finding, probes = run_search(exact_device(1000), unit=64)
+    assert size_of(finding) == 960
+    assert story(probes) == ["64+", "320+", "704+", "1024-", "960+!"]
+
+
+def test_where_nothing_runs_out_the_search_ends_all_the_same() -> None:
+    finding, probes = run_search(AdversarialProber(fit_share=1, has_readings=False))
+    assert (finding.status, size_of(finding)) == (Status.CAPPED, UNLIMITED_BATCH_SIZE)
+    assert story(probes) == ["1+", "16+", "256+", "4096+", "65536+", "1048576+", "16777216+!"]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "sizes"),
+    [
+        ((1, None, 1), (1, UNLIMITED_BATCH_SIZE)),
+        ((5, 30, 8), (8, 24)),
+        ((8, 8, 8), (8, 8)),
+        ((1, 100, 3), (3, 99)),
+    ],
+)
+def test_bounds_become_multiples(bounds: Bounds, sizes: tuple[int, int]) -> None:
+    assert check_bounds(*bounds) == sizes
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ((0, None, 1), "the minimum batch size must be at least 1, not 0"),
+        ((1, -3, 1), "the maximum batch size must be at least 1, not -3"),
+        ((1, None, 0), "multiple_of must be at least 1, not 0"),
+        ((9, 8, 1), "no multiple of 1 lies between the smallest batch size 9 and the largest 8"),
+        ((1, 7, 8), "no multiple of 8 lies between the smallest batch size 1 and the largest 7"),
+    ],
+)
+def test_bounds_without_a_size_are_a_usage_error(bounds: Bounds, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_bounds(*bounds)

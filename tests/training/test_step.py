@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+
+from batchfinder import TrainingSetup
+from batchfinder.errors import StepError, UsageError
+from batchfinder.training.step import TrainingStep
+
+CPU = torch.device("cpu")
+BATCH = torch.randn(3, 4), torch.tensor([0, 1, 1])
+
+
+def step_of(model: nn.Module | None = None, **options: Any) -> TrainingStep:
+    precision = options.pop("precision", "fp32")
+    compiled = options.pop("compiled", False)
+    model = model or nn.Linear(4, 2)
+    setup = TrainingSetup(model, **options)
+    return TrainingStep(setup, CPU, precision=precision, compiled=compiled)
+
+
+def run(step: TrainingStep, batch: Any = BATCH, micro_batches: int = 1) -> None:
+    for _ in range(micro_batches):
+        step.forward_backward(batch)
+    step.optimizer_step()
+
+
+def test_a_step_is_the_one_that_a_loop_of_ones_own_takes() -> None:
+    model, twin = nn.Linear(4, 2), nn.Linear(4, 2)
+    twin.load_state_dict(model.state_dict())
+    step = step_of(model, optimizer=lambda params: Adam(params, lr=0.1))
+    optimizer = Adam(twin.parameters(), lr=0.1)
+    for _ in range(3):
+        run(step)
+        torch.autograd.backward(nn.functional.cross_entropy(twin(BATCH[0]), BATCH[1]))
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=0, atol=0)
+    assert step.warnings == []
+
+
+def test_micro_batches_add_up_their_gradients() -> None:
+    model = nn.Linear(4, 2)
+    step = step_of(model)
+    step.forward_backward(BATCH)
+    assert model.weight.grad is not None
+    once = model.weight.grad.clone()
+    step.forward_backward(BATCH)
+    torch.testing.assert_close(model.weight.grad, 2 * once)
+
+
+def test_after_the_optimizer_step_the_gradients_are_gone() -> None:
+    model = nn.Linear(4, 2)
+    run(step_of(model))
+    assert model.weight.grad is None
+
+
+def test_release_lets_go_of_batch_output_and_gradients() -> None:
+    model = nn.Linear(4, 2)
+    step = step_of(model)
+    batch = torch.randn(3, 4)
+    kept = weakref.ref(batch)
+    step.forward_backward(batch)
+    del batch
+    assert kept() is not None
+    step.release()
+    gc.collect()
+    assert kept() is None
+    assert model.weight.grad is None
+
+
+def test_the_model_is_trained_in_training_mode() -> None:
+    model = nn.Sequential(nn.Linear(4, 2), nn.Dropout()).eval()
+    step_of(model)
+    assert [module.training for module in model.modules()] == [True, True, True]
+
+
+def test_a_part_that_its_owner_keeps_from_training_stays_so() -> None:
+    model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2).eval())
+    step_of(model)
+    assert not model[1].training
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
+)
+def test_precision(precision: str, dtype: torch.dtype) -> None:
+    seen: list[torch.dtype] = []
+
+    def loss_fn(output: Tensor, batch: Any) -> Tensor:
+        seen.append(output.dtype)
+        return output.float().sum()
+
+    step = step_of(precision=precision, loss_fn=loss_fn)
+    run(step)
+    run(step)
+    assert seen == [dtype, dtype]
+    assert all(p.dtype is torch.float32 for p in step.setup.model.parameters())
+    assert {len(state) for state in step.optimizer.state.values()} == {3}
+
+
+def test_fp16_makes_the_optimizers_states_even_if_the_gradients_overflow() -> None:
+    step = step_of(precision="fp16", loss_fn=lambda output, batch: output.float().sum() * 1e38)
+    run(step)
+    assert len(step.optimizer.state) == 2
+
+
+def test_a_loss_function_gets_output_and_batch() -> None:
+    seen = []
+
+    def loss_fn(output: Tensor, batch: Any) -> Tensor:
+        seen.append((tuple(output.shape), batch is BATCH))
+        return output.mean()
+
+    run(step_of(loss_fn=loss_fn))
+    assert seen == [((3, 2), True)]
+
+
+def test_a_step_of_the_users_own_replaces_forward_pass_and_loss() -> None:
+    model = nn.Linear(4, 2)
+    seen = []
+
+    def own_step(module: nn.Module, batch: Any) -> Tensor:
+        seen.append((module is model, batch is BATCH))
+        loss: Tensor = module(batch[0]).square().sum()
+        return loss
+
+    run(step_of(model, step=own_step))
+    assert seen == [(True, True)]
+
+
+def test_an_optimizer_instance_is_the_one_that_steps() -> None:
+    model = nn.Linear(4, 2)
+    mine = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    step = step_of(model, optimizer=mine)
+    run(step)
+    assert step.optimizer is mine
+    assert len(mine.state) == 2
+
+
+def test_a_mapping_goes_in_as_keywords_and_its_loss_comes_out() -> None:
+    class Net(nn.Linear):
+        def forward(self, inputs: Tensor, labels: Tensor) -> Any:  # type: ignore[override]
+            logits = super().forward(inputs)
+            return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    step = step_of(Net(4, 2))
+    run(step, {"inputs": BATCH[0], "labels": BATCH[1]})
+    assert step.warnings == []
+
+
+def test_a_loss_that_nobody_would_train_with_is_told_once() -> None:
+    step = step_of()
+    run(step, BATCH[0])
+    run(step, BATCH[0])
+    (warning,) = step.warnings
+    assert warning.startswith("the loss is the mean of the model's outputs")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_is_a_warning(value: float) -> None:
+    step = step_of(loss_fn=lambda output, batch: output.sum() * value)
+    run(step)
+    step.check_loss()
+    (warning,) = step.warnings
+    assert warning.startswith("the loss is ")
+    assert "memory is measured all the same" in warning
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda output, batch: None, "loss_fn gave NoneType as the loss, not a tensor"),
+        (lambda output, batch: output, r"loss_fn gave a loss of shape \(3, 2\); reduce it"),
+        (lambda output, batch: output.sum().detach(), "nothing to train; look for torch.no_grad"),
+    ],
+    ids=["None", "not reduced", "detached"],
+)
+def test_what_is_no_loss_is_refused(loss: Any, message: str) -> None:
+    with pytest.raises(StepError, match=message):
+        run(step_of(loss_fn=loss))
+
+
+def test_a_loss_of_one_number_in_a_list_is_a_loss() -> None:
+    run(step_of(loss_fn=lambda output, batch: output.sum().reshape(1)))
+
+
+def test_an_unknown_precision() -> None:
+    with pytest.raises(UsageError, match="precision is fp32, bf16 or fp16, not 'fp8'"):
+        step_of(precision="fp8")
+
+
+def test_the_users_error_comes_out_as_it_is() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        run(step_of(), torch.ones(2, 5))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_a_compiled_model_is_not_compiled_anew_for_each_size() -> None:
+    step = step_of(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), compiled=True)
+    run(step, (torch.randn(2, 4), torch.tensor([0, 1])))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        run(step, (torch.randn(7, 4), torch.ones(7, dtype=torch.long)))
+
+
+def test_a_transformers_model_trains_on_its_own_batch() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=11, n_positions=8)
+    tokens = torch.randint(11, (2, 8))
+    batch = transformers.BatchEncoding({"input_ids": tokens, "labels": tokens})
+    step = step_of(transformers.GPT2LMHeadModel(config))
+    run(step, batch)
+    assert step.warnings == []
