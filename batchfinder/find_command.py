@@ -11,6 +11,7 @@ from types import FrameType
 
 import click
 
+from batchfinder.bounds import check_bounds
 from batchfinder.errors import BatchFinderError, UsageError
 from batchfinder.finder import conclude, run_search
 from batchfinder.probing.options import ProbeOptions
@@ -18,7 +19,6 @@ from batchfinder.probing.prober import Prober
 from batchfinder.probing.worker import SetupSource, WorkerProber
 from batchfinder.reporting.terminal import TerminalReporter
 from batchfinder.result import BatchSizeResult, Probe, Status
-from batchfinder.search import check_bounds
 from batchfinder.training.arguments import parse_arguments
 from batchfinder.units import parse_bytes
 

@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from batchfinder.bounds import UNLIMITED_BATCH_SIZE, check_bounds
 from batchfinder.errors import BatchTooSmallError, UsageError, WorkerError
 from batchfinder.memory_model import MemoryModel, fit
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.prober import Prober
 from batchfinder.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
-from batchfinder.search import UNLIMITED_BATCH_SIZE, Finding, check_bounds, search
+from batchfinder.search import Finding, search
 from batchfinder.units import parse_bytes
 
 if TYPE_CHECKING:

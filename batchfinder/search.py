@@ -18,15 +18,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from batchfinder.errors import UsageError
+from batchfinder.bounds import check_bounds
 from batchfinder.result import Probe, Status
 
 RunProbe: TypeAlias = Callable[[int, bool], Probe]
 """``run(batch_size, confirm) -> Probe``: what the search does not want to know more of."""
-
-# Where nothing runs out and no maximum was given, the search ends here: no optimizer step takes
-# sixteen million examples.
-UNLIMITED_BATCH_SIZE = 2**24
 
 # Batches are made in host memory, whose end is not tested: no size is more than so many times the
 # largest that has run, where its memory was seen to rise and where it was not.
@@ -50,7 +46,7 @@ APART = 0.9
 # fragmentation takes a few percent. Twice as far each further time.
 STRIDE = 1 / 32
 
-# A failure below this share of the predicted maximum shows that the model is no guide here.
+# A failure below this share of the predicted maximum shows that the model is no guide.
 TRUST = 0.8
 
 # After so many probes in a row that did not halve the bracket, it is bisected.
@@ -60,8 +56,8 @@ PATIENCE = 3
 SPARE_PROBES_WITH_MODEL = 8
 SPARE_PROBES = 4
 
-# Where one confirmation does not speak for the next one, the answer needs two, unless its peak is at
-# most this share of the budget.
+# Where one confirmation does not speak for the next one, the answer needs two, unless its peak is
+# at most this share of the budget.
 FAR_FROM_THE_LIMIT = 0.9
 
 # A probe runs with the optimizer's states in place, as the second step of a confirmation does; a
@@ -84,36 +80,6 @@ class Finding:
     failure: Probe | None
 
 
-def check_bounds(smallest: int, largest: int | None, multiple_of: int) -> tuple[int, int]:
-    """The first and the last size that a search may try.
-
-    Args:
-        smallest: the smallest size allowed.
-        largest: the largest size allowed; None: :data:`UNLIMITED_BATCH_SIZE`.
-        multiple_of: every size tried is a multiple of it.
-
-    Returns:
-        The smallest and the largest multiple within the bounds.
-
-    Raises:
-        UsageError: a bound is not positive, or no multiple lies within them.
-    """
-    for name, value in (("min", smallest), ("max", largest)):
-        if value is not None and value < 1:
-            raise UsageError(f"the {name}imum batch size must be at least 1, not {value}")
-    if multiple_of < 1:
-        raise UsageError(f"multiple_of must be at least 1, not {multiple_of}")
-    first = -(-smallest // multiple_of) * multiple_of
-    last = (largest if largest is not None else max(UNLIMITED_BATCH_SIZE, first)) // multiple_of
-    last *= multiple_of
-    if first > last:
-        raise UsageError(
-            f"no multiple of {multiple_of} lies between the smallest batch size {smallest} and "
-            f"the largest {largest}; change one of the three"
-        )
-    return first, last
-
-
 def search(
     run: RunProbe,
     *,
@@ -129,7 +95,7 @@ def search(
         run: runs one size and says how it ended.
         budget_bytes: what a step may use; guides the model.
         smallest: the smallest size allowed.
-        largest: the largest size allowed; None: :data:`UNLIMITED_BATCH_SIZE`.
+        largest: the largest size allowed; None: 16 million.
         multiple_of: every size tried is a multiple of it.
         is_repeatable: whether a size that ran one step will run many, in any process. If not,
             only confirmations count from the first failure on, and the answer needs two.
@@ -156,7 +122,7 @@ def search(
         37
     """
     first, last = check_bounds(smallest, largest, multiple_of)
-    bracket = _Bracket(first, last, multiple_of, budget_bytes, largest is None, is_repeatable)
+    bracket = _Bracket((first, last, multiple_of), budget_bytes, largest is None, is_repeatable)
     while not bracket.is_closed:
         batch_size = bracket.next_size()
         confirm = bracket.would_end_with(batch_size)
@@ -168,15 +134,9 @@ class _Bracket:
     """What is known so far, and the size to try next."""
 
     def __init__(
-        self,
-        first: int,
-        last: int,
-        unit: int,
-        budget_bytes: int,
-        is_open: bool,
-        is_repeatable: bool,
+        self, grid: tuple[int, int, int], budget_bytes: int, is_open: bool, is_repeatable: bool
     ) -> None:
-        self.first, self.last, self.unit = first, last, unit
+        self.first, self.last, self.unit = grid
         self.budget_bytes = budget_bytes
         self.is_open, self.is_repeatable = is_open, is_repeatable
         self.fits: dict[int, Probe] = {}

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import Curve, fake_probers, search_bounds
 
+from batchfinder.bounds import UNLIMITED_BATCH_SIZE, check_bounds
 from batchfinder.errors import UsageError
 from batchfinder.memory_model import Phase
 from batchfinder.probing.prober import Prober
 from batchfinder.result import Outcome, Probe, Status
-from batchfinder.search import UNLIMITED_BATCH_SIZE, Finding, check_bounds, search
+from batchfinder.search import Finding, search
 from batchfinder.units import GIB, MIB
 
 Bounds = tuple[int, "int | None", int]

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from torch.optim import Optimizer
 
+from batchfinder.probing.attempt import Attempt
 from batchfinder.probing.device import budget
 from batchfinder.probing.devices import choose_device
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.session import Attempt, ProbeSession
+from batchfinder.probing.session import ProbeSession
 from batchfinder.probing.versions import versions
 from batchfinder.result import Outcome, Probe
 from batchfinder.training.sample import BatchMaker, find_sample

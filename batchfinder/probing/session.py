@@ -5,18 +5,17 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_attempt
 
 from batchfinder.errors import BatchTooSmallError
 from batchfinder.memory_model import Phase
+from batchfinder.probing.attempt import Attempt, Run, to_probe
 from batchfinder.probing.device import Device, Peaks
-from batchfinder.probing.oom import Failure, classify, needs_more_than_one_sample
+from batchfinder.probing.oom import classify, needs_more_than_one_sample
 from batchfinder.probing.oom_table import Tier
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.result import Outcome, Probe
 from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
@@ -34,35 +33,6 @@ MAX_CONFIRM_STEPS = 10
 
 # Growth below this share of the budget is the noise of the readings.
 GROWTH_NOISE = 1 / 1000
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """A probe, and what it says of the process it ran in.
-
-    Attributes:
-        probe: the outcome.
-        was_clean: the process was at its baseline before the probe: only then is OOM a verdict.
-        is_clean: the process can be used for another probe.
-    """
-
-    probe: Probe
-    was_clean: bool
-    is_clean: bool
-
-
-@dataclass
-class _Run:
-    """What the steps of one probe have shown so far."""
-
-    steps: int = 0
-    samples: int = 0
-    step_seconds: float | None = None
-    allocated_bytes: int = 0
-    reserved_bytes: int = 0
-    phase_peak_bytes: dict[Phase, int] = field(default_factory=dict)
-    failure: Failure | None = None
-    note: str = ""
 
 
 class ProbeSession:
@@ -152,18 +122,18 @@ class ProbeSession:
             sleep=clean_up,
             retry_error_callback=_last_result,
         )
-        run: _Run = retrying(self._run, batch_size, confirm)
+        run: Run = retrying(self._run, batch_size, confirm)
         self.clean()
         if self._baseline_bytes is None and run.failure is None and not confirm:
             self._baseline_bytes = self.device.held_bytes()
-        probe = _to_probe(run, batch_size, confirm, time.perf_counter() - started)
+        probe = to_probe(run, batch_size, confirm, time.perf_counter() - started)
         is_clean = self.is_at_baseline() and not (
             run.failure and (run.failure.tier is Tier.POISONED or not self.device.leaves_no_trace)
         )
         return Attempt(probe, was_clean, is_clean)
 
-    def _run(self, batch_size: int, confirm: bool) -> _Run:
-        run = _Run()
+    def _run(self, batch_size: int, confirm: bool) -> Run:
+        run = Run()
         try:
             if confirm:
                 self._confirm(batch_size, run)
@@ -195,11 +165,11 @@ class ProbeSession:
             )
         return self._made_step
 
-    def _probe(self, batch_size: int, run: _Run) -> None:
+    def _probe(self, batch_size: int, run: Run) -> None:
         smallest = self.options.warm_up_batch_size
         needs_warm_up = not self.is_used and self.device.leaves_no_trace
         if needs_warm_up and smallest is not None and smallest < batch_size:
-            warm_up = _Run()
+            warm_up = Run()
             self._steps(smallest, WARM_UP_STEPS, warm_up)
             run.samples += warm_up.samples
             del warm_up
@@ -208,7 +178,7 @@ class ProbeSession:
         # Without a warm-up, the second step shows the peak.
         self._steps(batch_size, 1 if self.is_used else WARM_UP_STEPS, run)
 
-    def _steps(self, batch_size: int, steps: int, run: _Run) -> None:
+    def _steps(self, batch_size: int, steps: int, run: Run) -> None:
         next_batch = self._loader(batch_size)
         for _ in range(steps):
             self._step(batch_size, next_batch, run)
@@ -222,7 +192,7 @@ class ProbeSession:
         host_batch = self.batches.make(batch_size)
         return lambda: move_batch(host_batch, self.device.torch_device)
 
-    def _confirm(self, batch_size: int, run: _Run) -> None:
+    def _confirm(self, batch_size: int, run: Run) -> None:
         next_batch = self._loader(batch_size)
         peak = steady = retries = 0
         while run.steps < MAX_CONFIRM_STEPS:
@@ -240,7 +210,7 @@ class ProbeSession:
         elif retries:
             run.note = "runs only by flushing the allocator's cache in every step"
 
-    def _step(self, batch_size: int, next_batch: Callable[[], Any], run: _Run) -> None:
+    def _step(self, batch_size: int, next_batch: Callable[[], Any], run: Run) -> None:
         step = self._step_of_setup
         # With accumulation, the gradients of the first micro-batch are alive in the second.
         micro_batches = 2 if self.options.accumulate else 1
@@ -258,46 +228,23 @@ class ProbeSession:
         run.step_seconds = time.perf_counter() - started
         self.on_step()
 
-    def _read(self, phase: Phase, run: _Run) -> None:
+    def _read(self, phase: Phase, run: Run) -> None:
         peaks = self._read_peaks(run)
         before = run.phase_peak_bytes.get(phase, 0)
         run.phase_peak_bytes[phase] = max(before, peaks.allocated_bytes)
 
-    def _read_peaks(self, run: _Run) -> Peaks:
+    def _read_peaks(self, run: Run) -> Peaks:
         peaks = self.device.peaks()
         run.allocated_bytes = max(run.allocated_bytes, peaks.allocated_bytes)
         run.reserved_bytes = max(run.reserved_bytes, peaks.reserved_bytes)
         return peaks
 
 
-def _is_only_probable(run: _Run) -> bool:
+def _is_only_probable(run: Run) -> bool:
     return run.failure is not None and run.failure.tier is Tier.PROBABLE
 
 
-def _last_result(state: RetryCallState) -> _Run:
+def _last_result(state: RetryCallState) -> Run:
     assert state.outcome is not None
-    result: _Run = state.outcome.result()
+    result: Run = state.outcome.result()
     return result
-
-
-def _to_probe(run: _Run, batch_size: int, confirm: bool, seconds: float) -> Probe:
-    outcome, note = Outcome.FITS, run.note
-    if run.failure is not None:
-        is_memory = run.failure.tier in (Tier.CERTAIN, Tier.PROBABLE)
-        outcome = Outcome.OOM if is_memory else Outcome.FAILED
-        note = run.failure.reason
-    elif run.note:
-        outcome = Outcome.OOM
-    return Probe(
-        batch_size,
-        outcome,
-        steps=run.steps,
-        samples=run.samples,
-        seconds=seconds,
-        step_seconds=run.step_seconds,
-        peak_allocated_bytes=run.allocated_bytes or None,
-        peak_reserved_bytes=run.reserved_bytes or None,
-        phase_peak_bytes=run.phase_peak_bytes,
-        confirmed=confirm,
-        note=note,
-    )

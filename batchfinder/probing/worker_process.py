@@ -22,10 +22,11 @@ from queue import SimpleQueue
 from typing import IO, Any
 
 from batchfinder.errors import BatchFinderError, UsageError
+from batchfinder.probing.attempt import Attempt
 from batchfinder.probing.device import budget
 from batchfinder.probing.devices import choose_device
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.session import Attempt, ProbeSession
+from batchfinder.probing.session import ProbeSession
 from batchfinder.probing.versions import versions
 from batchfinder.training.optimizers import find_optimizer
 from batchfinder.training.sample import BatchMaker, find_sample

@@ -1,0 +1,39 @@
+"""Which batch sizes a search may try."""
+
+from __future__ import annotations
+
+from batchfinder.errors import UsageError
+
+# Where nothing runs out and no maximum was given, the search ends here: no optimizer step takes
+# sixteen million examples.
+UNLIMITED_BATCH_SIZE = 2**24
+
+
+def check_bounds(smallest: int, largest: int | None, multiple_of: int) -> tuple[int, int]:
+    """The first and the last size that a search may try.
+
+    Args:
+        smallest: the smallest size allowed.
+        largest: the largest size allowed; None: :data:`UNLIMITED_BATCH_SIZE`.
+        multiple_of: every size tried is a multiple of it.
+
+    Returns:
+        The smallest and the largest multiple within the bounds.
+
+    Raises:
+        UsageError: a bound is not positive, or no multiple lies within them.
+    """
+    for name, value in (("min", smallest), ("max", largest)):
+        if value is not None and value < 1:
+            raise UsageError(f"the {name}imum batch size must be at least 1, not {value}")
+    if multiple_of < 1:
+        raise UsageError(f"multiple_of must be at least 1, not {multiple_of}")
+    first = -(-smallest // multiple_of) * multiple_of
+    last = (largest if largest is not None else max(UNLIMITED_BATCH_SIZE, first)) // multiple_of
+    last *= multiple_of
+    if first > last:
+        raise UsageError(
+            f"no multiple of {multiple_of} lies between the smallest batch size {smallest} and "
+            f"the largest {largest}; change one of the three"
+        )
+    return first, last
