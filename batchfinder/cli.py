@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -98,11 +99,88 @@ def find(make_prober: Any, /, **options: Any) -> None:
 
     Exit status: 0 found, 1 error, 2 usage, 3 not even the smallest size fits, 130 Ctrl-C.
     """
-    try:
-        # Not before: its imports take longer than --help may.
-        from batchfinder.find_command import find_batch_size
+    # Not before: its imports take longer than --help may.
+    from batchfinder.find_command import find_batch_size
 
-        sys.exit(find_batch_size(**options, make_prober=make_prober))
+    _exit_with(find_batch_size, **options, make_prober=make_prober)
+
+
+@cli.command(short_help="Estimate the same for GPUs you do not have.")
+@click.argument("target")
+@click.option("--gpu", "gpu_names", metavar="NAME", multiple=True, help="As rtx3090. Repeatable.")
+@click.option("--memory", metavar="SIZE", help="The GPU's memory, as 24GiB: for any other GPU.")
+@click.option(
+    "--overhead", metavar="SIZE", help="What a process takes beside its tensors. [default: known]"
+)
+@click.option(
+    "--sample", metavar="TARGET", help="Function that returns one batch, as FILE.py:FUNCTION."
+)
+@click.option(
+    "--input", "input_spec", metavar="SPEC", help='Shapes of one example: "float32[3,224,224]".'
+)
+@click.option(
+    "--arg",
+    "pairs",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Keyword argument for the target's function. Repeatable.",
+)
+@click.option(
+    "--headroom",
+    metavar="PCT",
+    type=float,
+    default=5,
+    show_default=True,
+    help="Percentage of the memory to keep free.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "bf16", "fp16"]),
+    default="fp32",
+    show_default=True,
+    help="With autocast; fp16 also with a GradScaler.",
+)
+@click.option("--optimizer", metavar="NAME", help="Any class of torch.optim.")
+@click.option("--accumulate", is_flag=True, help="Train with gradient accumulation.")
+@click.option("--min-batch-size", type=int, metavar="N", default=1, show_default=True)
+@click.option("--max-batch-size", type=int, metavar="N", help="Such as the size of the data set.")
+@click.option("--multiple-of", type=int, metavar="N", default=1, show_default=True)
+@click.option(
+    "--expandable-segments",
+    is_flag=True,
+    help="As with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+)
+@click.option(
+    "--calibrate", metavar="JSON", help="A result of `find --json` on your GPU, to learn from."
+)
+@click.option("--forget-calibration", is_flag=True, help="Remove what was learned before.")
+@click.option("--explain", is_flag=True, help="Show what the memory goes to, and where.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+def estimate(**options: Any) -> None:
+    """Estimate the largest batch size on GPUs you do not have; no GPU is needed.
+
+    TARGET is as for `find`. The training step runs on tensors without data, and its allocations
+    in a model of the CUDA caching allocator.
+
+    Exit status: 0 estimated, 1 error, 2 usage, 3 not even the smallest size fits.
+    """
+    from batchfinder.estimate_command import estimate_batch_size
+
+    _exit_with(estimate_batch_size, **options)
+
+
+@cli.command(short_help="List the GPUs that can be simulated.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array on stdout.")
+def gpus(**options: Any) -> None:
+    """List the GPUs that `estimate` knows, with the sources of their facts."""
+    from batchfinder.estimate_command import list_gpus
+
+    _exit_with(list_gpus, **options)
+
+
+def _exit_with(command: Callable[..., int], **options: Any) -> None:
+    try:
+        sys.exit(command(**options))
     except KeyboardInterrupt:  # before there was anything to tell
         sys.exit(130)
     except BatchFinderError as error:

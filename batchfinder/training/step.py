@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from itertools import chain
 from typing import Any
 
 import torch
@@ -27,7 +28,10 @@ def check_precision(precision: str) -> None:
 
 def move_to_device(setup: TrainingSetup, device: torch.device) -> None:
     """Bring the model to a device, in place, and an optimizer's states after it."""
-    setup.model.to(device)
+    tensors = chain(setup.model.parameters(), setup.model.buffers())
+    # A model that is there already stays untouched: fake tensors, for one, cannot be moved.
+    if any(tensor.device != device for tensor in tensors):
+        setup.model.to(device)
     if not setup.model.training:
         setup.model.train()
     if isinstance(setup.optimizer, Optimizer):

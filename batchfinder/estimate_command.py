@@ -1,0 +1,185 @@
+"""``batchfinder estimate``: from the options of the command line to a table and an exit status."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from batchfinder.bounds import check_bounds
+from batchfinder.errors import BatchFinderError, UsageError, UserCodeError
+from batchfinder.estimator import estimate_on_gpus
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.reporting.estimates import estimate_table, explanation_lines, gpu_table
+from batchfinder.result import SCHEMA_VERSION
+from batchfinder.simulation.allocator import AllocatorSettings
+from batchfinder.simulation.attention import kernel_family
+from batchfinder.simulation.calibration import Calibration, read_measurement
+from batchfinder.simulation.estimate import Estimate
+from batchfinder.simulation.gpus import Gpu, all_gpus, find_gpu, unnamed_gpu
+from batchfinder.simulation.prober import SimulatedProber
+from batchfinder.simulation.step_trace import StepTraces
+from batchfinder.training.arguments import parse_arguments
+from batchfinder.training.sample import find_sample
+from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.target import load_function, load_target
+from batchfinder.training.user_traceback import user_traceback
+from batchfinder.units import format_bytes, parse_bytes
+
+FOUND, NOTHING_FITS = 0, 3
+
+
+def estimate_batch_size(
+    target: str,
+    *,
+    gpu_names: Sequence[str],
+    memory: str | None,
+    overhead: str | None,
+    sample: str | None,
+    input_spec: str | None,
+    pairs: Sequence[str],
+    headroom: float,
+    precision: str,
+    optimizer: str | None,
+    accumulate: bool,
+    min_batch_size: int,
+    max_batch_size: int | None,
+    multiple_of: int,
+    expandable_segments: bool,
+    calibrate: str | None,
+    forget_calibration: bool,
+    explain: bool,
+    as_json: bool,
+) -> int:
+    """Run the command; see ``batchfinder estimate --help`` for the options.
+
+    Returns:
+        The exit status: 0, or 3 if not even the smallest size fits on any of the GPUs.
+
+    Raises:
+        BatchFinderError: whatever keeps the estimate from being made.
+    """
+    if not 0 <= headroom < 100:
+        raise UsageError(f"--headroom is a percentage from 0 to below 100, not {headroom:g}")
+    check_bounds(min_batch_size, max_batch_size, multiple_of)
+    gpus = _gpus(gpu_names, memory, overhead)
+    options = ProbeOptions(headroom=headroom / 100, precision=precision, accumulate=accumulate)
+    settings = AllocatorSettings(expandable_segments=expandable_segments)
+    calibration = Calibration.load()
+    if forget_calibration:
+        calibration.forget()
+    setup, warning = _load(target, parse_arguments(pairs), sample, input_spec, optimizer)
+    with _UsersOwnErrors():
+        if calibrate is not None:
+            _calibrate(calibration, Path(calibrate), setup, options)
+        gpus = [calibration.applied(gpu) for gpu in gpus] if overhead is None else gpus
+        estimates = estimate_on_gpus(
+            setup,
+            gpus,
+            options,
+            settings,
+            min_batch_size=min_batch_size,
+            max_batch_size=max_batch_size,
+            multiple_of=multiple_of,
+        )
+    _print(estimates, explain=explain, as_json=as_json)
+    warnings = [warning] if warning else []
+    warnings += [text for estimate in estimates for text in estimate.result.warnings]
+    if overhead is None:
+        warnings += [calibration.note(gpu) for gpu in gpus if calibration.note(gpu)]
+    for text in dict.fromkeys(warnings):
+        click.echo(f"Note: {text}", err=True)
+    return FOUND if any(estimate.batch_size for estimate in estimates) else NOTHING_FITS
+
+
+def list_gpus(as_json: bool) -> int:
+    """Print every GPU that can be simulated."""
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(gpu) for gpu in all_gpus()]))
+    else:
+        click.echo("\n".join(gpu_table(all_gpus())))
+    return FOUND
+
+
+class _UsersOwnErrors:
+    """Tells what the user's own code raised as such, with their traceback."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, BatchFinderError):
+            message = "".join(f"{type(error).__name__}: {error}".splitlines()[:1])
+            raise UserCodeError(message, user_traceback(error)) from error
+
+
+def _gpus(names: Sequence[str], memory: str | None, overhead: str | None) -> list[Gpu]:
+    gpus = [find_gpu(name) for name in names]
+    if memory is not None:
+        total = parse_bytes(memory)
+        if gpus:
+            gpus = [dataclasses.replace(gpu, total_bytes=total) for gpu in gpus]
+        else:
+            gpus = [unnamed_gpu(total)]
+    if not gpus:
+        raise UsageError("name a GPU, as --gpu rtx3090, or its memory, as --memory 24GiB")
+    if overhead is not None:
+        taken = parse_bytes(overhead)
+        gpus = [dataclasses.replace(gpu, overhead_bytes=taken, overhead_source="") for gpu in gpus]
+    return gpus
+
+
+def _load(
+    target: str,
+    arguments: dict[str, object],
+    sample: str | None,
+    input_spec: str | None,
+    optimizer: str | None,
+) -> tuple[TrainingSetup, str | None]:
+    with _UsersOwnErrors():
+        setup = load_target(target, arguments, use_build_sample=sample is None)
+        found = find_sample(
+            setup,
+            sample_function=load_function(sample) if sample else None,
+            arguments=arguments,
+            input_spec=input_spec,
+        )
+    setup = dataclasses.replace(setup, sample=found.sample, optimizer=optimizer or setup.optimizer)
+    return setup, found.warning
+
+
+def _calibrate(
+    calibration: Calibration, path: Path, setup: TrainingSetup, options: ProbeOptions
+) -> None:
+    """Learn from one measured point how much more, or less, than simulated is taken."""
+    measured = read_measurement(path)
+    gpu = find_gpu(measured.gpu_name)
+    # Room enough that the size measured fits whatever the correction turns out to be.
+    roomy = dataclasses.replace(gpu, total_bytes=4 * gpu.total_bytes)
+    traces = StepTraces(setup, options, kernel_family(gpu.compute_capability))
+    run = SimulatedProber(traces, roomy, options).replay(measured.batch_size)
+    correction = measured.peak_reserved_bytes - run.peak_reserved_bytes
+    calibration.learn(gpu.name, correction)
+    click.echo(
+        f"Calibrated for {gpu.name}: {format_bytes(correction)} beside what is simulated; "
+        f"kept in {calibration.path}",
+        err=True,
+    )
+
+
+def _print(estimates: Sequence[Estimate], *, explain: bool, as_json: bool) -> None:
+    if as_json:
+        content = {
+            "schema_version": SCHEMA_VERSION,
+            "estimates": [estimate.to_dict() for estimate in estimates],
+        }
+        click.echo(json.dumps(content, allow_nan=False))
+        return
+    lines = estimate_table(estimates)
+    if explain:
+        for estimate in estimates:
+            lines += ["", estimate.gpu.name, *explanation_lines(estimate.explanation)]
+    click.echo("\n".join(lines))

@@ -1,0 +1,290 @@
+"""``estimate_max_batch()``: the same answer as ``find_max_batch()``, for a GPU you do not have."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from batchfinder.bounds import check_bounds
+from batchfinder.errors import UsageError
+from batchfinder.finder import conclude
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.result import BatchSizeResult, Probe, Status
+from batchfinder.simulation.allocator import AllocatorSettings
+from batchfinder.simulation.attention import kernel_family
+from batchfinder.simulation.estimate import Estimate, PeakEstimate
+from batchfinder.simulation.explanation import explain
+from batchfinder.simulation.gpus import Gpu, find_gpu
+from batchfinder.simulation.prober import SimulatedProber
+from batchfinder.simulation.replay import largest_that_fits
+from batchfinder.simulation.step_trace import StepTraces
+from batchfinder.training.setup import (
+    LossFunction,
+    MakeBatch,
+    OptimizerSpec,
+    StepFunction,
+    TrainingSetup,
+)
+from batchfinder.units import parse_bytes
+
+# How far the real peak may lie above and below the simulated one: see scripts/bench_estimate.py.
+MORE_THAN_SIMULATED = 0.05
+LESS_THAN_SIMULATED = 0.02
+
+
+def estimate_max_batch(
+    model: nn.Module | TrainingSetup,
+    sample: Any = None,
+    *,
+    gpu: str | Gpu,
+    loss_fn: LossFunction | None = None,
+    optimizer: OptimizerSpec | None = None,
+    step: StepFunction | None = None,
+    make_batch: MakeBatch | None = None,
+    memory_limit: str | int | None = None,
+    headroom: float = 0.05,
+    precision: str = "fp32",
+    accumulate: bool = False,
+    min_batch_size: int = 1,
+    max_batch_size: int | None = None,
+    multiple_of: int = 1,
+    batch_dim: int = 0,
+    expandable_segments: bool = False,
+) -> Estimate:
+    """Estimate the largest batch size that trains on a GPU, without that GPU or any other.
+
+    The training step is run on tensors without data, and its allocations are replayed in a model
+    of the CUDA caching allocator. Model, optimizer and sample stay as they are.
+
+    Args:
+        model: the module to train, or a :class:`TrainingSetup` instead of the first six arguments.
+        sample: one batch as the DataLoader yields it, of any size.
+        gpu: a name from ``batchfinder gpus``, or a :class:`Gpu`.
+        loss_fn: see :func:`batchfinder.find_max_batch`, as for all that follow.
+        optimizer: see there.
+        step: see there.
+        make_batch: see there.
+        memory_limit: as if the GPU had no more than this: bytes, or text as ``"24GiB"``.
+        headroom: fraction of the memory kept free, from 0 to below 1.
+        precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` with autocast (fp16: and a GradScaler).
+        accumulate: with gradient accumulation.
+        min_batch_size: the smallest size to try.
+        max_batch_size: the largest size to try.
+        multiple_of: only multiples of this are tried.
+        batch_dim: index of the batch dimension.
+        expandable_segments: as with ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
+
+    Raises:
+        UsageError: an argument makes no sense, or the GPU is unknown.
+        SampleError, DeviceError: see :mod:`batchfinder.errors`.
+        StepError: the step cannot run without data; the text says where.
+        Exception: what the model or one of the functions raises.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(1024, 1024)
+        >>> sample = torch.randn(8, 1024), torch.randn(8, 1024)
+        >>> estimate_max_batch(model, sample, gpu="rtx3090", max_batch_size=64).batch_size
+        64
+    """
+    setup = _setup(model, (sample, loss_fn, optimizer, step, make_batch))
+    options = ProbeOptions(
+        memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
+        headroom=headroom,
+        precision=precision,
+        accumulate=accumulate,
+        batch_dim=batch_dim,
+    )
+    return estimate_on_gpus(
+        setup,
+        [find_gpu(gpu) if isinstance(gpu, str) else gpu],
+        options,
+        AllocatorSettings(expandable_segments=expandable_segments),
+        min_batch_size=min_batch_size,
+        max_batch_size=max_batch_size,
+        multiple_of=multiple_of,
+    )[0]
+
+
+def estimate_peak_memory(
+    model: nn.Module | TrainingSetup,
+    sample: Any = None,
+    *,
+    batch_size: int,
+    gpu: str | Gpu,
+    loss_fn: LossFunction | None = None,
+    optimizer: OptimizerSpec | None = None,
+    step: StepFunction | None = None,
+    make_batch: MakeBatch | None = None,
+    headroom: float = 0.0,
+    precision: str = "fp32",
+    accumulate: bool = False,
+    batch_dim: int = 0,
+    expandable_segments: bool = False,
+) -> PeakEstimate:
+    """Estimate the peak memory of a training step at one batch size.
+
+    The arguments are those of :func:`estimate_max_batch`, and ``batch_size``: examples per
+    forward/backward pass.
+
+    Raises:
+        Exception: as :func:`estimate_max_batch` does.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(1024, 1024)
+        >>> sample = torch.randn(8, 1024), torch.randn(8, 1024)
+        >>> estimate_peak_memory(model, sample, batch_size=64, gpu="t4").fits
+        True
+    """
+    if batch_size < 1:
+        raise UsageError(f"batch_size must be at least 1, not {batch_size}")
+    setup = _setup(model, (sample, loss_fn, optimizer, step, make_batch))
+    options = ProbeOptions(
+        headroom=headroom, precision=precision, accumulate=accumulate, batch_dim=batch_dim
+    )
+    device = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    prober = SimulatedProber(
+        StepTraces(setup, options, kernel_family(device.compute_capability)),
+        device,
+        options,
+        AllocatorSettings(expandable_segments=expandable_segments),
+    )
+    run = prober.replay(batch_size)
+    fits = run.fits
+    if not fits:
+        # The peak that would be needed, not the one at which it ran out.
+        roomy = dataclasses.replace(device, total_bytes=1 << 50)
+        run = SimulatedProber(prober.traces, roomy, options).replay(batch_size)
+    return PeakEstimate(
+        device,
+        batch_size,
+        fits,
+        run.peak_allocated_bytes,
+        run.peak_reserved_bytes,
+        explain(
+            prober.traces.at(batch_size),
+            batch_size,
+            reserved_bytes=run.peak_reserved_bytes,
+            overhead_bytes=device.overhead_bytes,
+            workspace_bytes=prober.kept_workspace_bytes,
+        ),
+    )
+
+
+def estimate_on_gpus(
+    setup: TrainingSetup,
+    gpus: Sequence[Gpu],
+    options: ProbeOptions,
+    settings: AllocatorSettings | None = None,
+    *,
+    min_batch_size: int = 1,
+    max_batch_size: int | None = None,
+    multiple_of: int = 1,
+) -> list[Estimate]:
+    """The estimate for each of several GPUs; GPUs with the same kernels share their traces.
+
+    Args:
+        setup: what to train.
+        gpus: at least one.
+        options: of the steps and the budget.
+        settings: of the caching allocator.
+        min_batch_size: see :func:`estimate_max_batch`.
+        max_batch_size: see there.
+        multiple_of: see there.
+
+    Raises:
+        UsageError, SampleError, StepError, DeviceError, Exception: as there.
+    """
+    smallest, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
+    traces: dict[Any, StepTraces] = {}
+    estimates = []
+    for gpu in gpus:
+        family = kernel_family(gpu.compute_capability)
+        if family not in traces:
+            traces[family] = StepTraces(setup, options, family)
+        prober = SimulatedProber(traces[family], gpu, options, settings)
+        result = _search(prober, smallest, max_batch_size, multiple_of)
+        shown = result.batch_size or smallest
+        run = prober.replay(shown)
+        explanation = explain(
+            traces[family].at(shown),
+            shown,
+            reserved_bytes=run.peak_reserved_bytes,
+            overhead_bytes=gpu.overhead_bytes,
+            workspace_bytes=prober.kept_workspace_bytes,
+        )
+        low, high = _interval(result, traces[family], max_batch_size, multiple_of)
+        estimates.append(Estimate(gpu, low, high, result, explanation))
+    return estimates
+
+
+def _search(
+    prober: SimulatedProber, smallest: int, max_batch_size: int | None, multiple_of: int
+) -> BatchSizeResult:
+    """The search of a device on paper.
+
+    Real steps are few and dear; here a size costs milliseconds, and the trace bounds the answer.
+    """
+    started = time.monotonic()
+    probes: dict[int, Probe] = {}
+
+    def fits(batch_size: int) -> bool:
+        probes[batch_size] = prober.probe(batch_size)
+        return probes[batch_size].fits
+
+    bound = prober.traces.at(smallest).upper_bound(prober.budget_bytes)
+    if max_batch_size is not None:
+        bound = max_batch_size if bound is None else min(bound, max_batch_size)
+    if not prober.traces.is_affine:
+        bound = max_batch_size
+    answer = largest_that_fits(fits, bound, smallest=smallest, multiple_of=multiple_of)
+    if not answer and smallest not in probes:
+        fits(smallest)  # the bound alone ruled it out; the result names what failed
+    if answer and max_batch_size is None and answer + multiple_of not in probes:
+        fits(answer + multiple_of)
+    # A second size far below tells the slope.
+    if answer // 2 >= smallest:
+        fits(answer // 2 // multiple_of * multiple_of or smallest)
+    status = Status.NOTHING_FITS
+    if answer:
+        larger_failed = any(not p.fits and p.batch_size > answer for p in probes.values())
+        status = Status.FOUND if larger_failed else Status.CAPPED
+    seconds = time.monotonic() - started
+    warnings = list(prober.warnings)
+    if answer and probes[answer].note:
+        warnings.append(f"{prober.gpu.name} at {answer}: {probes[answer].note}")
+    return conclude(prober, list(probes.values()), status, seconds, warnings)
+
+
+def _interval(
+    result: BatchSizeResult, traces: StepTraces, max_batch_size: int | None, multiple_of: int
+) -> tuple[int, int]:
+    """What the batch size is if the step needs more, or less, than simulated."""
+    answer = result.batch_size
+    trace = traces.at(answer or 1)
+
+    def shifted(needs: float) -> int:
+        bounds = [
+            trace.upper_bound(round(budget))
+            for budget in (result.budget_bytes, result.budget_bytes / (1 + needs))
+        ]
+        if bounds[0] is None or bounds[1] is None:
+            return answer
+        size = math.floor((answer + bounds[1] - bounds[0]) / multiple_of) * multiple_of
+        return max(0, size if max_batch_size is None else min(size, max_batch_size))
+
+    return min(answer, shifted(MORE_THAN_SIMULATED)), max(answer, shifted(-LESS_THAN_SIMULATED))
+
+
+def _setup(model: nn.Module | TrainingSetup, given: tuple[Any, ...]) -> TrainingSetup:
+    if not isinstance(model, TrainingSetup):
+        return TrainingSetup(model, *given)
+    if any(value is not None for value in given):
+        raise UsageError("give the sample and functions in the TrainingSetup, not beside it")
+    return model

@@ -1,0 +1,96 @@
+"""Estimates for people: one row per GPU, and the peak taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from batchfinder.units import format_bytes
+
+if TYPE_CHECKING:
+    from batchfinder.simulation.estimate import Estimate
+    from batchfinder.simulation.explanation import Explanation
+    from batchfinder.simulation.gpus import Gpu
+
+_BARS = " ▁▂▃▄▅▆▇█"
+_TIMELINE_ROWS = ("forward", "backward", "optimizer step")
+
+
+def estimate_table(estimates: Sequence[Estimate]) -> list[str]:
+    """One row per GPU: its memory, the largest batch size as an interval, the peak there."""
+    rows = [("GPU", "memory", "max batch", "plausible", "peak", "model states", "per sample")]
+    for estimate in estimates:
+        terms = estimate.explanation.terms
+        states = terms["parameters"] + terms["gradients"] + terms["optimizer states"]
+        model = estimate.result.memory_model
+        rows.append(
+            (
+                estimate.gpu.name,
+                format_bytes(estimate.gpu.total_bytes),
+                str(estimate.batch_size) if estimate.batch_size else "none fits",
+                f"{estimate.low} .. {estimate.high}",
+                format_bytes(estimate.peak_bytes) if estimate.batch_size else "-",
+                format_bytes(states),
+                format_bytes(model.per_sample_bytes) if model else "-",
+            )
+        )
+    return _aligned(rows)
+
+
+def explanation_lines(explanation: Explanation) -> list[str]:
+    """The textbook equation filled in, the peak's place, the top modules and the timeline."""
+    terms = [(name, size) for name, size in explanation.terms.items() if size]
+    total = sum(size for _, size in terms)
+    rows = [(name, format_bytes(size), f"{size / total:5.1%}") for name, size in terms]
+    place = explanation.peak_stage.value
+    if explanation.peak_module:
+        place += f" of {explanation.peak_module}"
+    if explanation.peak_line:
+        place += f" ({explanation.peak_line})"
+    lines = [f"Peak at batch size {explanation.batch_size}, in the {place}:"]
+    lines += ["  " + line for line in _aligned([*rows, ("total", format_bytes(total), "")])]
+    if explanation.top_modules:
+        lines.append("Activations per sample:")
+        modules = [(name, format_bytes(size)) for name, size in explanation.top_modules]
+        lines += ["  " + line for line in _aligned(modules)]
+    return [*lines, "One step:", *_timeline(explanation)]
+
+
+def gpu_table(gpus: Sequence[Gpu]) -> list[str]:
+    """One row per GPU known: memory, kernels, overhead, and where that was read."""
+    rows = [("GPU", "memory", "capability", "overhead", "source of the memory")]
+    rows += [
+        (
+            gpu.name,
+            format_bytes(gpu.total_bytes),
+            ".".join(map(str, gpu.compute_capability)),
+            format_bytes(gpu.overhead_bytes),
+            gpu.source or "unsourced",
+        )
+        for gpu in gpus
+    ]
+    return _aligned(rows)
+
+
+def _timeline(explanation: Explanation) -> list[str]:
+    highest = max((moment.allocated_bytes for moment in explanation.timeline), default=1)
+    lines = []
+    for name in _TIMELINE_ROWS:
+        bars = "".join(
+            _BARS[round(moment.allocated_bytes / highest * (len(_BARS) - 1))]
+            for moment in explanation.timeline
+            if moment.stage.value == name
+        )
+        lines.append(f"  {name:<15} {bars}".rstrip())
+    return lines
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns, the first to the left, numbers to the right, the last as it is."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines

@@ -1,0 +1,1 @@
+"""A CUDA device on paper: a training step on fake tensors, in a model of the allocator."""

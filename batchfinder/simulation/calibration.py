@@ -1,0 +1,116 @@
+"""What one measured run on the user's own GPU says about the simulated one; kept per machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from batchfinder.errors import UsageError
+from batchfinder.simulation.gpus import Gpu
+from batchfinder.units import format_bytes
+
+_AMPLE = 0.8  # the share of the budget up to which a reading is taken for undisturbed
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One size that ran on a real GPU.
+
+    Attributes:
+        gpu_name: as the driver writes it.
+        batch_size: examples per forward/backward pass.
+        peak_reserved_bytes: of the caching allocator.
+    """
+
+    gpu_name: str
+    batch_size: int
+    peak_reserved_bytes: int
+
+
+def read_measurement(path: Path) -> Measurement:
+    """The largest size that ran with room to spare, from the JSON of ``batchfinder find``.
+
+    Raises:
+        UsageError: the file is not such a JSON, or no size ran on a GPU.
+    """
+    try:
+        result = json.loads(path.read_text("utf-8"))
+        # Near the budget the allocator gives its cache back, and no longer shows what it wants.
+        ample = _AMPLE * result["budget_bytes"]
+        probes = [
+            p for p in result["probes"] if p["outcome"] == "fits" and p["peak_reserved_bytes"]
+        ]
+        best = max(probes, key=lambda p: (p["peak_reserved_bytes"] <= ample, p["batch_size"]))
+        device = str(result["device"])
+        return Measurement(
+            device.partition(" ")[2], int(best["batch_size"]), int(best["peak_reserved_bytes"])
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path} holds no result of a search on a GPU ({type(error).__name__}); make one with "
+            "`batchfinder find ... --json`"
+        ) from error
+
+
+@dataclass
+class Calibration:
+    """Corrections of the overhead, in bytes, by GPU.
+
+    Attributes:
+        path: the file they are kept in.
+        corrections: by the GPU's name.
+    """
+
+    path: Path
+    corrections: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path | None = None) -> Calibration:
+        """The corrections kept on this machine; none if there is no readable file."""
+        path = path or cache_folder() / "calibration.json"
+        try:
+            kept = json.loads(path.read_text("utf-8"))
+            return cls(path, {str(name): int(size) for name, size in kept.items()})
+        except (OSError, ValueError, TypeError, AttributeError):
+            return cls(path)
+
+    def learn(self, gpu_name: str, correction_bytes: int) -> None:
+        """Keep a correction."""
+        self.corrections[gpu_name] = correction_bytes
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(self.corrections, indent=2), "utf-8")
+
+    def forget(self) -> None:
+        """Remove all corrections."""
+        self.corrections.clear()
+        self.path.unlink(missing_ok=True)
+
+    def applied(self, gpu: Gpu) -> Gpu:
+        """The GPU with its overhead corrected."""
+        correction = self.corrections.get(gpu.name, 0)
+        return dataclasses.replace(gpu, overhead_bytes=max(0, gpu.overhead_bytes + correction))
+
+    def note(self, gpu: Gpu) -> str:
+        """What the user should know of the correction; "" if there is none."""
+        correction = self.corrections.get(gpu.name)
+        if correction is None:
+            return ""
+        return (
+            f"{gpu.name} is calibrated by {format_bytes(correction)} ({self.path}); "
+            "--forget-calibration removes it"
+        )
+
+
+def cache_folder() -> Path:
+    """Where this user's programs keep what they can make again, by the platform's convention."""
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "batchfinder"

@@ -1,0 +1,70 @@
+"""CPU operators made to behave as CUDA's do, while a step is simulated.
+
+PyTorch picks an operator's kernel by device. Where CUDA's choice keeps other tensors alive than
+CPU's, the CPU entry is replaced, for the time of the simulation, by one that takes CUDA's way. The
+replacement sits in PyTorch's own dispatch table, so that it is also seen by composite operators.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@contextmanager
+def kernels_replaced(key: str, kernels: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    """Replace operators of ``aten`` for one dispatch key, until the block ends.
+
+    Args:
+        key: such as ``"AutogradCPU"``.
+        kernels: the replacements by operator, such as ``"softmax.int"``.
+    """
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    try:
+        with warnings.catch_warnings():
+            # That a kernel is replaced, as is meant.
+            warnings.simplefilter("ignore", UserWarning)
+            for name, kernel in kernels.items():
+                library.impl(name, kernel, key)  # type: ignore[no-untyped-call]
+        yield
+    finally:
+        library._destroy()  # type: ignore[no-untyped-call]
+
+
+def dropout(input: Tensor, p: float, train: bool) -> Tensor:  # noqa: A002
+    """Dropout as on CUDA: one kernel that keeps a mask of one byte per element.
+
+    https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Dropout.cpp
+    """
+    if not train or p == 0 or input.numel() == 0:
+        return input
+    if p == 1:
+        return input.mul(0.0)
+    output: Tensor = torch.ops.aten.native_dropout.default(input, p, train)[0]
+    return output
+
+
+def group_norm(
+    input: Tensor,  # noqa: A002
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    """Group norm as on CUDA: of channels-last images a contiguous copy is made, and kept.
+
+    https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/group_norm.cpp
+    """
+    batch_size, channels = input.shape[:2]
+    others = math.prod(input.shape[2:])
+    output: Tensor = torch.ops.aten.native_group_norm.default(
+        input.contiguous(), weight, bias, batch_size, channels, others, num_groups, eps
+    )[0]
+    return output

@@ -1,0 +1,81 @@
+"""What an estimate tells. Frozen; rendered elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from batchfinder.result import BatchSizeResult
+from batchfinder.simulation.explanation import Explanation
+from batchfinder.simulation.gpus import Gpu
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The largest batch size on a simulated GPU, and what its memory goes to.
+
+    ``int(estimate)`` is the batch size.
+
+    Attributes:
+        gpu: the GPU.
+        low: the batch size that fits even if the step needs as much more as is plausible.
+        high: the largest size that fits if it needs less than simulated.
+        result: the search, as from ``find_max_batch``; its probes are simulated.
+        explanation: the peak at the answer, taken apart; at the smallest size if nothing fits.
+    """
+
+    gpu: Gpu
+    low: int
+    high: int
+    result: BatchSizeResult
+    explanation: Explanation
+
+    def __int__(self) -> int:
+        return self.batch_size
+
+    @property
+    def batch_size(self) -> int:
+        """The largest batch size that fits; 0 if none does."""
+        return self.result.batch_size
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the whole process takes of the device at its peak."""
+        return sum(self.explanation.terms.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The estimate as plain data: raw bytes, with the ``schema_version`` of the result."""
+        return {
+            **self.result.to_dict(),
+            "gpu": {**dataclasses.asdict(self.gpu)},
+            "interval": [self.low, self.high],
+            "peak_bytes": self.peak_bytes,
+            "explanation": self.explanation.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class PeakEstimate:
+    """The peak memory of a training step at one batch size.
+
+    Attributes:
+        gpu: the GPU whose kernels were imitated.
+        batch_size: examples per forward/backward pass.
+        fits: whether the step runs within the GPU's memory less the headroom.
+        peak_allocated_bytes: held by tensors.
+        peak_reserved_bytes: held by the caching allocator.
+        explanation: the peak, taken apart.
+    """
+
+    gpu: Gpu
+    batch_size: int
+    fits: bool
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    explanation: Explanation
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the whole process takes of the device at its peak."""
+        return self.peak_reserved_bytes + self.gpu.overhead_bytes

@@ -1,0 +1,102 @@
+"""A world of tensors without data: training steps run in it at any size, on any machine."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+
+from batchfinder.simulation.attention import ComputeCapability, attention_kernel
+from batchfinder.simulation.autocast import autocast_kernels
+from batchfinder.simulation.cuda_dispatch import dropout, group_norm, kernels_replaced
+
+T = TypeVar("T")
+
+major, minor = torch.__version__.split(".")[:2]
+TORCH_VERSION = (int(major), int(minor))
+
+
+@contextmanager
+def fake_cuda(
+    capability: ComputeCapability, *, torch_version: tuple[int, int] = TORCH_VERSION
+) -> Iterator[FakeTensorMode]:
+    """Run what follows on fake CPU tensors whose operators choose as CUDA's do.
+
+    Fake tensors "on cuda" are no way: a PyTorch built without CUDA aborts the process on them.
+
+    Args:
+        capability: of the GPU to imitate, such as ``(8, 6)``.
+        torch_version: of the PyTorch to imitate; default: the one that is installed.
+
+    Example:
+        >>> with fake_cuda((8, 0)):
+        ...     torch.ones(10**6, 10**6).sum().shape
+        torch.Size([])
+    """
+    autograd: dict[str, Callable[..., Any]] = {
+        "dropout": dropout,
+        "group_norm": group_norm,
+        "scaled_dot_product_attention": attention_kernel(capability),
+    }
+    with ExitStack() as stack:
+        stack.enter_context(kernels_replaced("AutocastCPU", autocast_kernels(torch_version)))
+        stack.enter_context(kernels_replaced("AutogradCPU", autograd))
+        # A fallback would run the real kernel, on tensors of real size.
+        mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        stack.enter_context(mode)
+        stack.enter_context(_steady_garbage())
+        stack.enter_context(_quiet(logging.getLogger("torch._subclasses.fake_tensor")))
+        yield mode
+
+
+@contextmanager
+def _steady_garbage() -> Iterator[None]:
+    """The garbage collector runs when it likes; two traces must free in the same order."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    """PyTorch logs a traceback for each error that it raises anyway."""
+    was, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was
+
+
+def fake_copy(thing: T, mode: FakeTensorMode, *modules: nn.Module) -> T:
+    """A deep copy of anything, with fake CPU tensors in place of its tensors.
+
+    Args:
+        thing: models, optimizers, batches in any container; it stays as it is.
+        mode: the mode that is on.
+        modules: those among it whose parameters may be anywhere: on a GPU, or on "meta".
+    """
+    memo: dict[int, Any] = {}
+    for module in modules:
+        for tensor in [*module.parameters(), *module.buffers()]:
+            if id(tensor) not in memo:
+                memo[id(tensor)] = _fake_like(tensor)
+    with FakeCopyMode(mode):
+        return copy.deepcopy(thing, memo)
+
+
+def _fake_like(tensor: Tensor) -> Tensor:
+    fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(fake, requires_grad=tensor.requires_grad)
+    return fake

@@ -1,0 +1,133 @@
+"""What CUDA's normalization kernels allocate: their outputs, and two statistics in fp32.
+
+PyTorch would derive the same by running each of them as a dozen smaller operators on fake tensors;
+said directly, a trace takes half the time.
+
+Sources: ``aten/src/ATen/native/cudnn/BatchNorm.cpp``, ``native/cuda/layer_norm_kernel.cu`` and
+``native/cuda/group_norm_kernel.cu`` of PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def _batch_norm(
+    input: Tensor,  # noqa: A002 - as the operator names it
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    channels = input.size(1) if training else 0
+    return torch.empty_like(input), _statistics(input, [channels]), _statistics(input, [channels])
+
+
+def _batch_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,  # noqa: A002
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> Gradients:
+    return _gradients(input, weight, [input.size(1)], output_mask)
+
+
+def _layer_norm(
+    input: Tensor,  # noqa: A002
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    outer = input.dim() - len(normalized_shape)
+    shape = [*input.shape[:outer], *([1] * len(normalized_shape))]
+    output = torch.empty_like(input, memory_format=torch.contiguous_format)
+    return output, _statistics(input, shape), _statistics(input, shape)
+
+
+def _layer_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,  # noqa: A002
+    normalized_shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: Sequence[bool],
+) -> Gradients:
+    return _gradients(input, weight, normalized_shape, output_mask)
+
+
+def _group_norm(
+    input: Tensor,  # noqa: A002
+    weight: Tensor | None,
+    bias: Tensor | None,
+    batch_size: int,
+    channels: int,
+    others: int,
+    groups: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    shape = [batch_size, groups]
+    return torch.empty_like(input), _statistics(input, shape), _statistics(input, shape)
+
+
+def _group_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,  # noqa: A002
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    batch_size: int,
+    channels: int,
+    others: int,
+    groups: int,
+    output_mask: Sequence[bool],
+) -> Gradients:
+    return _gradients(input, weight, [channels], output_mask)
+
+
+def _statistics(like: Tensor, shape: Sequence[int]) -> Tensor:
+    dtype = torch.float64 if like.dtype is torch.float64 else torch.float32
+    return like.new_empty(shape, dtype=dtype)
+
+
+def _gradients(
+    input: Tensor,  # noqa: A002
+    weight: Tensor | None,
+    shape: Sequence[int],
+    output_mask: Sequence[bool],
+) -> Gradients:
+    like = input if weight is None else weight
+    return (
+        torch.empty_like(input) if output_mask[0] else None,
+        like.new_empty(shape) if output_mask[1] else None,
+        like.new_empty(shape) if output_mask[2] else None,
+    )
+
+
+_aten: Any = torch.ops.aten
+NORMALIZATIONS: dict[Any, Callable[..., Any]] = {
+    _aten.native_batch_norm.default: _batch_norm,
+    _aten.native_batch_norm_backward.default: _batch_norm_backward,
+    _aten.native_layer_norm.default: _layer_norm,
+    _aten.native_layer_norm_backward.default: _layer_norm_backward,
+    _aten.native_group_norm.default: _group_norm,
+    _aten.native_group_norm_backward.default: _group_norm_backward,
+}
+"""Each operator's outputs, by the operator; called below autograd, with its arguments."""

@@ -1,0 +1,118 @@
+"""A prober whose device is on paper."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from batchfinder.errors import DeviceError
+from batchfinder.memory_model import Phase
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.versions import versions
+from batchfinder.result import Outcome, Probe
+from batchfinder.simulation.allocator import (
+    AllocatorSettings,
+    CachingAllocator,
+    DeviceFullError,
+)
+from batchfinder.simulation.expandable import ExpandableAllocator
+from batchfinder.simulation.gpus import Gpu
+from batchfinder.simulation.replay import Replay, replay
+from batchfinder.simulation.step_trace import STEPS, StepTraces
+from batchfinder.simulation.trace import Stage
+from batchfinder.simulation.workspaces import cublas_workspace_bytes
+from batchfinder.units import format_bytes
+
+_PHASES = {
+    Stage.SETUP: Phase.FORWARD_BACKWARD,
+    Stage.FORWARD: Phase.FORWARD_BACKWARD,
+    Stage.BACKWARD: Phase.FORWARD_BACKWARD,
+    Stage.OPTIMIZER: Phase.OPTIMIZER_STEP,
+}
+
+
+class SimulatedProber:
+    """Tries sizes on a simulated GPU; see :class:`~batchfinder.probing.prober.Prober`.
+
+    Args:
+        traces: of the steps to run.
+        gpu: where they would run.
+        options: of the search; of these, ``memory_limit`` and ``headroom`` count here.
+        settings: of the caching allocator.
+
+    Raises:
+        DeviceError: the limit leaves nothing to train in.
+    """
+
+    def __init__(
+        self,
+        traces: StepTraces,
+        gpu: Gpu,
+        options: ProbeOptions,
+        settings: AllocatorSettings | None = None,
+    ) -> None:
+        self.traces = traces
+        self.gpu = gpu
+        self.device = f"{gpu.name} (simulated)"
+        self.is_repeatable = True
+        self.used_by_others_bytes = 0
+        self.versions = versions()
+        self._settings = settings or AllocatorSettings()
+        self.capacity_bytes = min(options.memory_limit or gpu.total_bytes, gpu.total_bytes)
+        usable = self.capacity_bytes - gpu.overhead_bytes
+        if usable <= 0:
+            raise DeviceError(
+                f"{format_bytes(self.capacity_bytes)} is not more than the overhead of a process, "
+                f"{format_bytes(gpu.overhead_bytes)}; raise the memory or lower the overhead"
+            )
+        self.budget_bytes = math.floor(usable * (1 - options.headroom))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know."""
+        return tuple(self.traces.warnings)
+
+    def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
+        """Run one batch size on paper; a confirmation is the same run."""
+        started = time.perf_counter()
+        run = self.replay(batch_size)
+        phases: dict[Phase, int] = {}
+        for stage, peak in run.stage_peak_bytes.items():
+            phase = _PHASES[stage]
+            phases[phase] = max(peak, phases.get(phase, 0))
+        # What is reserved decides; it is all taken by the end of the backward pass.
+        phases[Phase.FORWARD_BACKWARD] = run.peak_reserved_bytes
+        note = "" if run.fits else "out of memory"
+        if run.fits and run.retries:
+            note = "the allocator may have to flush its cache in every step, which is slow"
+        return Probe(
+            batch_size,
+            Outcome.FITS if run.fits else Outcome.OOM,
+            steps=STEPS,
+            samples=batch_size * STEPS,
+            seconds=time.perf_counter() - started,
+            peak_allocated_bytes=run.peak_allocated_bytes,
+            peak_reserved_bytes=run.peak_reserved_bytes,
+            phase_peak_bytes=phases,
+            confirmed=confirm,
+            note=note,
+        )
+
+    def replay(self, batch_size: int) -> Replay:
+        """The steps at a batch size, in a fresh allocator of this GPU's budget."""
+        allocator = ExpandableAllocator if self._settings.expandable_segments else CachingAllocator
+        trace = self.traces.at(batch_size)
+        device = allocator(self.budget_bytes, self._settings)
+        try:
+            device.malloc(self.kept_workspace_bytes)
+        except DeviceFullError:
+            return Replay(False, {}, 0, 0)
+        return replay(trace, batch_size, device)
+
+    @property
+    def kept_workspace_bytes(self) -> int:
+        """What libraries take from the allocator and keep."""
+        return cublas_workspace_bytes(self.gpu.compute_capability)
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,248 @@
+"""What a training step asks of the allocator: storages born and died, in order.
+
+The order does not depend on the batch size ``b``; the size of a storage is ``fixed + per_sample *
+b``. Two traces at two sizes, laid side by side, are therefore the trace at every size.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+from batchfinder.simulation.allocator import round_request
+
+
+class Kind(enum.Enum):
+    """What a storage is for: the terms of the textbook equation."""
+
+    PARAMETER = "parameters"
+    GRADIENT = "gradients"
+    OPTIMIZER_STATE = "optimizer states"
+    ACTIVATION = "activations"
+    INPUT = "batch data"
+    TEMPORARY = "temporaries"
+    WORKSPACE = "workspaces"
+
+
+class Stage(enum.Enum):
+    """Where in the training step something happens."""
+
+    SETUP = "setup"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer step"
+
+
+@dataclass
+class Storage:
+    """One piece of memory that lived for a while.
+
+    Attributes:
+        size_bytes: as the tensor asked for it, before the allocator's rounding.
+        kind: what it was for.
+        stage: when it was born.
+        module: the dotted name of the module that made it; "" where there is none.
+        line: the user's source line that made it, as ``file.py:12``; "" where there is none.
+        optional: whether the step also runs without it, slower: a library's workspace.
+    """
+
+    size_bytes: int
+    kind: Kind = Kind.TEMPORARY
+    stage: Stage = Stage.SETUP
+    module: str = ""
+    line: str = ""
+    optional: bool = False
+
+
+EMPTY_CACHE = -(1 << 62)
+"""An event in which the cached segments are given back to the device."""
+
+
+@dataclass
+class Trace:
+    """Every storage of a few training steps at one batch size.
+
+    Attributes:
+        batch_size: examples per forward/backward pass.
+        storages: in the order of their birth.
+        events: ``i`` is the birth of storage ``i`` and ``~i`` its death; or ``EMPTY_CACHE``.
+        stages: the event from which on each stage runs, in order.
+        steps: the event with which each step begins.
+    """
+
+    batch_size: int
+    storages: list[Storage] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)
+    stages: list[tuple[int, Stage]] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+
+
+class NotAffineError(Exception):
+    """Two traces do not tell the trace at every size; the text says where they part."""
+
+
+@dataclass(frozen=True)
+class AffineTrace:
+    """The trace at every batch size.
+
+    Attributes:
+        example: the trace that names each storage, at the larger of the two sizes traced.
+        fixed_bytes: of each storage, what does not depend on the batch size.
+        per_sample_bytes: of each storage, what each example adds.
+
+    Example:
+        >>> two = Trace(2, [Storage(100), Storage(28)], [0, 1, ~1])
+        >>> four = Trace(4, [Storage(100), Storage(48)], [0, 1, ~1])
+        >>> align(two, four).sizes(10)
+        [100, 108]
+    """
+
+    example: Trace
+    fixed_bytes: Sequence[float]
+    per_sample_bytes: Sequence[float]
+
+    @property
+    def events(self) -> list[int]:
+        """The births and deaths, the same at every size; see :class:`Trace`."""
+        return self.example.events
+
+    def sizes(self, batch_size: int) -> list[int]:
+        """The bytes of each storage at a batch size."""
+        return [
+            round(fixed + slope * batch_size)
+            for fixed, slope in zip(self.fixed_bytes, self.per_sample_bytes, strict=True)
+        ]
+
+    def live_lines(self) -> Iterator[tuple[float, float]]:
+        """What is alive after each birth, as ``(fixed, per sample)`` bytes: lower bounds.
+
+        Each storage counts with the bytes asked for, no less than the smallest block.
+        """
+        fixed = slope = 0.0
+        for event in self.events:
+            if event == EMPTY_CACHE:
+                continue
+            index = event if event >= 0 else ~event
+            if self.example.storages[index].optional:
+                continue
+            sign = 1 if event >= 0 else -1
+            fixed += sign * self.fixed_bytes[index]
+            slope += sign * self.per_sample_bytes[index]
+            if sign > 0:
+                yield fixed, slope
+
+    def upper_bound(self, capacity_bytes: int) -> int | None:
+        """No batch size above this one fits in the capacity; None: nothing grows.
+
+        This needs no allocator: it is where the storages alive at once no longer fit.
+        """
+        largest: float | None = None
+        for fixed, slope in self.live_lines():
+            if slope > 0:
+                size = (capacity_bytes - fixed) / slope
+                largest = size if largest is None or size < largest else largest
+            elif fixed > capacity_bytes:
+                return 0
+        return None if largest is None else max(0, int(largest))
+
+
+def align(small: Trace, large: Trace) -> AffineTrace:
+    """The trace at every batch size, from two.
+
+    Args:
+        small: traced at one size.
+        large: the same steps traced at a larger size.
+
+    Raises:
+        NotAffineError: the two steps did different things, or a storage shrinks as the batch grows.
+    """
+    small, large = sort_deaths(small), sort_deaths(large)
+    if small.events != large.events:
+        pairs = zip(small.events, large.events, strict=False)
+        shorter = min(len(small.events), len(large.events))
+        at = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
+        raise NotAffineError(
+            f"the steps at batch sizes {small.batch_size} and {large.batch_size} part"
+            f"{_place(large, at)}"
+        )
+    span = large.batch_size - small.batch_size
+    fixed_bytes: list[float] = []
+    per_sample_bytes: list[float] = []
+    for index, (before, after) in enumerate(zip(small.storages, large.storages, strict=True)):
+        slope = (after.size_bytes - before.size_bytes) / span
+        fixed = after.size_bytes - slope * large.batch_size
+        # What starts below nothing bends somewhere: a line through it would mislead.
+        if slope < 0 or fixed < -round_request(1):
+            raise NotAffineError(
+                f"a storage is {before.size_bytes} B at batch size {small.batch_size} and "
+                f"{after.size_bytes} B at {large.batch_size}{_place(large, index)}"
+            )
+        fixed_bytes.append(fixed)
+        per_sample_bytes.append(slope)
+    return AffineTrace(large, fixed_bytes, per_sample_bytes)
+
+
+def sort_deaths(trace: Trace) -> Trace:
+    """The same trace, with deaths between two births in the order of birth.
+
+    A cache that is cleared frees in the order of its hash table, which differs from run to run;
+    what is left in the allocator does not depend on it.
+    """
+    events: list[int] = []
+    for is_death, group in groupby(trace.events, lambda event: EMPTY_CACHE < event < 0):
+        run = list(group)
+        events += sorted(run, reverse=True) if is_death else run
+    return replace(trace, events=events)
+
+
+def repeat_last_step(trace: Trace, times: int) -> Trace:
+    """The same trace with its last step run again, for the steady state.
+
+    What the last step inherits and ends (the gradients, say) the next one inherits from it.
+
+    Args:
+        trace: of at least one step.
+        times: how many more steps, 0 or more.
+
+    Returns:
+        The longer trace; the same one if the last step leaves other storages than it found.
+    """
+    start = trace.steps[-1]
+    before, last = trace.events[:start], trace.events[start:]
+    inherited = [i for i in _alive(before) if ~i in set(last)]
+    left = [i for i in _alive(last) if i >= 0]
+    sizes = [[trace.storages[i].size_bytes for i in ids] for ids in (inherited, left)]
+    if sizes[0] != sizes[1]:
+        return trace
+    swap = dict(zip(inherited + left, left + inherited, strict=True))
+
+    def swapped(event: int) -> int:
+        if event == EMPTY_CACHE:
+            return event
+        return swap.get(event, event) if event >= 0 else ~swap.get(~event, ~event)
+
+    events, steps = [*trace.events], [*trace.steps]
+    for _ in range(times):
+        last = [swapped(event) for event in last]
+        steps.append(len(events))
+        events += last
+    return replace(trace, events=events, steps=steps)
+
+
+def _alive(events: Sequence[int]) -> list[int]:
+    """The storages born and not died in some events, in the order of birth."""
+    alive: dict[int, None] = {}
+    for event in events:
+        if event >= 0:
+            alive[event] = None
+        elif event != EMPTY_CACHE:
+            alive.pop(~event, None)
+    return list(alive)
+
+
+def _place(trace: Trace, at: int) -> str:
+    storage = trace.storages[min(at, len(trace.storages) - 1)] if trace.storages else None
+    where = [text for text in (storage.module, storage.line) if text] if storage else []
+    return f" ({', '.join(where)})" if where else ""

@@ -1,0 +1,282 @@
+"""Every storage of a fake training step, with its birth, death and purpose."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from batchfinder.simulation.normalization import NORMALIZATIONS
+from batchfinder.simulation.trace import EMPTY_CACHE, Kind, Stage, Storage, Trace
+
+_PYTORCH = (str(Path(torch.__file__).parent) + os.sep, "<")
+_SIMULATION = str(Path(__file__).parent) + os.sep
+_BATCHFINDER = str(Path(__file__).parents[1]) + os.sep
+_OPTIMIZERS = str(Path(torch.__file__).parent / "optim") + os.sep
+_GRAD_SCALERS = str(Path(torch.__file__).parent / "amp") + os.sep
+_DEVICE_OF = torch.ops.prim.device.default
+_ADD = torch.ops.aten.add.Tensor
+_ITEM = torch.ops.aten._local_scalar_dense.default
+
+Workspaces = Callable[["StorageTracker", OpOverload, Any, Any], None]
+"""Told of each operator, its arguments and outputs; notes what its kernel takes beside them."""
+
+
+class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writes a :class:`~batchfinder.simulation.trace.Trace` of all that runs inside it.
+
+    Storages are held by weak references only; nothing lives longer than it would without.
+
+    Args:
+        batch_size: of the steps that will run.
+        model: its modules give storages their names.
+        workspaces: what the target device's kernels take beside their outputs; None: nothing.
+
+    Attributes:
+        trace: what was seen so far.
+
+    Example:
+        >>> with torch.device("meta"):
+        ...     layer = nn.Linear(4, 2)
+        ...     with StorageTracker(1, layer) as tracker:
+        ...         output = layer(torch.ones(1, 4))
+        >>> [storage.size_bytes for storage in tracker.trace.storages]
+        [16, 8]
+    """
+
+    def __init__(
+        self, batch_size: int, model: nn.Module, workspaces: Workspaces | None = None
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.trace = Trace(batch_size)
+        self._workspaces = workspaces
+        self._live: dict[int, _Live] = {}
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._modules: list[str] = []
+        self._in_optimizer = False
+        # Which module and line made an autograd node, by the node's sequence number.
+        self._origins: dict[int, tuple[str, str]] = {}
+        self._sum: tuple[_Live, _Live] | None = None
+        self._hooks = ExitStack()
+
+    def __enter__(self) -> StorageTracker:
+        for handle in (
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module, always_call=True),
+            register_optimizer_step_pre_hook(self._enter_optimizer),
+            register_optimizer_step_post_hook(self._leave_optimizer),
+        ):
+            self._hooks.callback(handle.remove)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        super().__exit__(*exc_info)  # type: ignore[no-untyped-call]
+        self._hooks.close()
+
+    def begin_step(self) -> None:
+        """Mark where a training step begins."""
+        self.trace.steps.append(len(self.trace.events))
+
+    def track(self, tensor: Tensor, kind: Kind = Kind.TEMPORARY) -> None:
+        """Note the storage of a tensor, unless it is known already."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        size = storage.nbytes()
+        if key in self._live or size == 0:
+            return
+        entry = _Live(self._born(size, kind))
+
+        def died(_: Any) -> None:
+            del self._live[key]
+            self._died(entry.index)
+
+        entry.watch = weakref.ref(storage, died)
+        self._live[key] = entry
+
+    def begin_transient(self, size: int, *, optional: bool = False) -> int:
+        """Note memory that a kernel takes while it runs; returns what ends it."""
+        return self._born(size, Kind.WORKSPACE, optional)
+
+    def end_transient(self, index: int) -> None:
+        """Note that a kernel has given memory back."""
+        self._died(index)
+
+    def empty_cache(self) -> None:
+        """Note that the allocator gives its cached segments back."""
+        self.trace.events.append(EMPTY_CACHE)
+
+    def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
+        """Say what the storages of some tensors are for."""
+        for tensor in tensors:
+            known = self._live.get(tensor.untyped_storage()._cdata)
+            if known is not None:
+                self.trace.storages[known.index].kind = kind
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func is _DEVICE_OF:
+            return func(*args)
+        if func is _ITEM:
+            value = _value_for_pytorch_itself()
+            if value is not None:
+                return value
+        self._sum = None
+        births = len(self.trace.storages)
+        output = NORMALIZATIONS.get(func, func)(*args, **(kwargs or {}))
+        if isinstance(output, Tensor):
+            self.track(output)
+        else:
+            for leaf in tree_leaves(output):
+                if isinstance(leaf, Tensor):
+                    self.track(leaf)
+        if func is _ADD and len(self.trace.storages) == births + 1:
+            self._note_sum(args[0], output)
+        if self._workspaces is not None:
+            self._workspaces(self, func, args, output)
+        return output
+
+    def _born(self, size: int, kind: Kind, optional: bool = False) -> int:
+        stage, (module, line) = self._where()
+        if not self.trace.stages or self.trace.stages[-1][1] is not stage:
+            self.trace.stages.append((len(self.trace.events), stage))
+        index = len(self.trace.storages)
+        self.trace.storages.append(Storage(size, kind, stage, module, line, optional))
+        self.trace.events.append(index)
+        return index
+
+    def _died(self, index: int) -> None:
+        storage = self.trace.storages[index]
+        if self._sum is not None and self._sum[0].index == index:
+            self._settle_sum(*self._sum)
+            return
+        if (
+            storage.kind is Kind.TEMPORARY
+            and storage.stage is Stage.FORWARD
+            and torch._C._current_autograd_node() is not None
+        ):
+            storage.kind = Kind.ACTIVATION
+        self.trace.events.append(~index)
+
+    def _where(self) -> tuple[Stage, tuple[str, str]]:
+        """The stage that runs now, and the module and line of the user's code behind it."""
+        if self._in_optimizer:
+            return Stage.OPTIMIZER, ("", "")
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            return Stage.BACKWARD, self._origins.get(node._sequence_nr(), ("", ""))
+        if not self.trace.steps:
+            return Stage.SETUP, ("", "")
+        origin = (self._modules[-1] if self._modules else "", _user_line())
+        self._origins[torch._C._autograd._get_sequence_nr() - 1] = origin
+        return Stage.FORWARD, origin
+
+    # Autograd adds the gradients of a tensor used twice in place, unless it sees a tensor subclass
+    # or a dispatch mode, as here: then it adds out of place and drops the first term at once. Such
+    # a sum is put back into its first term's storage.
+    # https://github.com/pytorch/pytorch/blob/main/torch/csrc/autograd/input_buffer.cpp
+
+    def _note_sum(self, first: Any, total: Tensor) -> None:
+        if not isinstance(first, Tensor) or torch._C._current_autograd_node() is None:
+            return
+        term = self._live.get(first.untyped_storage()._cdata)
+        new = self._live[total.untyped_storage()._cdata]
+        storages = self.trace.storages
+        if term and storages[term.index].size_bytes == storages[new.index].size_bytes:
+            self._sum = (term, new)
+
+    def _settle_sum(self, first: _Live, total: _Live) -> None:
+        self._sum = None
+        del self.trace.events[_last(self.trace.events, total.index)]
+        self.trace.storages.pop()
+        total.index = first.index
+
+    def _enter_module(self, module: nn.Module, inputs: Any) -> None:
+        self._modules.append(self._names.get(id(module), ""))
+
+    def _leave_module(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if self._modules:
+            self._modules.pop()
+
+    def _enter_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._in_optimizer = True
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.label((p.grad for p in parameters if p.grad is not None), Kind.GRADIENT)
+
+    def _leave_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._in_optimizer = False
+        states = tree_leaves(list(optimizer.state.values()))
+        self.label((s for s in states if isinstance(s, Tensor)), Kind.OPTIMIZER_STATE)
+
+
+class _Live:
+    """A storage that is alive, and its number in the trace."""
+
+    __slots__ = ("index", "watch")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.watch: weakref.ref[Any] | None = None
+
+
+def _value_for_pytorch_itself() -> float | None:
+    """The value of a tensor without data, where PyTorch's own code reads one.
+
+    Optimizers read their step counter, and a GradScaler whether a gradient was not finite.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_OPTIMIZERS):
+            return 1.0
+        if name.startswith(_GRAD_SCALERS):
+            return 0.0
+        if is_user_code(name):
+            return None
+        frame = frame.f_back
+    return None
+
+
+def _last(events: list[int], event: int) -> int:
+    """Where an event stands, searched from the end."""
+    return len(events) - 1 - events[::-1].index(event)
+
+
+def is_user_code(file_name: str) -> bool:
+    """Whether a line of code is neither PyTorch's nor batchfinder's."""
+    return not file_name.startswith((*_PYTORCH, _BATCHFINDER))
+
+
+def _user_line() -> str:
+    """The innermost line of the user's code that led here, as ``file.py:12``; "" without one."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if is_user_code(name):
+            return f"{name}:{frame.f_lineno}"
+        # Whatever called batchfinder is not the step.
+        if name.startswith(_BATCHFINDER) and not name.startswith(_SIMULATION):
+            return ""
+        frame = frame.f_back
+    return ""

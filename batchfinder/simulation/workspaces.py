@@ -1,0 +1,134 @@
+"""What CUDA kernels take beside their outputs, through the same allocator.
+
+Workspaces of cuDNN are optional: where none is to be had, PyTorch falls back to an algorithm that
+needs less. Copies of tensors that are not in the memory format that cuDNN computes in are not.
+
+Sources: ``aten/src/ATen/native/cudnn/Conv_v8.cpp`` and ``ConvShared.cpp`` of PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from batchfinder.simulation.attention import ComputeCapability
+from batchfinder.simulation.tracker import StorageTracker
+from batchfinder.units import MIB
+
+_aten: Any = torch.ops.aten
+_CONVOLUTION = _aten.convolution.default
+_CONVOLUTION_BACKWARD = _aten.convolution_backward.default
+_LAYER_NORM = _aten.native_layer_norm.default
+_LAYER_NORM_BACKWARD = _aten.native_layer_norm_backward.default
+
+
+# The images that a tensor-core kernel reads and writes, converted to its layout, and a quarter of
+# that for the algorithm itself: fitted to peak memory published for timm models on an A100.
+_WORKSPACE_SHARE = 1.25
+
+
+def cublas_workspace_bytes(capability: ComputeCapability) -> int:
+    """What the first matrix product takes from the allocator, and keeps.
+
+    https://docs.nvidia.com/cuda/cublas/#results-reproducibility and
+    ``aten/src/ATen/cuda/CublasHandlePool.cpp`` of PyTorch.
+
+    Example:
+        >>> cublas_workspace_bytes((8, 6)), cublas_workspace_bytes((9, 0))
+        (8519680, 33554432)
+    """
+    return 32 * MIB if capability >= (9, 0) else 8_519_680
+
+
+class CudaWorkspaces:
+    """The workspaces of CUDA's kernels; one instance per trace.
+
+    Args:
+        benchmark: ``torch.backends.cudnn.benchmark``: a forward convolution seen for the first
+            time is timed with every algorithm, and the cache is emptied after it.
+    """
+
+    def __init__(self, *, benchmark: bool = False) -> None:
+        self._benchmark = benchmark
+        self._seen: set[Any] = set()
+
+    def __call__(self, tracker: StorageTracker, func: Any, args: Any, output: Any) -> None:
+        """Note what an operator takes while it runs."""
+        if func is _CONVOLUTION:
+            images, weight, _, stride = args[:4]
+            self._convolve(tracker, [images], [images, output], weight, stride)
+            self._time_algorithms(tracker, images, weight)
+        elif func is _CONVOLUTION_BACKWARD:
+            grad, images, weight, _, stride = args[:5]
+            needs_images, needs_weight = args[10][:2]
+            if needs_images:
+                self._convolve(tracker, [grad], [grad, images], weight, stride)
+            if needs_weight:
+                self._convolve(tracker, [grad, images], [grad, images], weight, stride)
+        elif func is _LAYER_NORM or func is _LAYER_NORM_BACKWARD:
+            read = args[:1] if func is _LAYER_NORM else args[:2]
+            _copy_while_running(tracker, [x for x in read if not x.is_contiguous()])
+
+    def _convolve(
+        self,
+        tracker: StorageTracker,
+        read: list[Tensor],
+        converted: list[Tensor],
+        weight: Tensor,
+        stride: list[int],
+    ) -> None:
+        """Note what one direction of a convolution takes.
+
+        Args:
+            tracker: where to.
+            read: the images it reads.
+            converted: the images it reads or writes.
+            weight: the filter.
+            stride: of the convolution.
+        """
+        memory_format = _memory_format(converted[0], weight)
+        copied = [x for x in read if not x.is_contiguous(memory_format=memory_format)]
+        kernel = list(weight.shape[2:])
+        # Filters that do not overlap are a matrix product, and one filter per channel has a kernel
+        # of PyTorch's own. Neither needs room; nor do images that are channels last already.
+        is_product = math.prod(kernel) == 1 or kernel == list(stride)
+        is_depthwise = weight.size(1) == 1
+        workspace = 0
+        if memory_format is torch.contiguous_format and not is_product and not is_depthwise:
+            workspace = round(_WORKSPACE_SHARE * sum(map(_size, [*converted, weight])))
+        _copy_while_running(tracker, copied, workspace)
+
+    def _time_algorithms(self, tracker: StorageTracker, images: Tensor, weight: Tensor) -> None:
+        key = (images.shape, weight.shape, images.dtype)
+        if self._benchmark and key not in self._seen:
+            self._seen.add(key)
+            tracker.empty_cache()
+
+
+def _copy_while_running(
+    tracker: StorageTracker, tensors: list[Tensor], workspace_bytes: int = 0
+) -> None:
+    """Note contiguous copies that a kernel makes of what it reads, and its optional workspace."""
+    copies = [tracker.begin_transient(_size(tensor)) for tensor in tensors]
+    if workspace_bytes:
+        tracker.end_transient(tracker.begin_transient(workspace_bytes, optional=True))
+    for copy in copies:
+        tracker.end_transient(copy)
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _memory_format(tensor: Tensor, weight: Tensor) -> torch.memory_format:
+    """The format cuDNN computes in: channels last as soon as one of both is."""
+    if tensor.dim() != 4:
+        return torch.contiguous_format
+    for candidate in (tensor, weight):
+        is_last = candidate.is_contiguous(memory_format=torch.channels_last)
+        if is_last and not candidate.is_contiguous():
+            return torch.channels_last
+    return torch.contiguous_format

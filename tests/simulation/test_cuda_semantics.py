@@ -1,0 +1,123 @@
+"""That fake CPU tensors choose as CUDA's do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from batchfinder.simulation.attention import AttentionBackend, choose_backend
+from batchfinder.simulation.fake import fake_cuda
+from batchfinder.simulation.trace import Kind, Stage, Storage
+from batchfinder.simulation.tracker import StorageTracker
+
+
+def traced(module: nn.Module, *inputs: torch.Tensor) -> list[Storage]:
+    """The storages of one forward and backward pass."""
+    with StorageTracker(1, module) as tracker:
+        tracker.begin_step()
+        module(*inputs).sum().backward()
+    return tracker.trace.storages
+
+
+def test_autocast_runs_normalizations_in_fp32_and_products_in_half() -> None:
+    with fake_cuda((8, 0)), torch.autocast("cpu", torch.float16):
+        half = torch.ones(4, 8, dtype=torch.float16)
+        dtypes = [
+            F.linear(half.float(), torch.ones(8, 8)).dtype,
+            F.layer_norm(half, [8]).dtype,
+            F.softmax(half, -1).dtype,
+            half.sum().dtype,
+            half.pow(2).dtype,
+            F.gelu(half).dtype,
+        ]
+
+    fp16, fp32 = torch.float16, torch.float32
+    assert dtypes == [fp16, fp32, fp32, fp32, fp32, fp16]
+
+
+def test_upsampling_runs_in_fp32_only_since_pytorch_2() -> None:
+    dtypes = []
+    for version in ((1, 12), (2, 0)):
+        with fake_cuda((8, 0), torch_version=version), torch.autocast("cpu", torch.float16):
+            image = torch.ones(1, 1, 2, 2, dtype=torch.float16)
+            dtypes.append(F.interpolate(image, scale_factor=2).dtype)
+    assert dtypes == [torch.float16, torch.float32]
+
+
+def test_the_policy_ends_with_the_simulation() -> None:
+    with fake_cuda((8, 0)):
+        pass
+    with torch.autocast("cpu", torch.bfloat16):
+        assert F.softmax(torch.ones(2, 2, dtype=torch.bfloat16), -1).dtype == torch.bfloat16
+
+
+def test_dropout_keeps_one_byte_per_element() -> None:
+    with fake_cuda((8, 0)):
+        storages = traced(nn.Dropout(0.5), torch.ones(1000, requires_grad=True))
+    assert [s.size_bytes for s in storages if s.stage is Stage.FORWARD][:2] == [4000, 1000]
+
+
+def test_gradients_of_a_tensor_used_twice_add_up_in_place() -> None:
+    class Twice(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x * 2.0
+            return x.exp() + x.sin()
+
+    with fake_cuda((8, 0)):
+        storages = traced(Twice(), torch.ones(1000, requires_grad=True))
+    backward = [s.size_bytes for s in storages if s.stage is Stage.BACKWARD]
+    # The gradients by exp, by cos and its product, and by the factor 2; none for their sum.
+    assert backward.count(4000) == 4
+
+
+def test_storages_know_their_module_kind_and_line() -> None:
+    model = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
+    with fake_cuda((8, 0)):
+        fake = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
+        with StorageTracker(1, fake) as tracker:
+            for parameter in fake.parameters():
+                tracker.track(parameter, Kind.PARAMETER)
+            tracker.begin_step()
+            fake(torch.ones(2, 8)).sum().backward()
+    storages = tracker.trace.storages
+    assert [s.kind for s in storages[:2]] == [Kind.PARAMETER] * 2
+    assert {s.module for s in storages if s.kind is Kind.ACTIVATION} >= {"1"}
+    assert all(__file__ in s.line for s in storages if s.stage is Stage.FORWARD)
+    assert len(list(model.parameters())) == 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "has_mask", "head_size", "backend"),
+    [
+        (torch.float16, (8, 0), False, 64, "flash"),
+        (torch.bfloat16, (9, 0), False, 80, "flash"),
+        (torch.float16, (7, 0), False, 64, "efficient"),
+        (torch.bfloat16, (7, 5), False, 64, "math"),
+        (torch.float32, (8, 6), False, 64, "efficient"),
+        (torch.float16, (8, 6), True, 64, "efficient"),
+        (torch.float16, (8, 6), True, 65, "math"),
+        (torch.float16, (8, 6), False, 512, "efficient"),
+        (torch.float64, (8, 0), False, 64, "math"),
+    ],
+)
+def test_attention_backend(
+    dtype: torch.dtype, capability: tuple[int, int], has_mask: bool, head_size: int, backend: str
+) -> None:
+    query = torch.empty(1, 2, 16, head_size, dtype=dtype, device="meta")
+    chosen = choose_backend(query, query, query, has_mask=has_mask, capability=capability)
+    assert chosen is AttentionBackend(backend)
+
+
+def test_fused_attention_keeps_no_scores() -> None:
+    class Attention(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.scaled_dot_product_attention(x, x, x)
+
+    largest = []
+    for dtype in (torch.float16, torch.float64):
+        with fake_cuda((8, 0)):
+            x = torch.ones(1, 1, 2048, 64, dtype=dtype, requires_grad=True)
+            largest.append(max(s.size_bytes for s in traced(Attention(), x)))
+    assert largest == [2048 * 64 * 2, 2048 * 2048 * 8]

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from batchfinder.errors import UsageError
+from batchfinder.simulation.gpus import all_gpus, find_gpu, unnamed_gpu
+from batchfinder.units import GIB
+
+
+def test_at_least_thirty_gpus_with_plausible_facts() -> None:
+    gpus = all_gpus()
+
+    assert len(gpus) >= 30
+    assert len({gpu.name for gpu in gpus}) == len(gpus)
+    for gpu in gpus:
+        assert 4 * GIB < gpu.total_bytes < 300 * GIB
+        assert (6, 0) <= gpu.compute_capability <= (12, 0)
+        assert 0 < gpu.overhead_bytes < 2 * GIB
+        assert find_gpu(gpu.name) == gpu
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("rtx3090", "RTX 3090"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("a100-80gb", "A100 80GB"),
+        ("A100", "A100 40GB"),
+        ("h100", "H100 SXM"),
+        ("Tesla T4", "T4"),
+    ],
+)
+def test_spelling_does_not_matter(spelling: str, name: str) -> None:
+    assert find_gpu(spelling).name == name
+
+
+def test_an_unknown_gpu_names_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"no GPU 'rtx3099' is known; did you mean RTX 3090"):
+        find_gpu("rtx3099")
+
+
+def test_kernels_were_loaded_eagerly_before_cuda_11_7() -> None:
+    assert find_gpu("rtx3090", cuda=(11, 3)).overhead_bytes == round(1.8 * GIB)
+    assert find_gpu("rtx3090", cuda=(11, 7)).overhead_bytes == GIB
+
+
+def test_any_other_gpu_by_its_memory() -> None:
+    assert unnamed_gpu(24 * GIB).total_bytes == 24 * GIB

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import pytest
+
+from batchfinder.simulation.allocator import CachingAllocator
+from batchfinder.simulation.replay import largest_that_fits, replay
+from batchfinder.simulation.trace import (
+    EMPTY_CACHE,
+    NotAffineError,
+    Stage,
+    Storage,
+    Trace,
+    align,
+    repeat_last_step,
+    sort_deaths,
+)
+from batchfinder.units import MIB
+
+
+def step(batch_size: int, *, slope: int = 10 * MIB, events: list[int] | None = None) -> Trace:
+    """A weight, an activation that grows with the batch, and a workspace that is optional."""
+    return Trace(
+        batch_size,
+        [Storage(30 * MIB), Storage(slope * batch_size), Storage(50 * MIB, optional=True)],
+        events or [0, 1, 2, ~2, ~1],
+        [(0, Stage.FORWARD)],
+        [1],
+    )
+
+
+def test_two_traces_tell_every_size() -> None:
+    trace = align(step(2), step(4))
+
+    assert trace.sizes(7) == [30 * MIB, 70 * MIB, 50 * MIB]
+
+
+def test_the_order_of_deaths_does_not_matter() -> None:
+    assert sort_deaths(step(1, events=[0, 1, ~0, ~1])).events == [0, 1, ~0, ~1]
+    assert sort_deaths(step(1, events=[0, 1, ~1, ~0])).events == [0, 1, ~0, ~1]
+    assert sort_deaths(step(1, events=[0, ~0, EMPTY_CACHE, 1, ~1])).events == [
+        0, ~0, EMPTY_CACHE, 1, ~1,
+    ]  # fmt: skip
+
+
+def test_steps_that_part_are_refused_by_name() -> None:
+    other = step(4, events=[0, 1, ~1, 2, ~2])
+    other.storages[1].module = "layer1"
+
+    with pytest.raises(NotAffineError, match="batch sizes 2 and 4 part"):
+        align(step(2), other)
+
+
+def test_a_storage_that_shrinks_is_refused() -> None:
+    with pytest.raises(NotAffineError, match="at batch size 2 and"):
+        align(step(2), step(4, slope=2 * MIB))
+
+
+def test_nothing_above_the_bound_fits() -> None:
+    trace = align(step(2), step(4))
+
+    assert trace.upper_bound(100 * MIB) == 7
+    assert not replay(trace, 8, CachingAllocator(100 * MIB)).fits
+
+
+def test_an_optional_workspace_never_makes_a_step_fail() -> None:
+    trace = align(step(2), step(4))
+
+    full = replay(trace, 7, CachingAllocator(100 * MIB))
+    roomy = replay(trace, 7, CachingAllocator(200 * MIB))
+
+    assert full.fits
+    assert full.stage_peak_bytes == {Stage.FORWARD: 100 * MIB}
+    assert roomy.stage_peak_bytes == {Stage.FORWARD: 150 * MIB}
+
+
+def test_what_a_step_leaves_the_next_one_inherits() -> None:
+    # The gradient of the first step (0) dies when the second begins, which leaves its own (1).
+    trace = Trace(1, [Storage(8), Storage(8), Storage(4)], [0, ~0, 2, ~2, 1], [], [0, 1])
+
+    longer = repeat_last_step(trace, 2)
+
+    assert longer.events[5:] == [~1, 2, ~2, 0, ~0, 2, ~2, 1]
+    assert longer.steps == [0, 1, 5, 9]
+
+
+@pytest.mark.parametrize("answer", [0, 1, 2, 63, 64, 97, 100])
+@pytest.mark.parametrize("multiple_of", [1, 8])
+def test_the_largest_that_fits(answer: int, multiple_of: int) -> None:
+    tried: list[int] = []
+
+    def fits(size: int) -> bool:
+        tried.append(size)
+        return size <= answer
+
+    found = largest_that_fits(fits, 100, smallest=1, multiple_of=multiple_of)
+
+    assert found == answer // multiple_of * multiple_of
+    assert all(size % multiple_of == 0 for size in tried)

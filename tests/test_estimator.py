@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from batchfinder.errors import StepError, UsageError
+from batchfinder.estimator import estimate_max_batch, estimate_peak_memory
+from batchfinder.result import Status
+from batchfinder.simulation.gpus import unnamed_gpu
+from batchfinder.units import GIB, MIB
+
+SAMPLE = (torch.randn(3, 256), torch.randint(0, 10, (3,)))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 10))
+
+
+def test_the_answer_fits_and_the_next_one_does_not() -> None:
+    estimate = estimate_max_batch(mlp(), SAMPLE, gpu="t4", headroom=0)
+
+    answer = estimate.batch_size
+    assert estimate.result.status is Status.FOUND
+    assert estimate.low <= answer <= estimate.high
+    for batch_size, fits in ((answer, True), (answer + 1, False)):
+        assert estimate_peak_memory(mlp(), SAMPLE, batch_size=batch_size, gpu="t4").fits is fits
+
+
+def test_the_textbook_equation_adds_up() -> None:
+    model = mlp()
+    parameters = sum(4 * p.numel() for p in model.parameters())
+
+    peak = estimate_peak_memory(model, SAMPLE, batch_size=1000, gpu="a100", optimizer="adam")
+
+    terms = peak.explanation.terms
+    assert parameters <= terms["parameters"] <= parameters + 4 * 512
+    assert terms["optimizer states"] >= 2 * parameters
+    assert 1000 * 1024 * 4 <= terms["activations"] <= 1000 * (1024 + 256) * 8
+    assert sum(terms.values()) == peak.peak_bytes
+
+
+def test_model_optimizer_and_sample_stay_as_they_were() -> None:
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    before = copy.deepcopy(model.state_dict())
+
+    estimate_max_batch(model, SAMPLE, gpu="t4", optimizer=optimizer, max_batch_size=64)
+
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not optimizer.state
+    assert optimizer.defaults["foreach"] is optimizer.param_groups[0]["foreach"] is None
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adam", "rmsprop"])
+def test_every_precision_and_optimizer_runs(precision: str, optimizer: str) -> None:
+    estimate = estimate_max_batch(
+        mlp(), SAMPLE, gpu="h100", precision=precision, optimizer=optimizer, max_batch_size=8
+    )
+    assert (estimate.batch_size, estimate.result.status) == (8, Status.CAPPED)
+
+
+def test_checkpointing_saves_memory() -> None:
+    class Block(nn.Module):
+        def __init__(self, keep: bool) -> None:
+            super().__init__()
+            self.keep = keep
+            self.inner = nn.Sequential(nn.Linear(256, 2048), nn.GELU(), nn.Linear(2048, 256))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.keep:
+                return self.inner(x)  # type: ignore[no-any-return]
+            return checkpoint(self.inner, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+    sample = (torch.randn(2, 256), torch.randn(2, 256))
+    plain, saving = (
+        estimate_max_batch(
+            nn.Sequential(*[Block(keep) for _ in range(4)]), sample, gpu=unnamed_gpu(4 * GIB)
+        ).batch_size
+        for keep in (True, False)
+    )
+    assert saving > 2 * plain
+
+
+def test_accumulation_keeps_gradients_alive() -> None:
+    peaks = [
+        estimate_peak_memory(
+            nn.Sequential(nn.Linear(256, 4096), nn.Linear(4096, 4096), nn.Linear(4096, 10)),
+            SAMPLE,
+            batch_size=8,
+            gpu="t4",
+            accumulate=accumulate,
+            optimizer="sgd",
+        ).peak_allocated_bytes
+        for accumulate in (False, True)
+    ]
+    assert peaks[1] > peaks[0] + 32 * MIB
+
+
+def test_nothing_fits() -> None:
+    model = nn.Linear(20000, 20000, device="meta")
+    sample = (torch.randn(2, 20000), torch.randn(2, 20000))
+
+    estimate = estimate_max_batch(model, sample, gpu=unnamed_gpu(3 * GIB))
+
+    assert (estimate.batch_size, estimate.result.status) == (0, Status.NOTHING_FITS)
+    assert estimate.result.next_failure is not None
+    json.dumps(estimate.to_dict(), allow_nan=False)
+
+
+def test_reading_a_value_is_refused_with_its_place() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(256, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.inner(x)
+            return y * 2 if y.sum().item() > 0 else y
+
+    model = nn.Sequential(nn.Identity(), Reads())
+    with pytest.raises(StepError, match=r"a value of a tensor is read .* in 1 at .*test_estimator"):
+        estimate_max_batch(model, SAMPLE, gpu="t4")
+
+
+def test_unknown_gpu() -> None:
+    with pytest.raises(UsageError, match="did you mean RTX 3090"):
+        estimate_max_batch(mlp(), SAMPLE, gpu="rtx 309")
