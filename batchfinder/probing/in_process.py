@@ -19,7 +19,7 @@ from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.state import preserved_state
 
 NOT_CLEAN_WARNING = (
-    "an earlier out-of-memory left holes in this process's memory, so the answer may be too small; "
+    "an earlier probe left holes in this process's memory, so the answer may be too small; "
     "use isolate=True, or batchfinder find, for a fresh process per probe"
 )
 
