@@ -7,10 +7,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 prepare_environment
 
 if .venv/bin/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+    target=scripts/examples/train_vit.py:build_model
     options=(--device cuda --arg width=768 --arg depth=12 --arg image_size=224 --arg patch_size=16)
 else
+    target=scripts/examples/train_mlp.py:build_model
     options=(--device cpu --memory-limit 2GiB)
 fi
-options+=("$@")
-echo "+ batchfinder find scripts/examples/train_vit.py:build_model ${options[*]}"
-exec .venv/bin/batchfinder find scripts/examples/train_vit.py:build_model "${options[@]}"
+echo "+ batchfinder find $target ${options[*]} $*"
+exec .venv/bin/batchfinder find "$target" "${options[@]}" "$@"

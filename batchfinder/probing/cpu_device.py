@@ -100,6 +100,9 @@ class CpuDevice:
             # All that is mapped was never so much before: that shows the peak of what the limit
             # counts, memory that was asked for but not written to included.
             peak = max(peak, status["VmPeak"] - (status["VmSize"] - status["VmData"]))
+            # But it also sees what glibc sets aside for the heap of a new thread, up to 128 MiB
+            # which the limit does not count.
+            peak = min(peak, _soft_limit() or peak)
         return Peaks(peak, peak)
 
     def allocation_retries(self) -> int:

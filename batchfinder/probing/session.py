@@ -13,7 +13,7 @@ from batchfinder.errors import BatchTooSmallError
 from batchfinder.memory_model import Phase
 from batchfinder.probing.attempt import Attempt, Run, to_probe
 from batchfinder.probing.device import Device, Peaks
-from batchfinder.probing.oom import classify, needs_more_than_one_sample
+from batchfinder.probing.oom import Failure, classify, needs_more_than_one_sample
 from batchfinder.probing.oom_table import Tier
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.training.sample import BatchMaker, move_batch
@@ -147,11 +147,11 @@ class ProbeSession:
                     "a layer of the model needs more than 1 example to train on; "
                     "set the smallest batch size to 2"
                 ) from error
-            run.failure = classify(error)
+            run.failure = _classify(error)
             if run.failure is None:
                 raise
-            if run.failure.tier is not Tier.POISONED:
-                self._read_peaks(run)  # how much the failing step had got
+        if run.failure is not None and run.failure.tier is not Tier.POISONED:
+            self._read_peaks(run)  # how much the failing step had got
         return run
 
     @property
@@ -240,6 +240,13 @@ class ProbeSession:
         run.allocated_bytes = max(run.allocated_bytes, peaks.allocated_bytes)
         run.reserved_bytes = max(run.reserved_bytes, peaks.reserved_bytes)
         return peaks
+
+
+def _classify(error: Exception) -> Failure | None:
+    try:
+        return classify(error)
+    except MemoryError:  # so little is left that the error cannot even be read
+        return Failure(Tier.CERTAIN, "out of memory")
 
 
 def _is_only_probable(run: Run) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo  # as making the first optimizer does, which may be under a memory limit
 from torch import nn
 from torch.optim import Optimizer
 

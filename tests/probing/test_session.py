@@ -236,6 +236,12 @@ def test_a_process_that_holds_more_than_at_first_is_not_clean() -> None:
     assert not third.was_clean
 
 
+def test_where_a_probe_leaves_traces_only_the_first_one_finds_a_clean_process() -> None:
+    ours, _ = session(FakeDevice(leaves_no_trace=False))
+    first, second = ours.probe(3), ours.probe(4)
+    assert (first.was_clean, first.is_clean, second.was_clean) == (True, True, False)
+
+
 @pytest.mark.parametrize("error", [ValueError("bad width"), RuntimeError("shapes differ")])
 def test_the_users_own_error_comes_out_as_it_is(error: Exception) -> None:
     ours, sizes = session(errors={3: [error]})

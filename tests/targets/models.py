@@ -30,6 +30,36 @@ def build_hungry(width: int = ROW_BYTES // 4) -> tuple[nn.Module, Tensor]:
     return Hungry(), torch.ones(2, width)
 
 
+class _Kept(torch.autograd.Function):
+    """Keeps 40 MiB per example for the backward pass, which nothing is ever written to."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(torch.empty(len(rows), 40 * MIB, dtype=torch.uint8))
+        return rows * weight
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        (gradient,) = gradients
+        return gradient, gradient.sum()
+
+
+class Reserving(nn.Module):
+    """So fast that searches for it take no longer than the workers need to start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        output: Tensor = _Kept.apply(rows, self.weight)  # type: ignore[no-untyped-call]
+        return output.mean()
+
+
+def build_reserving() -> tuple[nn.Module, Tensor]:
+    return Reserving(), torch.ones(2, 4)
+
+
 def build_hungry_optimizer() -> TrainingSetup:
     """Its optimizer alone needs more than the tests' limits, before the first step."""
 
