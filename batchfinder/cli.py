@@ -11,6 +11,59 @@ import click
 from batchfinder import __version__
 from batchfinder.errors import BatchFinderError, UserCodeError
 
+SHARED_OPTIONS = (
+    click.option(
+        "--sample", metavar="TARGET", help="Function that returns one batch, as FILE.py:FUNCTION."
+    ),
+    click.option(
+        "--input",
+        "input_spec",
+        metavar="SPEC",
+        help='Shapes of one example instead: "float32[3,224,224] int64[]:1000" '
+        "(integers: the bound).",
+    ),
+    click.option(
+        "--arg",
+        "pairs",
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="Keyword argument for the target's function. Repeatable.",
+    ),
+    click.option(
+        "--headroom",
+        metavar="PCT",
+        default="5",
+        show_default=True,
+        help="Percentage of the memory to keep free.",
+    ),
+    click.option(
+        "--precision",
+        type=click.Choice(["fp32", "bf16", "fp16"]),
+        default="fp32",
+        show_default=True,
+        help="With autocast; fp16 also with a GradScaler.",
+    ),
+    click.option(
+        "--optimizer",
+        metavar="NAME",
+        help="Any class of torch.optim. [default: the target's, or adamw]",
+    ),
+    click.option("--accumulate", is_flag=True, help="Train with gradient accumulation."),
+    click.option("--min-batch-size", type=int, metavar="N", default=1, show_default=True),
+    click.option(
+        "--max-batch-size", type=int, metavar="N", help="Such as the size of the data set."
+    ),
+    click.option("--multiple-of", type=int, metavar="N", default=1, show_default=True),
+)
+"""What `find` and `estimate` have in common: the training step, and the sizes allowed."""
+
+
+def shared_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add :data:`SHARED_OPTIONS` to a command, in their order."""
+    for option in reversed(SHARED_OPTIONS):
+        command = option(command)
+    return command
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, "-V", "--version", prog_name="batchfinder")
@@ -21,51 +74,13 @@ def cli() -> None:
 @cli.command(short_help="Find the largest batch size by real training steps.")
 @click.argument("target")
 @click.option(
-    "--sample", metavar="TARGET", help="Function that returns one batch, as FILE.py:FUNCTION."
-)
-@click.option(
-    "--input",
-    "input_spec",
-    metavar="SPEC",
-    help='Shapes of one example instead: "float32[3,224,224] int64[]:1000" (integers: the bound).',
-)
-@click.option(
-    "--arg",
-    "pairs",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="Keyword argument for the target's function. Repeatable.",
-)
-@click.option(
     "--device", metavar="D", help="cuda:0, cpu, mps ... [default: an accelerator if there is one]"
 )
 @click.option(
     "--memory-limit", metavar="SIZE", help="As if the device had no more than this, as 24GiB."
 )
-@click.option(
-    "--headroom",
-    metavar="PCT",
-    default="5",
-    show_default=True,
-    help="Percentage of the memory to keep free.",
-)
-@click.option(
-    "--precision",
-    type=click.Choice(["fp32", "bf16", "fp16"]),
-    default="fp32",
-    show_default=True,
-    help="With autocast; fp16 also with a GradScaler.",
-)
-@click.option(
-    "--optimizer",
-    metavar="NAME",
-    help="Any class of torch.optim. [default: the target's, or adamw]",
-)
-@click.option("--accumulate", is_flag=True, help="Train with gradient accumulation.")
+@shared_options
 @click.option("--compile", "compiled", is_flag=True, help="Train through torch.compile.")
-@click.option("--min-batch-size", type=int, metavar="N", default=1, show_default=True)
-@click.option("--max-batch-size", type=int, metavar="N", help="Such as the size of the data set.")
-@click.option("--multiple-of", type=int, metavar="N", default=1, show_default=True)
 @click.option(
     "--confirm-steps",
     type=int,
@@ -112,39 +127,7 @@ def find(make_prober: Any, /, **options: Any) -> None:
 @click.option(
     "--overhead", metavar="SIZE", help="What a process takes beside its tensors. [default: known]"
 )
-@click.option(
-    "--sample", metavar="TARGET", help="Function that returns one batch, as FILE.py:FUNCTION."
-)
-@click.option(
-    "--input", "input_spec", metavar="SPEC", help='Shapes of one example: "float32[3,224,224]".'
-)
-@click.option(
-    "--arg",
-    "pairs",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="Keyword argument for the target's function. Repeatable.",
-)
-@click.option(
-    "--headroom",
-    metavar="PCT",
-    type=float,
-    default=5,
-    show_default=True,
-    help="Percentage of the memory to keep free.",
-)
-@click.option(
-    "--precision",
-    type=click.Choice(["fp32", "bf16", "fp16"]),
-    default="fp32",
-    show_default=True,
-    help="With autocast; fp16 also with a GradScaler.",
-)
-@click.option("--optimizer", metavar="NAME", help="Any class of torch.optim.")
-@click.option("--accumulate", is_flag=True, help="Train with gradient accumulation.")
-@click.option("--min-batch-size", type=int, metavar="N", default=1, show_default=True)
-@click.option("--max-batch-size", type=int, metavar="N", help="Such as the size of the data set.")
-@click.option("--multiple-of", type=int, metavar="N", default=1, show_default=True)
+@shared_options
 @click.option(
     "--expandable-segments",
     is_flag=True,

@@ -23,11 +23,10 @@ from batchfinder.simulation.gpus import Gpu, all_gpus, find_gpu, unnamed_gpu
 from batchfinder.simulation.prober import SimulatedProber
 from batchfinder.simulation.step_trace import StepTraces
 from batchfinder.training.arguments import parse_arguments
-from batchfinder.training.sample import find_sample
+from batchfinder.training.loading import load_setup
 from batchfinder.training.setup import TrainingSetup
-from batchfinder.training.target import load_function, load_target
 from batchfinder.training.user_traceback import user_traceback
-from batchfinder.units import format_bytes, parse_bytes
+from batchfinder.units import format_bytes, parse_bytes, parse_percentage
 
 FOUND, NOTHING_FITS = 0, 3
 
@@ -41,7 +40,7 @@ def estimate_batch_size(
     sample: str | None,
     input_spec: str | None,
     pairs: Sequence[str],
-    headroom: float,
+    headroom: str,
     precision: str,
     optimizer: str | None,
     accumulate: bool,
@@ -62,17 +61,22 @@ def estimate_batch_size(
     Raises:
         BatchFinderError: whatever keeps the estimate from being made.
     """
-    if not 0 <= headroom < 100:
-        raise UsageError(f"--headroom is a percentage from 0 to below 100, not {headroom:g}")
     check_bounds(min_batch_size, max_batch_size, multiple_of)
     gpus = _gpus(gpu_names, memory, overhead)
-    options = ProbeOptions(headroom=headroom / 100, precision=precision, accumulate=accumulate)
+    options = ProbeOptions(
+        headroom=parse_percentage(headroom, "--headroom"),
+        precision=precision,
+        accumulate=accumulate,
+    )
     settings = AllocatorSettings(expandable_segments=expandable_segments)
     calibration = Calibration.load()
     if forget_calibration:
         calibration.forget()
-    setup, warning = _load(target, parse_arguments(pairs), sample, input_spec, optimizer)
+    arguments = parse_arguments(pairs)
     with _UsersOwnErrors():
+        setup, warnings = load_setup(
+            target, arguments, sample=sample, input_spec=input_spec, optimizer=optimizer
+        )
         if calibrate is not None:
             _calibrate(calibration, Path(calibrate), setup, options)
         gpus = [calibration.applied(gpu) for gpu in gpus] if overhead is None else gpus
@@ -86,7 +90,6 @@ def estimate_batch_size(
             multiple_of=multiple_of,
         )
     _print(estimates, explain=explain, as_json=as_json)
-    warnings = [warning] if warning else []
     warnings += [text for estimate in estimates for text in estimate.result.warnings]
     if overhead is None:
         warnings += [calibration.note(gpu) for gpu in gpus if calibration.note(gpu)]
@@ -130,25 +133,6 @@ def _gpus(names: Sequence[str], memory: str | None, overhead: str | None) -> lis
         taken = parse_bytes(overhead)
         gpus = [dataclasses.replace(gpu, overhead_bytes=taken, overhead_source="") for gpu in gpus]
     return gpus
-
-
-def _load(
-    target: str,
-    arguments: dict[str, object],
-    sample: str | None,
-    input_spec: str | None,
-    optimizer: str | None,
-) -> tuple[TrainingSetup, str | None]:
-    with _UsersOwnErrors():
-        setup = load_target(target, arguments, use_build_sample=sample is None)
-        found = find_sample(
-            setup,
-            sample_function=load_function(sample) if sample else None,
-            arguments=arguments,
-            input_spec=input_spec,
-        )
-    setup = dataclasses.replace(setup, sample=found.sample, optimizer=optimizer or setup.optimizer)
-    return setup, found.warning
 
 
 def _calibrate(

@@ -20,7 +20,7 @@ from batchfinder.probing.worker import SetupSource, WorkerProber
 from batchfinder.reporting.terminal import TerminalReporter
 from batchfinder.result import BatchSizeResult, Probe, Status
 from batchfinder.training.arguments import parse_arguments
-from batchfinder.units import parse_bytes
+from batchfinder.units import parse_bytes, parse_percentage
 
 EXIT_STATUS = {Status.FOUND: 0, Status.CAPPED: 0, Status.NOTHING_FITS: 3}
 MakeProber = Callable[[SetupSource, ProbeOptions], Prober]
@@ -68,7 +68,7 @@ def find_batch_size(
     options = ProbeOptions(
         device=device,
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
-        headroom=_percentage(headroom),
+        headroom=parse_percentage(headroom, "--headroom"),
         precision=precision,
         accumulate=accumulate,
         compiled=compiled,
@@ -169,13 +169,3 @@ def _terminated_as_ctrl_c() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _percentage(text: str) -> float:
-    try:
-        value = float(text.strip().removesuffix("%"))
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 100:
-        raise UsageError(f"--headroom is a percentage from 0 to below 100, not {text!r}")
-    return value / 100

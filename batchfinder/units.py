@@ -96,3 +96,29 @@ def format_seconds(seconds: float) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min"
+
+
+def parse_percentage(text: str, name: str) -> float:
+    """Read a percentage as a fraction.
+
+    Args:
+        text: such as ``"7.5"`` or ``"7.5%"``, from 0 to below 100.
+        name: of the option, for the error's text.
+
+    Returns:
+        The fraction, from 0 to below 1.
+
+    Raises:
+        UsageError: the text is no such percentage.
+
+    Example:
+        >>> parse_percentage("7.5%", "--headroom")
+        0.075
+    """
+    try:
+        value = float(text.strip().removesuffix("%"))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 100:
+        raise UsageError(f"{name} is a percentage from 0 to below 100, not {text!r}")
+    return value / 100

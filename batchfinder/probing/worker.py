@@ -63,7 +63,6 @@ class SetupSource:
             return {
                 "pickled_bytes": len(self.pickled_setup),
                 "module_path": sys.path,
-                "optimizer": self.optimizer,
             }
         return {
             "target": self.target,

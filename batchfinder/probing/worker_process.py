@@ -9,6 +9,7 @@ code prints goes to standard error, and what it reads is empty.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import io
 import json
@@ -28,10 +29,10 @@ from batchfinder.probing.devices import choose_device
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.session import ProbeSession
 from batchfinder.probing.versions import versions
+from batchfinder.training.loading import load_setup
 from batchfinder.training.optimizers import find_optimizer
 from batchfinder.training.sample import BatchMaker, find_sample
 from batchfinder.training.setup import TrainingSetup
-from batchfinder.training.target import load_function, load_target
 from batchfinder.training.user_traceback import user_traceback
 
 
@@ -113,27 +114,18 @@ class Worker:
 
 
 def _load(order: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
-    if "pickled_setup" in order:
-        setup = _unpickled(order)
-        found = find_sample(setup)
-    else:
-        sample = order["sample"]
-        setup = load_target(order["target"], order["arguments"], use_build_sample=sample is None)
-        found = find_sample(
-            setup,
-            sample_function=load_function(sample) if sample else None,
-            arguments=order["arguments"],
+    if "pickled_setup" not in order:
+        return load_setup(
+            order["target"],
+            order["arguments"],
+            sample=order["sample"],
             input_spec=order["input_spec"],
+            optimizer=order["optimizer"],
         )
-    setup = TrainingSetup(
-        setup.model,
-        found.sample,
-        loss_fn=setup.loss_fn,
-        optimizer=order["optimizer"] or setup.optimizer,
-        step=setup.step,
-        make_batch=setup.make_batch,
-    )
-    return setup, [found.warning] if found.warning else []
+    setup = _unpickled(order)
+    found = find_sample(setup)
+    warnings = [found.warning] if found.warning else []
+    return dataclasses.replace(setup, sample=found.sample), warnings
 
 
 def _unpickled(order: Mapping[str, Any]) -> TrainingSetup:

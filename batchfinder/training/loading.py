@@ -1,0 +1,45 @@
+"""From what the user names to a setup that is complete: the target, with its sample."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from batchfinder.training.sample import find_sample
+from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.target import load_function, load_target
+
+
+def load_setup(
+    target: str,
+    arguments: Mapping[str, object],
+    *,
+    sample: str | None = None,
+    input_spec: str | None = None,
+    optimizer: str | None = None,
+) -> tuple[TrainingSetup, list[str]]:
+    """Load a target and find its sample.
+
+    Args:
+        target: ``FILE.py:FUNCTION`` or ``package.module:FUNCTION``.
+        arguments: keyword arguments for the target's function.
+        sample: what yields the example batch, written as a target; None: see ``find_sample``.
+        input_spec: the shapes of an example batch as text; None: see ``find_sample``.
+        optimizer: name of a class of ``torch.optim``; None: the setup's own.
+
+    Returns:
+        The setup with its sample, and what the user should know of them.
+
+    Raises:
+        UsageError, TargetError, SampleError: see ``load_target`` and ``find_sample``.
+        Exception: whatever the user's functions raise.
+    """
+    setup = load_target(target, arguments, use_build_sample=sample is None)
+    found = find_sample(
+        setup,
+        sample_function=load_function(sample) if sample else None,
+        arguments=arguments,
+        input_spec=input_spec,
+    )
+    setup = dataclasses.replace(setup, sample=found.sample, optimizer=optimizer or setup.optimizer)
+    return setup, [found.warning] if found.warning else []
