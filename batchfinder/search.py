@@ -192,7 +192,8 @@ class _Chooser:
         spare = SPARE_PROBES if self._is_misled() else SPARE_PROBES_WITH_MODEL
         known = self.known
         allowed = _halvings(known.first, known.last + known.unit, known.unit) + spare
-        left = _halvings(known.low, known.high, known.unit)
+        width = max(known.unit, math.floor(self.pace.resolution * known.low))
+        left = _halvings(known.low, known.high, width)
         return known.probes + 1 + left + 1 <= allowed  # the last one: the confirmation
 
     def _is_misled(self) -> bool:
@@ -221,7 +222,8 @@ class _Chooser:
         if not known.is_repeatable:
             # Near the limit only a confirmation tells anything.
             known.needs_confirmations = True
-            return max(predicted, known.low) * (1 + self.pace.resolution)
+            stride = self.pace.resolution * 2.0 ** max(0, self.overruns - PATIENCE)
+            return max(predicted * (1 - self.pace.resolution / 2), known.low * (1 + stride))
         if self.overruns == 1:
             return predicted + known.unit
         return max(predicted + known.unit, known.low * (1 + STRIDE * 2.0 ** (self.overruns - 2)))
@@ -249,7 +251,8 @@ class _Chooser:
         known.needs_confirmations = True
         # So far that its success ends the search, until failures pile up.
         stride = known.resolution * 2.0 ** max(0, known.failures_in_a_row - PATIENCE - 1)
-        return min(known.high - stride, self._predicted_maximum())
+        above = known.low * (1 + self.pace.resolution)
+        return min(known.high - stride, max(above, self._predicted_maximum()))
 
     def _predicted_maximum(self, noise_bytes: float = 0) -> float:
         """Where memory is going to run out; inf if nothing tells.
@@ -272,4 +275,4 @@ def _finding(known: Bracket) -> Finding:
 
 def _halvings(low: int, high: int, unit: int) -> int:
     """How often a bracket must be halved until nothing lies inside."""
-    return math.ceil(math.log2((high - low) // unit))
+    return math.ceil(math.log2(max(1, (high - low) // unit)))

@@ -36,7 +36,7 @@ MAX_CONFIRM_STEPS = 10
 GROWTH_NOISE = 1 / 1000
 
 # How many steps it takes to see how much peaks differ, where they do.
-STEPS_FOR_SPREAD = 4
+STEPS_FOR_SPREAD = 5
 
 
 class ProbeSession:

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 
 # Where peaks differ from step to step, so many standard deviations above their mean must fit into
 # the budget; the headroom beyond it takes the rest.
-DEVIATIONS = 2
+DEVIATIONS = 3
 
 
 def steps_without_growth(peaks: Sequence[int], noise_bytes: float) -> int:
@@ -44,7 +44,7 @@ def highest_to_expect(peaks: Sequence[int]) -> float:
 
     Example:
         >>> highest_to_expect([80, 98, 100, 102])
-        104.0
+        106.0
     """
     later = peaks[1:]
     if len(later) < 2:
