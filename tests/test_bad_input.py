@@ -42,7 +42,14 @@ def error_of(done: Result) -> str:
             "change one of the three",
         ),
         (("--confirm-steps", "0"), "confirm_steps must be at least 1, not 0"),
-        (("--probe-timeout", "0"), "--probe-timeout must be above 0 seconds, not 0"),
+        *(
+            (
+                ("--probe-timeout", seconds),
+                f"--probe-timeout must be above 0 seconds, not {seconds}; leave it out for a limit "
+                "by the steps seen",
+            )
+            for seconds in ("0", "nan", "inf")
+        ),
         (("--global-batch-size", "0"), "--global-batch-size must be at least 1, not 0"),
         (
             ("--headroom", "100"),
@@ -55,6 +62,10 @@ def error_of(done: Result) -> str:
         (
             ("--memory-limit", "much"),
             "'much' is not a memory size; write it as 24GiB or 512MiB",
+        ),
+        (
+            ("--memory-limit", "900000000TiB"),
+            "'900000000TiB' is more memory than there is anywhere; write it as 24GiB",
         ),
         (("--memory-limit", "0"), "a memory size must be positive, not '0'; write it as 24GiB"),
         (("--arg", "depth"), "--arg 'depth' cannot be read; write it as NAME=VALUE"),
