@@ -111,6 +111,7 @@ class _Counting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.calls: Tensor
         self.register_buffer("calls", torch.zeros(()))
         self.unsendable = lambda: None
 
