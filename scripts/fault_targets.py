@@ -76,12 +76,12 @@ class _Hold(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, weight: Tensor, fault: Fault) -> Tensor:
         ctx.fault = fault
         ctx.save_for_backward(torch.empty(len(rows), HELD_BYTES, dtype=torch.uint8))
-        return rows * weight.to(rows.dtype)
+        return rows * weight
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         ctx.fault.reach("backward")
-        return gradients[0], gradients[0].sum().float(), None
+        return gradients[0], gradients[0].sum(), None
 
 
 class Faulty(nn.Module):
@@ -97,7 +97,7 @@ class Faulty(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """The rows, multiplied."""
         self.fault.reach("forward")
-        images = self.drop(self.normalize(rows.float().reshape(-1, 3, 2, 2)))
+        images = self.drop(self.normalize(rows.to(self.weight.dtype).reshape(-1, 3, 2, 2)))
         output: Tensor = _Hold.apply(images.flatten(1), self.weight, self.fault)
         return output
 
@@ -149,7 +149,10 @@ def run_out_of_memory() -> None:
 
 
 def start_threads() -> None:
-    """Threads that outlive the step."""
+    """Threads that outlive the step, as those of a pool do; few, with small stacks."""
+    if threading.active_count() > 4:
+        return
+    threading.stack_size(2**20)
     for _ in range(4):
         threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
 
