@@ -196,7 +196,11 @@ class WorkerProber:
             answer = worker.receive(self._loading_seconds)
         except WorkerDiedError as end:
             self._end_worker()
-            raise WorkerError(f"the target ended its process while it was loading: {end}") from None
+            last_words = end.output.rstrip().rpartition("\n")[2]
+            raise WorkerError(
+                f"the target ended its process while it was loading: {end}"
+                + (f"; the last it printed was {last_words!r}" if last_words else "")
+            ) from None
         except WorkerHungError:
             self._end_worker()
             raise WorkerError(

@@ -177,6 +177,7 @@ def test_errors_of_ours_keep_their_kind() -> None:
     [
         ("kill", WorkerError, "the target ended its process while it was loading: .*SIGKILL"),
         ("os_exit", WorkerError, "the target ended its process while it was loading"),
+        ("complain_and_abort", WorkerError, "while it was loading: .*SIGABRT; the last it printed"),
         ("raise", UserCodeError, "ValueError: no such width"),
     ],
 )
