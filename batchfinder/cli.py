@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import click
@@ -171,6 +175,22 @@ def _exit_with(command: Callable[..., int], **options: Any) -> None:
             click.echo(error.user_traceback, err=True, nl=False)
         click.echo(f"Error: {error}", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno == errno.EPIPE:  # a reader such as `head` that has seen enough: for click
+            raise
+        _end_output()
+        click.echo(
+            f"Error: the system refused something that is needed here ({error.strerror or error}); "
+            "look for a full disk, or for a limit on files or processes",
+            err=True,
+        )
+        sys.exit(1)
+
+
+def _end_output() -> None:
+    """Let what could not be written go nowhere, or Python complains of it once more on exiting."""
+    with suppress(OSError), Path(os.devnull).open("wb") as nothing:
+        os.dup2(nothing.fileno(), 1)
 
 
 def main() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,6 +112,16 @@ def test_what_is_found_on_loading(
     done = find(target, *options)
     assert message in error_of(done)
     assert done.exit_code == status
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_an_answer_to_a_full_disk() -> None:
+    command = [sys.executable, "-m", "batchfinder", "gpus"]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: the system refused something that is needed here (No sp")
     assert len(done.stderr.splitlines()) == 1
 
 
