@@ -263,7 +263,7 @@ def judge(fault: Fault, ending: Ending, reference: int) -> list[str]:
     elif fault.send in SILENT_ENDS:
         pass  # there is nobody left to tell
     elif fault.redirect and not ending.stdout:
-        problems += ["told success"] if ending.status == 0 else []
+        problems += judge_silence(fault, ending)
     elif ending.answer is not None:
         problems += judge_answer(fault, ending, ending.answer, reference)
     elif fault.send and not fault.api:
@@ -274,6 +274,13 @@ def judge(fault: Fault, ending: Ending, reference: int) -> list[str]:
     elif len(ending.error.splitlines()) != 1:
         problems.append(f"not one clear error: {ending.stderr.strip()[-200:]}")
     return problems
+
+
+def judge_silence(fault: Fault, ending: Ending) -> list[str]:
+    """What is wrong where nobody could read the answer."""
+    if fault.answers is None:
+        return ["told success"] if ending.status == 0 else []
+    return [] if ending.status == 0 else [f"exit status {ending.status}"]
 
 
 def judge_answer(fault: Fault, ending: Ending, answer: int, reference: int) -> list[str]:

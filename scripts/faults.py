@@ -224,7 +224,10 @@ def _environments() -> list[Fault]:
             ),
         ),
         Fault(
-            group, "no file may be written", wrapper=("sh", "-c", f"ulimit -f 0; {then_run}", "sh")
+            group,
+            "no file may be written",
+            error=True,  # PyTorch needs a folder for temporary files
+            wrapper=("sh", "-c", f"ulimit -f 0; {then_run}", "sh"),
         ),
         Fault(
             group,
@@ -236,7 +239,7 @@ def _environments() -> list[Fault]:
         Fault(group, "answer to a full disk", answers=None, error=True, redirect=">/dev/full"),
         Fault(group, "answer to a reader that is gone", answers=None, error=True, redirect="|true"),
         Fault(group, "closed standard input", redirect="<&-"),
-        Fault(group, "closed standard output", answers=None, error=True, redirect=">&-"),
+        Fault(group, "closed standard output", redirect=">&-"),
         Fault(group, "closed standard error", redirect="2>&-"),
         Fault(
             group,
