@@ -53,11 +53,28 @@ SHARED_OPTIONS = (
         help="Any class of torch.optim. [default: the target's, or adamw]",
     ),
     click.option("--accumulate", is_flag=True, help="Train with gradient accumulation."),
-    click.option("--min-batch-size", type=int, metavar="N", default=1, show_default=True),
     click.option(
-        "--max-batch-size", type=int, metavar="N", help="Such as the size of the data set."
+        "--min-batch-size",
+        type=int,
+        metavar="N",
+        default=1,
+        show_default=True,
+        help="The smallest size to try.",
     ),
-    click.option("--multiple-of", type=int, metavar="N", default=1, show_default=True),
+    click.option(
+        "--max-batch-size",
+        type=int,
+        metavar="N",
+        help="The largest: the size of the data set, say.",
+    ),
+    click.option(
+        "--multiple-of",
+        type=int,
+        metavar="N",
+        default=1,
+        show_default=True,
+        help="Try multiples of this only.",
+    ),
 )
 """What `find` and `estimate` have in common: the training step, and the sizes allowed."""
 
@@ -116,7 +133,8 @@ def find(make_prober: Any, /, **options: Any) -> None:
     (model, sample), where the sample is one batch as the DataLoader yields it; or a
     batchfinder.TrainingSetup.
 
-    Exit status: 0 found, 1 error, 2 usage, 3 not even the smallest size fits, 130 Ctrl-C.
+    Exit status: 0 found, 1 error, 2 usage, 3 not even the smallest size fits, 130 Ctrl-C,
+    143 SIGTERM.
     """
     # Not before: its imports take longer than --help may.
     from batchfinder.find_command import find_batch_size

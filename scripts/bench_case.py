@@ -110,7 +110,8 @@ class Case:
         command = ["-m", "batchfinder", "estimate", self.target, "--json"]
         command += ["--memory", self.limit, "--overhead", overhead, "--precision", self.precision]
         report = run_for_json(command, math.inf)
-        return {**report["estimates"][0]["result"]} if "estimates" in report else report
+        found: dict[str, Any] = report["estimates"][0] if "estimates" in report else report
+        return found
 
     def judge(
         self,

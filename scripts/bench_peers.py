@@ -87,6 +87,7 @@ def find(case: Case, contender: str, seconds: float) -> dict[str, Any]:
         probes = report.get("probes", [])
         return {
             "batch_size": report.get("batch_size", 0),
+            "status": report.get("status", "error"),
             "error": report.get("error", ""),
             "steps": sum(probe["steps"] for probe in probes),
             "samples": sum(probe["samples"] for probe in probes),
