@@ -21,29 +21,27 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bench_case import RESULTS, ROOT, markdown_table, save
-from faults import ONCE, REFERENCE, Fault, all_faults
+from fault_ending import PATIENCE_SECONDS, Ending, judge
+from faults import ONCE, SHORT, Fault, all_faults
 
 RESULT_FILE = RESULTS / "faults.json"
 MARK = "BATCHFINDER_FAULT"
 OPTIONS = ("--device", "cpu", "--memory-limit", "1GiB", "--json")
-PATIENCE_SECONDS = 150
 ENDING_SECONDS = 5
 
 # What PyTorch's compiler keeps for its next run is no leftover of ours.
 NOT_OURS = ("torchinductor_",)
-
-SILENT_ENDS = (signal.SIGKILL, signal.SIGHUP)
 
 
 def main() -> None:
     """Run the faults asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", help="part of a group or a name")
+    parser.add_argument("--short", action="store_true", help="a handful, for the tests")
     parser.add_argument("--output", type=Path, default=RESULT_FILE)
     options = parser.parse_args()
     # A shell starts what it runs in the background deaf to Ctrl-C, and that would be inherited.
@@ -55,8 +53,13 @@ def main() -> None:
     results: dict[str, Any] = {"reference": reference, "faults": []}
     if options.only and options.output.exists():
         results = json.loads(options.output.read_text()) | {"reference": reference}
+    results["not_tried"] = []
     for fault in all_faults(reference):
-        if options.only not in f"{fault.group}: {fault.name}":
+        title = f"{fault.group}: {fault.name}"
+        if options.only not in title or (options.short and title not in SHORT):
+            continue
+        if fault.wrapper[:1] == ("unshare",) and not may_mount():
+            results["not_tried"].append(f"{title}: needs the right to mount")
             continue
         ending = run(fault, reference)
         problems = judge(fault, ending, reference)
@@ -72,8 +75,8 @@ def main() -> None:
         }
         verdict = "survived" if not problems else "; ".join(problems)
         told = f"answer {ending.answer}" if ending.answer is not None else ending.error
-        print(f"{fault.group}: {fault.name}: {verdict} ({told})", file=sys.stderr, flush=True)
-        others = [known for known in results["faults"] if known["name"] != row["name"]]
+        print(f"{title}: {verdict} ({told})", file=sys.stderr, flush=True)
+        others = [known for known in results["faults"] if title_of(known) != title]
         results["faults"] = [*others, row]
         save(options.output, results)
     print(table(results["faults"]))
@@ -81,45 +84,14 @@ def main() -> None:
         sys.exit(1)
 
 
-@dataclass
-class Ending:
-    """How a search with a fault ended.
+def title_of(row: dict[str, Any]) -> str:
+    """The group and the name of a fault."""
+    return f"{row['group']}: {row['name']}"
 
-    Attributes:
-        status: the exit status; None: it did not end in time.
-        stdout, stderr: what it wrote.
-        seconds: how long it took.
-        orphans: the command lines of processes that it left behind.
-        leftovers: the files that it left behind.
-    """
 
-    status: int | None
-    stdout: str
-    stderr: str
-    seconds: float
-    orphans: list[str] = field(default_factory=list)
-    leftovers: list[str] = field(default_factory=list)
-
-    @property
-    def report(self) -> dict[str, Any]:
-        """The JSON object that it printed; empty if it printed none."""
-        for line in self.stdout.splitlines():
-            if line.startswith("{"):
-                with contextlib.suppress(ValueError):
-                    report: dict[str, Any] = json.loads(line)
-                    return report
-        return {}
-
-    @property
-    def answer(self) -> int | None:
-        """The batch size that it found."""
-        return self.report.get("batch_size")
-
-    @property
-    def error(self) -> str:
-        """The error that it told."""
-        told = [line for line in self.stderr.splitlines() if line.startswith("Error: ")]
-        return self.report.get("error") or "\n".join(told)
+def may_mount() -> bool:
+    """Whether we may hide /proc, or make a folder read-only, for a process of ours."""
+    return subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
 
 
 def run(fault: Fault, reference: int) -> Ending:
@@ -249,53 +221,6 @@ def _marked(mark: str) -> dict[int, str]:
                 words = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
                 found[int(folder.name)] = words.decode(errors="replace").strip()
     return found
-
-
-def judge(fault: Fault, ending: Ending, reference: int) -> list[str]:
-    """What is wrong with an ending."""
-    problems = [f"left a process: {orphan}" for orphan in ending.orphans]
-    problems += [f"left a file: {leftover}" for leftover in ending.leftovers]
-    problems += [f"changed: {name}" for name in ending.report.get("changed", [])]
-    if str(ROOT / "batchfinder") + "/" in ending.stderr:
-        problems.append("a traceback of ours: " + ending.stderr.strip().splitlines()[-1])
-    if ending.status is None:
-        problems.append(f"did not end within {PATIENCE_SECONDS} s")
-    elif fault.send in SILENT_ENDS:
-        pass  # there is nobody left to tell
-    elif fault.redirect and not ending.stdout:
-        problems += judge_silence(fault, ending)
-    elif ending.answer is not None:
-        problems += judge_answer(fault, ending, ending.answer, reference)
-    elif fault.send and not fault.api:
-        if ending.status not in (128 + fault.send, -fault.send):
-            problems.append(f"exit status {ending.status} after {fault.send.name}")
-    elif not fault.error:
-        problems.append(f"no answer: {ending.error or ending.stderr.strip()[-200:]}")
-    elif len(ending.error.splitlines()) != 1:
-        problems.append(f"not one clear error: {ending.stderr.strip()[-200:]}")
-    return problems
-
-
-def judge_silence(fault: Fault, ending: Ending) -> list[str]:
-    """What is wrong where nobody could read the answer."""
-    if fault.answers is None:
-        return ["told success"] if ending.status == 0 else []
-    return [] if ending.status == 0 else [f"exit status {ending.status}"]
-
-
-def judge_answer(fault: Fault, ending: Ending, answer: int, reference: int) -> list[str]:
-    """What is wrong with an answer."""
-    if fault.answers is None:
-        failed = ending.report.get("status") == "failed" and ending.status == 1 and ending.error
-        return [] if fault.error and failed else [f"answered {answer}, where there is no answer"]
-    problems = []
-    least, most = (reference if bound == REFERENCE else bound for bound in fault.answers)
-    if not least <= answer <= most:
-        problems.append(f"answered {answer}, not {least} to {most}")
-    right = (130, 143) if fault.send else (3,) if answer == 0 else (0,)
-    if not fault.api and ending.status not in right:
-        problems.append(f"exit status {ending.status} beside an answer")
-    return problems
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -17,6 +17,15 @@ ONCE = "@once"
 """Stands for a file that marks that the deed has been done."""
 
 
+SHORT = (
+    "out of memory: forward, at every size",
+    "in the user's process: out of memory, backward",
+    "in the user's process: an exception, optimizer",
+    "death and hang: kill at 3",
+)
+"""One of each kind that takes little time."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """One fault.
