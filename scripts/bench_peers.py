@@ -19,6 +19,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,8 @@ def main() -> None:
             case = Case(family, f"scripts/examples/train_{family}.py:build_model", limit)
             row = results["cases"].setdefault(f"{family} {limit}", {"finders": {}})
             judge = Judge(case, options.steps, options.repeats)
+            if (row.get("steps"), row.get("repeats")) == (options.steps, options.repeats):
+                judge.runs = {int(size): runs for size, runs in row["judged"].items()}
             for contender in options.contender or (*OURS, *PEERS):
                 row["finders"][contender] = found = find(case, contender, options.seconds)
                 print(f"{case.name}, {contender}: {found}", file=sys.stderr, flush=True)
@@ -68,7 +71,7 @@ def main() -> None:
                     found["survived"] = judge.fits(answer)
                     found["of_maximum"] = round(answer / low, 3) if low else None
                     found["full_size_steps"] = round(found["samples"] / answer, 1)
-            row["judged"] = judge.runs
+            row["judged"] = dict(sorted(judge.runs.items()))
             save(options.output, results)
             print(table(family, limit, row), flush=True)
 
@@ -133,12 +136,12 @@ class Judge:
             guess: a size to begin from.
             resolution: the share of the size that may lie between those looked at.
         """
-        low = self._edge(guess, resolution, self.fits)
-        high = self._edge(max(low, 1), resolution, lambda size: any(self.survivals(size)))
-        return low, high + max(1, int(high * resolution))
+        low, _ = self._edge(guess, resolution, self.fits)
+        _, high = self._edge(max(low, 1), resolution, lambda size: any(self.survivals(size)))
+        return low, high
 
-    def _edge(self, guess: int, resolution: float, holds: Any) -> int:
-        """The largest size of which something holds, found by steps of 10 % and bisection."""
+    def _edge(self, guess: int, resolution: float, holds: Callable[[int], bool]) -> tuple[int, int]:
+        """Two sizes close to each other, of which something holds of the first alone."""
         low, high = guess, guess
         if holds(guess):
             while holds(high := max(high + 1, int(high * 1.1))):
@@ -149,7 +152,7 @@ class Judge:
         while high - low > max(1, int(low * resolution)):
             middle = (low + high) // 2
             low, high = (middle, high) if holds(middle) else (low, middle)
-        return low
+        return low, high
 
 
 def table(family: str, limit: str, row: dict[str, Any]) -> str:
