@@ -11,9 +11,6 @@ from typing import Any
 from bench_case import ROOT
 from faults import REFERENCE, Fault
 
-# What does not end within this time has not survived.
-PATIENCE_SECONDS = 150
-
 SILENT_ENDS = (signal.SIGKILL, signal.SIGHUP)
 
 
@@ -66,7 +63,7 @@ def judge(fault: Fault, ending: Ending, reference: int) -> list[str]:
     if str(ROOT / "batchfinder") + "/" in ending.stderr:
         problems.append("a traceback of ours: " + ending.stderr.strip().splitlines()[-1])
     if ending.status is None:
-        problems.append(f"did not end within {PATIENCE_SECONDS} s")
+        problems.append(f"did not end within {fault.patience_seconds:g} s")
     elif fault.send in SILENT_ENDS:
         pass  # there is nobody left to tell
     elif fault.redirect and not ending.stdout:

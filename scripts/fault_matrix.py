@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_case import RESULTS, ROOT, markdown_table, save
-from fault_ending import PATIENCE_SECONDS, Ending, judge
+from fault_ending import Ending, judge
 from faults import ONCE, SHORT, Fault, all_faults
 
 RESULT_FILE = RESULTS / "faults.json"
@@ -139,7 +139,7 @@ def run(fault: Fault) -> Ending:
         status: int | None
         try:
             with interference(fault, process, once):
-                stdout, stderr = process.communicate(timeout=PATIENCE_SECONDS)
+                stdout, stderr = process.communicate(timeout=fault.patience_seconds)
             status = process.returncode
         except subprocess.TimeoutExpired:
             process.kill()
@@ -184,7 +184,7 @@ def interference(fault: Fault, process: subprocess.Popen[bytes], once: Path) -> 
     if fault.after_seconds:
         time.sleep(fault.after_seconds)
     elif ONCE in fault.arguments.values():
-        doer = _wait_for_doer(process, once)
+        doer = _wait_for_doer(process, once, fault.patience_seconds)
         if fault.kill == "worker":
             os.kill(doer, signal.SIGKILL)
         elif fault.kill == "spare":
@@ -203,13 +203,13 @@ def interference(fault: Fault, process: subprocess.Popen[bytes], once: Path) -> 
             hog.wait()
 
 
-def _wait_for_doer(process: subprocess.Popen[bytes], once: Path) -> int:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+def _wait_for_doer(process: subprocess.Popen[bytes], once: Path, seconds: float) -> int:
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
         if once.exists() and once.read_text().endswith("\n"):
             return int(once.read_text())
         time.sleep(0.05)
-    raise subprocess.TimeoutExpired("the deed", PATIENCE_SECONDS)
+    raise subprocess.TimeoutExpired("the deed", seconds)
 
 
 def _children(pid: int) -> list[int]:

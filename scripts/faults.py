@@ -45,6 +45,7 @@ class Fault:
         hog_bytes: another process takes so much once the deed has been done.
         api: "in_process": ``find_max_batch`` in one process, with the state compared; "loading":
             workers with little patience while they load; "": the command line.
+        patience_seconds: what has not ended within this time has not survived.
         after_seconds: send the signal so long after the start instead.
     """
 
@@ -61,6 +62,7 @@ class Fault:
     kill: str = ""
     hog_bytes: int = 0
     api: str = ""
+    patience_seconds: float = 150
     after_seconds: float = 0.0
 
 
@@ -256,7 +258,13 @@ def _environments() -> list[Fault]:
             environment=width,
             wrapper=("sh", "-c", 'exec script -qec "$*" /dev/null', "sh"),
         ),
-        Fault(group, "compiled", options=("--compile",), answers=(1, REFERENCE)),
+        Fault(
+            group,
+            "compiled",
+            options=("--compile", "--memory-limit", "3GiB", "--max-batch-size", "4"),
+            answers=(4, 4),
+            patience_seconds=900,
+        ),
     ]
 
 
