@@ -37,6 +37,9 @@ def test_any_text_is_read_or_refused(kind: str, data: st.DataObject) -> None:
     ("kind", "text"),
     [
         ("size", "9" * 5000),
+        ("target", "a" * 300 + ":build"),
+        ("target", "a" * 300 + ".py:build"),
+        ("target", "a/" * 3000 + "b:build"),
         ("size", "9" * 400 + "TiB"),
         ("result", "[" * 100_000),
         ("result", '{"budget_bytes": 1, "device": "cuda:0 T4", "probes": [{"outcome": "fits",'

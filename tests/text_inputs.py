@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +42,7 @@ def read_target(text: str) -> None:
     """A target, unless it names a module that there is: fuzzing must not run just anything."""
     place = text.rpartition(":")[0]
     name = place.split(".")[0]
-    if name.isidentifier() and importlib.util.find_spec(name) is not None:
+    if name in sys.modules or (name.isidentifier() and importlib.util.find_spec(name)):
         return
     load_function(text)
 
