@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -169,6 +170,7 @@ def estimate(**options: Any) -> None:
 
     Exit status: 0 estimated, 1 error, 2 usage, 3 not even the smallest size fits.
     """
+    _expect_no_numpy()
     from batchfinder.estimate_command import estimate_batch_size
 
     _exit_with(estimate_batch_size, **options)
@@ -178,9 +180,15 @@ def estimate(**options: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array on stdout.")
 def gpus(**options: Any) -> None:
     """List the GPUs that `estimate` knows, with the sources of their facts."""
+    _expect_no_numpy()
     from batchfinder.estimate_command import list_gpus
 
     _exit_with(list_gpus, **options)
+
+
+def _expect_no_numpy() -> None:
+    """Where there is no NumPy, PyTorch warns of it on import; nothing here needs it."""
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")
 
 
 def _exit_with(command: Callable[..., int], **options: Any) -> None:
