@@ -96,8 +96,11 @@ def plan_accumulation(
     fewest_steps = max(1, -(-per_rank // max_batch_size))
     exact = None
     if per_rank * world_size == global_batch_size:
-        steps = next(k for k in range(fewest_steps, per_rank + 1) if per_rank % k == 0)
-        exact = Split(per_rank // steps, steps, world_size)
+        # By the batch size: there are far fewer to try than numbers of steps.
+        largest = min(max_batch_size, per_rank)
+        batch_size = next(n for n in range(largest, 0, -1) if per_rank % n == 0)
+        steps = per_rank // batch_size
+        exact = Split(batch_size, steps, world_size)
         if steps <= 2 * fewest_steps:
             return AccumulationPlan(global_batch_size, exact, None, None)
 

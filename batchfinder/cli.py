@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import click
@@ -49,11 +54,28 @@ SHARED_OPTIONS = (
         help="Any class of torch.optim. [default: the target's, or adamw]",
     ),
     click.option("--accumulate", is_flag=True, help="Train with gradient accumulation."),
-    click.option("--min-batch-size", type=int, metavar="N", default=1, show_default=True),
     click.option(
-        "--max-batch-size", type=int, metavar="N", help="Such as the size of the data set."
+        "--min-batch-size",
+        type=int,
+        metavar="N",
+        default=1,
+        show_default=True,
+        help="The smallest size to try.",
     ),
-    click.option("--multiple-of", type=int, metavar="N", default=1, show_default=True),
+    click.option(
+        "--max-batch-size",
+        type=int,
+        metavar="N",
+        help="The largest: the size of the data set, say.",
+    ),
+    click.option(
+        "--multiple-of",
+        type=int,
+        metavar="N",
+        default=1,
+        show_default=True,
+        help="Try multiples of this only.",
+    ),
 )
 """What `find` and `estimate` have in common: the training step, and the sizes allowed."""
 
@@ -112,7 +134,8 @@ def find(make_prober: Any, /, **options: Any) -> None:
     (model, sample), where the sample is one batch as the DataLoader yields it; or a
     batchfinder.TrainingSetup.
 
-    Exit status: 0 found, 1 error, 2 usage, 3 not even the smallest size fits, 130 Ctrl-C.
+    Exit status: 0 found, 1 error, 2 usage, 3 not even the smallest size fits, 130 Ctrl-C,
+    143 SIGTERM.
     """
     # Not before: its imports take longer than --help may.
     from batchfinder.find_command import find_batch_size
@@ -147,6 +170,7 @@ def estimate(**options: Any) -> None:
 
     Exit status: 0 estimated, 1 error, 2 usage, 3 not even the smallest size fits.
     """
+    _expect_no_numpy()
     from batchfinder.estimate_command import estimate_batch_size
 
     _exit_with(estimate_batch_size, **options)
@@ -156,9 +180,15 @@ def estimate(**options: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array on stdout.")
 def gpus(**options: Any) -> None:
     """List the GPUs that `estimate` knows, with the sources of their facts."""
+    _expect_no_numpy()
     from batchfinder.estimate_command import list_gpus
 
     _exit_with(list_gpus, **options)
+
+
+def _expect_no_numpy() -> None:
+    """Where there is no NumPy, PyTorch warns of it on import; nothing here needs it."""
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")
 
 
 def _exit_with(command: Callable[..., int], **options: Any) -> None:
@@ -171,6 +201,22 @@ def _exit_with(command: Callable[..., int], **options: Any) -> None:
             click.echo(error.user_traceback, err=True, nl=False)
         click.echo(f"Error: {error}", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno == errno.EPIPE:  # a reader such as `head` that has seen enough: for click
+            raise
+        _end_output()
+        click.echo(
+            f"Error: the system refused something that is needed here ({error.strerror or error}); "
+            "look for a full disk, or for a limit on files or processes",
+            err=True,
+        )
+        sys.exit(1)
+
+
+def _end_output() -> None:
+    """Let what could not be written go nowhere, or Python complains of it once more on exiting."""
+    with suppress(OSError), Path(os.devnull).open("wb") as nothing:
+        os.dup2(nothing.fileno(), 1)
 
 
 def main() -> None:

@@ -87,8 +87,15 @@ class WorkerDiedError(WorkerError):
         if self.signal_number is None:
             reason = f"the process ended itself with exit status {exit_status}"
         else:
-            reason = f"the process died of {signal.Signals(self.signal_number).name}"
+            reason = f"the process died of {_signal_name(self.signal_number)}"
         super().__init__(reason)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # of the real-time signals, only the first and the last have one
+        return f"signal {number}"
 
 
 class WorkerGarbledError(WorkerError):

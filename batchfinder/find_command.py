@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -74,8 +75,11 @@ def find_batch_size(
         compiled=compiled,
         confirm_steps=confirm_steps,
     )
-    if probe_timeout is not None and probe_timeout <= 0:
-        raise UsageError(f"--probe-timeout must be above 0 seconds, not {probe_timeout:g}")
+    if probe_timeout is not None and not 0 < probe_timeout <= threading.TIMEOUT_MAX:
+        raise UsageError(
+            f"--probe-timeout must be above 0 seconds, not {probe_timeout:g}; leave it out for a "
+            "limit by the steps seen"
+        )
     if global_batch_size is not None and global_batch_size < 1:
         raise UsageError(f"--global-batch-size must be at least 1, not {global_batch_size}")
     source = SetupSource(target, parse_arguments(pairs), sample, input_spec, optimizer)

@@ -22,7 +22,8 @@ _FACTORS = {
     "G": GIB, "GB": GIB, "GIB": GIB,
     "T": TIB, "TB": TIB, "TIB": TIB,
 }  # fmt: skip
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
+# More digits than any size has would overflow further on.
+_SIZE = re.compile(r"\s*(\d{1,24}(?:\.\d{1,24})?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
 def parse_bytes(text: str | int) -> int:
@@ -53,6 +54,8 @@ def parse_bytes(text: str | int) -> int:
         size = int(Fraction(match[1]) * factor)
     if size < 1:
         raise UsageError(f"a memory size must be positive, not {text!r}; write it as 24GiB")
+    if size >= 2**63:
+        raise UsageError(f"{text!r} is more memory than there is anywhere; write it as 24GiB")
     return size
 
 

@@ -25,6 +25,9 @@ sys.path.insert(0, str(ROOT))
 
 SURVIVAL_STEPS = 50
 
+# The answer is tight if so many times as many examples run out of memory.
+TIGHT = 1.2
+
 # How long a process that is told to stop may take to say what it has found so far.
 STOP_SECONDS = 15
 
@@ -52,10 +55,11 @@ class Case:
         """For people."""
         return f"{self.family} {self.precision} {self.limit}"
 
-    def find(self, deadline: float = math.inf) -> dict[str, Any]:
+    def find(self, deadline: float = math.inf, options: Sequence[str] = ()) -> dict[str, Any]:
         """What ``batchfinder find`` answers, with the whole command's ``wall_seconds``.
 
         Args:
+            options: further ones of the command.
             deadline: in the seconds of ``time.monotonic``; the search is interrupted then.
 
         Returns:
@@ -64,15 +68,23 @@ class Case:
         command = ["-m", "batchfinder", "find", self.target, "--json", "--quiet", *self._options()]
         if self.limit != "all":
             command += ["--memory-limit", self.limit]
-        return _run_for_json(command, deadline)
+        command += options
+        return run_for_json(command, deadline)
 
     def train(
-        self, batch_size: int, memory_limit: str | None, *, seconds: float, deadline: float
+        self,
+        batch_size: int,
+        memory_limit: str | None,
+        *,
+        seconds: float,
+        deadline: float,
+        steps: int = SURVIVAL_STEPS,
     ) -> dict[str, Any]:
         """What the judge says of a batch size.
 
         Args:
-            batch_size: to train at, for 50 steps.
+            batch_size: to train at.
+            steps: how many.
             memory_limit: such as ``"2GiB"``; None: no limit.
             seconds: end early, without a failure, after so long.
             deadline: in the seconds of ``time.monotonic``; the process is stopped then.
@@ -81,10 +93,25 @@ class Case:
             The object that ``train_at.py`` prints; only ``error`` if it printed none.
         """
         command = ["scripts/train_at.py", self.target, str(batch_size), *self._options()]
-        command += ["--steps", str(SURVIVAL_STEPS), "--seconds", str(seconds)]
+        command += ["--steps", str(steps), "--seconds", str(seconds)]
         if memory_limit is not None:
             command += ["--memory-limit", memory_limit]
-        return _run_for_json(command, deadline)
+        return run_for_json(command, deadline)
+
+    def estimate(self, overhead: str) -> dict[str, Any]:
+        """What ``batchfinder estimate`` answers for a GPU with the case's limit as its memory.
+
+        Args:
+            overhead: what a process takes beside its tensors, such as ``"300MiB"``.
+
+        Returns:
+            The first estimate that ``--json`` prints; only ``error`` if it printed none.
+        """
+        command = ["-m", "batchfinder", "estimate", self.target, "--json"]
+        command += ["--memory", self.limit, "--overhead", overhead, "--precision", self.precision]
+        report = run_for_json(command, math.inf)
+        found: dict[str, Any] = report["estimates"][0] if "estimates" in report else report
+        return found
 
     def judge(
         self,
@@ -121,6 +148,43 @@ def ran_out(report: Mapping[str, Any]) -> bool:
     return report.get("outcome") == "oom"
 
 
+def judged(
+    case: Case, found: Mapping[str, Any], *, seconds: float = math.inf, factor: float = TIGHT
+) -> dict[str, Any]:
+    """What was found, with what the judge says of it.
+
+    Args:
+        case: what was searched.
+        found: the object that ``--json`` prints.
+        seconds: after which each training of the judge ends early, without a failure.
+        factor: the multiple of the answer that must not train.
+    """
+    row: dict[str, Any] = {
+        "family": case.family,
+        "limit": case.limit,
+        "batch_size": found.get("batch_size", 0),
+        "status": found.get("status", "error"),
+        "survives": False,
+        "is_tight": False,
+    }
+    if "error" in found:
+        return row | {"error": found["error"]}
+    probes = found["probes"]
+    row |= {
+        "probes": [[probe["batch_size"], probe["outcome"]] for probe in probes],
+        "full_size_steps": round(found["cost_full_size_steps"], 2),
+        "confirmed_steps": found["confirmed_steps"],
+        "seconds": round(found["seconds"], 1),
+        "wall_seconds": found["wall_seconds"],
+        "notes": [probe["note"] for probe in probes if probe["note"]],
+        "warnings": found["warnings"],
+    }
+    if row["batch_size"]:
+        row |= case.judge(row["batch_size"], factor, case.limit, seconds=seconds)
+        row |= {"survives": survived(row["survival"]), "is_tight": ran_out(row["above"])}
+    return row
+
+
 def save(path: Path, data: Mapping[str, Any]) -> None:
     """Write a JSON file at once, so that a later failure loses nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +199,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> s
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
-def _run_for_json(arguments: Sequence[str], deadline: float) -> dict[str, Any]:
+def run_for_json(arguments: Sequence[str], deadline: float) -> dict[str, Any]:
     """Run Python on the arguments in the repository, and read the object it prints."""
     environment = {**os.environ, "PYTHONPATH": _join(str(ROOT), os.environ.get("PYTHONPATH"))}
     started = time.monotonic()

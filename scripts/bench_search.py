@@ -17,7 +17,7 @@ import sys
 from statistics import median
 from typing import Any
 
-from bench_case import RESULTS, Case, markdown_table, ran_out, save, survived
+from bench_case import RESULTS, TIGHT, Case, judged, markdown_table, save
 
 from batchfinder.memory_model import Phase
 from batchfinder.result import Outcome, Probe
@@ -33,7 +33,6 @@ FAMILIES = {
     "unet": "U-Net",
 }
 LIMITS = ("2GiB", "3GiB")
-TIGHT = 1.2
 RESULT_FILE = RESULTS / "search_cpu.json"
 
 
@@ -54,7 +53,7 @@ def main() -> None:
         for family in options.family or FAMILIES:
             case = Case(family, f"scripts/examples/train_{family}.py:build_model", limit)
             found = case.find()
-            row = run_case(case, found)
+            row = judged(case, found)
             print(describe(row), file=sys.stderr, flush=True)
             others = [known for known in results["cases"] if key(known) != key(row)]
             results["cases"] = sorted([*others, row], key=key)
@@ -76,34 +75,6 @@ def read() -> dict[str, Any]:
 def key(row: dict[str, Any]) -> tuple[int, int]:
     """Which case a row is of, and its place in the table."""
     return parse_bytes(row["limit"]), list(FAMILIES).index(row["family"])
-
-
-def run_case(case: Case, found: dict[str, Any]) -> dict[str, Any]:
-    """Judge what was found."""
-    row: dict[str, Any] = {
-        "family": case.family,
-        "limit": case.limit,
-        "batch_size": found.get("batch_size", 0),
-        "status": found.get("status", "error"),
-        "survives": False,
-        "is_tight": False,
-    }
-    if "error" in found:
-        return row | {"error": found["error"]}
-    probes = found["probes"]
-    row |= {
-        "probes": [[probe["batch_size"], probe["outcome"]] for probe in probes],
-        "full_size_steps": round(found["cost_full_size_steps"], 2),
-        "confirmed_steps": found["confirmed_steps"],
-        "seconds": round(found["seconds"], 1),
-        "wall_seconds": found["wall_seconds"],
-        "notes": [probe["note"] for probe in probes if probe["note"]],
-        "warnings": found["warnings"],
-    }
-    if row["batch_size"]:
-        row |= case.judge(row["batch_size"], TIGHT, case.limit)
-        row |= {"survives": survived(row["survival"]), "is_tight": ran_out(row["above"])}
-    return row
 
 
 def describe(row: dict[str, Any]) -> str:

@@ -110,13 +110,7 @@ def train(options: argparse.Namespace, seconds: list[float]) -> None:
         step_start = time.perf_counter()
         batch = tree_map(lambda leaf: leaf.to(device), make_batch(options.batch_size))
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
-            if isinstance(batch, dict):
-                output = run_model(**batch)
-                loss = output["loss"]
-            else:
-                inputs, targets = batch
-                output = run_model(inputs)
-                loss = nn.functional.cross_entropy(output, targets)
+            output, loss = forward(run_model, batch)  # noqa: RUF059 - lives on, see above
         torch.autograd.backward(scaler.scale(loss))
         scaler.step(optimizer)
         scaler.update()
@@ -124,6 +118,16 @@ def train(options: argparse.Namespace, seconds: list[float]) -> None:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - step_start)
+
+
+def forward(model: nn.Module, batch: Any) -> tuple[Any, torch.Tensor]:
+    """The model's output, and its loss: its own, or cross-entropy with the targets."""
+    if isinstance(batch, dict):
+        output = model(**batch)
+        return output, output["loss"]
+    inputs, targets = batch
+    output = model(inputs)
+    return output, nn.functional.cross_entropy(output, targets)
 
 
 def load(target: str) -> tuple[nn.Module, Callable[[int], Any]]:

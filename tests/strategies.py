@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 
 from fakes import AdversarialProber, FakeProber
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from batchfinder.accumulation import AccumulationPlan, plan_accumulation
 from batchfinder.memory_model import MemoryModel, Phase, PhaseModel
 from batchfinder.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
 from batchfinder.units import GIB, MIB, TIB
+
+thoroughly = settings(max_examples=max(500, settings().max_examples))
+"""For the properties of the search, which take no time: more examples than usual."""
 
 batch_sizes = st.integers(1, 2**24)
 byte_counts = st.integers(1, 4 * TIB)
@@ -153,3 +158,55 @@ def search_bounds(draw: st.DrawFn) -> tuple[int, int | None, int]:
     first = -(-smallest // unit) * unit
     largest = draw(st.none() | st.integers(first, first + 100) | st.integers(first, 10**6))
     return smallest, largest, unit
+
+
+# Texts that users could give, right and wrong.
+
+sizes_as_text = st.from_regex(
+    r"\A[-+ ]?\d{0,400}(\.\d{1,3})?([eE]-?\d{1,4})?\s?([kmgtKMGT]?i?[bB]?|%)\Z"
+)
+specs = st.text(alphabet="float32int64bfloat16uint8bool[],: 0159abc-", max_size=40)
+targets = st.builds(
+    "".join, st.lists(st.sampled_from(["a.py", ":", "/", "..", ".", "b", "tests", "\0", "é", " "]))
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | texts,
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(texts, values, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def _results_as_json(draw: st.DrawFn) -> str:
+    """Something like the JSON of a result, with anything in its places."""
+    probe = draw(st.sampled_from([Outcome.FITS.value, Outcome.OOM.value]))
+    content = {
+        "device": draw(st.sampled_from(["cuda:0 NVIDIA H200", "cpu"]) | json_values),
+        "budget_bytes": draw(byte_counts | json_values),
+        "probes": draw(
+            st.lists(
+                st.fixed_dictionaries(
+                    {
+                        "outcome": st.just(probe) | json_values,
+                        "batch_size": batch_sizes | json_values,
+                        "peak_reserved_bytes": byte_counts | json_values,
+                    }
+                ),
+                max_size=3,
+            )
+            | json_values
+        ),
+    }
+    return json.dumps(content)
+
+
+json_texts = _results_as_json() | json_values.map(json.dumps)
+
+_OPTIONS = [
+    *("--sample", "--input", "--arg", "--headroom", "--precision", "--optimizer", "--accumulate"),
+    *("--min-batch-size", "--max-batch-size", "--multiple-of", "--device", "--memory-limit"),
+    *("--confirm-steps", "--probe-timeout", "--global-batch-size", "--json", "-q", "-v"),
+    *("--gpu", "--memory", "--overhead", "--expandable-segments", "--explain"),
+]
+_VALUES = ["0", "1", "-3", "7", "1e9", "nan", "inf", "24GiB", "a=b", "fp16", "h100", "99999999999"]
+command_lines = st.lists(st.sampled_from(_OPTIONS + _VALUES) | texts, max_size=6).map(" ".join)

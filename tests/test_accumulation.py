@@ -59,6 +59,11 @@ def test_numbers_must_be_positive(arguments: tuple[int, int, int], message: str)
         plan_accumulation(*arguments)
 
 
+def test_a_large_prime_takes_no_time() -> None:
+    prime = 10**18 + 9
+    assert plan_accumulation(prime, 2).exact == Split(1, prime, 1)
+
+
 @given(globals_, limits, worlds)
 def test_an_exact_split_is_found_whenever_there_is_one(total: int, limit: int, world: int) -> None:
     possible = [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,7 +44,14 @@ def error_of(done: Result) -> str:
             "change one of the three",
         ),
         (("--confirm-steps", "0"), "confirm_steps must be at least 1, not 0"),
-        (("--probe-timeout", "0"), "--probe-timeout must be above 0 seconds, not 0"),
+        *(
+            (
+                ("--probe-timeout", seconds),
+                f"--probe-timeout must be above 0 seconds, not {seconds}; leave it out for a limit "
+                "by the steps seen",
+            )
+            for seconds in ("0", "nan", "inf")
+        ),
         (("--global-batch-size", "0"), "--global-batch-size must be at least 1, not 0"),
         (
             ("--headroom", "100"),
@@ -55,6 +64,10 @@ def error_of(done: Result) -> str:
         (
             ("--memory-limit", "much"),
             "'much' is not a memory size; write it as 24GiB or 512MiB",
+        ),
+        (
+            ("--memory-limit", "900000000TiB"),
+            "'900000000TiB' is more memory than there is anywhere; write it as 24GiB",
         ),
         (("--memory-limit", "0"), "a memory size must be positive, not '0'; write it as 24GiB"),
         (("--arg", "depth"), "--arg 'depth' cannot be read; write it as NAME=VALUE"),
@@ -99,6 +112,16 @@ def test_what_is_found_on_loading(
     done = find(target, *options)
     assert message in error_of(done)
     assert done.exit_code == status
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_an_answer_to_a_full_disk() -> None:
+    command = [sys.executable, "-m", "batchfinder", "gpus"]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: the system refused something that is needed here (No sp")
     assert len(done.stderr.splitlines()) == 1
 
 

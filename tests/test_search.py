@@ -6,9 +6,9 @@ from statistics import median
 
 import pytest
 from fakes import AdversarialProber, FakeProber
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from strategies import Curve, fake_probers, search_bounds
+from strategies import Curve, fake_probers, search_bounds, thoroughly
 
 from batchfinder.bounds import UNLIMITED_BATCH_SIZE, check_bounds
 from batchfinder.errors import UsageError
@@ -80,7 +80,7 @@ def was_refuted(prober: FakeProber, probes: list[Probe]) -> bool:
 # Every device, whatever it does.
 
 
-@settings(max_examples=500, deadline=None)
+@thoroughly
 @given(fake_probers(), search_bounds())
 def test_the_answer_was_confirmed_and_the_size_above_it_failed(
     prober: FakeProber, bounds: Bounds
@@ -105,7 +105,7 @@ def test_the_answer_was_confirmed_and_the_size_above_it_failed(
         assert 0 < gap <= max(bounds[2], resolution)
 
 
-@settings(max_examples=500, deadline=None)
+@thoroughly
 @given(fake_probers(), search_bounds())
 def test_no_size_is_run_twice_or_out_of_bounds(prober: FakeProber, bounds: Bounds) -> None:
     _, probes = run_search(prober, *bounds)
@@ -115,7 +115,7 @@ def test_no_size_is_run_twice_or_out_of_bounds(prober: FakeProber, bounds: Bound
     assert all(first <= size <= last and size % bounds[2] == 0 for size, _ in tried)
 
 
-@settings(max_examples=500, deadline=None)
+@thoroughly
 @given(fake_probers(), search_bounds())
 def test_a_search_ends_within_its_bound(prober: FakeProber, bounds: Bounds) -> None:
     _, probes = run_search(prober, *bounds)
@@ -129,7 +129,7 @@ def test_a_search_ends_within_its_bound(prober: FakeProber, bounds: Bounds) -> N
     assert len(probes) <= allowed
 
 
-@settings(max_examples=500, deadline=None)
+@thoroughly
 @given(fake_probers(), search_bounds())
 def test_without_a_maximum_sizes_grow_from_those_that_ran(
     prober: FakeProber, bounds: Bounds

@@ -87,8 +87,10 @@ class InProcessProber:
     def _open(self) -> ProbeSession:
         device = self._device.torch_device
         optimizer = self.setup.optimizer if isinstance(self.setup.optimizer, Optimizer) else None
+        # A loss function may be a module, with buffers and random numbers of its own.
+        touched = (self.setup.model, self.setup.loss_fn, optimizer)
         with ExitStack() as opened:
-            opened.enter_context(preserved_state(self.setup.model, optimizer, device=device))
+            opened.enter_context(preserved_state(*touched, device=device))
             opened.enter_context(self._device.limited_to(self.budget_bytes))
             self._session = ProbeSession(
                 self.setup, self._batches, self._device, self.budget_bytes, self.options

@@ -52,6 +52,10 @@ class WorkerProcess:
             reader.start()
         threading.Thread(target=self._await_end, daemon=True).start()
 
+    def is_alive(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.poll() is None
+
     def send(self, order: Mapping[str, Any], attachment: bytes = b"") -> None:
         """Send an order. That the process is dead is found on waiting for its answer."""
         pipe = _opened(self._process.stdin)

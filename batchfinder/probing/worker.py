@@ -35,6 +35,9 @@ from batchfinder.units import format_seconds
 PATIENCE_SECONDS = 600.0
 PATIENCE_FACTOR = 20.0
 
+# Loading a setup may fetch a large checkpoint from somewhere, but does not take so long.
+LOADING_SECONDS = 3600.0
+
 
 @dataclass(frozen=True)
 class SetupSource:
@@ -80,12 +83,13 @@ class WorkerProber:
         source: where a worker gets the setup from.
         options: of the search.
         probe_timeout_seconds: after which a probe is taken for hung; None: by the steps seen.
+        loading_timeout_seconds: after which loading the setup is taken for hung.
         show_output: whether what the user's code prints is passed on to standard error.
 
     Raises:
         BatchFinderError: what the worker raised on loading the setup.
         UserCodeError: the user's code raised on loading.
-        WorkerError: the worker died on loading.
+        WorkerError: the worker died on loading, or did not come to an end.
     """
 
     def __init__(
@@ -94,12 +98,14 @@ class WorkerProber:
         options: ProbeOptions,
         *,
         probe_timeout_seconds: float | None = None,
+        loading_timeout_seconds: float = LOADING_SECONDS,
         show_output: bool = False,
     ) -> None:
         self.source = source
         self.options = options
         self.warnings: tuple[str, ...] = ()
         self._timeout_seconds = probe_timeout_seconds
+        self._loading_seconds = loading_timeout_seconds
         self._show_output = show_output
         self._slowest_seconds_per_sample = 0.0
         self._spare: WorkerProcess | None = None
@@ -179,15 +185,28 @@ class WorkerProber:
         return max(PATIENCE_SECONDS, PATIENCE_FACTOR * expected)
 
     def _start(self) -> dict[str, Any]:
-        worker = self._spare or WorkerProcess(self._show_output)
-        self._spare, self._worker = None, worker
+        spare, self._spare = self._spare, None
+        if spare is not None and not spare.is_alive():  # its death says nothing of the target
+            spare.kill()
+            spare = None
+        self._worker = worker = spare or WorkerProcess(self._show_output)
         order = {**self.source.to_order(), "options": self.options.to_dict()}
         worker.send(order, self.source.pickled_setup)
         try:
-            answer = worker.receive(None)
+            answer = worker.receive(self._loading_seconds)
         except WorkerDiedError as end:
             self._end_worker()
-            raise WorkerError(f"the target ended its process while it was loading: {end}") from None
+            last_words = end.output.rstrip().rpartition("\n")[2]
+            raise WorkerError(
+                f"the target ended its process while it was loading: {end}"
+                + (f"; the last it printed was {last_words!r}" if last_words else "")
+            ) from None
+        except WorkerHungError:
+            self._end_worker()
+            raise WorkerError(
+                f"the target was still loading after {format_seconds(self._loading_seconds)}; call "
+                "its function by yourself to see what it waits for"
+            ) from None
         if answer["answer"] != "ready":
             self._end_worker()
             raise _error(answer)

@@ -6,12 +6,21 @@ import dataclasses
 import json
 import os
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from batchfinder.errors import UsageError
+from batchfinder.bounds import UNLIMITED_BATCH_SIZE
+from batchfinder.errors import BatchFinderError, UsageError
 from batchfinder.simulation.gpus import Gpu
 from batchfinder.units import format_bytes
+
+# What reading JSON that is not ours, or is broken, can raise.
+_NOT_OURS = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError),
+    *(OverflowError, RecursionError),  # Infinity; a list in a list in a list ...
+)
+_MOST_BYTES = 2**63
 
 _AMPLE = 0.8  # the share of the budget up to which a reading is taken for undisturbed
 
@@ -45,11 +54,17 @@ def read_measurement(path: Path) -> Measurement:
             p for p in result["probes"] if p["outcome"] == "fits" and p["peak_reserved_bytes"]
         ]
         best = max(probes, key=lambda p: (p["peak_reserved_bytes"] <= ample, p["batch_size"]))
-        device = str(result["device"])
-        return Measurement(
-            device.partition(" ")[2], int(best["batch_size"]), int(best["peak_reserved_bytes"])
+        measured = Measurement(
+            gpu_name=str(result["device"]).partition(" ")[2],
+            batch_size=int(best["batch_size"]),
+            peak_reserved_bytes=int(best["peak_reserved_bytes"]),
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not (measured.gpu_name and 1 <= measured.batch_size <= UNLIMITED_BATCH_SIZE):
+            raise ValueError
+        if not 1 <= measured.peak_reserved_bytes < _MOST_BYTES:
+            raise ValueError
+        return measured
+    except _NOT_OURS as error:
         raise UsageError(
             f"{path} holds no result of a search on a GPU ({type(error).__name__}); make one with "
             "`batchfinder find ... --json`"
@@ -74,20 +89,36 @@ class Calibration:
         path = path or cache_folder() / "calibration.json"
         try:
             kept = json.loads(path.read_text("utf-8"))
-            return cls(path, {str(name): int(size) for name, size in kept.items()})
-        except (OSError, ValueError, TypeError, AttributeError):
+            corrections = {str(name): int(size) for name, size in kept.items()}
+        except _NOT_OURS:
             return cls(path)
+        sensible = {k: v for k, v in corrections.items() if abs(v) < _MOST_BYTES}
+        return cls(path, sensible)
 
     def learn(self, gpu_name: str, correction_bytes: int) -> None:
-        """Keep a correction."""
+        """Keep a correction.
+
+        Raises:
+            BatchFinderError: the file cannot be written.
+        """
         self.corrections[gpu_name] = correction_bytes
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(self.corrections, indent=2), "utf-8")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(json.dumps(self.corrections, indent=2), "utf-8")
+        except OSError as error:
+            raise _not_kept(self.path, error) from error
 
     def forget(self) -> None:
-        """Remove all corrections."""
+        """Remove all corrections.
+
+        Raises:
+            BatchFinderError: the file cannot be removed.
+        """
         self.corrections.clear()
-        self.path.unlink(missing_ok=True)
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise _not_kept(self.path, error) from error
 
     def applied(self, gpu: Gpu) -> Gpu:
         """The GPU with its overhead corrected."""
@@ -105,12 +136,24 @@ class Calibration:
         )
 
 
+def _not_kept(path: Path, error: OSError) -> BatchFinderError:
+    return BatchFinderError(
+        f"the calibration in {path} cannot be changed ({error.strerror}); "
+        "set XDG_CACHE_HOME to a folder that can be written"
+    )
+
+
 def cache_folder() -> Path:
     """Where this user's programs keep what they can make again, by the platform's convention."""
+    try:
+        return _cache_folder_of_user() / "batchfinder"
+    except RuntimeError:  # a container's user may have no home at all
+        return Path(tempfile.gettempdir()) / "batchfinder"
+
+
+def _cache_folder_of_user() -> Path:
     if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "batchfinder"
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

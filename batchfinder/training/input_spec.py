@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -12,6 +13,8 @@ from batchfinder.errors import UsageError
 
 # Two examples are the fewest in which a batch dimension of size 1 cannot be mistaken for another.
 BATCH_SIZE = 2
+# One example of a large volume of voxels has a thousandth of these.
+MOST_NUMBERS = 2**32
 # 0 and 1 are valid labels for any classifier and valid ids for any vocabulary.
 DEFAULT_BOUND = 2
 
@@ -74,9 +77,11 @@ def _make_tensor(item: re.Match[str], generator: torch.Generator) -> Tensor:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
         raise UsageError(f"--input {text!r}: {name!r} is not one of the dtypes {known}; {_FORM}")
     sizes = [size.strip() for size in shape_text.split(",")] if shape_text.strip() else []
-    if not all(size.isdigit() and int(size) > 0 for size in sizes):
+    if not all(_is_count(size) for size in sizes):
         raise UsageError(f"--input {text!r}: sizes must be whole numbers from 1 on; {_FORM}")
     shape = (BATCH_SIZE, *map(int, sizes))
+    if math.prod(shape) > MOST_NUMBERS:
+        raise UsageError(f"--input {text!r}: that many numbers in one example is a slip; {_FORM}")
 
     # The device is named, as the user may have set another default.
     if dtype.is_floating_point or dtype.is_complex:
@@ -86,9 +91,16 @@ def _make_tensor(item: re.Match[str], generator: torch.Generator) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=drawn, device="cpu").to(dtype)
     # torch draws integers by a bound in 64 bits.
     largest = 2 if dtype is torch.bool else min(torch.iinfo(dtype).max + 1, 2**63 - 1)
-    bound = DEFAULT_BOUND if bound_text is None else int(bound_text)
+    bound = DEFAULT_BOUND
+    if bound_text is not None:
+        bound = int(bound_text) if _is_count(bound_text) else 0
     if not 1 <= bound <= largest:
         raise UsageError(f"--input {text!r}: the bound must be from 1 to {largest}; {_FORM}")
     return torch.randint(bound, shape, generator=generator, dtype=torch.int64, device="cpu").to(
         dtype
     )
+
+
+def _is_count(text: str) -> bool:
+    """Whether a text is a whole number from 1 on, of no more digits than any number here has."""
+    return text.isdigit() and len(text) <= 20 and int(text) > 0

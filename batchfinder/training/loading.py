@@ -35,6 +35,7 @@ def load_setup(
         Exception: whatever the user's functions raise.
     """
     setup = load_target(target, arguments, use_build_sample=sample is None)
+    ignored = _ignored(setup, sample, input_spec)
     found = find_sample(
         setup,
         sample_function=load_function(sample) if sample else None,
@@ -42,4 +43,15 @@ def load_setup(
         input_spec=input_spec,
     )
     setup = dataclasses.replace(setup, sample=found.sample, optimizer=optimizer or setup.optimizer)
-    return setup, [found.warning] if found.warning else []
+    return setup, [*ignored, *([found.warning] if found.warning else [])]
+
+
+def _ignored(setup: TrainingSetup, sample: str | None, input_spec: str | None) -> list[str]:
+    """What is to be said of an option that was given and has no effect."""
+    given = [("--sample", sample), ("--input", input_spec)]
+    if setup.sample is not None or setup.make_batch is not None:
+        why = "the target brings batches of its own"
+    else:
+        why = "--sample comes first"
+        given = given[1:] if sample is not None else []
+    return [f"{name} is ignored, as {why}; leave one of them out" for name, text in given if text]

@@ -43,6 +43,7 @@ def process_settings() -> list[Undo]:
             torch.are_deterministic_algorithms_enabled(),
             warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
         ),
+        *_kept(torch.get_default_device, _set_default_device),
         *_kept(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     ]
     # Not imported before means not used before: nothing to put back.
@@ -53,6 +54,11 @@ def process_settings() -> list[Undo]:
             partial(operator.attrgetter(flag), torch.backends), partial(_set_backend_flag, flag)
         )
     return undo
+
+
+def _set_default_device(device: torch.device) -> None:
+    # None means the CPU as well, and spares every factory function a look at the default.
+    torch.set_default_device(None if device.type == "cpu" else device)
 
 
 def _set_backend_flag(flag: str, value: object) -> None:

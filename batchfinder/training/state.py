@@ -45,7 +45,7 @@ def preserved_state(*objects: object, device: torch.device | str | None = None) 
     - of each tensor in them: the object, its values, its device and storage (tied and shared ones
       stay so), ``requires_grad`` and the gradient (the same object; None stays None);
     - of the process: random number generators (Python, NumPy, PyTorch on the CPU and the devices),
-      autograd mode, default dtype, determinism, cuDNN and TF32 switches.
+      autograd mode, default dtype and device, determinism, cuDNN and TF32 switches.
 
     Inside, every gradient is None, as at the start of a training step, and the model may be moved
     to another device. A second Ctrl-C waits until everything is back.

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from batchfinder.errors import StepError, UsageError
@@ -27,18 +27,31 @@ def check_precision(precision: str) -> None:
 
 
 def move_to_device(setup: TrainingSetup, device: torch.device) -> None:
-    """Bring the model to a device, in place, and an optimizer's states after it."""
-    tensors = chain(setup.model.parameters(), setup.model.buffers())
-    # A model that is there already stays untouched: fake tensors, for one, cannot be moved.
-    if any(tensor.device != device for tensor in tensors):
-        setup.model.to(device)
-    if not setup.model.training:
-        setup.model.train()
+    """Bring the model to a device, in place, and after it a loss module and an optimizer's states.
+
+    A loss module may have weights of its own, those of the classes in a cross-entropy, say.
+    """
+    for module in (setup.model, setup.loss_fn):
+        if not isinstance(module, nn.Module):
+            continue
+        tensors = chain(module.parameters(), module.buffers())
+        # A model that is there already stays untouched: fake tensors, for one, cannot be moved.
+        if any(tensor.device != device for tensor in tensors):
+            module.to(device)
+        if not module.training:
+            module.train()
     if isinstance(setup.optimizer, Optimizer):
-        for state in setup.optimizer.state.values():
+        _move_optimizer(setup.optimizer, device)
+
+
+def _move_optimizer(optimizer: Optimizer, device: torch.device) -> None:
+    for group in optimizer.param_groups:
+        # Adam's step counters stay on the host, unless a kernel on the device reads them.
+        counts_on_host = not (group.get("fused") or group.get("capturable"))
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
             for name, value in state.items():
-                # Adam's step counters stay on the host, where it keeps them.
-                if isinstance(value, Tensor) and name != "step":
+                if isinstance(value, Tensor) and not (name == "step" and counts_on_host):
                     state[name] = value.to(device)
 
 

@@ -36,7 +36,7 @@ def load_module(place: str) -> ModuleType:
         >>> load_module("math").sqrt(9)
         3.0
     """
-    if place.endswith(".py") or "/" in place or os.sep in place or Path(place).is_file():
+    if place.endswith(".py") or "/" in place or os.sep in place or _is_file(Path(place)):
         return _load_file(place)
     return _import_module(place)
 
@@ -48,13 +48,23 @@ def existing_file(place: str) -> Path:
         UsageError: there is none.
     """
     path = Path(place)
-    if path.is_file() and path.suffix == ".py":
-        return path.resolve()
-    if path.exists():
-        raise UsageError(f"{place} is not a Python file; write FILE.py:FUNCTION")
-    folder = path.parent
-    names = [entry.name for entry in folder.glob("*.py")] if folder.is_dir() else []
+    try:
+        if path.is_file() and path.suffix == ".py":
+            return path.resolve()
+        if path.exists():
+            raise UsageError(f"{place} is not a Python file; write FILE.py:FUNCTION")
+        folder = path.parent
+        names = [entry.name for entry in folder.glob("*.py")] if folder.is_dir() else []
+    except OSError as error:  # a name too long, a folder that is closed to us
+        raise UsageError(f"no such file: {place} ({error.strerror})") from None
     raise UsageError(f"no such file: {place}{did_you_mean(path.name, names)}")
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # no name that a file can have
+        return False
 
 
 def _load_file(place: str) -> ModuleType:

@@ -106,6 +106,27 @@ def test_also_after_an_error_of_the_model(error: BaseException) -> None:
     assert fingerprint(model, optimizer) == before
 
 
+class _Counting(nn.Module):
+    """A loss with a buffer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Tensor
+        self.register_buffer("calls", torch.zeros(()))
+        self.unsendable = lambda: None
+
+    def forward(self, output: Tensor, batch: Any) -> Tensor:
+        self.calls += 1
+        return nn.functional.cross_entropy(output, batch[1])
+
+
+def test_a_loss_module_is_as_it_was_too() -> None:
+    loss = _Counting().eval()
+    find_max_batch(Net(), SAMPLE, loss_fn=loss, device="cpu", min_batch_size=2, max_batch_size=2)
+    assert loss.calls == 0
+    assert not loss.training
+
+
 def test_also_after_an_error_of_on_probe() -> None:
     model = Net()
     optimizer = AdamW(model.parameters())

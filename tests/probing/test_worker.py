@@ -58,6 +58,12 @@ def is_gone(pid: int) -> bool:
     return False
 
 
+def children() -> set[int]:
+    """The processes that this one has started."""
+    tasks = Path("/proc/self/task").iterdir()
+    return {int(child) for task in tasks for child in (task / "children").read_text().split()}
+
+
 @pytest.mark.parametrize(
     ("deed", "outcome", "note"),
     [
@@ -69,6 +75,7 @@ def is_gone(pid: int) -> bool:
         ),
         ("abort", Outcome.FAILED, "the process died of SIGABRT"),
         ("segfault", Outcome.FAILED, "the process died of SIGSEGV"),
+        ("real_time_signal", Outcome.FAILED, "the process died of signal 40"),
         ("os_exit", Outcome.FAILED, "the process ended itself with exit status 0"),
         ("close_everything", Outcome.FAILED, "the process ended itself with exit status 1"),
         (
@@ -103,6 +110,16 @@ def test_a_worker_that_is_killed_from_outside_is_replaced(tmp_path: Path) -> Non
         probe = ours.probe(3)
         killer.join()
     assert (probe.outcome, probe.note) == (Outcome.FITS, "")
+
+
+def test_a_spare_worker_that_is_killed_is_replaced(tmp_path: Path) -> None:
+    once = tmp_path / "once"
+    with prober(deed="print", once=str(once)) as ours:
+        assert ours.probe(3).fits
+        (spare,) = children() - {pid_in(once)}
+        os.kill(spare, signal.SIGKILL)
+        eventually(lambda: is_gone(spare))
+        assert ours.probe(3, confirm=True).fits
 
 
 def test_a_confirmation_that_dies_is_repeated_too(tmp_path: Path) -> None:
@@ -160,12 +177,21 @@ def test_errors_of_ours_keep_their_kind() -> None:
     [
         ("kill", WorkerError, "the target ended its process while it was loading: .*SIGKILL"),
         ("os_exit", WorkerError, "the target ended its process while it was loading"),
+        ("complain_and_abort", WorkerError, "while it was loading: .*SIGABRT; the last it printed"),
         ("raise", UserCodeError, "ValueError: no such width"),
     ],
 )
 def test_a_target_that_does_not_load(deed: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message), prober("deaths.py:build_and_do", deed=deed):
         pass
+
+
+def test_a_target_that_hangs_on_loading(tmp_path: Path) -> None:
+    once = tmp_path / "once"
+    source = SetupSource(f"{TARGETS}/deaths.py:build_and_do", {"deed": "hang", "once": str(once)})
+    with pytest.raises(WorkerError, match="target was still loading after"):
+        WorkerProber(source, OPTIONS, loading_timeout_seconds=8)
+    assert is_gone(pid_in(once))
 
 
 def test_an_unknown_optimizer_is_told_before_any_probe() -> None:

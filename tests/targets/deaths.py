@@ -142,6 +142,7 @@ DEEDS: dict[str, Callable[[], object]] = {
     "kill": die_of(signal.SIGKILL),
     "abort": die_of(signal.SIGABRT),
     "segfault": segfault,
+    "real_time_signal": die_of(40),
     "hang": hang,
     "leave_children": leave_children,
     "leave_a_child_and_hang": leave_a_child_and_hang,

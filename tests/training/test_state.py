@@ -454,6 +454,7 @@ def test_switches_of_the_process_come_back() -> None:
             torch.backends.cudnn.deterministic,
             torch.backends.cudnn.allow_tf32,
             torch.backends.cuda.matmul.allow_tf32,
+            torch.get_default_device(),
         ]
 
     before = switches()
@@ -465,6 +466,7 @@ def test_switches_of_the_process_come_back() -> None:
         torch.backends.cudnn.benchmark = not before[5]
         torch.backends.cudnn.deterministic = not before[6]
         torch.backends.cudnn.allow_tf32 = not before[7]
+        torch.set_default_device("meta")
         assert all(now != was for now, was in zip(switches(), before, strict=True))
     assert switches() == before
 

@@ -11,7 +11,7 @@ from torch.optim import SGD, Adam
 
 from batchfinder import TrainingSetup
 from batchfinder.errors import StepError, UsageError
-from batchfinder.training.step import TrainingStep
+from batchfinder.training.step import TrainingStep, move_to_device
 
 CPU = torch.device("cpu")
 BATCH = torch.randn(3, 4), torch.tensor([0, 1, 1])
@@ -43,6 +43,22 @@ def test_a_step_is_the_one_that_a_loop_of_ones_own_takes() -> None:
         optimizer.zero_grad()
     torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=0, atol=0)
     assert step.warnings == []
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_loss_module_and_the_states_of_an_optimizer_follow_the_model(fused: bool) -> None:
+    model = nn.Linear(4, 2)
+    weighted = nn.CrossEntropyLoss(weight=torch.ones(2)).eval()
+    optimizer = Adam(model.parameters(), fused=fused)
+    run(step_of(model, optimizer=optimizer))
+    move_to_device(TrainingSetup(model, None, weighted, optimizer), torch.device("meta"))
+    for state in optimizer.state.values():
+        assert state["exp_avg"].is_meta
+        # A fused kernel reads the counters where it runs; the others keep them on the host.
+        assert state["step"].is_meta == fused
+    assert weighted.weight is not None
+    assert weighted.weight.is_meta
+    assert weighted.training
 
 
 def test_micro_batches_add_up_their_gradients() -> None:

@@ -1,0 +1,123 @@
+"""Everything that reads text from outside, as one function each: for fuzzing.
+
+Whatever the text is, a function returns or raises a ``BatchFinderError``. Anything else is a
+traceback that a user would see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+from fakes import FakeProber
+
+from batchfinder.cli import cli
+from batchfinder.errors import BatchFinderError
+from batchfinder.simulation.calibration import Calibration, read_measurement
+from batchfinder.simulation.gpus import find_gpu
+from batchfinder.training.arguments import parse_arguments
+from batchfinder.training.input_spec import parse_input_spec
+from batchfinder.training.target import load_function
+from batchfinder.units import format_bytes, parse_bytes, parse_percentage
+
+
+def read_size(text: str) -> None:
+    """A memory size, and the same shown again."""
+    format_bytes(parse_bytes(text))
+
+
+def read_input_spec(text: str) -> None:
+    """What ``--input`` gives; numbers are cut to 3 digits, as large batches take long to make."""
+    parse_input_spec("".join(_with_short_numbers(text)))
+
+
+def read_target(text: str) -> None:
+    """A target, unless it names a module that there is: fuzzing must not run just anything."""
+    place = text.rpartition(":")[0]
+    name = place.split(".")[0]
+    if name in sys.modules or (name.isidentifier() and importlib.util.find_spec(name)):
+        return
+    load_function(text)
+
+
+def read_result(text: str) -> None:
+    """The file of ``--calibrate``, and the GPU that it names."""
+    with _file(text) as path:
+        find_gpu(read_measurement(path).gpu_name)
+
+
+def read_calibration(text: str) -> None:
+    """The file in which corrections are kept, applied and shown."""
+    with _file(text) as path:
+        calibration = Calibration.load(path)
+    gpu = find_gpu("rtx3090")
+    calibration.applied(gpu)
+    calibration.note(gpu)
+
+
+def run_find(text: str) -> None:
+    """The command line of ``find`` on a device on paper; blanks stand between the options."""
+    _run("find", "train.py:build", *text.split())
+
+
+def run_estimate(text: str) -> None:
+    """The command line of ``estimate``; there is no such target."""
+    _run("estimate", "no such file.py:build", "--gpu", "t4", *text.split())
+
+
+READERS: dict[str, Callable[[str], object]] = {
+    "size": read_size,
+    "percentage": lambda text: parse_percentage(text, "--headroom"),
+    "arguments": lambda text: json.dumps(parse_arguments([text]), default=repr),
+    "input": read_input_spec,
+    "target": read_target,
+    "gpu": find_gpu,
+    "result": read_result,
+    "calibration": read_calibration,
+    "find": run_find,
+    "estimate": run_estimate,
+}
+
+
+def read(kind: str, text: str) -> None:
+    """Read a text.
+
+    Raises:
+        Exception: a bug of ours.
+    """
+    with contextlib.suppress(BatchFinderError):
+        READERS[kind](text)
+
+
+def _run(*arguments: str) -> None:
+    def make_prober(*_: Any) -> FakeProber:
+        return FakeProber()
+
+    done = CliRunner().invoke(cli, arguments, obj=make_prober)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code in (0, 1, 2, 3), done.output
+
+
+def _with_short_numbers(text: str) -> list[str]:
+    kept, digits = [], 0
+    for character in text:
+        digits = digits + 1 if character.isdigit() else 0
+        if digits <= 3:
+            kept.append(character)
+    return kept
+
+
+@contextlib.contextmanager
+def _file(text: str) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file.json"
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        yield path

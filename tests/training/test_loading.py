@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batchfinder.training.loading import load_setup
+
+TARGETS = Path(__file__).parents[1] / "targets"
+MODELS = TARGETS / "models.py"
+SAMPLE = f"{MODELS}:build_nothing"
+
+
+@pytest.mark.parametrize(
+    ("function", "sample", "spec", "notes"),
+    [
+        ("build_small", None, None, []),
+        (
+            "build_small",
+            None,
+            "float32[9]",
+            ["--input is ignored, as the target brings batches of its own; leave one of them out"],
+        ),
+        (
+            "build_small",
+            SAMPLE,
+            None,
+            ["--sample is ignored, as the target brings batches of its own; leave one of them out"],
+        ),
+        ("build_without_sample", None, "float32[4]", []),
+        ("build_without_sample", f"{MODELS}:build_small", None, []),
+        (
+            "build_without_sample",
+            f"{MODELS}:build_small",
+            "float32[4]",
+            ["--input is ignored, as --sample comes first; leave one of them out"],
+        ),
+    ],
+)
+def test_what_is_given_and_not_used_is_told(
+    function: str, sample: str | None, spec: str | None, notes: list[str]
+) -> None:
+    setup, warnings = load_setup(f"{MODELS}:{function}", {}, sample=sample, input_spec=spec)
+    assert warnings == notes
+    assert setup.sample is not None
