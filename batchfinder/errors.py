@@ -12,7 +12,9 @@ The tree::
     ├── WorkerError                         the worker process is of no use
     │   ├── WorkerDiedError                 it ended without an answer
     │   ├── WorkerGarbledError              something else than an answer came from it
-    │   └── WorkerHungError                 it did not answer in time
+    │   ├── WorkerHungError                 it did not answer in time
+    │   └── WorkerReleasedError             its answer is of no use any more: another rank failed
+    ├── RankError                           the ranks of a job do not agree, or one is missing
     └── UserCodeError                       the user's own code raised; carries their traceback
 
 In-process, the user's own exceptions are raised as they are, never wrapped. ``UserCodeError``
@@ -106,6 +108,17 @@ class WorkerHungError(WorkerError):
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"hung: no step ended within {seconds:.0f} s")
+
+
+class WorkerReleasedError(WorkerError):
+    """The worker process was given up, as another rank of the job has failed."""
+
+    def __init__(self) -> None:
+        super().__init__("stopped, as another rank had failed")
+
+
+class RankError(BatchFinderError):
+    """The ranks of a job do not ask for the same, or one of them is missing."""
 
 
 class UserCodeError(BatchFinderError):

@@ -16,7 +16,8 @@ from batchfinder.errors import BatchFinderError, UsageError
 from batchfinder.finder import conclude, run_search
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.prober import Prober
-from batchfinder.probing.worker import SetupSource, WorkerProber
+from batchfinder.probing.source import SetupSource
+from batchfinder.probing.worker import WorkerProber
 from batchfinder.reporting.terminal import TerminalReporter
 from batchfinder.result import BatchSizeResult, Probe, Status
 from batchfinder.training.arguments import parse_arguments

@@ -12,7 +12,8 @@ from batchfinder.probing.devices import choose_device
 from batchfinder.probing.in_process import InProcessProber
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.prober import Prober
-from batchfinder.probing.worker import SetupSource, WorkerProber
+from batchfinder.probing.source import SetupSource
+from batchfinder.probing.worker import WorkerProber
 from batchfinder.training.setup import TrainingSetup
 
 
