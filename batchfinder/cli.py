@@ -80,6 +80,11 @@ def cli() -> None:
     "--memory-limit", metavar="SIZE", help="As if the device had no more than this, as 24GiB."
 )
 @shared_options
+@click.option(
+    "--strategy",
+    type=click.Choice(["ddp", "fsdp"]),
+    help="On all ranks of a job that torchrun has started.",
+)
 @click.option("--compile", "compiled", is_flag=True, help="Train through torch.compile.")
 @click.option(
     "--confirm-steps",

@@ -118,7 +118,15 @@ class WorkerReleasedError(WorkerError):
 
 
 class RankError(BatchFinderError):
-    """The ranks of a job do not ask for the same, or one of them is missing."""
+    """The ranks of a job do not ask for the same, or one of them is missing.
+
+    Attributes:
+        is_known_to_rank_0: whether rank 0 raises it too, and so tells it.
+    """
+
+    def __init__(self, message: str, *, is_known_to_rank_0: bool = True) -> None:
+        self.is_known_to_rank_0 = is_known_to_rank_0
+        super().__init__(message)
 
 
 class UserCodeError(BatchFinderError):

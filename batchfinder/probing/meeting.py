@@ -11,8 +11,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import count
 from typing import Any, TypeVar
@@ -23,6 +22,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
 from batchfinder.errors import RankError
+from batchfinder.probing.job import Job
 
 # Who has not come by then will not come: ranks load the same target, some from a slower disk.
 ARRIVAL_SECONDS = 300.0
@@ -33,34 +33,6 @@ _LONGEST_NAP_SECONDS = 0.05
 
 _Said = TypeVar("_Said")
 _meetings = count()
-
-
-@dataclass(frozen=True)
-class Job:
-    """This process among the others of its job.
-
-    Attributes:
-        rank: its number, from 0.
-        world_size: how many there are.
-        local_rank: its number on this machine.
-        local_world_size: how many share this machine.
-    """
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-
-    @classmethod
-    def from_environment(cls) -> Job:
-        """As torchrun tells it; a job of one where nobody does.
-
-        https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
-        """
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        if not all(os.environ.get(name, "").isdigit() for name in names):
-            return cls()
-        return cls(*(int(os.environ[name]) for name in names))
 
 
 class Meeting:
@@ -114,23 +86,13 @@ class Meeting:
             nap = min(2 * nap, _LONGEST_NAP_SECONDS)
         return [json.loads(self._get(key)) for key in missing]
 
-    def agree(self, facts: dict[str, Any]) -> None:
-        """Check that all ranks say the same.
-
-        Args:
-            facts: what has to be the same, by its name for people.
+    def agree(self, facts: Mapping[str, Any]) -> None:
+        """Check that all ranks say the same; see :func:`check_same`.
 
         Raises:
-            RankError: a fact differs; says where and how.
+            RankError: they do not, or a rank is missing.
         """
-        first, *others = self.gather(facts)
-        for rank, other in enumerate(others, 1):
-            for name in first:
-                if other[name] != first[name]:
-                    raise RankError(
-                        f"the ranks do not agree on {name}: rank 0 has {first[name]}, rank {rank} "
-                        f"has {other[name]}; start all of them with the same"
-                    )
+        check_same(self.gather(facts))
 
     def raise_alarm(self) -> None:
         """Tell the others, before the next gathering, that it will bring no good news."""
@@ -161,7 +123,8 @@ class Meeting:
         who = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
         return RankError(
             f"rank{'s' if len(ranks) > 1 else ''} {who} of {self.job.world_size} did not arrive "
-            f"within {self.arrival_seconds:.0f} s; every rank has to start the same search"
+            f"within {self.arrival_seconds:.0f} s; every rank has to start the same search",
+            is_known_to_rank_0=0 not in ranks,
         )
 
     def _has(self, keys: list[str]) -> bool:
@@ -181,8 +144,28 @@ class Meeting:
             reason = str(error).partition("\n")[0]
             raise RankError(
                 f"the store of the job is out of reach, most likely as rank 0 or torchrun has "
-                f"ended ({reason}); see what they printed"
+                f"ended ({reason}); see what they printed",
+                is_known_to_rank_0=False,
             ) from None
+
+
+def check_same(facts: Sequence[Mapping[str, Any]]) -> None:
+    """Check that all ranks say the same.
+
+    Args:
+        facts: by rank, what has to be the same by its name for people.
+
+    Raises:
+        RankError: a fact differs; says where and how.
+    """
+    first, *others = facts
+    for rank, other in enumerate(others, 1):
+        for name in first:
+            if other[name] != first[name]:
+                raise RankError(
+                    f"the ranks do not agree on {name}: rank 0 has {first[name]}, rank {rank} "
+                    f"has {other[name]}; start all of them with the same"
+                )
 
 
 def open_meeting(arrival_seconds: float = ARRIVAL_SECONDS) -> Meeting:
@@ -209,6 +192,7 @@ def open_meeting(arrival_seconds: float = ARRIVAL_SECONDS) -> Meeting:
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise RankError(
-            f"the other ranks cannot be reached ({reason}); start with torchrun"
+            f"the other ranks cannot be reached ({reason}); start with torchrun",
+            is_known_to_rank_0=False,
         ) from None
     return Meeting(job, PrefixStore(f"{restarts}/{prefix}", store), arrival_seconds)

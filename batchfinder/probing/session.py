@@ -45,6 +45,7 @@ class ProbeSession:
         budget_bytes: what the steps may use.
         options: of the search.
         on_step: called as each step ends.
+        all_agree: asks all ranks that train together, and says whether each says yes.
     """
 
     def __init__(
@@ -55,9 +56,11 @@ class ProbeSession:
         budget_bytes: int,
         options: ProbeOptions,
         on_step: Callable[[], None] = lambda: None,
+        all_agree: Callable[[bool], bool] = bool,
     ) -> None:
         self.setup = setup
         self.on_step = on_step
+        self.all_agree = all_agree
         self.batches = batches
         self.device = device
         self.budget_bytes = budget_bytes
@@ -120,7 +123,8 @@ class ProbeSession:
         # has been freed. Nothing of the failed frame is alive any more in ``sleep``.
         retrying = Retrying(
             retry=retry_if_result(_is_only_probable),
-            stop=stop_after_attempt(2),
+            # But not while other ranks wait in the middle of the step.
+            stop=stop_after_attempt(1 if self.options.strategy else 2),
             sleep=clean_up,
             retry_error_callback=_last_result,
         )
@@ -132,7 +136,8 @@ class ProbeSession:
         is_clean = self.is_at_baseline() and not (
             run.failure and (run.failure.tier is Tier.POISONED or not self.device.leaves_no_trace)
         )
-        return Attempt(probe, was_clean, is_clean)
+        is_believed = was_clean and not (self.options.strategy and _is_only_probable(run))
+        return Attempt(probe, is_believed, is_clean)
 
     def _run(self, batch_size: int, confirm: bool) -> Run:
         run = Run()
@@ -164,6 +169,7 @@ class ProbeSession:
                 precision=self.options.precision,
                 compiled=self.options.compiled,
                 batch_dim=self.options.batch_dim,
+                strategy=self.options.strategy,
             )
         return self._made_step
 
@@ -204,7 +210,8 @@ class ProbeSession:
             grown = run.reserved_bytes - peak
             steady = steady + 1 if grown <= GROWTH_NOISE * self.budget_bytes else 0
             peak = run.reserved_bytes
-            if run.steps >= self.options.confirm_steps and steady >= STEADY_STEPS:
+            is_done = run.steps >= self.options.confirm_steps and steady >= STEADY_STEPS
+            if self.all_agree(is_done):
                 break
         self._step_of_setup.check_loss()
         if steady < STEADY_STEPS:

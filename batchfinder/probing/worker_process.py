@@ -9,7 +9,6 @@ code prints goes to standard error, and what it reads is empty.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import faulthandler
 import io
 import json
@@ -19,13 +18,15 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import IO, Any
 
 from batchfinder.errors import BatchFinderError, UsageError
 from batchfinder.probing.attempt import Attempt
-from batchfinder.probing.device import budget
+from batchfinder.probing.device import Device, DeviceMemory, budget
 from batchfinder.probing.devices import choose_device
+from batchfinder.probing.group import GroupInvitation, all_agree, device_of_rank, join
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.session import ProbeSession
 from batchfinder.probing.versions import versions
@@ -33,6 +34,7 @@ from batchfinder.training.loading import load_setup
 from batchfinder.training.optimizers import find_optimizer
 from batchfinder.training.sample import BatchMaker, find_sample
 from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.tree import named_tensors
 from batchfinder.training.user_traceback import user_traceback
 
 
@@ -80,9 +82,16 @@ class Worker:
         answer: Callable[..., None],
     ) -> None:
         options = ProbeOptions.from_dict(order["options"])
+        group = GroupInvitation.from_dict(order["group"]) if order["group"] else None
+        if group is not None:
+            options = replace(options, device=device_of_rank(options.device, group.local_rank))
+            # Before the target is loaded: it may want to shard the model itself.
+            join(group, str(options.device))
         setup, self.warnings = _load(order)
         device = choose_device(options.device, setup.model)
         memory = device.memory()
+        if group is not None and device.torch_device.type == "cpu":
+            memory, options = _share(memory, options, group.local_world_size)
         budget_bytes = options.budget_bytes or budget(
             memory, options.memory_limit, options.headroom
         )
@@ -98,10 +107,17 @@ class Worker:
             is_repeatable=device.leaves_no_trace,
             limit_warning=device.limit_warning,
             versions=versions(),
+            facts={} if group is None else _facts(setup, batches, device),
         )
         opened.enter_context(device.limited_to(budget_bytes))
         self._session = ProbeSession(
-            setup, batches, device, budget_bytes, options, lambda: answer("step")
+            setup,
+            batches,
+            device,
+            budget_bytes,
+            options,
+            lambda: answer("step"),
+            all_agree if group is not None else bool,
         )
 
     def run(self, order: Mapping[str, Any]) -> Attempt:
@@ -111,6 +127,30 @@ class Worker:
             return run(order["batch_size"])
         finally:
             self.warnings = list(dict.fromkeys(self.warnings + self._session.warnings))
+
+
+def _share(
+    memory: DeviceMemory, options: ProbeOptions, ranks: int
+) -> tuple[DeviceMemory, ProbeOptions]:
+    """What one of several ranks has of a memory, and of a limit, that they share."""
+    limit = options.memory_limit
+    options = replace(options, memory_limit=None if limit is None else limit // ranks)
+    capacity, others = memory.capacity_bytes // ranks, memory.used_by_others_bytes // ranks
+    return replace(memory, capacity_bytes=capacity, used_by_others_bytes=others), options
+
+
+def _facts(setup: TrainingSetup, batches: BatchMaker, device: Device) -> dict[str, str]:
+    """What ranks that train together have to have in common, in words."""
+    parameters = list(setup.model.parameters())
+    # Of one example: the samples of two ranks may well be batches of different sizes.
+    example = named_tensors(batches.make(1)) if setup.make_batch is None else []
+    shapes = [f"{path} {tensor.dtype} {[*tensor.shape]}".strip() for path, tensor in example]
+    return {
+        "the kind of device": device.torch_device.type,
+        "the model": f"{type(setup.model).__name__} with {len(parameters)} parameter tensors of "
+        f"{sum(parameter.numel() for parameter in parameters)} elements",
+        "the sample": ", ".join(shapes) or "a function",
+    }
 
 
 def _load(order: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
@@ -125,7 +165,7 @@ def _load(order: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
     setup = _unpickled(order)
     found = find_sample(setup)
     warnings = [found.warning] if found.warning else []
-    return dataclasses.replace(setup, sample=found.sample), warnings
+    return replace(setup, sample=found.sample), warnings
 
 
 def _unpickled(order: Mapping[str, Any]) -> TrainingSetup:
