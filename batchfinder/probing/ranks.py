@@ -32,7 +32,7 @@ from batchfinder.probing.pace import Pace
 from batchfinder.probing.source import SetupSource
 from batchfinder.probing.supervisor import Supervisor, Verdict
 from batchfinder.probing.worker import last_verdict
-from batchfinder.result import BatchSizeResult, Probe
+from batchfinder.result import BatchSizeResult, Outcome, Probe
 
 # A step is taken for hung this long after it should have ended. Of the first step of all nobody
 # knows how long it takes: it may well compile kernels.
@@ -97,9 +97,9 @@ class RankProber:
             raise
 
     def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
-        # As in a single worker; and a hang may be one of the network.
+        # As in a single worker; and what looks like a failure may be one of the network.
         retrying = Retrying(
-            retry=retry_if_result(lambda verdict: not verdict.is_certain),
+            retry=retry_if_result(_is_uncertain),
             stop=stop_after_attempt(2),
             sleep=lambda _: self._supervisor.end_worker(),
             retry_error_callback=last_verdict,
@@ -221,6 +221,10 @@ class _Patience:
         if self._deadline is None and self._meeting.is_alarmed():
             self._deadline = time.monotonic() + GRACE_SECONDS
         return self._deadline is not None and time.monotonic() > self._deadline
+
+
+def _is_uncertain(verdict: Verdict) -> bool:
+    return not verdict.is_certain or verdict.probe.outcome is Outcome.FAILED
 
 
 def agreed_result(meeting: Meeting, result: BatchSizeResult) -> BatchSizeResult:
