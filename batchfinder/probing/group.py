@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +11,12 @@ import torch
 import torch.distributed as dist
 
 from batchfinder.errors import DeviceError, UsageError
+from batchfinder.probing.device import Device, DeviceMemory
 from batchfinder.probing.devices import accelerator
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.training.sample import BatchMaker
+from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.tree import named_tensors
 
 _BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
 _CONNECTING_SECONDS = 60.0
@@ -111,3 +116,27 @@ def device_of_rank(asked: str | None, local_rank: int) -> str:
                 f"--nproc-per-node {there}"
             )
     return f"{device.type}:{local_rank}"
+
+
+def shared(
+    memory: DeviceMemory, options: ProbeOptions, ranks: int
+) -> tuple[DeviceMemory, ProbeOptions]:
+    """What one of several ranks has of a memory, and of a limit, that they share."""
+    limit = options.memory_limit
+    options = replace(options, memory_limit=None if limit is None else limit // ranks)
+    capacity, others = memory.capacity_bytes // ranks, memory.used_by_others_bytes // ranks
+    return replace(memory, capacity_bytes=capacity, used_by_others_bytes=others), options
+
+
+def facts_of(setup: TrainingSetup, batches: BatchMaker, device: Device) -> dict[str, str]:
+    """What ranks that train together have to have in common, in words."""
+    parameters = list(setup.model.parameters())
+    # Of one example: the samples of two ranks may well be batches of different sizes.
+    example = named_tensors(batches.make(1)) if setup.make_batch is None else []
+    shapes = [f"{path} {tensor.dtype} {[*tensor.shape]}".strip() for path, tensor in example]
+    return {
+        "the kind of device": device.torch_device.type,
+        "the model": f"{type(setup.model).__name__} with {len(parameters)} parameter tensors of "
+        f"{sum(parameter.numel() for parameter in parameters)} elements",
+        "the sample": ", ".join(shapes) or "a function",
+    }

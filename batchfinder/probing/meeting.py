@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
@@ -31,7 +31,6 @@ ARRIVAL_SECONDS = 300.0
 _SHORTEST_NAP_SECONDS = 0.0005
 _LONGEST_NAP_SECONDS = 0.05
 
-_Said = TypeVar("_Said")
 _meetings = count()
 
 
@@ -57,7 +56,7 @@ class Meeting:
         self._store = store
         self._round = 0
 
-    def gather(self, said: _Said, *, at_most_seconds: float = 0) -> list[_Said]:
+    def gather(self, said: Any, *, at_most_seconds: float = 0) -> list[Any]:
         """Say something, wait for all others, and hear them.
 
         Args:

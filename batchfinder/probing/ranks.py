@@ -16,7 +16,6 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -24,15 +23,16 @@ from tenacity import Retrying, retry_if_result, stop_after_attempt
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from batchfinder.errors import BatchFinderError, RankError
-from batchfinder.probing.consensus import RankReport, check_none_raised, consensus
+from batchfinder.probing.consensus import RankReport, check_none_raised
 from batchfinder.probing.group import GroupInvitation
-from batchfinder.probing.meeting import Meeting, check_same
+from batchfinder.probing.meeting import Meeting
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.pace import Pace
+from batchfinder.probing.ranked import RankedProber
 from batchfinder.probing.source import SetupSource
 from batchfinder.probing.supervisor import Supervisor, Verdict
 from batchfinder.probing.worker import last_verdict
-from batchfinder.result import BatchSizeResult, Outcome, Probe
+from batchfinder.result import Outcome, Probe
 
 # A step is taken for hung this long after it should have ended. Of the first step of all nobody
 # knows how long it takes: it may well compile kernels.
@@ -42,13 +42,8 @@ FIRST_STEP_SECONDS = 600.0
 # Once one rank has failed, the others may say so too before they are ended.
 GRACE_SECONDS = 1.0
 
-ONE_RANK_WARNING = (
-    "there is only one rank, so the answer holds for one; start it with torchrun "
-    "--nproc-per-node N for N"
-)
 
-
-class RankProber:
+class RankProber(RankedProber):
     """Tries sizes on all ranks; see :class:`~batchfinder.probing.prober.Prober`.
 
     Every rank runs the same search on the same probes, and so comes to the same end.
@@ -77,8 +72,7 @@ class RankProber:
         probe_timeout_seconds: float | None = None,
         show_output: bool = False,
     ) -> None:
-        self.warnings: tuple[str, ...] = ()
-        self._meeting = meeting
+        super().__init__(meeting)
         self._groups = count()
         self._store: TCPStore | None = None
         self._supervisor = Supervisor(
@@ -91,7 +85,7 @@ class RankProber:
         try:
             meeting.agree(_asked_for(source, options))
             self._address = self._open_store()
-            self._tell(self._start_workers(), options)
+            self._tell(self._start_workers(), options.strategy)
         except BaseException:
             self.close()
             raise
@@ -106,10 +100,6 @@ class RankProber:
         )
         verdict: Verdict = retrying(self._attempt, batch_size, confirm)
         return verdict.probe
-
-    def agreed(self, result: BatchSizeResult) -> BatchSizeResult:
-        """The same result for every rank: that of rank 0, whose clock counts."""
-        return agreed_result(self._meeting, result)
 
     def close(self) -> None:
         self._supervisor.close()
@@ -127,10 +117,7 @@ class RankProber:
             verdict = self._supervisor.attempt(batch_size, confirm, is_given_up)
             return RankReport(verdict, warnings=self._supervisor.warnings)
 
-        reports = [RankReport.from_dict(said) for said in self._meeting.gather(self._do(attempt))]
-        for report in reports:
-            self._warn(*report.warnings)
-        verdict = consensus(reports, self._budgets, batch_size, confirm)
+        verdict = self._verdict(self._meeting.gather(self._do(attempt)), batch_size, confirm)
         if not verdict.is_clean:
             self._supervisor.end_worker()
         if verdict.probe.fits:
@@ -176,23 +163,6 @@ class RankProber:
             self._meeting.raise_alarm()
         return report.to_dict()
 
-    def _tell(self, told: list[dict[str, Any]], options: ProbeOptions) -> None:
-        """Take what the workers told as this prober's own, the same on every rank."""
-        check_same([one["facts"] for one in told])
-        self._budgets = [one["budget_bytes"] for one in told]
-        smallest = told[self._budgets.index(min(self._budgets))]
-        self.device = _device_name(told, options, self._meeting.job.local_world_size)
-        self.budget_bytes: int = smallest["budget_bytes"]
-        self.capacity_bytes: int = smallest["capacity_bytes"]
-        self.used_by_others_bytes: int = smallest["used_by_others_bytes"]
-        self.is_repeatable = all(one["is_repeatable"] for one in told)
-        self.versions: dict[str, str] = told[0]["versions"]
-        for one in told:
-            if one["limit_warning"]:
-                self._warn(one["limit_warning"])
-        if len(told) == 1:
-            self._warn(ONE_RANK_WARNING)
-
     def _open_store(self) -> tuple[str, int]:
         """Where the workers find each other: a store that rank 0 serves for the whole search."""
         job = self._meeting.job
@@ -204,9 +174,6 @@ class RankProber:
         port = self._meeting.gather(self._store.port if self._store is not None else 0)[0]
         is_one_machine = {one for one, _ in hosts} == {host}
         return "localhost" if is_one_machine else hosts[0][1], port
-
-    def _warn(self, *warnings: str) -> None:
-        self.warnings = tuple(dict.fromkeys((*self.warnings, *warnings)))
 
 
 class _Patience:
@@ -227,11 +194,6 @@ def _is_uncertain(verdict: Verdict) -> bool:
     return not verdict.is_certain or verdict.probe.outcome is Outcome.FAILED
 
 
-def agreed_result(meeting: Meeting, result: BatchSizeResult) -> BatchSizeResult:
-    """The same result for every rank: as they agreed on all else, only the clocks differ."""
-    return replace(result, seconds=meeting.gather(result.seconds)[0])
-
-
 def _asked_for(source: SetupSource, options: ProbeOptions) -> dict[str, Any]:
     """What all ranks have to ask for alike: all but how much memory there is."""
     asked = {f"the option {name}": value for name, value in options.to_dict().items()}
@@ -243,11 +205,3 @@ def _asked_for(source: SetupSource, options: ProbeOptions) -> dict[str, Any]:
         "the optimizer": source.optimizer,
         **asked,
     }
-
-
-def _device_name(told: list[dict[str, Any]], options: ProbeOptions, sharing: int) -> str:
-    """Such as "8 x NVIDIA H200 (ddp)"."""
-    names = dict.fromkeys(one["device"].partition(" ")[2] or one["device"] for one in told)
-    name = f"{len(told)} x {', '.join(names)} ({options.strategy})"
-    shares_memory = sharing > 1 and told[0]["facts"]["the kind of device"] == "cpu"
-    return f"{name}, each with 1/{sharing} of the memory" if shares_memory else name

@@ -46,6 +46,7 @@ class ProbeSession:
         options: of the search.
         on_step: called as each step ends.
         all_agree: asks all ranks that train together, and says whether each says yes.
+        make_step: makes the training step.
     """
 
     def __init__(
@@ -57,10 +58,12 @@ class ProbeSession:
         options: ProbeOptions,
         on_step: Callable[[], None] = lambda: None,
         all_agree: Callable[[bool], bool] = bool,
+        make_step: Callable[..., TrainingStep] = TrainingStep,
     ) -> None:
         self.setup = setup
         self.on_step = on_step
         self.all_agree = all_agree
+        self.make_step = make_step
         self.batches = batches
         self.device = device
         self.budget_bytes = budget_bytes
@@ -163,7 +166,7 @@ class ProbeSession:
     def _step_of_setup(self) -> TrainingStep:
         # Made inside the first probe: a model too large for the device is an OOM like any other.
         if self._made_step is None:
-            self._made_step = TrainingStep(
+            self._made_step = self.make_step(
                 self.setup,
                 self.device.torch_device,
                 precision=self.options.precision,

@@ -24,9 +24,16 @@ from typing import IO, Any
 
 from batchfinder.errors import BatchFinderError, UsageError
 from batchfinder.probing.attempt import Attempt
-from batchfinder.probing.device import Device, DeviceMemory, budget
+from batchfinder.probing.device import budget
 from batchfinder.probing.devices import choose_device
-from batchfinder.probing.group import GroupInvitation, all_agree, device_of_rank, join
+from batchfinder.probing.group import (
+    GroupInvitation,
+    all_agree,
+    device_of_rank,
+    facts_of,
+    join,
+    shared,
+)
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.session import ProbeSession
 from batchfinder.probing.versions import versions
@@ -34,7 +41,6 @@ from batchfinder.training.loading import load_setup
 from batchfinder.training.optimizers import find_optimizer
 from batchfinder.training.sample import BatchMaker, find_sample
 from batchfinder.training.setup import TrainingSetup
-from batchfinder.training.tree import named_tensors
 from batchfinder.training.user_traceback import user_traceback
 
 
@@ -91,7 +97,7 @@ class Worker:
         device = choose_device(options.device, setup.model)
         memory = device.memory()
         if group is not None and device.torch_device.type == "cpu":
-            memory, options = _share(memory, options, group.local_world_size)
+            memory, options = shared(memory, options, group.local_world_size)
         budget_bytes = options.budget_bytes or budget(
             memory, options.memory_limit, options.headroom
         )
@@ -107,7 +113,7 @@ class Worker:
             is_repeatable=device.leaves_no_trace,
             limit_warning=device.limit_warning,
             versions=versions(),
-            facts={} if group is None else _facts(setup, batches, device),
+            facts={} if group is None else facts_of(setup, batches, device),
         )
         opened.enter_context(device.limited_to(budget_bytes))
         self._session = ProbeSession(
@@ -127,30 +133,6 @@ class Worker:
             return run(order["batch_size"])
         finally:
             self.warnings = list(dict.fromkeys(self.warnings + self._session.warnings))
-
-
-def _share(
-    memory: DeviceMemory, options: ProbeOptions, ranks: int
-) -> tuple[DeviceMemory, ProbeOptions]:
-    """What one of several ranks has of a memory, and of a limit, that they share."""
-    limit = options.memory_limit
-    options = replace(options, memory_limit=None if limit is None else limit // ranks)
-    capacity, others = memory.capacity_bytes // ranks, memory.used_by_others_bytes // ranks
-    return replace(memory, capacity_bytes=capacity, used_by_others_bytes=others), options
-
-
-def _facts(setup: TrainingSetup, batches: BatchMaker, device: Device) -> dict[str, str]:
-    """What ranks that train together have to have in common, in words."""
-    parameters = list(setup.model.parameters())
-    # Of one example: the samples of two ranks may well be batches of different sizes.
-    example = named_tensors(batches.make(1)) if setup.make_batch is None else []
-    shapes = [f"{path} {tensor.dtype} {[*tensor.shape]}".strip() for path, tensor in example]
-    return {
-        "the kind of device": device.torch_device.type,
-        "the model": f"{type(setup.model).__name__} with {len(parameters)} parameter tensors of "
-        f"{sum(parameter.numel() for parameter in parameters)} elements",
-        "the sample": ", ".join(shapes) or "a function",
-    }
 
 
 def _load(order: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:

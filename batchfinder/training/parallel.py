@@ -31,6 +31,11 @@ def is_sharded(model: nn.Module) -> bool:
     return any(isinstance(module, _fsdp().FSDPModule) for module in model.modules())
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel; the model itself where it is not wrapped."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
 def parallelized(
     setup: TrainingSetup, strategy: str, device: torch.device, precision: str = "fp32"
 ) -> nn.Module:

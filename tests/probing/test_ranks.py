@@ -13,7 +13,8 @@ from probing.ranks import MIB, TARGETS, meetings, on_each, prober, search_on
 from batchfinder import BatchSizeResult, Outcome, Status
 from batchfinder.errors import BatchFinderError, RankError, UserCodeError
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.ranks import HANG_SECONDS, ONE_RANK_WARNING
+from batchfinder.probing.ranked import ONE_RANK_WARNING
+from batchfinder.probing.ranks import HANG_SECONDS
 from batchfinder.probing.source import SetupSource
 from batchfinder.result import Probe
 
