@@ -110,10 +110,10 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _parameter_users(model: nn.Module) -> dict[int, int]:
-    """How many modules of a model hold each parameter, by the parameter's identity."""
+    """How often each parameter is held in a model, by the parameter's identity."""
     return Counter(
         id(parameter)
-        for module in model.modules()
+        for _, module in model.named_modules(remove_duplicate=False)
         for parameter in module.parameters(recurse=False)
     )
 
