@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import torch
@@ -30,10 +31,15 @@ class Mine(nn.Module):
         return output.mean()
 
 
-def main(what: str) -> None:
-    """``what``: "here", "worker" or "sharded"."""
-    dist.init_process_group("gloo")
+def main(what: str, kind: str = "cpu") -> None:
+    """``what``: "here", "worker" or "sharded"; ``kind`` of device."""
+    device = torch.device(kind)
+    if kind == "cuda":
+        device = torch.device(kind, int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
     model: nn.Module = Mine(oom_at=6) if what == "here" else nn.Linear(4, 4)
+    model.to(device)
     if what == "sharded":
         from torch.distributed.fsdp import fully_shard
 
@@ -45,7 +51,7 @@ def main(what: str) -> None:
         result = batchfinder.find_max_batch(
             model,
             torch.ones(2, 4),
-            device="cpu",
+            device=device,
             memory_limit=(1200 + 200 * dist.get_rank()) * MIB * dist.get_world_size(),
             max_batch_size=8,
         )
@@ -54,7 +60,7 @@ def main(what: str) -> None:
         dist.destroy_process_group()
         return
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    model(torch.ones(2, 4)).mean().backward()
+    model(torch.ones(2, 4, device=device)).mean().backward()
     everybody: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(everybody, result.to_json())
     if dist.get_rank() == 0:
@@ -63,4 +69,4 @@ def main(what: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
