@@ -66,9 +66,25 @@ def parallelized(
     # Not at the top: some builds of PyTorch have none, and need none for a single process.
     from torch.distributed.device_mesh import init_device_mesh
 
+    shard(model, init_device_mesh(device.type, (dist.get_world_size(),)), precision)
+    return model
+
+
+def shard(
+    model: nn.Module, mesh: Any, precision: str = "fp32", *, keep_gathered: bool = False
+) -> None:
+    """Shard a model over the ranks of a mesh, block by block, in place.
+
+    Args:
+        model: its parameters may be anywhere.
+        mesh: of one dimension.
+        precision: what parameters are gathered and computed in; gradients are reduced in fp32.
+        keep_gathered: keep what the forward pass has gathered for the backward pass.
+    """
     fsdp = _fsdp()
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     options: dict[str, Any] = {"mesh": mesh}
+    if keep_gathered:
+        options["reshard_after_forward"] = False
     if precision != "fp32":
         options["mp_policy"] = fsdp.MixedPrecisionPolicy(
             param_dtype=_LOWER_PRECISIONS[precision], reduce_dtype=torch.float32
@@ -76,7 +92,6 @@ def parallelized(
     for block in repeated_blocks(model):
         fsdp.fully_shard(block, **options)
     fsdp.fully_shard(model, **options)
-    return model
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
