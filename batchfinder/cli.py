@@ -139,6 +139,14 @@ def find(make_prober: Any, /, **options: Any) -> None:
     help="As with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
 )
 @click.option(
+    "--strategy",
+    type=click.Choice(["ddp", "fsdp", "zero1", "zero2"]),
+    help="On each rank of a job, with --world-size.",
+)
+@click.option(
+    "--world-size", type=int, metavar="N", help="Ranks of the job; also shows 1, 2, 4 ... of them."
+)
+@click.option(
     "--calibrate", metavar="JSON", help="A result of `find --json` on your GPU, to learn from."
 )
 @click.option("--forget-calibration", is_flag=True, help="Remove what was learned before.")

@@ -21,7 +21,7 @@ ROOMS = (
     ("__main__",),
     ("cli",),
     ("find_command", "estimate_command"),
-    ("", "finder", "estimator"),
+    ("", "finder", "estimator", "cluster_estimator"),
     ("integrations", "reporting"),
     ("probing", "simulation"),
     ("training",),

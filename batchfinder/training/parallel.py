@@ -28,7 +28,7 @@ def is_wrapped(model: nn.Module) -> bool:
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether ``fully_shard`` has been applied to the model or to a part of it."""
-    return any(isinstance(module, _fsdp().FSDPModule) for module in model.modules())
+    return any(isinstance(module, fully_sharding().FSDPModule) for module in model.modules())
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -81,7 +81,7 @@ def shard(
         precision: what parameters are gathered and computed in; gradients are reduced in fp32.
         keep_gathered: keep what the forward pass has gathered for the backward pass.
     """
-    fsdp = _fsdp()
+    fsdp = fully_sharding()
     options: dict[str, Any] = {"mesh": mesh}
     if keep_gathered:
         options["reshard_after_forward"] = False
@@ -110,18 +110,25 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     pending = [model]
     while pending:
         parent = pending.pop(0)
-        children = [child for child in parent.children() if any(True for _ in child.parameters())]
-        often = {kind for kind, times in Counter(map(type, children)).items() if times > 1}
-        for child in children:
+        repeated = _repeated_children(parent)
+        for child in parent.children():
             # Two embeddings side by side in a model are no blocks, two layers in a list are.
             is_built = isinstance(parent, _LISTS) or any(True for _ in child.children())
             # A list of lists of blocks is no block.
-            is_block = type(child) in often and is_built and not isinstance(child, _LISTS)
+            is_list = isinstance(child, _LISTS) and _repeated_children(child)
+            is_block = child in repeated and is_built and not is_list
             (blocks if is_block else pending).append(child)
     users = _parameter_users(model)
     return [
         block for block in dict.fromkeys(blocks) if _parameter_users(block).items() <= users.items()
     ]
+
+
+def _repeated_children(parent: nn.Module) -> list[nn.Module]:
+    """The children with parameters that have siblings of their class."""
+    children = [child for child in parent.children() if any(True for _ in child.parameters())]
+    times = Counter(map(type, children))
+    return [child for child in children if times[type(child)] > 1]
 
 
 def _parameter_users(model: nn.Module) -> dict[int, int]:
@@ -133,7 +140,8 @@ def _parameter_users(model: nn.Module) -> dict[int, int]:
     )
 
 
-def _fsdp() -> Any:
+def fully_sharding() -> Any:
+    """The module of PyTorch that ``fully_shard`` is in."""
     try:
         from torch.distributed import fsdp
 
