@@ -102,6 +102,11 @@ def cli() -> None:
     "--memory-limit", metavar="SIZE", help="As if the device had no more than this, as 24GiB."
 )
 @shared_options
+@click.option(
+    "--strategy",
+    type=click.Choice(["ddp", "fsdp"]),
+    help="On all ranks of a job that torchrun has started.",
+)
 @click.option("--compile", "compiled", is_flag=True, help="Train through torch.compile.")
 @click.option(
     "--confirm-steps",
@@ -155,6 +160,14 @@ def find(make_prober: Any, /, **options: Any) -> None:
     "--expandable-segments",
     is_flag=True,
     help="As with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+)
+@click.option(
+    "--strategy",
+    type=click.Choice(["ddp", "fsdp", "zero1", "zero2"]),
+    help="On each rank of a job, with --world-size.",
+)
+@click.option(
+    "--world-size", type=int, metavar="N", help="Ranks of the job; also shows 1, 2, 4 ... of them."
 )
 @click.option(
     "--calibrate", metavar="JSON", help="A result of `find --json` on your GPU, to learn from."

@@ -12,7 +12,9 @@ The tree::
     ├── WorkerError                         the worker process is of no use
     │   ├── WorkerDiedError                 it ended without an answer
     │   ├── WorkerGarbledError              something else than an answer came from it
-    │   └── WorkerHungError                 it did not answer in time
+    │   ├── WorkerHungError                 it did not answer in time
+    │   └── WorkerReleasedError             its answer is of no use any more: another rank failed
+    ├── RankError                           the ranks of a job do not agree, or one is missing
     └── UserCodeError                       the user's own code raised; carries their traceback
 
 In-process, the user's own exceptions are raised as they are, never wrapped. ``UserCodeError``
@@ -113,6 +115,25 @@ class WorkerHungError(WorkerError):
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"hung: no step ended within {seconds:.0f} s")
+
+
+class WorkerReleasedError(WorkerError):
+    """The worker process was given up, as another rank of the job has failed."""
+
+    def __init__(self) -> None:
+        super().__init__("stopped, as another rank had failed")
+
+
+class RankError(BatchFinderError):
+    """The ranks of a job do not ask for the same, or one of them is missing.
+
+    Attributes:
+        is_known_to_rank_0: whether rank 0 raises it too, and so tells it.
+    """
+
+    def __init__(self, message: str, *, is_known_to_rank_0: bool = True) -> None:
+        self.is_known_to_rank_0 = is_known_to_rank_0
+        super().__init__(message)
 
 
 class UserCodeError(BatchFinderError):

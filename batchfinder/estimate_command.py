@@ -6,19 +6,27 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from batchfinder.bounds import check_bounds
+from batchfinder.cluster_estimator import estimate_on_cluster
 from batchfinder.errors import BatchFinderError, UsageError, UserCodeError
 from batchfinder.estimator import estimate_on_gpus
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.reporting.estimates import estimate_table, explanation_lines, gpu_table
+from batchfinder.reporting.estimates import (
+    cluster_table,
+    estimate_table,
+    explanation_lines,
+    gpu_table,
+)
 from batchfinder.result import SCHEMA_VERSION
 from batchfinder.simulation.allocator import AllocatorSettings
 from batchfinder.simulation.attention import kernel_family
 from batchfinder.simulation.calibration import Calibration, read_measurement
-from batchfinder.simulation.estimate import Estimate
+from batchfinder.simulation.cluster import Cluster
+from batchfinder.simulation.estimate import ClusterEstimate, Estimate
 from batchfinder.simulation.gpus import Gpu, all_gpus, find_gpu, unnamed_gpu
 from batchfinder.simulation.prober import SimulatedProber
 from batchfinder.simulation.step_trace import StepTraces
@@ -48,6 +56,8 @@ def estimate_batch_size(
     max_batch_size: int | None,
     multiple_of: int,
     expandable_segments: bool,
+    strategy: str | None,
+    world_size: int | None,
     calibrate: str | None,
     forget_calibration: bool,
     explain: bool,
@@ -62,6 +72,7 @@ def estimate_batch_size(
         BatchFinderError: whatever keeps the estimate from being made.
     """
     check_bounds(min_batch_size, max_batch_size, multiple_of)
+    largest = _cluster(strategy, world_size)
     gpus = _gpus(gpu_names, memory, overhead)
     options = ProbeOptions(
         headroom=parse_percentage(headroom, "--headroom"),
@@ -80,16 +91,21 @@ def estimate_batch_size(
         if calibrate is not None:
             _calibrate(calibration, Path(calibrate), setup, options)
         gpus = [calibration.applied(gpu) for gpu in gpus] if overhead is None else gpus
-        estimates = estimate_on_gpus(
-            setup,
-            gpus,
-            options,
-            settings,
-            min_batch_size=min_batch_size,
-            max_batch_size=max_batch_size,
-            multiple_of=multiple_of,
-        )
-    _print(estimates, explain=explain, as_json=as_json)
+        bounds: dict[str, Any] = {
+            "min_batch_size": min_batch_size,
+            "max_batch_size": max_batch_size,
+            "multiple_of": multiple_of,
+        }
+        jobs: list[ClusterEstimate] = []
+        if largest is not None:
+            adds_nccl = overhead is None
+            jobs = estimate_on_cluster(
+                setup, gpus, options, settings, largest, adds_nccl=adds_nccl, **bounds
+            )
+            estimates = [job.estimate for job in jobs]
+        else:
+            estimates = estimate_on_gpus(setup, gpus, options, settings, **bounds)
+    _print(estimates, jobs, explain=explain, as_json=as_json)
     warnings += [text for estimate in estimates for text in estimate.result.warnings]
     if overhead is None:
         warnings += [calibration.note(gpu) for gpu in gpus if calibration.note(gpu)]
@@ -154,15 +170,29 @@ def _calibrate(
     )
 
 
-def _print(estimates: Sequence[Estimate], *, explain: bool, as_json: bool) -> None:
+def _cluster(strategy: str | None, world_size: int | None) -> Cluster | None:
+    if strategy is None and world_size is None:
+        return None
+    if strategy is None or world_size is None:
+        raise UsageError("--strategy and --world-size go together: --strategy fsdp --world-size 64")
+    return Cluster(strategy, world_size)
+
+
+def _print(
+    estimates: Sequence[Estimate],
+    jobs: Sequence[ClusterEstimate],
+    *,
+    explain: bool,
+    as_json: bool,
+) -> None:
     if as_json:
         content = {
             "schema_version": SCHEMA_VERSION,
-            "estimates": [estimate.to_dict() for estimate in estimates],
+            "estimates": [one.to_dict() for one in (jobs or estimates)],
         }
         click.echo(json.dumps(content, allow_nan=False))
         return
-    lines = estimate_table(estimates)
+    lines = cluster_table(jobs) if jobs else estimate_table(estimates)
     if explain:
         for estimate in estimates:
             lines += ["", estimate.gpu.name, *explanation_lines(estimate.explanation)]

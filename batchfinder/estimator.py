@@ -17,6 +17,7 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.result import BatchSizeResult, Probe, Status
 from batchfinder.simulation.allocator import AllocatorSettings
 from batchfinder.simulation.attention import kernel_family
+from batchfinder.simulation.cluster import Cluster
 from batchfinder.simulation.estimate import Estimate, PeakEstimate
 from batchfinder.simulation.explanation import explain
 from batchfinder.simulation.gpus import Gpu, find_gpu
@@ -186,6 +187,7 @@ def estimate_on_gpus(
     min_batch_size: int = 1,
     max_batch_size: int | None = None,
     multiple_of: int = 1,
+    cluster: Cluster | None = None,
 ) -> list[Estimate]:
     """The estimate for each of several GPUs; GPUs with the same kernels share their traces.
 
@@ -197,6 +199,7 @@ def estimate_on_gpus(
         min_batch_size: see :func:`estimate_max_batch`.
         max_batch_size: see there.
         multiple_of: see there.
+        cluster: of which each GPU is one rank; None: it trains alone.
 
     Raises:
         UsageError, SampleError, StepError, DeviceError, Exception: as there.
@@ -207,7 +210,7 @@ def estimate_on_gpus(
     for gpu in gpus:
         family = kernel_family(gpu.compute_capability)
         if family not in traces:
-            traces[family] = StepTraces(setup, options, family)
+            traces[family] = StepTraces(setup, options, family, cluster)
         prober = SimulatedProber(traces[family], gpu, options, settings)
         result = _search(prober, smallest, max_batch_size, multiple_of)
         shown = result.batch_size or smallest

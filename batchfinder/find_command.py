@@ -7,17 +7,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
+from functools import partial, wraps
 from types import FrameType
+from typing import Any, ParamSpec
 
 import click
 
 from batchfinder.bounds import check_bounds
-from batchfinder.errors import BatchFinderError, UsageError
+from batchfinder.errors import BatchFinderError, RankError, UsageError
 from batchfinder.finder import conclude, run_search
+from batchfinder.probing.job import Job
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.prober import Prober
-from batchfinder.probing.worker import SetupSource, WorkerProber
+from batchfinder.probing.source import SetupSource
+from batchfinder.probing.worker import WorkerProber
 from batchfinder.reporting.terminal import TerminalReporter
 from batchfinder.result import BatchSizeResult, Probe, Status
 from batchfinder.training.arguments import parse_arguments
@@ -27,10 +30,35 @@ EXIT_STATUS = {Status.FOUND: 0, Status.CAPPED: 0, Status.NOTHING_FITS: 3}
 MakeProber = Callable[[SetupSource, ProbeOptions], Prober]
 """From what the options say to what tries the sizes."""
 
+P = ParamSpec("P")
+
 CTRL_C = 130
 TERMINATED = 143
 
 
+def told_by_rank_0(command: Callable[P, int]) -> Callable[P, int]:
+    """Leave it to rank 0 to tell how a command ended: all ranks came to the same end.
+
+    The others end well. Whatever started them ends the whole job with the first that does not, and
+    rank 0 may not have printed the answer by then.
+    """
+
+    @wraps(command)
+    def run(*arguments: P.args, **options: P.kwargs) -> int:
+        if Job.from_environment().rank == 0:
+            return command(*arguments, **options)
+        try:
+            status = command(*arguments, **options)
+        except BatchFinderError as error:
+            if isinstance(error, RankError) and not error.is_known_to_rank_0:
+                raise
+            return 0
+        return status if status in (CTRL_C, TERMINATED) else 0
+
+    return run
+
+
+@told_by_rank_0
 def find_batch_size(
     target: str,
     *,
@@ -42,6 +70,7 @@ def find_batch_size(
     headroom: str,
     precision: str,
     optimizer: str | None,
+    strategy: str | None,
     accumulate: bool,
     compiled: bool,
     min_batch_size: int,
@@ -57,7 +86,8 @@ def find_batch_size(
 ) -> int:
     """Run the command; see ``batchfinder find --help`` for the options.
 
-    ``make_prober`` makes the prober; None: a :class:`WorkerProber`.
+    ``make_prober`` makes the prober; None: a :class:`WorkerProber`, or with a strategy one of all
+    ranks.
 
     Returns:
         The exit status.
@@ -65,12 +95,14 @@ def find_batch_size(
     Raises:
         BatchFinderError: whatever keeps the search from ending well.
     """
+    is_rank_0 = _check_job(strategy).rank == 0
     check_bounds(min_batch_size, max_batch_size, multiple_of)
     options = ProbeOptions(
         device=device,
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
         headroom=parse_percentage(headroom, "--headroom"),
         precision=precision,
+        strategy=strategy,
         accumulate=accumulate,
         compiled=compiled,
         confirm_steps=confirm_steps,
@@ -85,6 +117,8 @@ def find_batch_size(
     source = SetupSource(target, parse_arguments(pairs), sample, input_spec, optimizer)
 
     def report(result: BatchSizeResult) -> None:
+        if not is_rank_0:
+            return
         plan = None
         if global_batch_size is not None and result.batch_size:
             plan = result.accumulation_plan(global_batch_size)
@@ -94,11 +128,13 @@ def find_batch_size(
         elif result.status is not Status.FAILED or result.batch_size:
             reporter.answer(result, plan)
 
-    if make_prober is None:
-        make_prober = partial(
-            WorkerProber, probe_timeout_seconds=probe_timeout, show_output=verbose
-        )
-    with TerminalReporter(quiet=quiet, verbose=verbose) as reporter, _terminated_as_ctrl_c() as why:
+    make_prober = make_prober or partial(
+        _worker_prober, probe_timeout_seconds=probe_timeout, show_output=verbose
+    )
+    with (
+        TerminalReporter(quiet=quiet or not is_rank_0, verbose=verbose) as reporter,
+        _terminated_as_ctrl_c() as why,
+    ):
         try:
             with closing(make_prober(source, options)) as prober:
                 reporter.start(
@@ -126,6 +162,25 @@ def find_batch_size(
             return why[-1]
         report(result)
     return EXIT_STATUS[result.status]
+
+
+def _check_job(strategy: str | None) -> Job:
+    job = Job.from_environment()
+    if strategy is None and job.world_size > 1:
+        raise UsageError(
+            f"this is one of {job.world_size} ranks: add --strategy ddp or --strategy fsdp"
+        )
+    return job
+
+
+def _worker_prober(source: SetupSource, options: ProbeOptions, **settings: Any) -> Prober:
+    if options.strategy is None:
+        return WorkerProber(source, options, **settings)
+    # Not before: the parent of a single worker does without torch.
+    from batchfinder.probing.meeting import open_meeting
+    from batchfinder.probing.ranks import RankProber
+
+    return RankProber(source, options, open_meeting(), **settings)
 
 
 @contextmanager

@@ -50,6 +50,7 @@ def find_max_batch(
     confirm_steps: int = 3,
     batch_dim: int | None = None,
     isolate: bool = False,
+    strategy: str | None = None,
     on_probe: OnProbe | None = None,
 ) -> BatchSizeResult:
     """Find the largest batch size that really trains on a device, by real training steps.
@@ -87,6 +88,8 @@ def find_max_batch(
         confirm_steps: the least number of full steps that the answer is confirmed with.
         batch_dim: index of the batch dimension. Default: 0.
         isolate: try every size in a worker process.
+        strategy: ``"ddp"`` or ``"fsdp"``: all ranks of this job search together, and each has to
+            make this call. Default: ``"ddp"`` in a process group of several ranks, else none.
         on_probe: called with each :class:`Probe` as it ends.
 
     Returns:
@@ -96,6 +99,7 @@ def find_max_batch(
     Raises:
         UsageError: an argument makes no sense.
         SampleError, StepError, DeviceError: see :mod:`batchfinder.errors`.
+        RankError: the ranks of the job ask for different things, or one does not make this call.
         Exception: what the model or one of the functions raises, other than running out of memory.
         UserCodeError: the same, from a worker process.
 
@@ -107,7 +111,8 @@ def find_max_batch(
         64
     """
     # Only now: the command line asks for this module before it needs torch.
-    from batchfinder.probing.choose import choose_prober
+    from batchfinder.probing.choose import choose_prober, strategy_of_this_job
+    from batchfinder.probing.ranked import RankedProber
     from batchfinder.training.setup import TrainingSetup
 
     given = (sample, loss_fn, optimizer, step, make_batch)
@@ -127,16 +132,18 @@ def find_max_batch(
         compiled=compile,
         confirm_steps=confirm_steps,
         batch_dim=batch_dim or 0,
+        strategy=strategy or strategy_of_this_job(setup.model),
     )
     prober = choose_prober(setup, options, isolate=isolate)
     try:
-        return run_search(
+        result = run_search(
             prober,
             min_batch_size=min_batch_size,
             max_batch_size=max_batch_size,
             multiple_of=multiple_of,
             on_probe=on_probe,
         )
+        return prober.agreed(result) if isinstance(prober, RankedProber) else result
     finally:
         prober.close()
 

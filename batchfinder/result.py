@@ -54,6 +54,10 @@ class Probe:
         phase_peak_bytes: the peak of each phase, in the bytes that count against the budget.
         confirmed: whether this was a confirmation: several full steps from a fresh allocator.
         note: what there is to say: the reason of a failure, a warning.
+        rank_peak_bytes: the peak of each rank, by rank; None where it was not read. Empty where
+            one process trains alone.
+        limiting_rank: the rank that failed first, or that has the least room left; its readings
+            are those of the probe. None where one process trains alone.
     """
 
     batch_size: int
@@ -67,6 +71,8 @@ class Probe:
     phase_peak_bytes: Mapping[Phase, int] = field(default_factory=dict)
     confirmed: bool = False
     note: str = ""
+    rank_peak_bytes: tuple[int | None, ...] = ()
+    limiting_rank: int | None = None
 
     @property
     def fits(self) -> bool:
@@ -89,6 +95,8 @@ class Probe:
             "samples": self.samples,
             "confirmed": self.confirmed,
             "note": self.note,
+            "rank_peak_bytes": [*self.rank_peak_bytes],
+            "limiting_rank": self.limiting_rank,
         }
 
     @classmethod
@@ -99,7 +107,17 @@ class Probe:
             KeyError, ValueError, TypeError: the data is not that of a probe.
         """
         peaks = {Phase(name): int(peak) for name, peak in data["phase_peak_bytes"].items()}
-        return cls(**{**data, "outcome": Outcome(data["outcome"]), "phase_peak_bytes": peaks})
+        return cls(
+            **{
+                **data,
+                "outcome": Outcome(data["outcome"]),
+                "phase_peak_bytes": peaks,
+                "rank_peak_bytes": tuple(data["rank_peak_bytes"]),
+            }
+        )
+
+
+_NO_PROBE = Probe(0, Outcome.FAILED, steps=0, seconds=0.0)
 
 
 @dataclass(frozen=True)
@@ -155,12 +173,35 @@ class BatchSizeResult:
     def __int__(self) -> int:
         return self.batch_size
 
-    def accumulation_plan(self, global_batch_size: int, world_size: int = 1) -> AccumulationPlan:
+    @property
+    def world_size(self) -> int:
+        """How many ranks train together; 1 where one process trains alone."""
+        return max((len(probe.rank_peak_bytes) for probe in self.probes), default=0) or 1
+
+    @property
+    def rank_peak_bytes(self) -> tuple[int | None, ...]:
+        """The peak of each rank at the answer, by rank; empty where one process trains alone."""
+        ran = [p for p in self.probes if p.fits and p.batch_size == self.batch_size]
+        return max(ran, key=lambda p: p.confirmed, default=_NO_PROBE).rank_peak_bytes
+
+    @property
+    def limiting_rank(self) -> int | None:
+        """The rank that stands in the way of more; None where one process trains alone.
+
+        It is the one that failed above the answer, or that has the least room left at it.
+        """
+        size = self.next_failure.batch_size if self.next_failure else self.batch_size
+        tried = (p.limiting_rank for p in self.probes if p.batch_size == size)
+        return next((rank for rank in tried if rank is not None), None)
+
+    def accumulation_plan(
+        self, global_batch_size: int, world_size: int | None = None
+    ) -> AccumulationPlan:
         """How to reach a global batch size with micro-batches no larger than the answer.
 
         Args:
             global_batch_size: examples per optimizer step over all ranks.
-            world_size: data-parallel ranks.
+            world_size: data-parallel ranks. Default: those that the answer was found with.
 
         Returns:
             The exact split if there is one, else the nearest ones below and above.
@@ -168,7 +209,11 @@ class BatchSizeResult:
         Raises:
             UsageError: a size is not positive, or nothing fits.
         """
-        return plan_accumulation(global_batch_size, self.batch_size, world_size)
+        return plan_accumulation(
+            global_batch_size,
+            self.batch_size,
+            self.world_size if world_size is None else world_size,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data: raw bytes and seconds, with a ``schema_version``."""
@@ -178,6 +223,9 @@ class BatchSizeResult:
             "status": self.status.value,
             "device": self.device,
             "budget_bytes": self.budget_bytes,
+            "world_size": self.world_size,
+            "rank_peak_bytes": [*self.rank_peak_bytes],
+            "limiting_rank": self.limiting_rank,
             "memory_model": _model_to_dict(self.memory_model),
             "probes": [probe.to_dict() for probe in self.probes],
             "next_failure": None

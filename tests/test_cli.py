@@ -22,7 +22,7 @@ from batchfinder import Outcome
 from batchfinder.cli import cli
 from batchfinder.errors import BatchFinderError, UserCodeError
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.worker import SetupSource
+from batchfinder.probing.source import SetupSource
 
 TARGETS = Path(__file__).parent / "targets"
 PATIENCE_SECONDS = 60

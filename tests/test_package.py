@@ -31,7 +31,7 @@ ROOMS = (
     ("__main__",),
     ("cli",),
     ("find_command", "estimate_command"),
-    ("", "finder", "estimator"),
+    ("", "finder", "estimator", "cluster_estimator"),
     ("integrations", "reporting"),
     ("probing", "simulation"),
     ("training",),

@@ -55,6 +55,9 @@ def test_the_json_has_every_fact_in_raw_units() -> None:
         "status": "found",
         "device": "cpu",
         "budget_bytes": 1024,
+        "world_size": 1,
+        "rank_peak_bytes": [],
+        "limiting_rank": None,
         "memory_model": {
             "fixed_bytes": 100,
             "per_sample_bytes": 56.2,
@@ -75,6 +78,8 @@ def test_the_json_has_every_fact_in_raw_units() -> None:
                 "samples": 48,
                 "confirmed": True,
                 "note": "NaN loss",
+                "rank_peak_bytes": [],
+                "limiting_rank": None,
             }
         ],
         "next_failure": {"batch_size": 17, "outcome": "oom", "reason": "out of memory"},

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 import pickletools
+from dataclasses import replace
 
+import torch.distributed as dist
 from torch import nn
 
 from batchfinder.errors import UsageError
@@ -12,8 +14,15 @@ from batchfinder.probing.devices import choose_device
 from batchfinder.probing.in_process import InProcessProber
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.prober import Prober
-from batchfinder.probing.worker import SetupSource, WorkerProber
+from batchfinder.probing.source import SetupSource
+from batchfinder.probing.worker import WorkerProber
+from batchfinder.training.parallel import is_sharded, unwrapped
 from batchfinder.training.setup import TrainingSetup
+
+_HERE_WARNING = (
+    "sizes are tried in this process, as {}: an out-of-memory on the CPU leaves holes in its "
+    "memory, and the answer may be too small; batchfinder find does better"
+)
 
 
 def choose_prober(setup: TrainingSetup, options: ProbeOptions, *, isolate: bool) -> Prober:
@@ -31,6 +40,8 @@ def choose_prober(setup: TrainingSetup, options: ProbeOptions, *, isolate: bool)
     """
     if not isinstance(setup.model, nn.Module):
         raise UsageError(f"the model is {type(setup.model).__name__}, not a torch.nn.Module")
+    if options.strategy is not None:
+        return _choose_for_ranks(setup, options, isolate)
     device = choose_device(options.device, setup.model)
     if not isolate and device.leaves_no_trace:
         return InProcessProber(setup, options)
@@ -40,11 +51,56 @@ def choose_prober(setup: TrainingSetup, options: ProbeOptions, *, isolate: bool)
         if isolate:
             raise
         prober = InProcessProber(setup, options)
-        prober.warn(
-            f"sizes are tried in this process, as {error}: an out-of-memory on the CPU leaves "
-            "holes in its memory, and the answer may be too small; batchfinder find does better"
-        )
+        prober.warn(_HERE_WARNING.format(error))
         return prober
+
+
+def strategy_of_this_job(model: object) -> str | None:
+    """How the ranks of the process group that there is will train a model; None: there is none."""
+    if (
+        not isinstance(model, nn.Module)
+        or not dist.is_available()
+        or not dist.is_initialized()
+        or dist.get_world_size() == 1
+    ):
+        return None
+    return "fsdp" if is_sharded(model) else "ddp"
+
+
+def _choose_for_ranks(setup: TrainingSetup, options: ProbeOptions, isolate: bool) -> Prober:
+    # Not at the top: builds of PyTorch without torch.distributed work for a single process.
+    from batchfinder.probing.meeting import open_meeting
+    from batchfinder.probing.ranks import RankProber
+    from batchfinder.probing.ranks_in_process import InProcessRankProber
+
+    if is_sharded(setup.model):
+        raise UsageError(
+            "the model is sharded already, and a rank out of memory in its collectives would hang "
+            "this job; give the model before fully_shard with strategy='fsdp', or the function "
+            "that builds it to torchrun -m batchfinder find FILE.py:FUNCTION --strategy fsdp"
+        )
+    meeting = open_meeting()
+    device = choose_device(options.device, setup.model)
+    wants_workers = isolate or options.strategy == "fsdp" or not device.leaves_no_trace
+    pickled, problem = b"", ""
+    if wants_workers:
+        try:
+            pickled = _pickle(replace(setup, model=unwrapped(setup.model)))
+        except UsageError as error:
+            problem = str(error)
+    # One rank that cannot send its setup to a worker keeps all of them from it.
+    problem = next(filter(None, meeting.gather(problem)), "")
+    if problem and (isolate or options.strategy == "fsdp"):
+        raise UsageError(problem)
+    meeting.agree({"whether to try sizes in workers": wants_workers})
+    if pickled and not problem:
+        # Each rank's worker finds its own device, as the rank itself did.
+        options = replace(options, device=device.torch_device.type)
+        return RankProber(SetupSource(pickled_setup=pickled), options, meeting)
+    prober = InProcessRankProber(setup, options, meeting)
+    if problem:
+        prober.warn(_HERE_WARNING.format(problem))
+    return prober
 
 
 def _pickle(setup: TrainingSetup) -> bytes:

@@ -92,11 +92,14 @@ class InProcessProber:
         with ExitStack() as opened:
             opened.enter_context(preserved_state(*touched, device=device))
             opened.enter_context(self._device.limited_to(self.budget_bytes))
-            self._session = ProbeSession(
-                self.setup, self._batches, self._device, self.budget_bytes, self.options
-            )
+            self._session = self._new_session()
             self._opened = opened.pop_all()
         return self._session
+
+    def _new_session(self) -> ProbeSession:
+        return ProbeSession(
+            self.setup, self._batches, self._device, self.budget_bytes, self.options
+        )
 
     def _judge(self, attempt: Attempt) -> None:
         if attempt.probe.outcome is Outcome.OOM and not attempt.was_clean:

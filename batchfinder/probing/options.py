@@ -25,6 +25,7 @@ class ProbeOptions:
         batch_dim: the index of the batch dimension.
         warm_up_batch_size: the size that a new process is warmed up with: the first that ran in an
             earlier one; None while none has.
+        strategy: ``"ddp"`` or ``"fsdp"``: how the ranks of a job train together; None: one alone.
 
     Raises:
         UsageError: a value makes no sense.
@@ -40,8 +41,11 @@ class ProbeOptions:
     confirm_steps: int = 3
     batch_dim: int = 0
     warm_up_batch_size: int | None = None
+    strategy: str | None = None
 
     def __post_init__(self) -> None:
+        if self.strategy not in (None, "ddp", "fsdp"):
+            raise UsageError(f"strategy is ddp or fsdp, not {self.strategy!r}")
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise UsageError(f"precision is fp32, bf16 or fp16, not {self.precision!r}")
         if not 0 <= self.headroom < 1:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
-from batchfinder.errors import WorkerDiedError, WorkerGarbledError, WorkerHungError
+from batchfinder.errors import (
+    WorkerDiedError,
+    WorkerGarbledError,
+    WorkerHungError,
+    WorkerReleasedError,
+)
 
 # What a dying process printed last says why; the rest of its output is nobody's business.
 KEPT_OUTPUT_LINES = 40
@@ -23,6 +30,15 @@ CLOSING_SECONDS = 10.0
 
 # What a process said before it ended is read within this time.
 LAST_ANSWER_SECONDS = 1.0
+
+
+# How often somebody who waits for an answer is asked whether it is still wanted.
+GIVEN_UP_EVERY_SECONDS = 0.1
+
+
+def never() -> bool:
+    """No answer is given up."""
+    return False
 
 
 class WorkerProcess:
@@ -63,18 +79,22 @@ class WorkerProcess:
             pipe.write(json.dumps(order).encode() + b"\n" + attachment)
             pipe.flush()
 
-    def receive(self, timeout_seconds: float | None) -> dict[str, Any]:
+    def receive(
+        self, timeout_seconds: float | None, is_given_up: Callable[[], bool] = never
+    ) -> dict[str, Any]:
         """Wait for an answer.
+
+        Args:
+            timeout_seconds: how long; None: for ever.
+            is_given_up: asked again and again meanwhile.
 
         Raises:
             WorkerDiedError: the process ended.
             WorkerGarbledError: something else than an answer came.
             WorkerHungError: it did not answer in time.
+            WorkerReleasedError: it was given up.
         """
-        try:
-            answer = self._answers.get(timeout=timeout_seconds)
-        except Empty:
-            raise WorkerHungError(timeout_seconds or 0) from None
+        answer = self._await(timeout_seconds, is_given_up)
         if answer is None:
             if self._garbage is not None:
                 raise WorkerGarbledError(self._garbage)
@@ -84,6 +104,20 @@ class WorkerProcess:
             self.kill()
             raise WorkerDiedError(self._process.returncode, "\n".join(self._output))
         return answer
+
+    def _await(
+        self, timeout_seconds: float | None, is_given_up: Callable[[], bool]
+    ) -> dict[str, Any] | None:
+        deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return self._answers.get(timeout=min(max(left, 0), GIVEN_UP_EVERY_SECONDS))
+            except Empty:
+                if left <= 0:
+                    raise WorkerHungError(timeout_seconds or 0) from None
+                if is_given_up():
+                    raise WorkerReleasedError from None
 
     def kill(self) -> None:
         """End the process and all that it started. Safe to call twice."""

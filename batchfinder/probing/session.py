@@ -49,6 +49,8 @@ class ProbeSession:
         budget_bytes: what the steps may use.
         options: of the search.
         on_step: called as each step ends.
+        all_agree: asks all ranks that train together, and says whether each says yes.
+        make_step: makes the training step.
     """
 
     def __init__(
@@ -59,9 +61,13 @@ class ProbeSession:
         budget_bytes: int,
         options: ProbeOptions,
         on_step: Callable[[], None] = lambda: None,
+        all_agree: Callable[[bool], bool] = bool,
+        make_step: Callable[..., TrainingStep] = TrainingStep,
     ) -> None:
         self.setup = setup
         self.on_step = on_step
+        self.all_agree = all_agree
+        self.make_step = make_step
         self.batches = batches
         self.device = device
         self.budget_bytes = budget_bytes
@@ -124,7 +130,8 @@ class ProbeSession:
         # has been freed. Nothing of the failed frame is alive any more in ``sleep``.
         retrying = Retrying(
             retry=retry_if_result(_is_only_probable),
-            stop=stop_after_attempt(2),
+            # But not while other ranks wait in the middle of the step.
+            stop=stop_after_attempt(1 if self.options.strategy else 2),
             sleep=clean_up,
             retry_error_callback=_last_result,
         )
@@ -136,7 +143,8 @@ class ProbeSession:
         is_clean = self.is_at_baseline() and not (
             run.failure and (run.failure.tier is Tier.POISONED or not self.device.leaves_no_trace)
         )
-        return Attempt(probe, was_clean, is_clean)
+        is_believed = was_clean and not (self.options.strategy and _is_only_probable(run))
+        return Attempt(probe, is_believed, is_clean)
 
     def _run(self, batch_size: int, confirm: bool) -> Run:
         run = Run()
@@ -162,12 +170,13 @@ class ProbeSession:
     def _step_of_setup(self) -> TrainingStep:
         # Made inside the first probe: a model too large for the device is an OOM like any other.
         if self._made_step is None:
-            self._made_step = TrainingStep(
+            self._made_step = self.make_step(
                 self.setup,
                 self.device.torch_device,
                 precision=self.options.precision,
                 compiled=self.options.compiled,
                 batch_dim=self.options.batch_dim,
+                strategy=self.options.strategy,
             )
         return self._made_step
 
@@ -209,7 +218,7 @@ class ProbeSession:
             peaks.append(self._step(batch_size, next_batch, run))
             retries = self.device.allocation_retries() - retries_before
             steady = steps_without_growth(peaks, GROWTH_NOISE * self.budget_bytes)
-            if len(peaks) >= least and steady >= STEADY_STEPS:
+            if self.all_agree(len(peaks) >= least and steady >= STEADY_STEPS):
                 break
         self._step_of_setup.check_loss()
         if steady < STEADY_STEPS:

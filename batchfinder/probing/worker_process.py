@@ -9,7 +9,6 @@ code prints goes to standard error, and what it reads is empty.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import faulthandler
 import io
 import json
@@ -19,6 +18,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import IO, Any
 
@@ -26,6 +26,14 @@ from batchfinder.errors import BatchFinderError, UsageError
 from batchfinder.probing.attempt import Attempt
 from batchfinder.probing.device import budget
 from batchfinder.probing.devices import choose_device
+from batchfinder.probing.group import (
+    GroupInvitation,
+    all_agree,
+    device_of_rank,
+    facts_of,
+    join,
+    shared,
+)
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.session import ProbeSession
 from batchfinder.probing.versions import versions
@@ -80,9 +88,16 @@ class Worker:
         answer: Callable[..., None],
     ) -> None:
         options = ProbeOptions.from_dict(order["options"])
+        group = GroupInvitation.from_dict(order["group"]) if order["group"] else None
+        if group is not None:
+            options = replace(options, device=device_of_rank(options.device, group.local_rank))
+            # Before the target is loaded: it may want to shard the model itself.
+            join(group, str(options.device))
         setup, self.warnings = _load(order)
         device = choose_device(options.device, setup.model)
         memory = device.memory()
+        if group is not None and device.torch_device.type == "cpu":
+            memory, options = shared(memory, options, group.local_world_size)
         budget_bytes = options.budget_bytes or budget(
             memory, options.memory_limit, options.headroom
         )
@@ -98,10 +113,17 @@ class Worker:
             is_repeatable=device.leaves_no_trace,
             limit_warning=device.limit_warning,
             versions=versions(),
+            facts={} if group is None else facts_of(setup, batches, device),
         )
         opened.enter_context(device.limited_to(budget_bytes))
         self._session = ProbeSession(
-            setup, batches, device, budget_bytes, options, lambda: answer("step")
+            setup,
+            batches,
+            device,
+            budget_bytes,
+            options,
+            lambda: answer("step"),
+            all_agree if group is not None else bool,
         )
 
     def run(self, order: Mapping[str, Any]) -> Attempt:
@@ -125,7 +147,7 @@ def _load(order: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
     setup = _unpickled(order)
     found = find_sample(setup)
     warnings = [found.warning] if found.warning else []
-    return dataclasses.replace(setup, sample=found.sample), warnings
+    return replace(setup, sample=found.sample), warnings
 
 
 def _unpickled(order: Mapping[str, Any]) -> TrainingSetup:

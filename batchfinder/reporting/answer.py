@@ -14,6 +14,9 @@ LEVERS = (
     "accumulation, or a larger --memory-limit where the device has more."
 )
 
+# Of more ranks than these, only the least and the greatest peak are told.
+_RANKS_SHOWN = 8
+
 # Reasons that say no more than that memory ran out.
 _PLAIN_REASONS = ("", "out of memory")
 
@@ -46,6 +49,7 @@ def details(
         lines += _why_nothing_fits(result)
     else:
         lines += _next_failure(result, verbose)
+    lines += _ranks(result)
     model = result.memory_model
     if result.batch_size and model is not None and not model.is_linear:
         lines.append(
@@ -96,6 +100,19 @@ def _next_failure(result: BatchSizeResult, verbose: bool) -> list[str]:
         says_no_more |= allocator_request_bytes(reason) is not None
     why = "." if says_no_more else f": {reason}"
     return [f"Batch size {failure.batch_size} runs out of memory{why}"]
+
+
+def _ranks(result: BatchSizeResult) -> list[str]:
+    """Who limits whom, where several ranks train together."""
+    if result.world_size == 1 or result.limiting_rank is None:
+        return []
+    line = f"Rank {result.limiting_rank} of {result.world_size} limits."
+    peaks = [peak for peak in result.rank_peak_bytes if peak is not None]
+    if len(peaks) > _RANKS_SHOWN:
+        line += f" Peak memory: {format_bytes(min(peaks))} to {format_bytes(max(peaks))}."
+    elif peaks:
+        line += f" Peak memory by rank: {', '.join(map(format_bytes, peaks))}."
+    return [line]
 
 
 def _why_nothing_fits(result: BatchSizeResult) -> list[str]:

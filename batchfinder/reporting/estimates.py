@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from batchfinder.units import format_bytes
 
 if TYPE_CHECKING:
-    from batchfinder.simulation.estimate import Estimate
+    from batchfinder.simulation.estimate import ClusterEstimate, Estimate
     from batchfinder.simulation.explanation import Explanation
     from batchfinder.simulation.gpus import Gpu
 
@@ -32,6 +32,25 @@ def estimate_table(estimates: Sequence[Estimate]) -> list[str]:
                 format_bytes(estimate.peak_bytes) if estimate.batch_size else "-",
                 format_bytes(states),
                 format_bytes(model.per_sample_bytes) if model else "-",
+            )
+        )
+    return _aligned(rows)
+
+
+def cluster_table(jobs: Sequence[ClusterEstimate]) -> list[str]:
+    """One row per job: its ranks, the largest batch of each and of all, a rank's memory."""
+    rows = [("GPU", "ranks", "strategy", "max batch", "plausible", "global batch", "peak per rank")]
+    for job in jobs:
+        estimate = job.estimate
+        rows.append(
+            (
+                estimate.gpu.name,
+                str(job.cluster.world_size),
+                job.cluster.strategy,
+                str(estimate.batch_size) if estimate.batch_size else "none fits",
+                f"{estimate.low} .. {estimate.high}",
+                str(job.global_batch_size) if estimate.batch_size else "-",
+                format_bytes(estimate.peak_bytes) if estimate.batch_size else "-",
             )
         )
     return _aligned(rows)

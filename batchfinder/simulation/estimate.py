@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchfinder.result import BatchSizeResult
+from batchfinder.simulation.cluster import Cluster
 from batchfinder.simulation.explanation import Explanation
 from batchfinder.simulation.gpus import Gpu
 
@@ -79,3 +80,29 @@ class PeakEstimate:
     def peak_bytes(self) -> int:
         """What the whole process takes of the device at its peak."""
         return self.peak_reserved_bytes + self.gpu.overhead_bytes
+
+
+@dataclass(frozen=True)
+class ClusterEstimate:
+    """The estimate for one rank of a job.
+
+    Attributes:
+        cluster: how many ranks there are, and what they share.
+        estimate: of one of them.
+    """
+
+    cluster: Cluster
+    estimate: Estimate
+
+    @property
+    def global_batch_size(self) -> int:
+        """Examples per forward/backward pass over all ranks."""
+        return self.estimate.batch_size * self.cluster.world_size
+
+    def to_dict(self) -> dict[str, Any]:
+        """The estimate as plain data, with the job's own facts."""
+        return {
+            **self.estimate.to_dict(),
+            **dataclasses.asdict(self.cluster),
+            "global_batch_size": self.global_batch_size,
+        }

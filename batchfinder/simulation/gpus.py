@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from batchfinder.errors import UsageError
-from batchfinder.units import GIB
+from batchfinder.units import GIB, MIB
 
 # The standard library reads TOML since Python 3.11; before, its model, tomli, does.
 _toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -93,6 +93,18 @@ def unnamed_gpu(total_bytes: int, cuda: tuple[int, int] = CURRENT_CUDA) -> Gpu:
     """
     row = {"name": "any GPU", "total_gib": total_bytes / GIB, "compute_capability": "8.6"}
     return _to_gpu(row, cuda)
+
+
+def nccl_bytes(world_size: int) -> int:
+    """What NCCL takes of each GPU for a group of so many ranks.
+
+    Example:
+        >>> nccl_bytes(64) // 2**20
+        688
+    """
+    rows = _tables()["nccl"]
+    row = next(row for row in rows if world_size <= row.get("most_ranks", world_size))
+    return int(row["mib"]) * MIB
 
 
 def _to_gpu(row: dict[str, Any], cuda: tuple[int, int]) -> Gpu:

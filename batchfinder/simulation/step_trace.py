@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from batchfinder.errors import BatchTooSmallError, StepError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.simulation.attention import ComputeCapability
+from batchfinder.simulation.cluster import Cluster, resizes_told
 from batchfinder.simulation.fake import fake_copy, fake_cuda
 from batchfinder.simulation.trace import AffineTrace, Kind, NotAffineError, Trace, align
 from batchfinder.simulation.tracker import StorageTracker, is_user_code
@@ -55,6 +56,7 @@ class StepTraces:
         setup: what to train.
         options: of the steps: precision, accumulation, batch dimension.
         capability: of the GPU whose kernels are imitated.
+        cluster: whose rank trains; None: a single GPU.
 
     Attributes:
         is_affine: False once two traces were seen not to tell the others.
@@ -65,12 +67,17 @@ class StepTraces:
     """
 
     def __init__(
-        self, setup: TrainingSetup, options: ProbeOptions, capability: ComputeCapability
+        self,
+        setup: TrainingSetup,
+        options: ProbeOptions,
+        capability: ComputeCapability,
+        cluster: Cluster | None = None,
     ) -> None:
         self.warnings: list[str] = []
         self._setup = setup
         self._options = options
         self._capability = capability
+        self._cluster = cluster
         self._batches = BatchMaker(
             setup.sample, make_batch=setup.make_batch, batch_dim=options.batch_dim
         )
@@ -101,28 +108,40 @@ class StepTraces:
         return AffineTrace(trace, sizes, [0.0] * len(sizes))
 
     def _trace(self, batch_size: int) -> Trace:
+        if self._cluster is None:
+            return self._trace_of(batch_size, None, None)
+        with self._cluster.joined() as mesh:
+            return self._trace_of(batch_size, self._cluster, mesh)
+
+    def _trace_of(self, batch_size: int, cluster: Cluster | None, mesh: Any) -> Trace:
         batch = self._batches.make(batch_size)
         names: dict[int, str] = {}
+        precision = self._options.precision
         with fake_cuda(self._capability) as mode, _explained(names):
             setup = _fake_setup(self._setup, mode)
             names.update((id(module), name) for name, module in setup.model.named_modules())
+            buckets: list[torch.Tensor] = []
+            if cluster is not None:
+                setup = cluster.spread(setup, mesh, precision)
+                buckets = cluster.buckets(setup.model)
+                precision = "fp32" if cluster.is_sharded else precision
             step = TrainingStep(
-                setup,
-                torch.device("cpu"),
-                precision=self._options.precision,
-                batch_dim=self._options.batch_dim,
+                setup, torch.device("cpu"), precision=precision, batch_dim=self._options.batch_dim
             )
             _choose_as_cuda(step.optimizer)
             workspaces = CudaWorkspaces(benchmark=torch.backends.cudnn.benchmark)
             tracker = StorageTracker(batch_size, setup.model, workspaces)
-            with tracker:
+            with tracker, resizes_told(tracker) if cluster else nullcontext():
                 for tensor in [*setup.model.parameters(), *setup.model.buffers()]:
                     tracker.track(tensor, Kind.PARAMETER)
+                for bucket in buckets:
+                    tracker.track(bucket, Kind.GRADIENT)
                 for _ in range(STEPS):
                     tracker.begin_step()
                     for _ in range(2 if self._options.accumulate else 1):
                         step.forward_backward(_on_device(batch, mode, tracker))
                     step.optimizer_step()
+                    setup.model.zero_grad(set_to_none=True)  # an optimizer may have but a part
         self.warnings += [warning for warning in step.warnings if warning not in self.warnings]
         return tracker.trace
 

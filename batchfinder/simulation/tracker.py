@@ -100,7 +100,16 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def track(self, tensor: Tensor, kind: Kind = Kind.TEMPORARY) -> None:
         """Note the storage of a tensor, unless it is known already."""
-        storage = tensor.untyped_storage()
+        self._track_storage(_held(tensor).untyped_storage(), kind)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Note that a storage has given its memory back, or got some again, in place."""
+        entry = self._live.pop(storage._cdata, None)
+        if entry is not None:
+            self._died(entry.index)
+        self._track_storage(storage, Kind.TEMPORARY)
+
+    def _track_storage(self, storage: torch.UntypedStorage, kind: Kind) -> None:
         key = storage._cdata
         size = storage.nbytes()
         if key in self._live or size == 0:
@@ -129,7 +138,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
         """Say what the storages of some tensors are for."""
         for tensor in tensors:
-            known = self._live.get(tensor.untyped_storage()._cdata)
+            known = self._live.get(_held(tensor).untyped_storage()._cdata)
             if known is not None:
                 self.trace.storages[known.index].kind = kind
 
@@ -200,8 +209,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note_sum(self, first: Any, total: Tensor) -> None:
         if not isinstance(first, Tensor) or torch._C._current_autograd_node() is None:
             return
-        term = self._live.get(first.untyped_storage()._cdata)
-        new = self._live[total.untyped_storage()._cdata]
+        term = self._live.get(_held(first).untyped_storage()._cdata)
+        new = self._live[_held(total).untyped_storage()._cdata]
         storages = self.trace.storages
         if term and storages[term.index].size_bytes == storages[new.index].size_bytes:
             self._sum = (term, new)
@@ -228,6 +237,12 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._in_optimizer = False
         states = tree_leaves(list(optimizer.state.values()))
         self.label((s for s in states if isinstance(s, Tensor)), Kind.OPTIMIZER_STATE)
+
+
+def _held(tensor: Tensor) -> Tensor:
+    """The tensor that has the storage: in a DTensor, this rank's part of it."""
+    part = getattr(tensor, "_local_tensor", tensor)
+    return part if isinstance(part, Tensor) else tensor
 
 
 class _Live:

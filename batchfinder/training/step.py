@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from batchfinder.errors import StepError, UsageError
 from batchfinder.training.loss import call_model, default_loss
 from batchfinder.training.optimizers import make_optimizer
+from batchfinder.training.parallel import is_wrapped, parallelized
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.tree import named_tensors
 
@@ -68,6 +69,7 @@ class TrainingStep:
         precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` with autocast (fp16: and a GradScaler).
         compiled: run the model through ``torch.compile`` with a dynamic batch dimension.
         batch_dim: the index of the batch dimension.
+        strategy: ``"ddp"`` or ``"fsdp"``, together with the other ranks; None: alone.
 
     Attributes:
         optimizer: made from the setup, or the user's own.
@@ -86,14 +88,22 @@ class TrainingStep:
         precision: str = "fp32",
         compiled: bool = False,
         batch_dim: int = 0,
+        strategy: str | None = None,
     ) -> None:
         check_precision(precision)
-        move_to_device(setup, device)
+        # Sharding brings the model to the device itself, block by block, and casts by itself.
+        is_sharded_here = strategy == "fsdp" and not is_wrapped(setup.model)
+        if not is_sharded_here:
+            move_to_device(setup, device)
+        model = setup.model
+        if strategy is not None:
+            model = parallelized(setup, strategy, device, precision)
+            move_to_device(setup, device)
         self.setup = setup
         self.device = device
         self.optimizer = make_optimizer(setup.optimizer, setup.model)
         self.warnings: list[str] = []
-        self._autocast_dtype = AUTOCAST_DTYPES[precision]
+        self._autocast_dtype = None if is_sharded_here else AUTOCAST_DTYPES[precision]
         # From a scale of 1 no first step overflows and is skipped, which would leave the
         # optimizer without its states. The scale changes no tensor's size.
         self._scaler = (
@@ -101,7 +111,7 @@ class TrainingStep:
         )
         self._compiled = compiled
         self._batch_dim = batch_dim
-        self._model: Any = torch.compile(setup.model) if compiled else setup.model
+        self._model: Any = torch.compile(model) if compiled else model
         self._kept: list[Any] = []
 
     def forward_backward(self, batch: Any) -> None:

@@ -99,7 +99,8 @@ def test_when_its_parent_is_killed_it_ends_with_all_that_it_started(
     pids = tmp_path / "pids"
     program = f"""
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.worker import SetupSource, WorkerProber
+from batchfinder.probing.source import SetupSource
+from batchfinder.probing.worker import WorkerProber
 arguments = {{"deed": {deed!r}, "once": {str(pids)!r}}}
 source = SetupSource({str(TARGETS / "deaths.py:build")!r}, arguments)
 WorkerProber(source, ProbeOptions(device="cpu")).probe(1)

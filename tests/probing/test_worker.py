@@ -16,7 +16,8 @@ import pytest
 from batchfinder import Outcome
 from batchfinder.errors import StepError, UsageError, UserCodeError, WorkerError
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.worker import SetupSource, WorkerProber
+from batchfinder.probing.source import SetupSource
+from batchfinder.probing.worker import WorkerProber
 
 TARGETS = Path(__file__).parents[1] / "targets"
 OPTIONS = ProbeOptions(device="cpu", memory_limit=2 * 2**30)

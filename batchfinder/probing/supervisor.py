@@ -1,0 +1,269 @@
+"""One worker process after another, from the side of its parent. Imports no torch.
+
+A worker loads the setup itself and answers in JSON lines; nothing is unpickled here. A spare one
+always imports PyTorch ahead of time, so replacing a worker costs little.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from batchfinder import errors
+from batchfinder.errors import (
+    BatchFinderError,
+    UserCodeError,
+    WorkerDiedError,
+    WorkerError,
+    WorkerGarbledError,
+    WorkerHungError,
+)
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.pace import Pace
+from batchfinder.probing.process import WorkerProcess, never
+from batchfinder.probing.source import SetupSource
+from batchfinder.result import Outcome, Probe
+from batchfinder.units import format_seconds
+
+# Loading a setup may fetch a large checkpoint from somewhere, but does not take so long.
+LOADING_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A probe, and what it says beyond its own outcome.
+
+    Attributes:
+        probe: how it ended.
+        is_certain: whether it speaks for the size; else only a second one in a fresh worker does.
+        is_clean: whether the worker can be used for another probe.
+    """
+
+    probe: Probe
+    is_certain: bool
+    is_clean: bool
+
+
+class Supervisor:
+    """Starts, asks and ends the workers of one search.
+
+    Args:
+        source: where a worker gets the setup from.
+        options: of the search.
+        probe_timeout_seconds: after which a probe is taken for hung; None: by the pace.
+        loading_timeout_seconds: after which loading the setup is taken for hung.
+        show_output: whether what the user's code prints is passed on to standard error.
+        pace: how long steps take.
+
+    Attributes:
+        options: as given, and what later workers need to know of earlier ones.
+        warnings: what the user should know.
+    """
+
+    def __init__(
+        self,
+        source: SetupSource,
+        options: ProbeOptions,
+        *,
+        probe_timeout_seconds: float | None = None,
+        loading_timeout_seconds: float = LOADING_SECONDS,
+        show_output: bool = False,
+        pace: Pace | None = None,
+    ) -> None:
+        self.source = source
+        self.options = options
+        self.warnings: tuple[str, ...] = ()
+        self._timeout_seconds = probe_timeout_seconds
+        self._loading_seconds = loading_timeout_seconds
+        self._show_output = show_output
+        self._pace = pace or Pace()
+        self._is_new = True
+        self._spare: WorkerProcess | None = None
+        self._worker: WorkerProcess | None = None
+
+    @property
+    def has_worker(self) -> bool:
+        """Whether a worker waits for a probe."""
+        return self._worker is not None
+
+    def start(
+        self, group: Mapping[str, Any] | None = None, is_given_up: Callable[[], bool] = never
+    ) -> dict[str, Any]:
+        """Start a worker and have it load the setup.
+
+        Args:
+            group: the process group that it has to join, as plain data; None: none.
+            is_given_up: asked while waiting; the worker is ended once it says so.
+
+        Returns:
+            What the worker tells of device and setup.
+
+        Raises:
+            BatchFinderError: what the worker raised on loading the setup.
+            UserCodeError: the user's code raised on loading.
+            WorkerError: the worker died on loading, or did not come to an end.
+            WorkerReleasedError: it was given up.
+        """
+        worker = self._take_spare() or WorkerProcess(self._show_output)
+        self._worker, self._is_new = worker, True
+        order = {**self.source.to_order(), "options": self.options.to_dict(), "group": group}
+        worker.send(order, self.source.pickled_setup)
+        try:
+            answer = worker.receive(self._loading_seconds, is_given_up)
+        except WorkerDiedError as end:
+            self.end_worker()
+            last_words = end.output.rstrip().rpartition("\n")[2]
+            raise WorkerError(
+                f"the target ended its process while it was loading: {end}"
+                + (f"; the last it printed was {last_words!r}" if last_words else "")
+            ) from None
+        except WorkerHungError:
+            self.end_worker()
+            raise WorkerError(
+                f"the target was still loading after {format_seconds(self._loading_seconds)}; call "
+                "its function by yourself to see what it waits for"
+            ) from None
+        except WorkerError:
+            self.end_worker()
+            raise
+        if answer["answer"] != "ready":
+            self.end_worker()
+            raise error_of(answer)
+        if answer["limit_warning"]:
+            self.warn([answer["limit_warning"]])
+        # Later workers get the same budget, whatever other processes have taken meanwhile.
+        self.options = replace(self.options, budget_bytes=answer["budget_bytes"])
+        # Only now: until here both would have fought for the same cores.
+        self._spare = WorkerProcess(self._show_output)
+        return answer
+
+    def attempt(
+        self, batch_size: int, confirm: bool, is_given_up: Callable[[], bool] = never
+    ) -> Verdict:
+        """Have the worker run one batch size.
+
+        Raises:
+            BatchFinderError: what the worker raised.
+            UserCodeError: the user's code raised.
+            WorkerReleasedError: it was given up.
+        """
+        worker = self._worker
+        assert worker is not None
+        started = time.monotonic()
+        worker.send({"batch_size": batch_size, "confirm": confirm})
+        steps = 0
+        try:
+            while True:
+                patience = self._patience(batch_size, started)
+                answer = worker.receive(patience, is_given_up)
+                if self._is_new:
+                    self._is_new = False
+                    self._pace.note_start(time.monotonic() - started)
+                if answer["answer"] != "step":
+                    break
+                steps += 1
+        except (WorkerDiedError, WorkerGarbledError, WorkerHungError) as end:
+            self.end_worker()
+            seconds = time.monotonic() - started
+            return _verdict_of_death(end, batch_size, confirm, steps, seconds)
+        except WorkerError:
+            self.end_worker()
+            raise
+        if answer["answer"] != "probe":
+            self.end_worker()
+            raise error_of(answer)
+        self.warn(answer["warnings"])
+        probe = Probe.from_dict(answer["probe"])
+        if probe.step_seconds:
+            self._pace.note(batch_size, probe.step_seconds)
+        is_certain = probe.outcome is not Outcome.OOM or answer["was_clean"]
+        return Verdict(probe, is_certain, answer["is_clean"] and not confirm)
+
+    def note_fit(self, batch_size: int) -> None:
+        """Remember the first size that ran, for the warm-up of later workers."""
+        if self.options.warm_up_batch_size is None:
+            self.options = replace(self.options, warm_up_batch_size=batch_size)
+
+    def warn(self, warnings: list[str]) -> None:
+        """Add warnings, each once."""
+        self.warnings = tuple(dict.fromkeys((*self.warnings, *warnings)))
+
+    def end_worker(self) -> None:
+        """End the worker there is. Safe to call twice."""
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
+
+    def close(self) -> None:
+        """End every process. Safe to call twice."""
+        self.end_worker()
+        if self._spare is not None:
+            self._spare.kill()
+            self._spare = None
+
+    def _take_spare(self) -> WorkerProcess | None:
+        spare, self._spare = self._spare, None
+        if spare is not None and not spare.is_alive():  # its death says nothing of the target
+            spare.kill()
+            return None
+        return spare
+
+    def _patience(self, batch_size: int, started: float) -> float:
+        if self._timeout_seconds is not None:
+            return max(0.0, started + self._timeout_seconds - time.monotonic())
+        return self._pace.patience_seconds(batch_size, self._is_new)
+
+
+def _verdict_of_death(
+    death: WorkerDiedError | WorkerGarbledError | WorkerHungError,
+    batch_size: int,
+    confirm: bool,
+    steps: int,
+    seconds: float,
+) -> Verdict:
+    """What the end of a worker says of the size that it was running."""
+    outcome, note = Outcome.FAILED, str(death)
+    if isinstance(death, WorkerHungError):
+        note = (
+            f"hung: stopped after {format_seconds(seconds)} in step {steps + 1}; "
+            "--probe-timeout allows for more"
+        )
+    elif isinstance(death, WorkerDiedError):
+        if death.signal_number == signal.SIGKILL:
+            outcome = Outcome.OOM
+            note = "the process was killed, most likely by the system for want of host memory"
+        elif (reason := _printed_reason(death.output)) is not None:
+            outcome, note = Outcome.OOM, reason
+    probe = Probe(
+        batch_size,
+        outcome,
+        steps=steps + 1,
+        seconds=seconds,
+        samples=batch_size * (steps + 1),
+        confirmed=confirm,
+        note=note,
+    )
+    return Verdict(probe, is_certain=isinstance(death, WorkerHungError), is_clean=False)
+
+
+def _printed_reason(output: str) -> str | None:
+    """Why a process died, if what it printed last says that it ran out of memory."""
+    # It needs torch, for which this process has no other use.
+    from batchfinder.probing.oom import classify_text
+    from batchfinder.probing.oom_table import Tier
+
+    failure = classify_text(output)
+    is_memory = failure is not None and failure.tier in (Tier.CERTAIN, Tier.PROBABLE)
+    return failure.reason if failure and is_memory else None
+
+
+def error_of(answer: Mapping[str, Any]) -> BatchFinderError:
+    """The error that a worker told of, as an exception of ours."""
+    if answer["answer"] == "error":
+        kind = getattr(errors, str(answer["kind"]), WorkerError)
+        error: BatchFinderError = kind(answer["message"])
+        return error
+    return UserCodeError(answer["message"], answer.get("traceback", ""))

@@ -1,0 +1,154 @@
+"""The model as data-parallel training wraps it: DistributedDataParallel or fully sharded (FSDP2).
+
+Both need the process group of torch.distributed to be there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from batchfinder.errors import StepError
+from batchfinder.training.setup import TrainingSetup
+
+_LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+_LOWER_PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def is_wrapped(model: nn.Module) -> bool:
+    """Whether the user has wrapped the model for data-parallel training already."""
+    return isinstance(model, DistributedDataParallel) or is_sharded(model)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether ``fully_shard`` has been applied to the model or to a part of it."""
+    return any(isinstance(module, fully_sharding().FSDPModule) for module in model.modules())
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel; the model itself where it is not wrapped."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def parallelized(
+    setup: TrainingSetup, strategy: str, device: torch.device, precision: str = "fp32"
+) -> nn.Module:
+    """The setup's model, ready to be trained by all ranks. What the user has wrapped stays so.
+
+    Args:
+        setup: its model is on the device for ``"ddp"``, anywhere for ``"fsdp"``, which brings it
+            there block by block and changes it in place.
+        strategy: ``"ddp"`` or ``"fsdp"``.
+        device: where to train.
+        precision: for ``"fsdp"``, what parameters are gathered and computed in; gradients are
+            reduced in fp32.
+
+    Raises:
+        StepError: an optimizer over parameters that sharding replaces.
+    """
+    model = setup.model
+    # A model without anything to train has an error of its own, and DDP a less clear one.
+    if is_wrapped(model) or not any(p.requires_grad for p in model.parameters()):
+        return model
+    if strategy == "ddp":
+        return DistributedDataParallel(model, [device] if device.type == "cuda" else None)
+    if isinstance(setup.optimizer, Optimizer):
+        raise StepError(
+            "the optimizer was made before the model is sharded, which replaces the parameters; "
+            "give a factory such as lambda parameters: SGD(parameters), or shard the model before"
+        )
+    # Not at the top: some builds of PyTorch have none, and need none for a single process.
+    from torch.distributed.device_mesh import init_device_mesh
+
+    shard(model, init_device_mesh(device.type, (dist.get_world_size(),)), precision)
+    return model
+
+
+def shard(
+    model: nn.Module, mesh: Any, precision: str = "fp32", *, keep_gathered: bool = False
+) -> None:
+    """Shard a model over the ranks of a mesh, block by block, in place.
+
+    Args:
+        model: its parameters may be anywhere.
+        mesh: of one dimension.
+        precision: what parameters are gathered and computed in; gradients are reduced in fp32.
+        keep_gathered: keep what the forward pass has gathered for the backward pass.
+    """
+    fsdp = fully_sharding()
+    options: dict[str, Any] = {"mesh": mesh}
+    if keep_gathered:
+        options["reshard_after_forward"] = False
+    if precision != "fp32":
+        options["mp_policy"] = fsdp.MixedPrecisionPolicy(
+            param_dtype=_LOWER_PRECISIONS[precision], reduce_dtype=torch.float32
+        )
+    for block in repeated_blocks(model):
+        fsdp.fully_shard(block, **options)
+    fsdp.fully_shard(model, **options)
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks that a model is built of: modules with parameters, of one class, side by side.
+
+    Only the outermost ones: each is gathered as a whole, as ``fully_shard`` is meant to be used
+    (https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html). Those that share a
+    parameter with the rest of the model stay with it, as sharing ends at the block otherwise.
+
+    Example:
+        >>> layer = nn.TransformerEncoderLayer(8, 2)
+        >>> [type(b).__name__ for b in repeated_blocks(nn.TransformerEncoder(layer, 3))]
+        ['TransformerEncoderLayer', 'TransformerEncoderLayer', 'TransformerEncoderLayer']
+    """
+    blocks: list[nn.Module] = []
+    pending = [model]
+    while pending:
+        parent = pending.pop(0)
+        repeated = _repeated_children(parent)
+        for child in parent.children():
+            # Two embeddings side by side in a model are no blocks, two layers in a list are.
+            is_built = isinstance(parent, _LISTS) or any(True for _ in child.children())
+            # A list of lists of blocks is no block.
+            is_list = isinstance(child, _LISTS) and _repeated_children(child)
+            is_block = child in repeated and is_built and not is_list
+            (blocks if is_block else pending).append(child)
+    users = _parameter_users(model)
+    return [
+        block for block in dict.fromkeys(blocks) if _parameter_users(block).items() <= users.items()
+    ]
+
+
+def _repeated_children(parent: nn.Module) -> list[nn.Module]:
+    """The children with parameters that have siblings of their class."""
+    children = [child for child in parent.children() if any(True for _ in child.parameters())]
+    times = Counter(map(type, children))
+    return [child for child in children if times[type(child)] > 1]
+
+
+def _parameter_users(model: nn.Module) -> dict[int, int]:
+    """How often each parameter is held in a model, by the parameter's identity."""
+    return Counter(
+        id(parameter)
+        for _, module in model.named_modules(remove_duplicate=False)
+        for parameter in module.parameters(recurse=False)
+    )
+
+
+def fully_sharding() -> Any:
+    """The module of PyTorch that ``fully_shard`` is in."""
+    try:
+        from torch.distributed import fsdp
+
+        if hasattr(fsdp, "fully_shard"):  # PyTorch 2.6
+            return fsdp
+    except ImportError:
+        pass
+    from torch.distributed._composable import fsdp as earlier
+
+    return earlier

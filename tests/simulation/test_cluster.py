@@ -1,0 +1,176 @@
+"""One rank of many on paper: what it holds, and that the others cost nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from batchfinder.cli import cli
+from batchfinder.errors import StepError, UsageError
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.simulation.cluster import Cluster, _Parts, largest_part
+from batchfinder.simulation.gpus import nccl_bytes
+from batchfinder.simulation.step_trace import StepTraces
+from batchfinder.simulation.trace import EMPTY_CACHE, Kind, Trace
+from batchfinder.training.setup import OptimizerSpec, TrainingSetup
+from batchfinder.units import MIB
+
+WIDTH = 256
+BLOCKS = 4
+
+
+def model() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU()) for _ in range(BLOCKS))
+    )
+
+
+BLOCK_BYTES = WIDTH * WIDTH * 4
+MODEL_BYTES = BLOCKS * BLOCK_BYTES
+
+
+def trace(
+    strategy: str, world_size: int, precision: str = "fp32", optimizer: OptimizerSpec = "adamw"
+) -> Trace:
+    setup = TrainingSetup(model(), torch.randn(2, WIDTH), optimizer=optimizer)
+    options = ProbeOptions(precision=precision)
+    return StepTraces(setup, options, (8, 0), Cluster(strategy, world_size)).at(4).example
+
+
+def most_alive(trace: Trace, kind: Kind | None = None) -> int:
+    """The most bytes alive at once, of all storages or of a kind."""
+    alive = most = 0
+    for event in trace.events:
+        if event == EMPTY_CACHE:
+            continue
+        storage = trace.storages[event if event >= 0 else ~event]
+        if kind in (None, storage.kind):
+            alive += storage.size_bytes if event >= 0 else -storage.size_bytes
+            most = max(most, alive)
+    return most
+
+
+@pytest.mark.parametrize(
+    ("strategy", "parameters", "states"),
+    [("ddp", 1, 1), ("zero1", 1, 4), ("zero2", 4, 4), ("fsdp", 4, 4)],
+)
+def test_what_each_of_four_ranks_holds(strategy: str, parameters: int, states: int) -> None:
+    one = trace(strategy, 4)
+    assert most_alive(one, Kind.PARAMETER) == MODEL_BYTES // parameters
+    # AdamW's two states, and a counter for each parameter.
+    counters = most_alive(one, Kind.OPTIMIZER_STATE) - 2 * MODEL_BYTES // states
+    assert 0 <= counters <= BLOCKS * 8
+
+
+def test_reducing_gradients_takes_a_copy_of_them() -> None:
+    gradients = most_alive(trace("ddp", 4), Kind.GRADIENT)
+    assert gradients == 2 * MODEL_BYTES
+
+
+def test_fsdp_gathers_few_blocks_at_a_time_and_zero2_all() -> None:
+    by_block, at_once = (most_alive(trace(strategy, 64)) for strategy in ("fsdp", "zero2"))
+    assert at_once - by_block >= BLOCK_BYTES
+    assert by_block < MODEL_BYTES + 2 * BLOCK_BYTES
+    assert most_alive(trace("fsdp", 64, "bf16")) < 0.7 * by_block
+
+
+def test_more_ranks_are_not_more_work() -> None:
+    few, many = trace("fsdp", 8), trace("fsdp", 512)
+    assert few.events == many.events
+
+
+@given(st.integers(1, 40), st.integers(1, 60))
+def test_parts_are_those_of_chunk(rows: int, parts: int) -> None:
+    whole = torch.arange(rows * 2).reshape(rows, 2)
+    ours = _Parts(whole, parts, 0)
+    theirs = torch.chunk(whole, parts)
+    assert all(torch.equal(ours[index], part) for index, part in enumerate(theirs))
+    assert all(ours[index].numel() == 0 for index in range(len(theirs), parts))
+
+
+def test_an_optimizer_of_a_part_has_the_largest_part() -> None:
+    parameters = [nn.Parameter(torch.empty(size)) for size in (5, 1, 4, 3)]
+    assert [len(p) for p in largest_part(parameters, 2)] == [4, 3]
+    assert len(largest_part(parameters, 9)) == 1
+
+
+def test_the_model_and_the_process_stay_as_they_were() -> None:
+    ours = model()
+    StepTraces(
+        TrainingSetup(ours, torch.randn(2, WIDTH)), ProbeOptions(), (8, 0), Cluster("fsdp", 2)
+    ).at(4)
+    assert not dist.is_initialized()
+    assert all(type(parameter) is nn.Parameter for parameter in ours.parameters())
+
+
+def test_an_optimizer_made_before_sharding_is_refused() -> None:
+    ours = model()
+    setup = TrainingSetup(ours, torch.randn(2, WIDTH), optimizer=torch.optim.SGD(ours.parameters()))
+    with pytest.raises(StepError, match="give a factory such as lambda"):
+        StepTraces(setup, ProbeOptions(), (8, 0), Cluster("fsdp", 2)).at(4)
+
+
+@pytest.mark.parametrize(("strategy", "world_size"), [("zero3", 2), ("ddp", 0)])
+def test_what_is_no_cluster(strategy: str, world_size: int) -> None:
+    with pytest.raises(UsageError):
+        Cluster(strategy, world_size)
+
+
+def test_nccl_takes_its_part_of_each_gpu() -> None:
+    assert [nccl_bytes(ranks) // MIB for ranks in (1, 2, 3, 64)] == [0, 544, 688, 688]
+
+
+TRAIN = f"""
+import torch
+from torch import nn
+
+def build_model():
+    block = lambda: nn.Sequential(nn.Linear({WIDTH}, {WIDTH}), nn.ReLU())
+    return nn.Sequential(*(block() for _ in range({BLOCKS}))), torch.randn(2, {WIDTH})
+"""
+
+
+@pytest.fixture
+def train_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "train_for_cluster.py"
+    path.write_text(TRAIN)
+    return path
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(cli, ["estimate", *map(str, arguments)])
+
+
+def test_a_row_for_each_doubling_of_the_ranks(train_file: Path) -> None:
+    options = ("--gpu", "t4", "--strategy", "fsdp", "--max-batch-size", "64")
+    done = run(f"{train_file}:build_model", *options, "--world-size", "6")
+    assert done.exit_code == 0, done.output
+    head, *rows = (line.split() for line in done.stdout.splitlines())
+    assert head[:3] == ["GPU", "ranks", "strategy"]
+    assert [row[1] for row in rows] == ["1", "2", "4", "6"]
+    assert [row[7] for row in rows] == ["64", "128", "256", "384"]
+
+
+def test_the_json_has_the_job_beside_the_estimate(train_file: Path) -> None:
+    options = ("--gpu", "t4", "--strategy", "zero1", "--world-size", "2", "--json")
+    done = run(f"{train_file}:build_model", *options, "--max-batch-size", "64")
+    alone, pair = json.loads(done.stdout)["estimates"]
+    assert (pair["strategy"], pair["world_size"], pair["global_batch_size"]) == ("zero1", 2, 128)
+    more = pair["gpu"]["overhead_bytes"] - alone["gpu"]["overhead_bytes"]
+    assert more == 544 * MIB
+
+
+def test_a_strategy_needs_a_number_of_ranks(train_file: Path) -> None:
+    done = run(f"{train_file}:build_model", "--gpu", "t4", "--strategy", "fsdp")
+    assert done.exit_code == 2
+    assert "--strategy and --world-size go together" in done.output

@@ -1,0 +1,72 @@
+"""A user's own script for torchrun: looks for its batch size, then goes on training."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import batchfinder
+
+MIB = 2**20
+
+
+class Mine(nn.Module):
+    """Defined in the script itself, so no worker process can get it."""
+
+    def __init__(self, oom_at: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.oom_at = oom_at
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if dist.get_rank() == 1 and len(rows) >= self.oom_at:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        output: Tensor = self.layer(rows)
+        return output.mean()
+
+
+def main(what: str, kind: str = "cpu") -> None:
+    """``what``: "here", "worker" or "sharded"; ``kind`` of device."""
+    device = torch.device(kind)
+    if kind == "cuda":
+        device = torch.device(kind, int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
+    model: nn.Module = Mine(oom_at=6) if what == "here" else nn.Linear(4, 4)
+    model.to(device)
+    if what == "sharded":
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model)
+    else:
+        model = DistributedDataParallel(model)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+    try:
+        result = batchfinder.find_max_batch(
+            model,
+            torch.ones(2, 4),
+            device=device,
+            memory_limit=(1200 + 200 * dist.get_rank()) * MIB * dist.get_world_size(),
+            max_batch_size=8,
+        )
+    except batchfinder.BatchFinderError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        dist.destroy_process_group()
+        return
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    model(torch.ones(2, 4, device=device)).mean().backward()
+    everybody: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(everybody, result.to_json())
+    if dist.get_rank() == 0:
+        print(json.dumps([json.loads(one) for one in everybody]))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
