@@ -26,7 +26,7 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from batchfinder.simulation.normalization import NORMALIZATIONS
+from batchfinder.simulation.outputs import outputs_of
 from batchfinder.simulation.trace import EMPTY_CACHE, Kind, Stage, Storage, Trace
 
 _PYTORCH = (str(Path(torch.__file__).parent) + os.sep, "<")
@@ -137,14 +137,15 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if func is _DEVICE_OF:
-            return func(*args)
+            # Autograd asks this of each gradient.
+            return getattr(args[0], "fake_device", None) or func(*args)
         if func is _ITEM:
             value = _value_for_pytorch_itself()
             if value is not None:
                 return value
         self._sum = None
         births = len(self.trace.storages)
-        output = NORMALIZATIONS.get(func, func)(*args, **(kwargs or {}))
+        output = outputs_of(func, args, kwargs or {})
         if isinstance(output, Tensor):
             self.track(output)
         else:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from batchfinder.simulation.attention import ComputeCapability
+from batchfinder.simulation.convolution import compute_format
 from batchfinder.simulation.tracker import StorageTracker
 from batchfinder.units import MIB
 
@@ -89,7 +90,7 @@ class CudaWorkspaces:
             weight: the filter.
             stride: of the convolution.
         """
-        memory_format = _memory_format(converted[0], weight)
+        memory_format = compute_format(converted[0], weight)
         copied = [x for x in read if not x.is_contiguous(memory_format=memory_format)]
         kernel = list(weight.shape[2:])
         # Filters that do not overlap are a matrix product, and one filter per channel has a kernel
@@ -121,14 +122,3 @@ def _copy_while_running(
 
 def _size(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _memory_format(tensor: Tensor, weight: Tensor) -> torch.memory_format:
-    """The format cuDNN computes in: channels last as soon as one of both is."""
-    if tensor.dim() != 4:
-        return torch.contiguous_format
-    for candidate in (tensor, weight):
-        is_last = candidate.is_contiguous(memory_format=torch.channels_last)
-        if is_last and not candidate.is_contiguous():
-            return torch.channels_last
-    return torch.contiguous_format
