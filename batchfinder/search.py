@@ -21,6 +21,7 @@ from typing import TypeAlias
 from batchfinder.bounds import check_bounds
 from batchfinder.result import Probe, Status
 
+_Grid: TypeAlias = tuple[int, int, int]
 RunProbe: TypeAlias = Callable[[int, bool], Probe]
 """``run(batch_size, confirm) -> Probe``: what the search does not want to know more of."""
 
@@ -88,6 +89,7 @@ def search(
     largest: int | None = None,
     multiple_of: int = 1,
     is_repeatable: bool = True,
+    guess: int | None = None,
 ) -> Finding:
     """Find the largest batch size that fits.
 
@@ -99,15 +101,14 @@ def search(
         multiple_of: every size tried is a multiple of it.
         is_repeatable: whether a size that ran one step will run many, in any process. If not,
             only confirmations count from the first failure on, and the answer needs two.
+        guess: where the answer may be; tried right after the smallest size.
 
     Returns:
         The confirmed answer, and the failure one unit above it unless the answer is the last size
-        allowed. No size was probed twice or confirmed twice; none lay outside the bounds.
-
-        With ``n`` sizes allowed there were at most ``log2(n) + 4`` probes where readings say
-        nothing, and ``log2(n) + 8`` whatever they say; a few more where no maximum was given,
-        since sizes then grow from those that ran. Where a confirmation refutes a probe, the search
-        starts over below it, with confirmations only, under the same limit.
+        allowed. No size was probed or confirmed twice; none lay outside the bounds. With
+        ``n`` sizes allowed there were at most ``log2(n) + 4`` probes where readings say nothing,
+        ``log2(n) + 8`` whatever they say, and a few more where no maximum was given. Where a
+        confirmation refutes a probe, the search starts over below it, under the same limit.
 
     Raises:
         UsageError: the bounds leave no size to try.
@@ -122,7 +123,8 @@ def search(
         37
     """
     first, last = check_bounds(smallest, largest, multiple_of)
-    bracket = _Bracket((first, last, multiple_of), budget_bytes, largest is None, is_repeatable)
+    grid = first, last, multiple_of
+    bracket = _Bracket(grid, budget_bytes, guess, largest is None, is_repeatable)
     while not bracket.is_closed:
         batch_size = bracket.next_size()
         confirm = bracket.would_end_with(batch_size)
@@ -134,10 +136,10 @@ class _Bracket:
     """What is known so far, and the size to try next."""
 
     def __init__(
-        self, grid: tuple[int, int, int], budget_bytes: int, is_open: bool, is_repeatable: bool
+        self, grid: _Grid, budget_bytes: int, guess: int | None, is_open: bool, is_repeatable: bool
     ) -> None:
         self.first, self.last, self.unit = grid
-        self.budget_bytes = budget_bytes
+        self.budget_bytes, self.guess = budget_bytes, guess
         self.is_open, self.is_repeatable = is_open, is_repeatable
         self.fits: dict[int, Probe] = {}
         self.confirmed: dict[int, Probe] = {}
@@ -242,8 +244,9 @@ class _Bracket:
         if len(self.fits) == 1:
             # Were all of the first peak due to its samples, this many times as many would fill
             # the budget; some of it never is, so twice that likely fits and is still cheap.
-            peak = max(self.fits[self.low].phase_peak_bytes.values(), default=0)
-            return self.low * min(max(2 * self.budget_bytes / max(peak, 1), 2), BLIND_GROWTH)
+            peak = max(self.fits[self.low].phase_peak_bytes.values(), default=0) or 1
+            growth = min(max(2 * self.budget_bytes / peak, 2), BLIND_GROWTH)
+            return self.guess or self.low * growth
         predicted = self._predicted_maximum()
         if self.low < CLOSE_ENOUGH * predicted:
             growth = BLIND_GROWTH if math.isinf(predicted) else MEASURED_GROWTH
