@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from batchfinder.bounds import UNLIMITED_BATCH_SIZE, check_bounds
@@ -50,6 +51,7 @@ def find_max_batch(
     confirm_steps: int = 3,
     batch_dim: int | None = None,
     isolate: bool = False,
+    start_from_estimate: bool = False,
     on_probe: OnProbe | None = None,
 ) -> BatchSizeResult:
     """Find the largest batch size that really trains on a device, by real training steps.
@@ -87,6 +89,8 @@ def find_max_batch(
         confirm_steps: the least number of full steps that the answer is confirmed with.
         batch_dim: index of the batch dimension. Default: 0.
         isolate: try every size in a worker process.
+        start_from_estimate: try first what :func:`estimate_max_batch` expects of this device; it
+            pays where a step takes longer than the estimate, some seconds.
         on_probe: called with each :class:`Probe` as it ends.
 
     Returns:
@@ -136,6 +140,7 @@ def find_max_batch(
             max_batch_size=max_batch_size,
             multiple_of=multiple_of,
             on_probe=on_probe,
+            estimated=(setup, options) if start_from_estimate else None,
         )
     finally:
         prober.close()
@@ -149,6 +154,7 @@ def run_search(
     multiple_of: int = 1,
     on_probing: Callable[[int, bool], None] | None = None,
     on_probe: OnProbe | None = None,
+    estimated: tuple[TrainingSetup, ProbeOptions] | None = None,
 ) -> BatchSizeResult:
     """Search with any prober and say what was found.
 
@@ -159,6 +165,7 @@ def run_search(
         multiple_of: only multiples of this are tried.
         on_probing: called with the size, and whether it is a confirmation, as each probe begins.
         on_probe: called with each probe as it ends.
+        estimated: whose estimate to start from; None: start without one.
 
     Returns:
         The result.
@@ -170,6 +177,12 @@ def run_search(
     """
     started = time.monotonic()
     probes: list[Probe] = []
+    guess, notes = None, []
+    if estimated is not None:
+        from batchfinder.simulation.guess import guess_batch_size
+
+        bounds = (min_batch_size, max_batch_size, multiple_of)
+        guess, notes = guess_batch_size(*estimated, prober, bounds)
 
     def run(batch_size: int, confirm: bool) -> Probe:
         if on_probing:
@@ -188,6 +201,7 @@ def run_search(
             largest=max_batch_size,
             multiple_of=multiple_of,
             is_repeatable=prober.is_repeatable,
+            guess=guess,
         )
 
     try:
@@ -201,13 +215,14 @@ def run_search(
             f"not even a batch of {finding.failure.batch_size} runs: {finding.failure.note}; "
             "run one training step by yourself to see more"
         )
-    warnings = list(prober.warnings)
+    warnings = [*notes, *prober.warnings]
     if finding.status is Status.CAPPED and max_batch_size is None:
         warnings.append(
             f"nothing ran out of memory up to a batch of {UNLIMITED_BATCH_SIZE}; give the size of "
             "your data set as the largest batch size"
         )
-    return conclude(prober, probes, finding.status, time.monotonic() - started, warnings)
+    result = conclude(prober, probes, finding.status, time.monotonic() - started, warnings)
+    return replace(result, estimated_batch_size=guess)
 
 
 def conclude(
