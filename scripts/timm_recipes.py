@@ -28,6 +28,9 @@ class Recipe:
         foreach: the optimizer's flag.
         prefetch: batches resident beside the one in use.
         fused_attention: whether that PyTorch had it.
+        torch_version: of that PyTorch.
+        weight_decay: of the optimizer.
+        inplace_abn: whether that timm built TResNet on this package; timm 0.9 gave it up.
     """
 
     capability: ComputeCapability

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from batchfinder.simulation.attention import ComputeCapability, attention_kernel
 from batchfinder.simulation.autocast import autocast_kernels
 from batchfinder.simulation.cuda_dispatch import dropout, group_norm, kernels_replaced
+from batchfinder.simulation.recurrent import RECURRENT
 
 T = TypeVar("T")
 
@@ -44,6 +45,7 @@ def fake_cuda(
         "dropout": dropout,
         "group_norm": group_norm,
         "scaled_dot_product_attention": attention_kernel(capability),
+        **RECURRENT,
     }
     with ExitStack() as stack:
         stack.enter_context(kernels_replaced("AutocastCPU", autocast_kernels(torch_version)))
