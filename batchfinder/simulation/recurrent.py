@@ -1,4 +1,4 @@
-"""LSTM and GRU as cuDNN runs them: one call for all time steps, and a reserve for the backward pass.
+"""LSTM and GRU as cuDNN runs them: in one call, with a reserve for the backward pass.
 
 On the CPU PyTorch would run a product for each time step, or oneDNN's kernel, which keep other
 tensors. What the reserve holds cuDNN does not publish; here it is what the backward pass needs of
@@ -78,21 +78,21 @@ def _run(
 class _Recurrent(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, hidden: Tensor, reserve: int, directions: int, *params: Tensor
+        ctx: Any, sequence: Tensor, hidden: Tensor, reserve: int, directions: int, *params: Tensor
     ) -> tuple[Tensor, Tensor]:
-        dtype = input.dtype
+        dtype = sequence.dtype
         # The weights lie in one piece already, but not in this type.
         flat = params[:1] if params[0].dtype is dtype else (_flat(params, dtype),)
-        steps, size = input.shape[:2], hidden.size(-1)
-        output = input.new_empty((*steps, directions * size))
-        kept = input.new_empty((*steps, reserve * size))
-        ctx.save_for_backward(input, hidden, output, kept, *flat)
+        steps, size = sequence.shape[:2], hidden.size(-1)
+        output = sequence.new_empty((*steps, directions * size))
+        kept = sequence.new_empty((*steps, reserve * size))
+        ctx.save_for_backward(sequence, hidden, output, kept, *flat)
         ctx.params = params
         return output, torch.empty_like(hidden)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        input, hidden, _, _, flat, *_ = ctx.saved_tensors  # noqa: A001
+        sequence, hidden, _, _, flat = ctx.saved_tensors
         # One piece again, which the gradients of the weights are views of.
         whole = _flat(ctx.params, flat.dtype)
         pieces = whole.split([parameter.numel() for parameter in ctx.params])
@@ -100,7 +100,7 @@ class _Recurrent(torch.autograd.Function):
             piece.view(parameter.shape).to(parameter.dtype)
             for piece, parameter in zip(pieces, ctx.params, strict=True)
         )
-        return torch.empty_like(input), torch.empty_like(hidden), None, None, *weights
+        return torch.empty_like(sequence), torch.empty_like(hidden), None, None, *weights
 
 
 def _flat(params: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

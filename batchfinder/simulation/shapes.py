@@ -7,7 +7,7 @@ kernel for "meta" takes a fraction of that. Everything else is left to FakeTenso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
