@@ -120,7 +120,7 @@ def _fake_setup(setup: TrainingSetup, mode: FakeTensorMode) -> TrainingSetup:
         model, optimizer = fake_copy(pair, mode, setup.model)
     except (TypeError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
-        if "quantized" in reason:
+        if "uantized" in reason:
             raise StepError(f"the model holds quantized tensors: {USE_FIND}") from error
         raise StepError(f"the model cannot be copied ({reason}): {USE_FIND}") from error
     return dataclasses.replace(

@@ -26,11 +26,6 @@ _LAYER_NORM = _aten.native_layer_norm.default
 _LAYER_NORM_BACKWARD = _aten.native_layer_norm_backward.default
 
 
-# The images that a tensor-core kernel reads and writes, converted to its layout, and a quarter of
-# that for the algorithm itself: fitted to peak memory published for timm models on an A100.
-_WORKSPACE_SHARE = 1.25
-
-
 def cublas_workspace_bytes(capability: ComputeCapability) -> int:
     """What the first matrix product takes from the allocator, and keeps.
 
@@ -93,13 +88,16 @@ class CudaWorkspaces:
         memory_format = compute_format(converted[0], weight)
         copied = [x for x in read if not x.is_contiguous(memory_format=memory_format)]
         kernel = list(weight.shape[2:])
+        # Tensor cores compute channels last. Of images in the other format, and of the filter, cuDNN
+        # makes copies in its workspace:
+        # https://docs.nvidia.com/deeplearning/performance/dl-performance-convolutional/index.html#tensor-layout
         # Filters that do not overlap are a matrix product, and one filter per channel has a kernel
         # of PyTorch's own. Neither needs room; nor do images that are channels last already.
         is_product = math.prod(kernel) == 1 or kernel == list(stride)
         is_depthwise = weight.size(1) == 1
         workspace = 0
         if memory_format is torch.contiguous_format and not is_product and not is_depthwise:
-            workspace = round(_WORKSPACE_SHARE * sum(map(_size, [*converted, weight])))
+            workspace = sum(map(_size, [*converted, weight]))
         _copy_while_running(tracker, copied, workspace)
 
     def _time_algorithms(self, tracker: StorageTracker, images: Tensor, weight: Tensor) -> None:
