@@ -123,6 +123,11 @@ def cli() -> None:
     help="Seconds after which a probe is taken for hung. [default: by the steps seen]",
 )
 @click.option(
+    "--start-from-estimate",
+    is_flag=True,
+    help="Try first what `estimate` expects of this device: pays where steps are slow.",
+)
+@click.option(
     "--global-batch-size",
     type=int,
     metavar="N",

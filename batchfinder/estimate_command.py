@@ -29,6 +29,7 @@ from batchfinder.simulation.cluster import Cluster
 from batchfinder.simulation.estimate import ClusterEstimate, Estimate
 from batchfinder.simulation.gpus import Gpu, all_gpus, find_gpu, unnamed_gpu
 from batchfinder.simulation.prober import SimulatedProber
+from batchfinder.simulation.refusal import without_cuda
 from batchfinder.simulation.step_trace import StepTraces
 from batchfinder.training.arguments import parse_arguments
 from batchfinder.training.loading import load_setup
@@ -131,6 +132,9 @@ class _UsersOwnErrors:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, BatchFinderError):
+            refusal = without_cuda(error)
+            if refusal is not None:
+                raise refusal from error
             message = "".join(f"{type(error).__name__}: {error}".splitlines()[:1])
             raise UserCodeError(message, user_traceback(error)) from error
 

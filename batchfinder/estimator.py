@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -279,7 +278,9 @@ def _interval(
         ]
         if bounds[0] is None or bounds[1] is None:
             return answer
-        size = math.floor((answer + bounds[1] - bounds[0]) / multiple_of) * multiple_of
+        # What fragmentation takes; unknown where nothing ran out of memory.
+        lost = 0 if result.status is Status.CAPPED else bounds[0] - answer
+        size = (bounds[1] - lost) // multiple_of * multiple_of
         return max(0, size if max_batch_size is None else min(size, max_batch_size))
 
     return min(answer, shifted(MORE_THAN_SIMULATED)), max(answer, shifted(-LESS_THAN_SIMULATED))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial, wraps
 from types import FrameType
-from typing import Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import click
 
@@ -25,6 +25,9 @@ from batchfinder.reporting.terminal import TerminalReporter
 from batchfinder.result import BatchSizeResult, Probe, Status
 from batchfinder.training.arguments import parse_arguments
 from batchfinder.units import parse_bytes, parse_percentage
+
+if TYPE_CHECKING:
+    from batchfinder.training.setup import TrainingSetup
 
 EXIT_STATUS = {Status.FOUND: 0, Status.CAPPED: 0, Status.NOTHING_FITS: 3}
 MakeProber = Callable[[SetupSource, ProbeOptions], Prober]
@@ -78,6 +81,7 @@ def find_batch_size(
     multiple_of: int,
     confirm_steps: int,
     probe_timeout: float | None,
+    start_from_estimate: bool,
     global_batch_size: int | None,
     as_json: bool,
     quiet: bool,
@@ -157,6 +161,7 @@ def find_batch_size(
                         multiple_of=multiple_of,
                         on_probing=reporter.probing,
                         on_probe=on_probe,
+                        estimated=_loaded(source, options) if start_from_estimate else None,
                     )
         except KeyboardInterrupt:
             return why[-1]
@@ -181,6 +186,20 @@ def _worker_prober(source: SetupSource, options: ProbeOptions, **settings: Any) 
     from batchfinder.probing.ranks import RankProber
 
     return RankProber(source, options, open_meeting(), **settings)
+
+
+def _loaded(source: SetupSource, options: ProbeOptions) -> tuple[TrainingSetup, ProbeOptions]:
+    """The setup in this process, for the estimate; the workers load their own."""
+    from batchfinder.training.loading import load_setup
+
+    setup, _ = load_setup(
+        source.target,
+        source.arguments,
+        sample=source.sample,
+        input_spec=source.input_spec,
+        optimizer=source.optimizer,
+    )
+    return setup, options
 
 
 @contextmanager

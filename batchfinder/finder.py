@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from batchfinder.bounds import UNLIMITED_BATCH_SIZE, check_bounds
@@ -51,6 +52,7 @@ def find_max_batch(
     batch_dim: int | None = None,
     isolate: bool = False,
     strategy: str | None = None,
+    start_from_estimate: bool = False,
     on_probe: OnProbe | None = None,
 ) -> BatchSizeResult:
     """Find the largest batch size that really trains on a device, by real training steps.
@@ -90,6 +92,8 @@ def find_max_batch(
         isolate: try every size in a worker process.
         strategy: ``"ddp"`` or ``"fsdp"``: all ranks of this job search together, and each has to
             make this call. Default: ``"ddp"`` in a process group of several ranks, else none.
+        start_from_estimate: try first what :func:`estimate_max_batch` expects of this device; it
+            pays where a step takes longer than the estimate, some seconds.
         on_probe: called with each :class:`Probe` as it ends.
 
     Returns:
@@ -142,6 +146,7 @@ def find_max_batch(
             max_batch_size=max_batch_size,
             multiple_of=multiple_of,
             on_probe=on_probe,
+            estimated=(setup, options) if start_from_estimate else None,
         )
         return prober.agreed(result) if isinstance(prober, RankedProber) else result
     finally:
@@ -156,6 +161,7 @@ def run_search(
     multiple_of: int = 1,
     on_probing: Callable[[int, bool], None] | None = None,
     on_probe: OnProbe | None = None,
+    estimated: tuple[TrainingSetup, ProbeOptions] | None = None,
 ) -> BatchSizeResult:
     """Search with any prober and say what was found.
 
@@ -166,6 +172,7 @@ def run_search(
         multiple_of: only multiples of this are tried.
         on_probing: called with the size, and whether it is a confirmation, as each probe begins.
         on_probe: called with each probe as it ends.
+        estimated: whose estimate to start from; None: start without one.
 
     Returns:
         The result.
@@ -177,6 +184,13 @@ def run_search(
     """
     started = time.monotonic()
     probes: list[Probe] = []
+    guess: int | None = None
+    notes: list[str] = []
+    if estimated is not None:
+        from batchfinder.simulation.guess import guess_batch_size
+
+        bounds = (min_batch_size, max_batch_size, multiple_of)
+        guess, notes = guess_batch_size(*estimated, prober, bounds)
 
     def run(batch_size: int, confirm: bool) -> Probe:
         if on_probing:
@@ -195,6 +209,7 @@ def run_search(
             largest=max_batch_size,
             multiple_of=multiple_of,
             is_repeatable=prober.is_repeatable,
+            guess=guess,
         )
 
     try:
@@ -208,8 +223,10 @@ def run_search(
             f"not even a batch of {finding.failure.batch_size} runs: {finding.failure.note}; "
             "run one training step by yourself to see more"
         )
-    warnings = [*prober.warnings, *_remarks(finding, max_batch_size, multiple_of)]
-    return conclude(prober, probes, finding.status, time.monotonic() - started, warnings)
+    remarks = _remarks(finding, max_batch_size, multiple_of)
+    warnings = [*notes, *prober.warnings, *remarks]
+    result = conclude(prober, probes, finding.status, time.monotonic() - started, warnings)
+    return replace(result, estimated_batch_size=guess)
 
 
 def _remarks(finding: Finding, max_batch_size: int | None, multiple_of: int) -> Iterator[str]:

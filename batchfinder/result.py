@@ -155,6 +155,7 @@ class BatchSizeResult:
         seconds: what the whole search took.
         versions: of python, torch, batchfinder and, where there is one, CUDA.
         warnings: what the user should know, each one line with what to do about it.
+        estimated_batch_size: what the search started from; None if it started without an estimate.
     """
 
     batch_size: int
@@ -169,6 +170,7 @@ class BatchSizeResult:
     seconds: float
     versions: Mapping[str, str]
     warnings: tuple[str, ...] = ()
+    estimated_batch_size: int | None = None
 
     def __int__(self) -> int:
         return self.batch_size
@@ -240,6 +242,7 @@ class BatchSizeResult:
             "seconds": self.seconds,
             "versions": dict(self.versions),
             "warnings": list(self.warnings),
+            "estimated_batch_size": self.estimated_batch_size,
         }
 
     def to_json(self) -> str:

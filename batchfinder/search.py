@@ -106,6 +106,7 @@ def search(
     largest: int | None = None,
     multiple_of: int = 1,
     is_repeatable: bool = True,
+    guess: int | None = None,
 ) -> Finding:
     """Find the largest batch size that fits.
 
@@ -117,6 +118,7 @@ def search(
         multiple_of: every size tried is a multiple of it.
         is_repeatable: whether a size that ran one step will run many, in any process. If not,
             only confirmations count near the limit.
+        guess: where the answer may be; tried right after the smallest size.
 
     Returns:
         The confirmed answer, and the failure one unit above it (at most 1/20 above it, where
@@ -145,7 +147,7 @@ def search(
     bracket = Bracket(
         first, last, multiple_of, resolution=pace.resolution, is_repeatable=is_repeatable
     )
-    chooser = _Chooser(bracket, pace, budget_bytes, is_open=largest is None)
+    chooser = _Chooser(bracket, pace, budget_bytes, guess=guess, is_open=largest is None)
     while not bracket.is_closed:
         batch_size = chooser.next_size()
         confirm = bracket.would_end_with(batch_size)
@@ -160,12 +162,15 @@ class _Chooser:
         known: what the search knows so far.
         pace: how it goes about it.
         budget_bytes: what a step may use.
+        guess: where the answer may be, if anything is known of that.
         is_open: whether no largest size was given.
     """
 
-    def __init__(self, known: Bracket, pace: _Pace, budget_bytes: int, is_open: bool) -> None:
+    def __init__(
+        self, known: Bracket, pace: _Pace, budget_bytes: int, *, guess: int | None, is_open: bool
+    ) -> None:
         self.known, self.pace = known, pace
-        self.budget_bytes, self.is_open = budget_bytes, is_open
+        self.budget_bytes, self.guess, self.is_open = budget_bytes, guess, is_open
         self.overruns = 0
 
     def next_size(self) -> int:
@@ -211,8 +216,9 @@ class _Chooser:
         if len(known.fits) == 1:
             # Were all of the first peak due to its samples, this many times as many would fill
             # the budget; some of it never is, so twice that likely fits and is still cheap.
-            peak = max(known.fits[known.low].phase_peak_bytes.values(), default=0)
-            return known.low * min(max(2 * self.budget_bytes / max(peak, 1), 2), BLIND_GROWTH)
+            peak = max(known.fits[known.low].phase_peak_bytes.values(), default=0) or 1
+            growth = min(max(2 * self.budget_bytes / peak, 2), BLIND_GROWTH)
+            return self.guess or known.low * growth
         predicted = self._predicted_maximum()
         if known.low < self.pace.close_enough * predicted:
             growth = BLIND_GROWTH if math.isinf(predicted) else MEASURED_GROWTH

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm_recipes import A100, RTX_3090, Recipe, trace_model
+from timm_recipes import A100, RTX_3090, Recipe, build, trace_model
 
 from batchfinder.simulation.allocator import CachingAllocator
 from batchfinder.simulation.gpus import find_gpu
@@ -37,6 +37,7 @@ from batchfinder.simulation.trace import AffineTrace
 from batchfinder.units import MIB
 
 SMALLEST_PEAK_MIB = 4096
+SAME_MODEL = 0.01  # of the number of parameters: beyond it, timm has changed the model since
 MISS = 0.08  # of a peak; what is further off is printed
 
 
@@ -53,7 +54,7 @@ def main() -> None:
     else:
         rows = [row for row in rows if float(row["peak_device_mib"]) >= SMALLEST_PEAK_MIB]
     if arguments.limit:
-        rows = _sample(rows, arguments.limit, arguments.seed)
+        rows = _sample(rows, arguments.limit, arguments.seed, by_model=not are_brackets)
     traces = Traces(RTX_3090 if are_brackets else A100, arguments.traces)
     summary = (check_brackets if are_brackets else check_peaks)(rows, traces)
     summary |= {"rows": len(rows), "limit": arguments.limit, "seed": arguments.seed}
@@ -109,10 +110,15 @@ def check_brackets(rows: list[dict[str, str]], traces: Traces) -> dict[str, Any]
     gpu = find_gpu("RTX 3090", cuda=(11, 3))
     capacity = gpu.total_bytes - gpu.overhead_bytes
     inside = over = under = 0
-    misses = []
+    misses, others = [], []
     for row in rows:
         trace = traces.get(row["model"], int(row["img_size"]), row["layout"])
         if trace is None:
+            continue
+        if not _is_same_model(row):
+            print(f"another model today: {row['model']} had {row['params_millions']} million "
+                  "parameters", flush=True)  # fmt: skip
+            others.append(row["model"])
             continue
         fits, fails = int(row["fits"]), int(row["fails"])
         found = largest_that_fits(
@@ -130,7 +136,14 @@ def check_brackets(rows: list[dict[str, str]], traces: Traces) -> dict[str, Any]
               f"{found}, runs at {fits}, fails at {fails}", flush=True)  # fmt: skip
     number = inside + over + under
     line = f"brackets: inside {inside}/{number} ({inside / number:.1%}), over {over}, under {under}"
-    return {"line": line, "misses": sorted(misses)}
+    return {"line": line, "misses": sorted(misses), "other_models_today": sorted(set(others))}
+
+
+def _is_same_model(row: dict[str, str]) -> bool:
+    """Whether this version of timm builds what the row was measured on."""
+    model = build(row["model"], int(row["img_size"]))
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    return abs(millions / float(row["params_millions"]) - 1) <= SAME_MODEL
 
 
 def check_peaks(rows: list[dict[str, str]], traces: Traces) -> dict[str, Any]:
@@ -155,10 +168,15 @@ def check_peaks(rows: list[dict[str, str]], traces: Traces) -> dict[str, Any]:
     return {"line": line, "misses": sorted(error for error in errors if abs(error[0]) > MISS)}
 
 
-def _sample(rows: list[dict[str, str]], limit: int, seed: int) -> list[dict[str, str]]:
-    rows = [*rows]
-    random.Random(seed).shuffle(rows)
-    return rows[:limit]
+def _sample(
+    rows: list[dict[str, str]], limit: int, seed: int, *, by_model: bool
+) -> list[dict[str, str]]:
+    """Rows drawn by chance; or all rows of models drawn by chance, which share one trace each."""
+    drawn = sorted({row["model"] for row in rows}) if by_model else [*rows]
+    random.Random(seed).shuffle(drawn)
+    if by_model:
+        drawn = [row for model in drawn for row in rows if row["model"] == model]
+    return drawn[:limit]
 
 
 def _run_first(path: Path | None) -> None:
@@ -174,7 +192,9 @@ def _run_first(path: Path | None) -> None:
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("table", type=Path)
-    parser.add_argument("--limit", type=int, help="that many rows, drawn by chance")
+    parser.add_argument(
+        "--limit", type=int, help="that many rows, drawn by chance (of peaks: model by model)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--traces", type=Path, help="folder that keeps the traces")
     parser.add_argument("--json", type=Path, help="where to write the result")

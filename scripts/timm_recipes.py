@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - PyTorch's own name for it
+from inplace_abn import with_inplace_abn
 from torch import nn
 
 from batchfinder.simulation.attention import ComputeCapability
@@ -27,6 +28,9 @@ class Recipe:
         foreach: the optimizer's flag.
         prefetch: batches resident beside the one in use.
         fused_attention: whether that PyTorch had it.
+        torch_version: of that PyTorch.
+        weight_decay: of the optimizer.
+        inplace_abn: whether that timm built TResNet on this package; timm 0.9 gave it up.
     """
 
     capability: ComputeCapability
@@ -37,6 +41,7 @@ class Recipe:
     fused_attention: bool
     torch_version: tuple[int, int]
     weight_decay: float
+    inplace_abn: bool
 
 
 RTX_3090 = Recipe(
@@ -48,6 +53,7 @@ RTX_3090 = Recipe(
     fused_attention=False,
     torch_version=(1, 12),
     weight_decay=0.0,
+    inplace_abn=True,
 )
 A100 = Recipe(
     (8, 0),
@@ -58,6 +64,7 @@ A100 = Recipe(
     fused_attention=True,
     torch_version=(2, 3),
     weight_decay=2e-5,
+    inplace_abn=False,
 )
 
 
@@ -94,6 +101,8 @@ def trace_model(
 
     timm.layers.set_fused_attn(recipe.fused_attention)
     model = build(name, image_size).train()
+    if recipe.inplace_abn and name.startswith("tresnet"):
+        model = with_inplace_abn(model)
     shape = (3, image_size, image_size) if image_size else model.pretrained_cfg["input_size"]
     small, large = (_trace(model, shape, layout, recipe, size) for size in sizes)
     return align(small, large)

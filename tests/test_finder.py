@@ -27,9 +27,21 @@ from batchfinder import (
 )
 from batchfinder.errors import BatchTooSmallError, UsageError, UserCodeError, WorkerError
 from batchfinder.finder import run_search
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.reporting.answer import details
 
 TARGETS = Path(__file__).parent / "targets"
 MIB = 2**20
+
+
+class Reads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(1024, 1024)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.inner(x)
+        return y * 2 if y.sum().item() > 0 else y
 
 
 # On paper.
@@ -61,6 +73,37 @@ def test_sizes_that_cannot_be_told_apart_are_named() -> None:
         "from 965 to 1013 it depends on the run what fits: the same size needs a little more or "
         "less memory each time on this device",
     )
+
+
+def estimated_setup(model: nn.Module) -> tuple[TrainingSetup, ProbeOptions]:
+    sample = torch.randn(2, 1024), torch.randn(2, 1024)
+    return TrainingSetup(model, sample, optimizer="sgd"), ProbeOptions()
+
+
+def test_the_search_starts_from_the_estimate_and_says_how_good_it_was() -> None:
+    # Each example takes more on paper than the inputs and outputs that are simulated.
+    prober = FakeProber(budget_bytes=100 * MIB, fixed_bytes=9 * MIB, bytes_per_sample=13 * 1024)
+
+    result = run_search(prober, estimated=estimated_setup(nn.Linear(1024, 1024)))
+
+    assert result.estimated_batch_size == prober.sizes[1]
+    assert result.batch_size == 7168
+    assert result.to_dict()["estimated_batch_size"] == result.estimated_batch_size
+    assert details(result)[-1].startswith(f"The estimate it started from, {prober.sizes[1]}, was ")
+
+
+@pytest.mark.parametrize(
+    ("device", "model", "why"),
+    [
+        ("cpu", nn.Linear(1024, 1024), "there is none for the CPU"),
+        ("fake:0 Paper", Reads(), "a value of a tensor is read"),
+    ],
+)
+def test_without_an_estimate_the_search_says_why(device: str, model: nn.Module, why: str) -> None:
+    result = run_search(FakeProber(device=device), estimated=estimated_setup(model))
+
+    assert (result.batch_size, result.estimated_batch_size) == (90, None)
+    assert why in result.warnings[0]
 
 
 def test_what_fits_whatever_the_size_is_capped() -> None:

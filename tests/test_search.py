@@ -22,7 +22,11 @@ Bounds = tuple[int, "int | None", int]
 
 
 def run_search(
-    prober: Prober, smallest: int = 1, largest: int | None = None, unit: int = 1
+    prober: Prober,
+    smallest: int = 1,
+    largest: int | None = None,
+    unit: int = 1,
+    guess: int | None = None,
 ) -> tuple[Finding, list[Probe]]:
     probes: list[Probe] = []
 
@@ -37,6 +41,7 @@ def run_search(
         largest=largest,
         multiple_of=unit,
         is_repeatable=prober.is_repeatable,
+        guess=guess,
     )
     return finding, probes
 
@@ -402,3 +407,20 @@ def test_bounds_become_multiples(bounds: Bounds, sizes: tuple[int, int]) -> None
 def test_bounds_without_a_size_are_a_usage_error(bounds: Bounds, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         check_bounds(*bounds)
+
+
+def test_the_first_large_probe_is_at_the_guess() -> None:
+    prober = exact_device(990)
+
+    finding, probes = run_search(prober, guess=985)
+
+    assert story(probes) == ["1+", "985+", "991-", "990+!"]
+    assert size_of(finding) == 990
+
+
+@pytest.mark.parametrize("guess", [1, 3, 1100, 5000])
+def test_a_guess_however_wrong_changes_no_answer(guess: int) -> None:
+    finding, probes = run_search(exact_device(990), guess=guess)
+
+    assert size_of(finding) == 990
+    assert len(probes) <= 8

@@ -50,6 +50,8 @@ def details(
     else:
         lines += _next_failure(result, verbose)
     lines += _ranks(result)
+    if result.estimated_batch_size and result.batch_size:
+        lines.append(_guess(result.estimated_batch_size, result.batch_size))
     model = result.memory_model
     if result.batch_size and model is not None and not model.is_linear:
         lines.append(
@@ -62,6 +64,12 @@ def details(
         cost = f"{result.cost_full_size_steps:.1f}"
         lines.append(f"The search cost as much as {cost} steps at the size found.")
     return lines
+
+
+def _guess(estimated: int, found: int) -> str:
+    off = estimated / found - 1
+    verdict = f"{abs(off):.1%} {'above' if off > 0 else 'below'} the answer" if off else "exact"
+    return f"The estimate it started from, {estimated}, was {verdict}."
 
 
 def _verdict(result: BatchSizeResult) -> str:

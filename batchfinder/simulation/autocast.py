@@ -11,7 +11,8 @@ Source of the lists: https://docs.pytorch.org/docs/stable/amp.html#cuda-op-speci
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -102,6 +103,32 @@ def autocast_kernels(torch_version: tuple[int, int]) -> dict[str, Kernel]:
             if operator is not None:
                 kernels[name] = make(operator)
     return kernels
+
+
+@contextmanager
+def cuda_autocast_simulated() -> Iterator[None]:
+    """Let ``torch.autocast("cuda")`` work on the tensors of the simulation, which are on the CPU.
+
+    Where PyTorch is built without CUDA it would do nothing, silently.
+    """
+    original = torch.autocast.__init__
+
+    def on_cpu(
+        self: torch.autocast,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+        original(self, device_type, dtype, enabled, cache_enabled)
+
+    torch.autocast.__init__ = on_cpu  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__init__ = original  # type: ignore[method-assign]
 
 
 def _operator(name: str) -> Any:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from batchfinder.simulation.attention import ComputeCapability, attention_kernel
-from batchfinder.simulation.autocast import autocast_kernels
+from batchfinder.simulation.autocast import autocast_kernels, cuda_autocast_simulated
 from batchfinder.simulation.cuda_dispatch import dropout, group_norm, kernels_replaced
+from batchfinder.simulation.recurrent import RECURRENT
 
 T = TypeVar("T")
 
@@ -44,10 +45,12 @@ def fake_cuda(
         "dropout": dropout,
         "group_norm": group_norm,
         "scaled_dot_product_attention": attention_kernel(capability),
+        **RECURRENT,
     }
     with ExitStack() as stack:
         stack.enter_context(kernels_replaced("AutocastCPU", autocast_kernels(torch_version)))
         stack.enter_context(kernels_replaced("AutogradCPU", autograd))
+        stack.enter_context(cuda_autocast_simulated())
         # A fallback would run the real kernel, on tensors of real size.
         mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         stack.enter_context(mode)

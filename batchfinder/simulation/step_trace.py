@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from types import FrameType, TracebackType
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-)
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
-from batchfinder.errors import BatchTooSmallError, StepError
+from batchfinder.errors import StepError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.simulation.attention import ComputeCapability
 from batchfinder.simulation.cluster import Cluster, resizes_told
 from batchfinder.simulation.fake import fake_copy, fake_cuda
+from batchfinder.simulation.refusal import USE_FIND, explained
 from batchfinder.simulation.trace import AffineTrace, Kind, NotAffineError, Trace, align
-from batchfinder.simulation.tracker import StorageTracker, is_user_code
+from batchfinder.simulation.tracker import StorageTracker
 from batchfinder.simulation.workspaces import CudaWorkspaces
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
@@ -36,15 +28,6 @@ from batchfinder.training.tree import named_tensors
 # Small, for sizes cost nothing here but host memory for the batch; even, for what halves a batch.
 TRACED_SIZES = (4, 8)
 STEPS = 2  # the first allocates the optimizer's states, the second is the steady state
-
-_UNFAKEABLE = (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-    NotImplementedError,
-)
-_USE_FIND = "this step cannot be simulated; `batchfinder find` runs it on the device itself"
 
 
 class StepTraces:
@@ -117,7 +100,7 @@ class StepTraces:
         batch = self._batches.make(batch_size)
         names: dict[int, str] = {}
         precision = self._options.precision
-        with fake_cuda(self._capability) as mode, _explained(names):
+        with fake_cuda(self._capability) as mode, explained(names):
             setup = _fake_setup(self._setup, mode)
             names.update((id(module), name) for name, module in setup.model.named_modules())
             buckets: list[torch.Tensor] = []
@@ -148,12 +131,18 @@ class StepTraces:
 
 def _fake_setup(setup: TrainingSetup, mode: FakeTensorMode) -> TrainingSetup:
     """A copy of model and optimizer without data; functions are shared."""
+    for name, module in setup.model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise StepError(f"{name or 'the model'} is compiled by TorchScript: {USE_FIND}")
     owned = isinstance(setup.optimizer, Optimizer)
     pair = (setup.model, setup.optimizer if owned else None)
     try:
         model, optimizer = fake_copy(pair, mode, setup.model)
     except (TypeError, RuntimeError) as error:
-        raise StepError(f"the model cannot be copied ({error}): {_USE_FIND}") from error
+        reason = str(error).partition("\n")[0]
+        if "uantized" in reason:
+            raise StepError(f"the model holds quantized tensors: {USE_FIND}") from error
+        raise StepError(f"the model cannot be copied ({reason}): {USE_FIND}") from error
     return dataclasses.replace(
         setup, model=model, optimizer=optimizer if owned else setup.optimizer
     )
@@ -162,9 +151,12 @@ def _fake_setup(setup: TrainingSetup, mode: FakeTensorMode) -> TrainingSetup:
 def _choose_as_cuda(optimizer: Optimizer) -> None:
     """Let an optimizer without a choice of its own work on all parameters at once, as on CUDA.
 
+    ``capturable`` ones refuse tensors on the CPU; it changes where the step counter lies, no more.
     https://docs.pytorch.org/docs/stable/optim.html#algorithms
     """
     for group in optimizer.param_groups:
+        if group.get("capturable"):
+            group["capturable"] = False
         if group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = True
 
@@ -174,68 +166,3 @@ def _on_device(batch: Any, mode: FakeTensorMode, tracker: StorageTracker) -> Any
     for _, tensor in named_tensors(fake):
         tracker.track(tensor, Kind.INPUT)
     return fake
-
-
-@contextmanager
-def _explained(names: dict[int, str]) -> Iterator[None]:
-    """Say where and why a step cannot run on tensors without data.
-
-    Args:
-        names: of the modules that will run, by their id.
-    """
-    try:
-        yield
-    except _UNFAKEABLE as error:
-        raise StepError(f"{_reason(error)}{_place(error, names)}: {_USE_FIND}") from error
-    except ValueError as error:
-        if "more than 1 value per channel" in str(error):
-            raise BatchTooSmallError(str(error)) from error
-        raise
-    except (RuntimeError, AssertionError) as error:
-        if "no fake impl" in str(error):
-            raise StepError(
-                f"a custom operator{_place(error, names)} says nothing of its output's shape "
-                f"(register_fake): {_USE_FIND}"
-            ) from error
-        # A tensor on "cuda" beside ours, or a build without CUDA.
-        if not any(text in str(error) for text in ("CUDA", "cuda")):
-            raise
-        raise StepError(
-            f'"cuda" is named in the model or the step{_place(error, names)}, and the GPU '
-            "is simulated on the CPU; take the device from a tensor, as x.device"
-        ) from error
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, DataDependentOutputException):
-        return "a value of a tensor is read (.item(), bool(), a comparison in an if)"
-    if isinstance(error, DynamicOutputShapeException):
-        return "the shape of a result depends on the data (nonzero, unique, a boolean mask)"
-    operator = str(getattr(error, "func", error)).splitlines()[0]
-    return f"{operator} says nothing of its output's shape"
-
-
-def _place(error: BaseException, names: dict[int, str]) -> str:
-    """Where in the user's code: the innermost module and line."""
-    module = line = ""
-    for frame in _frames(error.__traceback__):
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, nn.Module):
-            module = names.get(id(owner)) or module or type(owner).__name__
-        if is_user_code(frame.f_code.co_filename):
-            line = f"{frame.f_code.co_filename}:{_line_of(error, frame)}"
-    parts = [part for part in (module and f"in {module}", line and f"at {line}") if part]
-    return f" {' '.join(parts)}" if parts else ""
-
-
-def _frames(traceback: TracebackType | None) -> Iterator[FrameType]:
-    while traceback is not None:
-        yield traceback.tb_frame
-        traceback = traceback.tb_next
-
-
-def _line_of(error: BaseException, frame: FrameType) -> int:
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_frame is not frame:
-        traceback = traceback.tb_next
-    return traceback.tb_lineno if traceback is not None else frame.f_lineno

@@ -26,7 +26,7 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from batchfinder.simulation.normalization import NORMALIZATIONS
+from batchfinder.simulation.outputs import outputs_of
 from batchfinder.simulation.trace import EMPTY_CACHE, Kind, Stage, Storage, Trace
 
 _PYTORCH = (str(Path(torch.__file__).parent) + os.sep, "<")
@@ -34,6 +34,7 @@ _SIMULATION = str(Path(__file__).parent) + os.sep
 _BATCHFINDER = str(Path(__file__).parents[1]) + os.sep
 _OPTIMIZERS = str(Path(torch.__file__).parent / "optim") + os.sep
 _GRAD_SCALERS = str(Path(torch.__file__).parent / "amp") + os.sep
+_CPU = torch.device("cpu")
 _DEVICE_OF = torch.ops.prim.device.default
 _ADD = torch.ops.aten.add.Tensor
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -93,6 +94,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __exit__(self, *exc_info: Any) -> None:
         super().__exit__(*exc_info)  # type: ignore[no-untyped-call]
         self._hooks.close()
+        self._live.clear()  # what dies from here on, or is collected at some time, is no step
 
     def begin_step(self) -> None:
         """Mark where a training step begins."""
@@ -117,8 +119,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         entry = _Live(self._born(size, kind))
 
         def died(_: Any) -> None:
-            del self._live[key]
-            self._died(entry.index)
+            if self._live.pop(key, None) is entry:
+                self._died(entry.index)
 
         entry.watch = weakref.ref(storage, died)
         self._live[key] = entry
@@ -146,14 +148,19 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if func is _DEVICE_OF:
-            return func(*args)
+            # Autograd asks this of each gradient.
+            return getattr(args[0], "fake_device", None) or func(*args)
         if func is _ITEM:
             value = _value_for_pytorch_itself()
             if value is not None:
                 return value
+        if kwargs and getattr(kwargs.get("device"), "type", "cpu") != "cpu":
+            # Every device is the simulated one. A fake tensor "on cuda" would end the process as
+            # soon as autograd meets it, where PyTorch is built without CUDA.
+            kwargs = {**kwargs, "device": _CPU}
         self._sum = None
         births = len(self.trace.storages)
-        output = NORMALIZATIONS.get(func, func)(*args, **(kwargs or {}))
+        output = outputs_of(func, args, kwargs or {})
         if isinstance(output, Tensor):
             self.track(output)
         else:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from batchfinder.simulation.attention import ComputeCapability
+from batchfinder.simulation.convolution import compute_format
 from batchfinder.simulation.tracker import StorageTracker
 from batchfinder.units import MIB
 
@@ -23,11 +24,6 @@ _CONVOLUTION = _aten.convolution.default
 _CONVOLUTION_BACKWARD = _aten.convolution_backward.default
 _LAYER_NORM = _aten.native_layer_norm.default
 _LAYER_NORM_BACKWARD = _aten.native_layer_norm_backward.default
-
-
-# The images that a tensor-core kernel reads and writes, converted to its layout, and a quarter of
-# that for the algorithm itself: fitted to peak memory published for timm models on an A100.
-_WORKSPACE_SHARE = 1.25
 
 
 def cublas_workspace_bytes(capability: ComputeCapability) -> int:
@@ -89,16 +85,19 @@ class CudaWorkspaces:
             weight: the filter.
             stride: of the convolution.
         """
-        memory_format = _memory_format(converted[0], weight)
+        memory_format = compute_format(converted[0], weight)
         copied = [x for x in read if not x.is_contiguous(memory_format=memory_format)]
         kernel = list(weight.shape[2:])
+        # Tensor cores compute channels last. Of images in the other format, and of the filter, cuDNN
+        # makes copies in its workspace:
+        # https://docs.nvidia.com/deeplearning/performance/dl-performance-convolutional/index.html#tensor-layout
         # Filters that do not overlap are a matrix product, and one filter per channel has a kernel
         # of PyTorch's own. Neither needs room; nor do images that are channels last already.
         is_product = math.prod(kernel) == 1 or kernel == list(stride)
         is_depthwise = weight.size(1) == 1
         workspace = 0
         if memory_format is torch.contiguous_format and not is_product and not is_depthwise:
-            workspace = round(_WORKSPACE_SHARE * sum(map(_size, [*converted, weight])))
+            workspace = sum(map(_size, [*converted, weight]))
         _copy_while_running(tracker, copied, workspace)
 
     def _time_algorithms(self, tracker: StorageTracker, images: Tensor, weight: Tensor) -> None:
@@ -121,14 +120,3 @@ def _copy_while_running(
 
 def _size(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _memory_format(tensor: Tensor, weight: Tensor) -> torch.memory_format:
-    """The format cuDNN computes in: channels last as soon as one of both is."""
-    if tensor.dim() != 4:
-        return torch.contiguous_format
-    for candidate in (tensor, weight):
-        is_last = candidate.is_contiguous(memory_format=torch.channels_last)
-        if is_last and not candidate.is_contiguous():
-            return torch.channels_last
-    return torch.contiguous_format

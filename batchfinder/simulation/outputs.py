@@ -14,6 +14,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
+
+from batchfinder.simulation.convolution import (
+    convolution,
+    convolution_backward,
+    is_well_formed,
+)
+from batchfinder.simulation.elementwise import ELEMENTWISE, cast, elementwise, is_plain_cast
+from batchfinder.simulation.shapes import new_like, new_tensor, run_on_shapes
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -29,7 +38,7 @@ def _batch_norm(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     channels = input.size(1) if training else 0
-    return torch.empty_like(input), _statistics(input, [channels]), _statistics(input, [channels])
+    return new_like(input), _statistics(input, [channels]), _statistics(input, [channels])
 
 
 def _batch_norm_backward(
@@ -56,7 +65,7 @@ def _layer_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     outer = input.dim() - len(normalized_shape)
     shape = [*input.shape[:outer], *([1] * len(normalized_shape))]
-    output = torch.empty_like(input, memory_format=torch.contiguous_format)
+    output = new_like(input, torch.contiguous_format)
     return output, _statistics(input, shape), _statistics(input, shape)
 
 
@@ -84,7 +93,7 @@ def _group_norm(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     shape = [batch_size, groups]
-    return torch.empty_like(input), _statistics(input, shape), _statistics(input, shape)
+    return new_like(input), _statistics(input, shape), _statistics(input, shape)
 
 
 def _group_norm_backward(
@@ -104,7 +113,7 @@ def _group_norm_backward(
 
 def _statistics(like: Tensor, shape: Sequence[int]) -> Tensor:
     dtype = torch.float64 if like.dtype is torch.float64 else torch.float32
-    return like.new_empty(shape, dtype=dtype)
+    return new_tensor(like, shape, dtype)
 
 
 def _gradients(
@@ -115,14 +124,18 @@ def _gradients(
 ) -> Gradients:
     like = input if weight is None else weight
     return (
-        torch.empty_like(input) if output_mask[0] else None,
-        like.new_empty(shape) if output_mask[1] else None,
-        like.new_empty(shape) if output_mask[2] else None,
+        new_like(input) if output_mask[0] else None,
+        new_tensor(like, shape) if output_mask[1] else None,
+        new_tensor(like, shape) if output_mask[2] else None,
     )
 
 
 _aten: Any = torch.ops.aten
-NORMALIZATIONS: dict[Any, Callable[..., Any]] = {
+_CAST = _aten._to_copy.default
+_CONVOLUTION = _aten.convolution.default
+_OUTPUTS: dict[Any, Callable[..., Any]] = {
+    _CONVOLUTION: convolution,
+    _aten.convolution_backward.default: convolution_backward,
     _aten.native_batch_norm.default: _batch_norm,
     _aten.native_batch_norm_backward.default: _batch_norm_backward,
     _aten.native_layer_norm.default: _layer_norm,
@@ -130,4 +143,22 @@ NORMALIZATIONS: dict[Any, Callable[..., Any]] = {
     _aten.native_group_norm.default: _group_norm,
     _aten.native_group_norm_backward.default: _group_norm_backward,
 }
-"""Each operator's outputs, by the operator; called below autograd, with its arguments."""
+
+
+def outputs_of(func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """The outputs of an operator; called below autograd.
+
+    Args:
+        func: the operator.
+        args: its arguments.
+        kwargs: its keyword arguments.
+    """
+    rule = _OUTPUTS.get(func)
+    if rule is not None and (func is not _CONVOLUTION or is_well_formed(args)):
+        return rule(*args, **kwargs)
+    output = None
+    if func in ELEMENTWISE:
+        output = elementwise(args, kwargs)
+    elif func is _CAST and is_plain_cast(kwargs):
+        output = cast(*args, **kwargs)
+    return run_on_shapes(func, args, kwargs) if output is None else output

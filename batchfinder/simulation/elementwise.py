@@ -1,0 +1,94 @@
+"""What operators that work element by element return, where that is plain to see.
+
+PyTorch derives the same with a reference implementation in Python, which takes ten times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from batchfinder.simulation.shapes import new_like
+
+_aten: Any = torch.ops.aten
+# Their outputs are of the type that their inputs are promoted to, unlike those of comparisons.
+ELEMENTWISE = {
+    getattr(getattr(_aten, name), overload)
+    for overload, names in {
+        "Tensor": "add sub mul div",
+        "Scalar": "add sub mul div",
+        "default": """
+            neg exp sqrt rsqrt reciprocal tanh sigmoid relu silu gelu hardtanh hardswish
+            hardsigmoid leaky_relu elu softplus clone tanh_backward sigmoid_backward
+            threshold_backward silu_backward gelu_backward hardtanh_backward hardswish_backward
+            hardsigmoid_backward leaky_relu_backward elu_backward softplus_backward
+            """,
+    }.items()
+    for name in names.split()
+}
+
+
+def elementwise(args: Any, kwargs: Any) -> Tensor | None:
+    """The output of one of :data:`ELEMENTWISE`; None where it takes a closer look."""
+    if kwargs.keys() - {"alpha", "approximate"}:
+        return None
+    widest: FakeTensor | None = None
+    dtype = None
+    operands = [*_fake_tensors(args)]
+    for operand in operands:
+        if operand is None or not operand.is_floating_point() or not operand.dim():
+            return None
+        dtype = operand.dtype if dtype is None else torch.promote_types(dtype, operand.dtype)
+        if widest is None or operand.numel() > widest.numel():
+            widest = operand
+    if widest is None:
+        return None
+    shape, strides = widest.shape, widest.stride()
+    is_contiguous = widest.is_contiguous()
+    if not is_contiguous and not widest.is_contiguous(memory_format=_last(widest)):
+        return None  # whether it has holes is not plain to see
+    for operand in operands:
+        if operand is None or (operand.shape == shape and operand.stride() == strides):
+            continue
+        # Spread over the first dimensions: a bias, say.
+        is_tail = operand.shape == shape[len(shape) - operand.dim() :]
+        if not (is_contiguous and is_tail and operand.is_contiguous()):
+            return None
+    return new_like(widest, dtype=dtype)
+
+
+def cast(
+    input: Tensor,  # noqa: A002
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> Tensor:
+    """The output of ``aten::_to_copy``; every device is the simulated one."""
+    return new_like(input, memory_format or torch.preserve_format, dtype)
+
+
+def is_plain_cast(kwargs: Any) -> bool:
+    """Whether ``aten::_to_copy`` changes no more than type and memory format."""
+    device, layout = kwargs.get("device"), kwargs.get("layout")
+    return (device is None or device.type == "cpu") and layout in (None, torch.strided)
+
+
+def _last(tensor: Tensor) -> torch.memory_format:
+    return torch.channels_last if tensor.dim() == 4 else torch.contiguous_format
+
+
+def _fake_tensors(args: Any) -> Iterator[FakeTensor | None]:
+    """The tensors among some arguments; None in the place of one that is not a plain fake one."""
+    for argument in args:
+        if isinstance(argument, FakeTensor) and argument.constant is None:
+            yield argument
+        elif isinstance(argument, Tensor):
+            yield None

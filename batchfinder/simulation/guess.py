@@ -1,0 +1,76 @@
+"""What the simulation expects of the device that is at hand, for a search to start from."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from batchfinder.bounds import check_bounds
+from batchfinder.errors import BatchFinderError, UsageError
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.prober import Prober
+from batchfinder.simulation.attention import kernel_family
+from batchfinder.simulation.gpus import Gpu, find_gpu, unnamed_gpu
+from batchfinder.simulation.prober import SimulatedProber
+from batchfinder.simulation.replay import largest_that_fits
+from batchfinder.simulation.step_trace import StepTraces
+from batchfinder.training.setup import TrainingSetup
+
+
+def guess_batch_size(
+    setup: TrainingSetup,
+    options: ProbeOptions,
+    prober: Prober,
+    bounds: tuple[int, int | None, int] = (1, None, 1),
+) -> tuple[int | None, list[str]]:
+    """The largest batch size that the simulation lets into the budget of a prober.
+
+    A GPU that ``gpus.toml`` does not know counts as one with as much memory. There is no guess for
+    the CPU: its heap and its libraries take some ten percent beside the tensors, more for some
+    models than for others, and an estimate above the answer costs more probes than it saves.
+
+    Args:
+        setup: what to train; it stays as it is.
+        options: of the steps.
+        prober: of the device at hand.
+        bounds: the smallest size, the largest or None, and what each is a multiple of.
+
+    Returns:
+        The size, or None where the simulation cannot tell; and what the user should know.
+
+    Raises:
+        Exception: what the user's code raises.
+    """
+    if prober.device.partition(" ")[0] == "cpu":
+        return None, ["the search started without an estimate: there is none for the CPU"]
+    try:
+        first, last = check_bounds(*bounds)
+        traces, simulated = _simulated(setup, options, prober)
+        bound = traces.at(first).upper_bound(prober.budget_bytes)
+        guess = largest_that_fits(
+            lambda batch_size: simulated.replay(batch_size).fits,
+            last if bound is None else min(bound, last),
+            smallest=first,
+            multiple_of=bounds[2],
+        )
+    except BatchFinderError as error:
+        return None, [f"the search started without an estimate: {error}"]
+    return guess or None, []
+
+
+def _simulated(
+    setup: TrainingSetup, options: ProbeOptions, prober: Prober
+) -> tuple[StepTraces, SimulatedProber]:
+    gpu = _gpu(prober.device, prober.budget_bytes)
+    # The budget is what limit, overhead and headroom have left.
+    options = dataclasses.replace(options, memory_limit=None, headroom=0.0)
+    traces = StepTraces(setup, options, kernel_family(gpu.compute_capability))
+    return traces, SimulatedProber(traces, gpu, options)
+
+
+def _gpu(device: str, budget_bytes: int) -> Gpu:
+    _, _, name = device.partition(" ")
+    try:
+        gpu = find_gpu(name)
+    except UsageError:
+        gpu = unnamed_gpu(budget_bytes)
+    return dataclasses.replace(gpu, total_bytes=budget_bytes, overhead_bytes=0)

@@ -1,0 +1,125 @@
+"""Operators run on the shapes of tensors alone, without what FakeTensorMode spends on each.
+
+A fake tensor is one on "meta" that claims another device. FakeTensorMode looks each operator up in
+a cache, by all its arguments; for the simple ones, which are most of a training step, PyTorch's own
+kernel for "meta" takes a fraction of that. Everything else is left to FakeTensorMode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
+
+_CPU = torch.device("cpu")
+_aten: Any = torch.ops.aten
+_SIMPLE = {
+    getattr(_aten, name).default
+    for name in ("_unsafe_view", "addmm", "bmm", "cat", "mm", "select_backward", "slice_backward")
+}
+
+
+def run_on_shapes(func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """The outputs of an operator on fake tensors.
+
+    Args:
+        func: the operator.
+        args: its arguments.
+        kwargs: its keyword arguments.
+    """
+    if not _is_simple(func):
+        return func(*args, **kwargs)
+    mode = None
+    for tensor in _tensors(args):
+        # FakeTensorMode computes with the values it knows, and converts what is no fake tensor.
+        if not isinstance(tensor, FakeTensor) or tensor.constant is not None:
+            return func(*args, **kwargs)
+        mode = tensor.fake_mode
+    if mode is None:
+        return func(*args, **kwargs)
+    schema = func._schema
+    if not schema.returns:
+        return None
+    if schema.is_mutable and _keeps_shape(args):
+        return args[0]
+    with in_kernel_invocation_manager(mode):
+        output = func(*args, **kwargs)
+        if schema.is_mutable:
+            return args[0]
+        if isinstance(output, Tensor):
+            return FakeTensor(mode, output, _CPU)
+        return [FakeTensor(mode, part, _CPU) for part in output]
+
+
+def new_tensor(
+    like: Tensor,
+    shape: Sequence[int],
+    dtype: torch.dtype | None = None,
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> Tensor:
+    """``torch.empty`` beside another tensor; fake if that is.
+
+    Args:
+        like: the other tensor.
+        shape: of the new one.
+        dtype: of the new one; None: as the other's.
+        memory_format: of the new one.
+    """
+    dtype = dtype or like.dtype
+    if not isinstance(like, FakeTensor):
+        return torch.empty(shape, dtype=dtype, device=like.device, memory_format=memory_format)
+    with in_kernel_invocation_manager(like.fake_mode):
+        meta = torch.empty(shape, dtype=dtype, device="meta", memory_format=memory_format)
+        return FakeTensor(like.fake_mode, meta, _CPU)
+
+
+def new_like(
+    like: Tensor,
+    memory_format: torch.memory_format = torch.preserve_format,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """``torch.empty_like``, and fake if the other is.
+
+    Args:
+        like: the other tensor.
+        memory_format: of the new one.
+        dtype: of the new one; None: as the other's.
+    """
+    if not isinstance(like, FakeTensor):
+        return torch.empty_like(like, memory_format=memory_format, dtype=dtype)
+    with in_kernel_invocation_manager(like.fake_mode):
+        meta = torch.empty_like(like, memory_format=memory_format, dtype=dtype)
+        return FakeTensor(like.fake_mode, meta, _CPU)
+
+
+@cache
+def _is_simple(func: OpOverload) -> bool:
+    """Whether the kernel for "meta" tells all there is to tell.
+
+    So it is for operators that work element by element, for views, and for those that only change
+    what they are given.
+    """
+    if func.namespace != "aten" or torch.Tag.data_dependent_output in func.tags:
+        return False
+    returns = func._schema.returns
+    is_view = bool(returns) and all(r.alias_info and not r.alias_info.is_write for r in returns)
+    return is_view or not returns or torch.Tag.pointwise in func.tags or func in _SIMPLE
+
+
+def _keeps_shape(args: Any) -> bool:
+    """Whether an operator that works in place, element by element, cannot but succeed."""
+    shape, dtype = args[0].shape, args[0].dtype
+    return all(tensor.shape == shape and tensor.dtype == dtype for tensor in _tensors(args))
+
+
+def _tensors(args: Any) -> Iterator[Tensor]:
+    for argument in args:
+        if isinstance(argument, Tensor):
+            yield argument
+        elif isinstance(argument, (list, tuple)):
+            yield from _tensors(argument)
