@@ -10,7 +10,6 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from batchfinder.bounds import UNLIMITED_BATCH_SIZE
 from batchfinder.errors import BatchFinderError, UsageError
 from batchfinder.simulation.gpus import Gpu
 from batchfinder.units import format_bytes
@@ -59,9 +58,8 @@ def read_measurement(path: Path) -> Measurement:
             batch_size=int(best["batch_size"]),
             peak_reserved_bytes=int(best["peak_reserved_bytes"]),
         )
-        if not (measured.gpu_name and 1 <= measured.batch_size <= UNLIMITED_BATCH_SIZE):
-            raise ValueError
-        if not 1 <= measured.peak_reserved_bytes < _MOST_BYTES:
+        numbers = (measured.batch_size, measured.peak_reserved_bytes)
+        if not measured.gpu_name or not all(1 <= number < _MOST_BYTES for number in numbers):
             raise ValueError
         return measured
     except _NOT_OURS as error:
