@@ -14,6 +14,7 @@ from batchfinder.errors import BatchFinderError, UsageError, UserCodeError
 from batchfinder.estimator import estimate_on_gpus
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.reporting.estimates import estimate_table, explanation_lines, gpu_table
+from batchfinder.reporting.plot import check_plot, plot_timelines
 from batchfinder.result import SCHEMA_VERSION
 from batchfinder.simulation.allocator import AllocatorSettings
 from batchfinder.simulation.attention import kernel_family
@@ -52,6 +53,7 @@ def estimate_batch_size(
     calibrate: str | None,
     forget_calibration: bool,
     explain: bool,
+    plot: str | None,
     as_json: bool,
 ) -> int:
     """Run the command; see ``batchfinder estimate --help`` for the options.
@@ -63,6 +65,8 @@ def estimate_batch_size(
         BatchFinderError: whatever keeps the estimate from being made.
     """
     check_bounds(min_batch_size, max_batch_size, multiple_of)
+    if plot is not None:
+        check_plot(plot)  # before the work
     gpus = _gpus(gpu_names, memory, overhead)
     options = ProbeOptions(
         headroom=parse_percentage(headroom, "--headroom"),
@@ -91,6 +95,8 @@ def estimate_batch_size(
             multiple_of=multiple_of,
         )
     _print(estimates, explain=explain, as_json=as_json)
+    if plot is not None:
+        plot_timelines(estimates, plot)
     warnings += [text for estimate in estimates for text in estimate.result.warnings]
     if overhead is None:
         warnings += [calibration.note(gpu) for gpu in gpus if calibration.note(gpu)]

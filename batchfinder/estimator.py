@@ -203,18 +203,22 @@ def estimate_on_gpus(
     smallest, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
     traces: dict[Any, StepTraces] = {}
     estimates = []
+    share = 1.0
     for gpu in gpus:
         family = kernel_family(gpu.compute_capability)
         if family not in traces:
             traces[family] = StepTraces(setup, options, family)
         prober = SimulatedProber(traces[family], gpu, options, settings)
-        result = _search(prober, smallest, max_batch_size, multiple_of)
+        result = _search(prober, (smallest, max_batch_size, multiple_of), share)
         shown = result.batch_size or smallest
-        run = prober.replay(shown)
+        reserved = max(p.peak_reserved_bytes or 0 for p in result.probes if p.batch_size == shown)
+        bound = traces[family].at(shown).upper_bound(prober.budget_bytes)
+        if bound and result.status is Status.FOUND:
+            share = result.batch_size / bound  # fragmentation takes about as much on the next GPU
         explanation = explain(
             traces[family].at(shown),
             shown,
-            reserved_bytes=run.peak_reserved_bytes,
+            reserved_bytes=reserved,
             overhead_bytes=gpu.overhead_bytes,
             workspace_bytes=prober.kept_workspace_bytes,
         )
@@ -224,13 +228,14 @@ def estimate_on_gpus(
 
 
 def _search(
-    prober: SimulatedProber, smallest: int, max_batch_size: int | None, multiple_of: int
+    prober: SimulatedProber, bounds: tuple[int, int | None, int], share: float
 ) -> BatchSizeResult:
     """The search of a device on paper.
 
     Real steps are few and dear; here a size costs milliseconds, and the trace bounds the answer.
     """
     started = time.monotonic()
+    smallest, max_batch_size, multiple_of = bounds
     probes: dict[int, Probe] = {}
 
     def fits(batch_size: int) -> bool:
@@ -242,7 +247,9 @@ def _search(
         bound = max_batch_size if bound is None else min(bound, max_batch_size)
     if not prober.traces.is_affine:
         bound = max_batch_size
-    answer = largest_that_fits(fits, bound, smallest=smallest, multiple_of=multiple_of)
+    answer = largest_that_fits(
+        fits, bound, smallest=smallest, multiple_of=multiple_of, expected_share=share
+    )
     if not answer and smallest not in probes:
         fits(smallest)  # the bound alone ruled it out; the result names what failed
     if answer and max_batch_size is None and answer + multiple_of not in probes:
