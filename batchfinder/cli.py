@@ -179,6 +179,11 @@ def find(make_prober: Any, /, **options: Any) -> None:
 )
 @click.option("--forget-calibration", is_flag=True, help="Remove what was learned before.")
 @click.option("--explain", is_flag=True, help="Show what the memory goes to, and where.")
+@click.option(
+    "--plot",
+    metavar="FILE.png",
+    help="Also draw the memory over one step; several GPUs share the picture.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 def estimate(**options: Any) -> None:
     """Estimate the largest batch size on GPUs you do not have; no GPU is needed.

@@ -21,6 +21,7 @@ from batchfinder.reporting.estimates import (
     explanation_lines,
     gpu_table,
 )
+from batchfinder.reporting.plot import check_plot, plot_timelines
 from batchfinder.result import SCHEMA_VERSION
 from batchfinder.simulation.allocator import AllocatorSettings
 from batchfinder.simulation.attention import kernel_family
@@ -62,6 +63,7 @@ def estimate_batch_size(
     calibrate: str | None,
     forget_calibration: bool,
     explain: bool,
+    plot: str | None,
     as_json: bool,
 ) -> int:
     """Run the command; see ``batchfinder estimate --help`` for the options.
@@ -74,6 +76,8 @@ def estimate_batch_size(
     """
     check_bounds(min_batch_size, max_batch_size, multiple_of)
     largest = _cluster(strategy, world_size)
+    if plot is not None:
+        check_plot(plot)  # before the work
     gpus = _gpus(gpu_names, memory, overhead)
     options = ProbeOptions(
         headroom=parse_percentage(headroom, "--headroom"),
@@ -107,6 +111,8 @@ def estimate_batch_size(
         else:
             estimates = estimate_on_gpus(setup, gpus, options, settings, **bounds)
     _print(estimates, jobs, explain=explain, as_json=as_json)
+    if plot is not None:
+        plot_timelines(estimates, plot)
     warnings += [text for estimate in estimates for text in estimate.result.warnings]
     if overhead is None:
         warnings += [calibration.note(gpu) for gpu in gpus if calibration.note(gpu)]

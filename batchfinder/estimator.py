@@ -29,6 +29,7 @@ from batchfinder.training.setup import (
     OptimizerSpec,
     StepFunction,
     TrainingSetup,
+    setup_of,
 )
 from batchfinder.units import parse_bytes
 
@@ -92,7 +93,7 @@ def estimate_max_batch(
         >>> estimate_max_batch(model, sample, gpu="rtx3090", max_batch_size=64).batch_size
         64
     """
-    setup = _setup(model, (sample, loss_fn, optimizer, step, make_batch))
+    setup = setup_of(model, sample, loss_fn, optimizer, step, make_batch)
     options = ProbeOptions(
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
         headroom=headroom,
@@ -144,7 +145,7 @@ def estimate_peak_memory(
     """
     if batch_size < 1:
         raise UsageError(f"batch_size must be at least 1, not {batch_size}")
-    setup = _setup(model, (sample, loss_fn, optimizer, step, make_batch))
+    setup = setup_of(model, sample, loss_fn, optimizer, step, make_batch)
     options = ProbeOptions(
         headroom=headroom, precision=precision, accumulate=accumulate, batch_dim=batch_dim
     )
@@ -206,18 +207,22 @@ def estimate_on_gpus(
     smallest, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
     traces: dict[Any, StepTraces] = {}
     estimates = []
+    share = 1.0
     for gpu in gpus:
         family = kernel_family(gpu.compute_capability)
         if family not in traces:
             traces[family] = StepTraces(setup, options, family, cluster)
         prober = SimulatedProber(traces[family], gpu, options, settings)
-        result = _search(prober, smallest, max_batch_size, multiple_of)
+        result = _search(prober, (smallest, max_batch_size, multiple_of), share)
         shown = result.batch_size or smallest
-        run = prober.replay(shown)
+        reserved = max(p.peak_reserved_bytes or 0 for p in result.probes if p.batch_size == shown)
+        bound = traces[family].at(shown).upper_bound(prober.budget_bytes)
+        if bound and result.status is Status.FOUND:
+            share = result.batch_size / bound  # fragmentation takes about as much on the next GPU
         explanation = explain(
             traces[family].at(shown),
             shown,
-            reserved_bytes=run.peak_reserved_bytes,
+            reserved_bytes=reserved,
             overhead_bytes=gpu.overhead_bytes,
             workspace_bytes=prober.kept_workspace_bytes,
         )
@@ -227,13 +232,14 @@ def estimate_on_gpus(
 
 
 def _search(
-    prober: SimulatedProber, smallest: int, max_batch_size: int | None, multiple_of: int
+    prober: SimulatedProber, bounds: tuple[int, int | None, int], share: float
 ) -> BatchSizeResult:
     """The search of a device on paper.
 
     Real steps are few and dear; here a size costs milliseconds, and the trace bounds the answer.
     """
     started = time.monotonic()
+    smallest, max_batch_size, multiple_of = bounds
     probes: dict[int, Probe] = {}
 
     def fits(batch_size: int) -> bool:
@@ -245,7 +251,9 @@ def _search(
         bound = max_batch_size if bound is None else min(bound, max_batch_size)
     if not prober.traces.is_affine:
         bound = max_batch_size
-    answer = largest_that_fits(fits, bound, smallest=smallest, multiple_of=multiple_of)
+    answer = largest_that_fits(
+        fits, bound, smallest=smallest, multiple_of=multiple_of, expected_share=share
+    )
     if not answer and smallest not in probes:
         fits(smallest)  # the bound alone ruled it out; the result names what failed
     if answer and max_batch_size is None and answer + multiple_of not in probes:
@@ -284,11 +292,3 @@ def _interval(
         return max(0, size if max_batch_size is None else min(size, max_batch_size))
 
     return min(answer, shifted(MORE_THAN_SIMULATED)), max(answer, shifted(-LESS_THAN_SIMULATED))
-
-
-def _setup(model: nn.Module | TrainingSetup, given: tuple[Any, ...]) -> TrainingSetup:
-    if not isinstance(model, TrainingSetup):
-        return TrainingSetup(model, *given)
-    if any(value is not None for value in given):
-        raise UsageError("give the sample and functions in the TrainingSetup, not beside it")
-    return model

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from batchfinder.bounds import UNLIMITED_BATCH_SIZE, check_bounds
-from batchfinder.errors import BatchTooSmallError, UsageError, WorkerError
+from batchfinder.errors import BatchTooSmallError, WorkerError
 from batchfinder.memory_model import MemoryModel, fit
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.prober import Prober
@@ -117,15 +117,9 @@ def find_max_batch(
     # Only now: the command line asks for this module before it needs torch.
     from batchfinder.probing.choose import choose_prober, strategy_of_this_job
     from batchfinder.probing.ranked import RankedProber
-    from batchfinder.training.setup import TrainingSetup
+    from batchfinder.training.setup import setup_of
 
-    given = (sample, loss_fn, optimizer, step, make_batch)
-    if not isinstance(model, TrainingSetup):
-        setup = TrainingSetup(model, *given)
-    elif any(value is not None for value in given):
-        raise UsageError("give the sample and functions in the TrainingSetup, not beside it")
-    else:
-        setup = model
+    setup = setup_of(model, sample, loss_fn, optimizer, step, make_batch)
     check_bounds(min_batch_size, max_batch_size, multiple_of)
     options = ProbeOptions(
         device=None if device is None else str(device),

@@ -78,7 +78,7 @@ def test_json_holds_raw_bytes(train_file: Path) -> None:
 
 def test_nothing_fits_exits_with_3(train_file: Path) -> None:
     result = run(
-        "estimate", f"{train_file}:build_model", "--memory", "1040MiB", "--arg", "width=200000"
+        "estimate", f"{train_file}:build_model", "--memory", "1960MiB", "--arg", "width=200000"
     )
 
     assert result.exit_code == 3

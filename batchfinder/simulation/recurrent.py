@@ -95,7 +95,7 @@ class _Recurrent(torch.autograd.Function):
         sequence, hidden, _, _, flat = ctx.saved_tensors
         # One piece again, which the gradients of the weights are views of.
         whole = _flat(ctx.params, flat.dtype)
-        pieces = whole.split([parameter.numel() for parameter in ctx.params])
+        pieces = torch.split(whole, [parameter.numel() for parameter in ctx.params])
         weights = (
             piece.view(parameter.shape).to(parameter.dtype)
             for piece, parameter in zip(pieces, ctx.params, strict=True)

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from batchfinder.errors import BatchTooSmallError, StepError
-from batchfinder.simulation.tracker import is_user_code
+from batchfinder.simulation.callers import is_user_code
 
 _UNFAKEABLE = (
     DataDependentOutputException,

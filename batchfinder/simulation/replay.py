@@ -85,7 +85,12 @@ def _serve(
 
 
 def largest_that_fits(
-    fits: Callable[[int], bool], bound: int | None, *, smallest: int = 1, multiple_of: int = 1
+    fits: Callable[[int], bool],
+    bound: int | None,
+    *,
+    smallest: int = 1,
+    multiple_of: int = 1,
+    expected_share: float = 1.0,
 ) -> int:
     """The largest size that fits; 0 if not even the smallest does.
 
@@ -95,20 +100,25 @@ def largest_that_fits(
             that the bound of a trace leaves out. None: there is none.
         smallest: no size below is tried.
         multiple_of: only multiples of this are tried.
+        expected_share: of the bound, near which the answer is looked for first.
 
     Example:
         >>> largest_that_fits(lambda size: size <= 97, 100)
         97
     """
-    low = -(-smallest // multiple_of) - 1
-    first = low
+    low = first = -(-smallest // multiple_of) - 1
     high = ((1 << 20) if bound is None else bound) // multiple_of + 1
-    gap = max(1, high // 64)
+    # Away from where it is expected in growing strides, until it lies in between; then bisection.
+    stride = max(1, high // (64 if expected_share == 1.0 else 256))
+    middle = min(round(high * expected_share), high - 1)
+    direction = 0
     while high - low > 1:
-        middle = max(low + 1, high - gap) if low == first else (low + high) // 2
-        if fits(middle * multiple_of):
-            low = middle
-        else:
-            high = middle
-            gap *= 2
+        middle = min(max(middle, low + 1), high - 1)
+        does_fit = fits(middle * multiple_of)
+        low, high = (middle, high) if does_fit else (low, middle)
+        if direction == (-1 if does_fit else 1):
+            stride = 0
+        direction = 1 if does_fit else -1
+        middle = middle + direction * stride if stride else (low + high) // 2
+        stride *= 2
     return 0 if low == first else low * multiple_of

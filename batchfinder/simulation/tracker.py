@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -26,14 +22,10 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from batchfinder.simulation.callers import user_line, value_for_pytorch_itself
 from batchfinder.simulation.outputs import outputs_of
 from batchfinder.simulation.trace import EMPTY_CACHE, Kind, Stage, Storage, Trace
 
-_PYTORCH = (str(Path(torch.__file__).parent) + os.sep, "<")
-_SIMULATION = str(Path(__file__).parent) + os.sep
-_BATCHFINDER = str(Path(__file__).parents[1]) + os.sep
-_OPTIMIZERS = str(Path(torch.__file__).parent / "optim") + os.sep
-_GRAD_SCALERS = str(Path(torch.__file__).parent / "amp") + os.sep
 _CPU = torch.device("cpu")
 _DEVICE_OF = torch.ops.prim.device.default
 _ADD = torch.ops.aten.add.Tensor
@@ -151,7 +143,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Autograd asks this of each gradient.
             return getattr(args[0], "fake_device", None) or func(*args)
         if func is _ITEM:
-            value = _value_for_pytorch_itself()
+            value = value_for_pytorch_itself()
             if value is not None:
                 return value
         if kwargs and getattr(kwargs.get("device"), "type", "cpu") != "cpu":
@@ -204,7 +196,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return Stage.BACKWARD, self._origins.get(node._sequence_nr(), ("", ""))
         if not self.trace.steps:
             return Stage.SETUP, ("", "")
-        origin = (self._modules[-1] if self._modules else "", _user_line())
+        origin = (self._modules[-1] if self._modules else "", user_line())
         self._origins[torch._C._autograd._get_sequence_nr() - 1] = origin
         return Stage.FORWARD, origin
 
@@ -262,43 +254,6 @@ class _Live:
         self.watch: weakref.ref[Any] | None = None
 
 
-def _value_for_pytorch_itself() -> float | None:
-    """The value of a tensor without data, where PyTorch's own code reads one.
-
-    Optimizers read their step counter, and a GradScaler whether a gradient was not finite.
-    """
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if name.startswith(_OPTIMIZERS):
-            return 1.0
-        if name.startswith(_GRAD_SCALERS):
-            return 0.0
-        if is_user_code(name):
-            return None
-        frame = frame.f_back
-    return None
-
-
 def _last(events: list[int], event: int) -> int:
     """Where an event stands, searched from the end."""
     return len(events) - 1 - events[::-1].index(event)
-
-
-def is_user_code(file_name: str) -> bool:
-    """Whether a line of code is neither PyTorch's nor batchfinder's."""
-    return not file_name.startswith((*_PYTORCH, _BATCHFINDER))
-
-
-def _user_line() -> str:
-    """The innermost line of the user's code that led here, as ``file.py:12``; "" without one."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if is_user_code(name):
-            return f"{name}:{frame.f_lineno}"
-        # Whatever called batchfinder is not the step.
-        if name.startswith(_BATCHFINDER) and not name.startswith(_SIMULATION):
-            return ""
-        frame = frame.f_back
-    return ""

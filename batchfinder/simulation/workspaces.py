@@ -88,9 +88,9 @@ class CudaWorkspaces:
         memory_format = compute_format(converted[0], weight)
         copied = [x for x in read if not x.is_contiguous(memory_format=memory_format)]
         kernel = list(weight.shape[2:])
-        # Tensor cores compute channels last. Of images in the other format, and of the filter, cuDNN
-        # makes copies in its workspace:
-        # https://docs.nvidia.com/deeplearning/performance/dl-performance-convolutional/index.html#tensor-layout
+        # Tensor cores compute channels last: of images in the other format, and of the filter,
+        # cuDNN makes copies in its workspace. "Tensor Layouts In Memory: NCHW vs NHWC" in
+        # https://docs.nvidia.com/deeplearning/performance/dl-performance-convolutional
         # Filters that do not overlap are a matrix product, and one filter per channel has a kernel
         # of PyTorch's own. Neither needs room; nor do images that are channels last already.
         is_product = math.prod(kernel) == 1 or kernel == list(stride)

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from batchfinder.errors import UsageError
+
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 StepFunction: TypeAlias = Callable[[nn.Module, Any], Tensor]
 MakeBatch: TypeAlias = Callable[[int], Any]
@@ -41,3 +43,20 @@ class TrainingSetup:
     optimizer: OptimizerSpec | None = None
     step: StepFunction | None = None
     make_batch: MakeBatch | None = None
+
+
+def setup_of(model: nn.Module | TrainingSetup, *given: Any) -> TrainingSetup:
+    """The setup that the first arguments of a public function amount to.
+
+    Args:
+        model: a module, or a setup instead of all that ``given`` has.
+        given: the other attributes of a setup, in their order.
+
+    Raises:
+        UsageError: there is both a setup and something beside it.
+    """
+    if not isinstance(model, TrainingSetup):
+        return TrainingSetup(model, *given)
+    if any(value is not None for value in given):
+        raise UsageError("give the sample and functions in the TrainingSetup, not beside it")
+    return model

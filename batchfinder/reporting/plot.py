@@ -1,0 +1,86 @@
+"""The memory over one training step as a picture; needs matplotlib, the ``plot`` extra."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batchfinder.errors import UsageError
+from batchfinder.units import GIB
+
+if TYPE_CHECKING:
+    from batchfinder.simulation.estimate import Estimate
+
+# Distinct also without colour: dark, light, middle.
+_STAGE_COLOURS = {
+    "setup": "#bbbbbb",
+    "forward": "#2f5d8a",
+    "backward": "#9cc3e6",
+    "optimizer step": "#e0913a",
+}
+_FORMATS = (".png", ".pdf", ".svg")
+
+
+def check_plot(file: str) -> None:
+    """See that a picture can be drawn, before the work that it will show.
+
+    Args:
+        file: where to.
+
+    Raises:
+        UsageError: matplotlib is missing, or the file cannot be written there.
+    """
+    path = Path(file)
+    if path.suffix.lower() not in _FORMATS:
+        raise UsageError(f"--plot {file}: the name must end in {', '.join(_FORMATS)}")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--plot {file}: there is no folder {path.absolute().parent}")
+    if find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib: pip install 'batchfinder[plot]'")
+
+
+def plot_timelines(estimates: Sequence[Estimate], file: str) -> None:
+    """Draw what each estimate's last step holds, from its beginning to its end.
+
+    Args:
+        estimates: one panel each.
+        file: where to; its suffix says in which format.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    # Optional, and so not known to a type checker where it is not installed.
+    figure = import_module("matplotlib.figure").Figure(
+        figsize=(8, 1 + 2.6 * len(estimates)), layout="constrained"
+    )
+    panels = figure.subplots(len(estimates), 1, squeeze=False)[:, 0]
+    for panel, estimate in zip(panels, estimates, strict=True):
+        _draw(panel, estimate)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    try:
+        figure.savefig(file, dpi=150)
+    except OSError as error:
+        raise UsageError(f"--plot {file}: {error.strerror or error}") from error
+
+
+def _draw(panel: Any, estimate: Estimate) -> None:
+    explanation = estimate.explanation
+    held = [moment.allocated_bytes / GIB for moment in explanation.timeline]
+    for stage, colour in _STAGE_COLOURS.items():
+        at = [i for i, moment in enumerate(explanation.timeline) if moment.stage.value == stage]
+        if at:
+            panel.bar(at, [held[i] for i in at], width=1.0, color=colour, label=stage)
+    limit = estimate.result.budget_bytes / GIB
+    panel.axhline(limit, color="#b03030", linewidth=1, linestyle="--", label="budget")
+    panel.set_title(f"{estimate.gpu.name}, batch size {explanation.batch_size}", loc="left")
+    panel.set_ylabel("GiB held by tensors")
+    panel.set_xlabel("one training step, by its allocations")
+    panel.set_xlim(-0.5, len(held) - 0.5)
+    panel.set_ylim(0, 1.1 * max(limit, *held, 0.001))
+    panel.set_xticks([])
+    for side in ("top", "right"):
+        panel.spines[side].set_visible(False)
