@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from batchfinder.bounds import UNLIMITED_BATCH_SIZE, check_bounds
@@ -208,13 +208,24 @@ def run_search(
             f"not even a batch of {finding.failure.batch_size} runs: {finding.failure.note}; "
             "run one training step by yourself to see more"
         )
-    warnings = list(prober.warnings)
+    warnings = [*prober.warnings, *_remarks(finding, max_batch_size, multiple_of)]
+    return conclude(prober, probes, finding.status, time.monotonic() - started, warnings)
+
+
+def _remarks(finding: Finding, max_batch_size: int | None, multiple_of: int) -> Iterator[str]:
+    """What the user should know of how the search ended."""
     if finding.status is Status.CAPPED and max_batch_size is None:
-        warnings.append(
+        yield (
             f"nothing ran out of memory up to a batch of {UNLIMITED_BATCH_SIZE}; give the size of "
             "your data set as the largest batch size"
         )
-    return conclude(prober, probes, finding.status, time.monotonic() - started, warnings)
+    if finding.confirmation and finding.failure:
+        answer, failure = finding.confirmation.batch_size, finding.failure.batch_size
+        if failure - answer > multiple_of:
+            yield (
+                f"from {answer} to {failure} it depends on the run what fits: the same size needs "
+                "a little more or less memory each time on this device"
+            )
 
 
 def conclude(

@@ -1,6 +1,6 @@
 """The search: which batch size to try next, and when to stop.
 
-Pure integers, guided by the memory model, safe without it. The state is a bracket: ``low``, the
+Pure integers, guided by the memory model, safe without it. What is known is a bracket: ``low``, the
 largest size that fits, and ``high``, the smallest that does not. While nothing has failed, the
 model's lines are extended, more boldly the clearer they are; then the bracket is closed around the
 predicted maximum. Where the prediction was wrong, the search steps away from it in growing strides,
@@ -9,6 +9,10 @@ https://en.wikipedia.org/wiki/ITP_method).
 
 A size whose success would end the search is confirmed at once instead of being probed first: the
 confirmation costs several full steps, and so runs only where the answer is expected.
+
+Where the same size needs more or less memory from run to run, as on a CPU, neighbouring sizes
+cannot be told apart: the search then ends with a bracket of 5 %, and near the limit every size is
+confirmed at once.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from batchfinder.bounds import check_bounds
+from batchfinder.bracket import Bracket
+from batchfinder.prediction import predict_maximum
 from batchfinder.result import Probe, Status
 
 RunProbe: TypeAlias = Callable[[int, bool], Probe]
@@ -29,25 +35,16 @@ RunProbe: TypeAlias = Callable[[int, bool], Probe]
 MEASURED_GROWTH = 1024
 BLIND_GROWTH = 16
 
-# Readings are trusted to this share of the budget: a slope that two small sizes show less clearly
-# than that is not extended all the way.
-READING_NOISE = 1 / 1000
-
-# While nothing has failed: go this far towards the predicted maximum, and once there has been a
-# reading beyond CLOSE_ENOUGH of it, to the first size that should fail.
-APPROACH = 0.75
-CLOSE_ENOUGH = 0.5
-
-# A slope is taken between the largest reading and one at most this share of it: between two sizes
-# close to each other it would show little but noise.
-APART = 0.9
-
 # What fits beyond the predicted maximum, or fails below it, is passed by this share of the size:
 # fragmentation takes a few percent. Twice as far each further time.
 STRIDE = 1 / 32
 
 # A failure below this share of the predicted maximum shows that the model is no guide.
 TRUST = 0.8
+
+# Where verdicts do not repeat, and what ran lies below this share of what failed, there is still
+# more to learn from probes than from confirmations.
+FAR_BELOW = 0.5
 
 # After so many probes in a row that did not halve the bracket, it is bisected.
 PATIENCE = 3
@@ -56,13 +53,34 @@ PATIENCE = 3
 SPARE_PROBES_WITH_MODEL = 8
 SPARE_PROBES = 4
 
-# Where one confirmation does not speak for the next one, the answer needs two, unless its peak is
-# at most this share of the budget.
-FAR_FROM_THE_LIMIT = 0.9
 
-# A probe runs with the optimizer's states in place, as the second step of a confirmation does; a
-# confirmation that fails later than that has seen what no probe sees.
-STEPS_LIKE_A_PROBE = 2
+@dataclass(frozen=True)
+class _Pace:
+    """How a search goes about it, by what a verdict is worth.
+
+    Attributes:
+        approach: while nothing has failed, go this far towards the predicted maximum,
+        close_enough: and once a reading lies beyond this share of it, to the size that should fail.
+        apart: a slope is taken between the largest reading and one at most this share of it:
+            between two sizes close to each other it would show little but noise.
+        reading_noise: readings are trusted to this share of the budget: a slope that two small
+            sizes show less clearly than that is not extended all the way.
+        resolution: the bracket is drawn no closer than this share of the size.
+    """
+
+    approach: float
+    close_enough: float
+    apart: float
+    reading_noise: float
+    resolution: float
+
+
+REPEATABLE = _Pace(approach=0.75, close_enough=0.5, apart=0.9, reading_noise=1 / 1000, resolution=0)
+
+# The same size needs some percent more or less from run to run: a nearer reading tells hardly more.
+UNREPEATABLE = _Pace(
+    approach=0.6, close_enough=0.25, apart=0.7, reading_noise=1 / 100, resolution=1 / 20
+)
 
 
 @dataclass(frozen=True)
@@ -98,11 +116,12 @@ def search(
         largest: the largest size allowed; None: 16 million.
         multiple_of: every size tried is a multiple of it.
         is_repeatable: whether a size that ran one step will run many, in any process. If not,
-            only confirmations count from the first failure on, and the answer needs two.
+            only confirmations count near the limit.
 
     Returns:
-        The confirmed answer, and the failure one unit above it unless the answer is the last size
-        allowed. No size was probed twice or confirmed twice; none lay outside the bounds.
+        The confirmed answer, and the failure one unit above it (at most 1/20 above it, where
+        verdicts do not repeat) unless the answer is the last size allowed. No size was probed
+        twice or confirmed twice; none lay outside the bounds.
 
         With ``n`` sizes allowed there were at most ``log2(n) + 4`` probes where readings say
         nothing, and ``log2(n) + 8`` whatever they say; a few more where no maximum was given,
@@ -122,176 +141,138 @@ def search(
         37
     """
     first, last = check_bounds(smallest, largest, multiple_of)
-    bracket = _Bracket((first, last, multiple_of), budget_bytes, largest is None, is_repeatable)
+    pace = REPEATABLE if is_repeatable else UNREPEATABLE
+    bracket = Bracket(
+        first, last, multiple_of, resolution=pace.resolution, is_repeatable=is_repeatable
+    )
+    chooser = _Chooser(bracket, pace, budget_bytes, is_open=largest is None)
     while not bracket.is_closed:
-        batch_size = bracket.next_size()
+        batch_size = chooser.next_size()
         confirm = bracket.would_end_with(batch_size)
         bracket.record(run(batch_size, confirm), confirm)
-    return bracket.finding()
+    return _finding(bracket)
 
 
-class _Bracket:
-    """What is known so far, and the size to try next."""
+class _Chooser:
+    """Which size to try next.
 
-    def __init__(
-        self, grid: tuple[int, int, int], budget_bytes: int, is_open: bool, is_repeatable: bool
-    ) -> None:
-        self.first, self.last, self.unit = grid
-        self.budget_bytes = budget_bytes
-        self.is_open, self.is_repeatable = is_open, is_repeatable
-        self.fits: dict[int, Probe] = {}
-        self.confirmed: dict[int, Probe] = {}
-        self.confirmed_twice: set[int] = set()
-        self.failure: Probe | None = None
-        self.needs_confirmations = False
-        self.probes = 0
-        self.failures_in_a_row = 0
-        self.misses_in_a_row = 0
+    Args:
+        known: what the search knows so far.
+        pace: how it goes about it.
+        budget_bytes: what a step may use.
+        is_open: whether no largest size was given.
+    """
+
+    def __init__(self, known: Bracket, pace: _Pace, budget_bytes: int, is_open: bool) -> None:
+        self.known, self.pace = known, pace
+        self.budget_bytes, self.is_open = budget_bytes, is_open
         self.overruns = 0
-
-    @property
-    def low(self) -> int:
-        """The largest size that fits; one unit below the first one while none is known."""
-        proofs = self.confirmed if self.needs_confirmations else self.fits | self.confirmed
-        return max((size for size in proofs if size < self.high), default=self.first - self.unit)
-
-    @property
-    def high(self) -> int:
-        """The smallest size that is out: it failed, or lies beyond the bounds."""
-        return self.failure.batch_size if self.failure else self.last + self.unit
-
-    @property
-    def is_tight(self) -> bool:
-        return self.high - self.low <= self.unit
-
-    @property
-    def is_closed(self) -> bool:
-        return self.is_tight and (self.low < self.first or self._is_proved(self.low))
-
-    def _is_proved(self, size: int) -> bool:
-        if self.is_repeatable or size in self.confirmed_twice or size not in self.confirmed:
-            return size in self.confirmed
-        peak = max(self.confirmed[size].phase_peak_bytes.values(), default=self.budget_bytes)
-        return peak <= FAR_FROM_THE_LIMIT * self.budget_bytes
-
-    def would_end_with(self, batch_size: int) -> bool:
-        """Whether the search is over if this size fits, or a mere probe would prove nothing."""
-        is_last = batch_size in (self.low, self.high - self.unit)
-        return is_last or self.needs_confirmations
-
-    def record(self, probe: Probe, confirm: bool) -> None:
-        """Narrow the bracket by what a probe has shown."""
-        size, had_failed, width = probe.batch_size, self.failure is not None, self.high - self.low
-        self.probes += 1
-        if probe.fits:
-            if size in self.confirmed:
-                self.confirmed_twice.add(size)
-            (self.confirmed if confirm else self.fits)[size] = probe
-            self.failures_in_a_row = 0
-        else:
-            self.failure = probe
-            self.failures_in_a_row += 1
-        has_halved = self.high - self.low <= width / 2
-        self.misses_in_a_row = 0 if has_halved or not had_failed else self.misses_in_a_row + 1
-        goes_beyond_probes = size in self.fits or probe.steps > STEPS_LIKE_A_PROBE
-        refutes_probes = (confirm and goes_beyond_probes) or not self.is_repeatable
-        if not probe.fits and refutes_probes and not self.needs_confirmations:
-            # Several steps ask for more than one: from here on only confirmations tell.
-            self.needs_confirmations = True
-            self.probes = self.misses_in_a_row = 0
-
-    def finding(self) -> Finding:
-        confirmation = self.confirmed.get(self.low)
-        if confirmation is None:
-            return Finding(Status.NOTHING_FITS, None, self.failure)
-        status = Status.FOUND if self.failure else Status.CAPPED
-        return Finding(status, confirmation, self.failure)
 
     def next_size(self) -> int:
         """The size to try next: inside the bracket, or ``low`` where nothing is left inside."""
-        if not self.fits:
-            return self.first
-        if self.is_tight:
-            return self.low
-        on_grid = math.floor(min(self._choose(), self.high) / self.unit) * self.unit
-        return min(max(on_grid, self.low + self.unit), self.high - self.unit)
+        known = self.known
+        if not known.fits:
+            return known.first
+        if known.is_tight:
+            return known.low
+        on_grid = math.floor(min(self._choose(), known.high) / known.unit) * known.unit
+        return min(max(on_grid, known.low + known.unit), known.high - known.unit)
 
     def _choose(self) -> float:
-        if self.misses_in_a_row >= PATIENCE or not self._has_probes_to_spare():
+        if not self._has_probes_to_spare():
             return self._bisect()
-        return self._extend() if self.failure is None else self._close_in()
+        if self.known.failure is None:
+            return self._extend()
+        if not self.known.is_repeatable:
+            return self._step_down()
+        return self._bisect() if self.known.misses_in_a_row >= PATIENCE else self._close_in()
 
     def _has_probes_to_spare(self) -> bool:
         """Whether bisection could still finish in time if the next probe taught nothing."""
         spare = SPARE_PROBES if self._is_misled() else SPARE_PROBES_WITH_MODEL
-        allowed = _halvings(self.first, self.last + self.unit, self.unit) + spare
-        left = _halvings(self.low, self.high, self.unit)
-        return self.probes + 1 + left + 1 <= allowed  # the last one: the confirmation
+        known = self.known
+        allowed = _halvings(known.first, known.last + known.unit, known.unit) + spare
+        width = max(known.unit, math.floor(self.pace.resolution * known.low))
+        left = _halvings(known.low, known.high, width)
+        return known.probes + 1 + left + 1 <= allowed  # the last one: the confirmation
 
     def _is_misled(self) -> bool:
         """Whether the model says nothing, or was wrong by more than fragmentation explains."""
-        return TRUST * self._predicted_maximum() > self.high
+        return TRUST * self._predicted_maximum() > self.known.high
 
     def _bisect(self) -> float:
-        if self.failure is None and self.is_open:
-            return self.low * BLIND_GROWTH
-        return (self.low + self.high) / 2
+        if self.known.failure is None and self.is_open:
+            return self.known.low * BLIND_GROWTH
+        return (self.known.low + self.known.high) / 2
 
     def _extend(self) -> float:
         """The next size while nothing has failed."""
-        if len(self.fits) == 1:
+        known = self.known
+        if len(known.fits) == 1:
             # Were all of the first peak due to its samples, this many times as many would fill
             # the budget; some of it never is, so twice that likely fits and is still cheap.
-            peak = max(self.fits[self.low].phase_peak_bytes.values(), default=0)
-            return self.low * min(max(2 * self.budget_bytes / max(peak, 1), 2), BLIND_GROWTH)
+            peak = max(known.fits[known.low].phase_peak_bytes.values(), default=0)
+            return known.low * min(max(2 * self.budget_bytes / max(peak, 1), 2), BLIND_GROWTH)
         predicted = self._predicted_maximum()
-        if self.low < CLOSE_ENOUGH * predicted:
+        if known.low < self.pace.close_enough * predicted:
             growth = BLIND_GROWTH if math.isinf(predicted) else MEASURED_GROWTH
-            cautious = self._predicted_maximum(READING_NOISE * self.budget_bytes)
-            return min(cautious, APPROACH * predicted, self.low * growth)
+            cautious = self._predicted_maximum(self.pace.reading_noise * self.budget_bytes)
+            return min(cautious, self.pace.approach * predicted, known.low * growth)
         self.overruns += 1
+        if not known.is_repeatable:
+            # Near the limit only a confirmation tells anything.
+            known.needs_confirmations = True
+            stride = self.pace.resolution * 2.0 ** max(0, self.overruns - PATIENCE)
+            return max(predicted * (1 - self.pace.resolution / 2), known.low * (1 + stride))
         if self.overruns == 1:
-            return predicted + self.unit
-        return max(predicted + self.unit, self.low * (1 + STRIDE * 2.0 ** (self.overruns - 2)))
+            return predicted + known.unit
+        return max(predicted + known.unit, known.low * (1 + STRIDE * 2.0 ** (self.overruns - 2)))
 
     def _close_in(self) -> float:
         """The next size between one that fits and one that does not."""
+        known = self.known
         predicted = self._predicted_maximum()
-        if predicted < self.high - self.unit:
+        if predicted < known.high - known.unit:
             # One above the prediction: its failure makes the prediction the last candidate.
-            return predicted + self.unit
-        if predicted < self.high:
-            return self.high - self.unit
-        if self._is_misled() and not self.needs_confirmations:
+            return predicted + known.unit
+        if predicted < known.high:
+            return known.high - known.unit
+        if self._is_misled() and not known.needs_confirmations:
             return self._bisect()
         # The first two failures are those of the predicted maximum and of the size above it.
-        stride = STRIDE * 2.0 ** max(0, self.failures_in_a_row - 2)
-        return max(self._bisect(), self.high * (1 - stride))
+        stride = STRIDE * 2.0 ** max(0, known.failures_in_a_row - 2)
+        return max(self._bisect(), known.high * (1 - stride))
+
+    def _step_down(self) -> float:
+        """The next size below a failure that may or may not come again."""
+        known, ran = self.known, self.known.largest_that_ran()
+        if self._is_misled() and ran is not None and ran.batch_size < FAR_BELOW * known.high:
+            return (ran.batch_size + known.high) / 2
+        known.needs_confirmations = True
+        # So far that its success ends the search, until failures pile up.
+        stride = known.resolution * 2.0 ** max(0, known.failures_in_a_row - PATIENCE - 1)
+        above = known.low * (1 + self.pace.resolution)
+        return min(known.high - stride, max(above, self._predicted_maximum()))
 
     def _predicted_maximum(self, noise_bytes: float = 0) -> float:
-        """Where the lines of the phases meet the budget; inf if none rises.
+        """Where memory is going to run out; inf if nothing tells.
 
-        Slopes come from probes only; a confirmation, from scratch, may read otherwise. The lines
-        start at the largest size that fits. ``noise_bytes``, added to the rise, is caution.
+        Slopes come from probes only; a confirmation, from scratch, may read otherwise.
         """
-        start = self.confirmed.get(self.low)
-        if start is None and not self.needs_confirmations:
-            start = self.fits.get(self.low)
+        start = self.known.largest_that_ran()
         if start is None:
             return math.inf
-        upper = max(self.fits)
-        lower = max((size for size in self.fits if size <= APART * upper), default=min(self.fits))
-        peaks, lower_peaks = self.fits[upper].phase_peak_bytes, self.fits[lower].phase_peak_bytes
-        maximum = math.inf
-        for phase in start.phase_peak_bytes.keys() & peaks.keys() & lower_peaks.keys():
-            rise = peaks[phase] - lower_peaks[phase]
-            if rise > 0:
-                room = max(0, self.budget_bytes - start.phase_peak_bytes[phase])
-                reach = room / (rise + noise_bytes) * (upper - lower)
-                maximum = min(maximum, self.low + reach)
-        return maximum
+        readings, apart = self.known.fits, self.pace.apart
+        return predict_maximum(start, readings, self.budget_bytes, apart, noise_bytes)
+
+
+def _finding(known: Bracket) -> Finding:
+    confirmation = known.confirmed.get(known.low)
+    if confirmation is None:
+        return Finding(Status.NOTHING_FITS, None, known.failure)
+    return Finding(Status.FOUND if known.failure else Status.CAPPED, confirmation, known.failure)
 
 
 def _halvings(low: int, high: int, unit: int) -> int:
     """How often a bracket must be halved until nothing lies inside."""
-    return math.ceil(math.log2((high - low) // unit))
+    return math.ceil(math.log2(max(1, (high - low) // unit)))

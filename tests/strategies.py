@@ -116,6 +116,7 @@ def fake_probers(draw: st.DrawFn) -> FakeProber:
     if draw(st.integers(0, 3)) == 0:
         return AdversarialProber(
             budget_bytes=GIB,
+            is_repeatable=draw(st.booleans()),
             seed=seed,
             fit_share=draw(st.floats(0, 1)),
             has_readings=draw(st.booleans()),
@@ -139,6 +140,7 @@ def fake_probers(draw: st.DrawFn) -> FakeProber:
         fragmentation=draw(st.sampled_from([0, 0, 0.01, 0.04])),
         noise=draw(st.sampled_from([0, 0, 0.002, 0.01, 0.1])),
         confirm_extra=draw(st.sampled_from([0, 0, 0.03, 0.1, 0.5])),
+        is_repeatable=draw(st.booleans()),
         seed=seed,
     )
 

@@ -52,6 +52,17 @@ def test_the_answer_comes_with_its_evidence() -> None:
     assert result.cost_full_size_steps == round(samples / 90, 2)
 
 
+def test_sizes_that_cannot_be_told_apart_are_named() -> None:
+    result = run_search(FakeProber(budget_bytes=10_000, is_repeatable=False))
+    assert result.batch_size == 965
+    assert result.next_failure is not None
+    assert result.next_failure.batch_size == 1013
+    assert result.warnings == (
+        "from 965 to 1013 it depends on the run what fits: the same size needs a little more or "
+        "less memory each time on this device",
+    )
+
+
 def test_what_fits_whatever_the_size_is_capped() -> None:
     result = run_search(FakeProber(), max_batch_size=32)
     assert (result.batch_size, result.status, result.next_failure) == (32, Status.CAPPED, None)

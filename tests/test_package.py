@@ -13,7 +13,17 @@ import batchfinder
 
 ROOT = Path(batchfinder.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-LEAVES = ("accumulation", "bounds", "errors", "memory_model", "result", "search", "units")
+LEAVES = (
+    "accumulation",
+    "bounds",
+    "bracket",
+    "errors",
+    "memory_model",
+    "prediction",
+    "result",
+    "search",
+    "units",
+)
 MOST_LINES = 300
 
 # From the top down: a file imports from its own room and from rooms further down only.

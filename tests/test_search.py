@@ -36,6 +36,7 @@ def run_search(
         smallest=smallest,
         largest=largest,
         multiple_of=unit,
+        is_repeatable=prober.is_repeatable,
     )
     return finding, probes
 
@@ -64,8 +65,13 @@ def halvings(bounds: Bounds) -> int:
     return math.ceil(math.log2((last - first) // bounds[2] + 1))
 
 
-def was_refuted(probes: list[Probe]) -> bool:
-    """Whether a confirmation failed where a probe had fitted, or after the steps of a probe."""
+def was_refuted(prober: FakeProber, probes: list[Probe]) -> bool:
+    """Whether a confirmation failed where a probe had fitted, or after the steps of a probe.
+
+    Where verdicts do not repeat, any confirmation that fails has the same effect.
+    """
+    if not prober.is_repeatable:
+        return any(p.confirmed and not p.fits for p in probes)
     plain = {p.batch_size for p in probes if p.fits and not p.confirmed}
     failures = [p for p in probes if p.confirmed and not p.fits]
     return any(p.batch_size in plain or p.steps > 2 for p in failures)
@@ -92,9 +98,11 @@ def test_the_answer_was_confirmed_and_the_size_above_it_failed(
         assert (answer, failed, finding.failure) == (last, [], None)
     else:
         assert finding.status is Status.FOUND
-        assert min(failed) == answer + bounds[2]
         assert finding.failure is not None
-        assert finding.failure.batch_size == answer + bounds[2]
+        assert finding.failure.batch_size == min(failed)
+        gap = min(failed) - answer
+        resolution = 0 if prober.is_repeatable else min(failed) // 20
+        assert 0 < gap <= max(bounds[2], resolution)
 
 
 @settings(max_examples=500, deadline=None)
@@ -112,7 +120,7 @@ def test_no_size_is_run_twice_or_out_of_bounds(prober: FakeProber, bounds: Bound
 def test_a_search_ends_within_its_bound(prober: FakeProber, bounds: Bounds) -> None:
     _, probes = run_search(prober, *bounds)
     allowed = halvings(bounds) + 8
-    if was_refuted(probes):
+    if was_refuted(prober, probes):
         # The search started over, with confirmations.
         allowed *= 2
     if bounds[1] is None:
@@ -273,6 +281,66 @@ def test_what_a_probe_raises_ends_the_search() -> None:
     with pytest.raises(RuntimeError, match="shapes do not match"):
         run_search(prober)
     assert prober.sizes == [1]
+
+
+# Where the same size may need more from run to run.
+
+
+def unrepeatable_device(maximum: int) -> FakeProber:
+    prober = exact_device(maximum)
+    prober.is_repeatable = False
+    return prober
+
+
+@pytest.mark.parametrize(
+    ("maximum", "sizes"),
+    [
+        (1, ["1+", "2-", "1+!"]),
+        (10, ["1+", "5+", "10+!", "11-!"]),
+        (1000, ["1+", "6+", "263+", "975+!", "1023-!"]),
+        (10**6, ["1+", "6+", "355+", "24193+", "600000+", "975000+!", "1023750-!"]),
+    ],
+)
+def test_the_sizes_probed_where_verdicts_do_not_repeat(maximum: int, sizes: list[str]) -> None:
+    _, probes = run_search(unrepeatable_device(maximum))
+    assert story(probes) == sizes
+
+
+def test_where_verdicts_do_not_repeat_a_search_steps_down_by_its_resolution() -> None:
+    prober = unrepeatable_device(1000)
+    prober.confirm_extra = 0.06
+    finding, probes = run_search(prober)
+    assert story(probes)[2:] == ["263+", "975-!", "927-!", "881+!"]
+    assert size_of(finding) == 881
+
+
+def test_what_fits_near_the_limit_is_confirmed_at_once() -> None:
+    prober = unrepeatable_device(1000)
+    prober.curve = Curve(0.3 * prober.budget_bytes, 11_700_000, bend=0.7)
+    _, probes = run_search(prober)
+    assert story(probes)[2:] == ["149+", "364+", "837+!", "942+!", "989+!", "1087-!", "1033-!"]
+
+
+def test_far_below_the_prediction_a_search_halves_the_way() -> None:
+    prober = unrepeatable_device(10**6)
+    prober.faults = dict.fromkeys(range(20_000, 30_000), Outcome.OOM)
+    _, probes = run_search(prober)
+    assert story(probes)[3:5] == ["24193-", "12274+"]
+    assert story(probes)[5:] == ["22984-!", "21835-!", "20744-!", "19707+!"]
+
+
+@pytest.mark.parametrize(("noise", "probes_in_the_median"), [(0.002, 6), (0.01, 7), (0.03, 7)])
+def test_noise_costs_little(noise: float, probes_in_the_median: int) -> None:
+    counts = []
+    for seed in range(200):
+        maximum = round(10 ** (1.5 + 3.5 * seed / 200))
+        prober = unrepeatable_device(maximum)
+        prober.noise, prober.seed = noise, seed
+        finding, probes = run_search(prober)
+        assert 0.85 * maximum <= size_of(finding) <= 1.15 * maximum
+        counts.append(len(probes))
+    assert median(counts) <= probes_in_the_median
+    assert max(counts) <= 12
 
 
 # Bounds.

@@ -16,6 +16,7 @@ from batchfinder.probing.device import Device, Peaks
 from batchfinder.probing.oom import Failure, classify, needs_more_than_one_sample
 from batchfinder.probing.oom_table import Tier
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.steadiness import highest_to_expect, steps_without_growth
 from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
@@ -31,8 +32,13 @@ WARM_UP_STEPS = 2
 STEADY_STEPS = 2
 MAX_CONFIRM_STEPS = 10
 
-# Growth below this share of the budget is the noise of the readings.
+# Growth below this share of the budget is the noise of the readings; and where peaks differ from
+# step to step, their spread says more than whether the last one set a mark.
 GROWTH_NOISE = 1 / 1000
+GROWTH_NOISE_OF_SPREAD = 1 / 50
+
+# How many steps it takes to see how much peaks differ, where they do.
+STEPS_FOR_SPREAD = 5
 
 
 class ProbeSession:
@@ -205,24 +211,29 @@ class ProbeSession:
 
     def _confirm(self, batch_size: int, run: Run) -> None:
         next_batch = self._loader(batch_size)
-        peak = steady = retries = 0
-        while run.steps < MAX_CONFIRM_STEPS:
+        peaks: list[int] = []
+        steady = retries = 0
+        varies = not self.device.leaves_no_trace
+        least = max(self.options.confirm_steps, STEPS_FOR_SPREAD if varies else 0)
+        noise_bytes = (GROWTH_NOISE_OF_SPREAD if varies else GROWTH_NOISE) * self.budget_bytes
+        while len(peaks) < MAX_CONFIRM_STEPS:
             retries_before = self.device.allocation_retries()
-            self._step(batch_size, next_batch, run)
+            peaks.append(self._step(batch_size, next_batch, run))
             retries = self.device.allocation_retries() - retries_before
-            grown = run.reserved_bytes - peak
-            steady = steady + 1 if grown <= GROWTH_NOISE * self.budget_bytes else 0
-            peak = run.reserved_bytes
-            is_done = run.steps >= self.options.confirm_steps and steady >= STEADY_STEPS
-            if self.all_agree(is_done):
+            steady = steps_without_growth(peaks, noise_bytes)
+            # Ranks that train together end together.
+            if self.all_agree(len(peaks) >= least and steady >= STEADY_STEPS):
                 break
         self._step_of_setup.check_loss()
         if steady < STEADY_STEPS:
             run.note = f"memory still grew after {run.steps} steps"
         elif retries:
             run.note = "runs only by flushing the allocator's cache in every step"
+        elif varies and highest_to_expect(peaks) > self.budget_bytes:
+            run.note = "its peak differs from step to step, and would pass the budget in some"
 
-    def _step(self, batch_size: int, next_batch: Callable[[], Any], run: Run) -> None:
+    def _step(self, batch_size: int, next_batch: Callable[[], Any], run: Run) -> int:
+        """One step; its peak in bytes."""
         step = self._step_of_setup
         # With accumulation, the gradients of the first micro-batch are alive in the second.
         micro_batches = 2 if self.options.accumulate else 1
@@ -233,17 +244,19 @@ class ProbeSession:
         self.device.reset_peaks()
         for _ in range(micro_batches):
             step.forward_backward(next_batch())
-        self._read(Phase.FORWARD_BACKWARD, run)
+        peak = self._read(Phase.FORWARD_BACKWARD, run)
         self.device.reset_peaks()
         step.optimizer_step()
-        self._read(Phase.OPTIMIZER_STEP, run)
+        peak = max(peak, self._read(Phase.OPTIMIZER_STEP, run))
         run.step_seconds = time.perf_counter() - started
         self.on_step()
+        return peak
 
-    def _read(self, phase: Phase, run: Run) -> None:
+    def _read(self, phase: Phase, run: Run) -> int:
         peaks = self._read_peaks(run)
         before = run.phase_peak_bytes.get(phase, 0)
         run.phase_peak_bytes[phase] = max(before, peaks.allocated_bytes)
+        return peaks.reserved_bytes
 
     def _read_peaks(self, run: Run) -> Peaks:
         peaks = self.device.peaks()

@@ -1,0 +1,119 @@
+"""What a search knows so far: the largest size that fits, and the smallest that does not."""
+
+from __future__ import annotations
+
+import math
+
+from batchfinder.result import Probe
+
+# A probe runs with the optimizer's states in place, as the second step of a confirmation does; a
+# confirmation that fails later than that has seen what no probe sees.
+STEPS_LIKE_A_PROBE = 2
+
+
+class Bracket:
+    """The sizes between which the answer lies, and what was seen of them.
+
+    Args:
+        first: the smallest size allowed.
+        last: the largest size allowed.
+        unit: every size is a multiple of it.
+        resolution: share of a size; the bracket is drawn no closer than that, nor than a unit.
+        is_repeatable: whether a size that ran one step will run many, in any process.
+
+    Attributes:
+        fits: the probes that fitted, by size.
+        confirmed: the confirmations that did, by size.
+        failure: the smallest size that failed; None while there is none.
+        needs_confirmations: whether a probe that fits proves nothing; for the search to set too.
+        probes: how many ran, since a confirmation showed that if one did.
+        failures_in_a_row: how many of them failed last.
+        misses_in_a_row: how many last ones did not halve the bracket.
+
+    Example:
+        >>> from batchfinder.result import Outcome
+        >>> bracket = Bracket(1, 100, unit=1)
+        >>> bracket.record(Probe(60, Outcome.OOM, steps=1, seconds=0.0), confirm=False)
+        >>> bracket.record(Probe(59, Outcome.FITS, steps=3, seconds=0.0), confirm=True)
+        >>> bracket.low, bracket.high, bracket.is_closed
+        (59, 60, True)
+    """
+
+    def __init__(
+        self,
+        first: int,
+        last: int,
+        unit: int,
+        *,
+        resolution: float = 0,
+        is_repeatable: bool = True,
+    ) -> None:
+        self.first, self.last, self.unit = first, last, unit
+        self.is_repeatable = is_repeatable
+        self._resolution = resolution
+        self.fits: dict[int, Probe] = {}
+        self.confirmed: dict[int, Probe] = {}
+        self.failure: Probe | None = None
+        self.needs_confirmations = False
+        self.probes = self.failures_in_a_row = self.misses_in_a_row = 0
+
+    @property
+    def low(self) -> int:
+        """The largest size that fits; one unit below the first one while none is known."""
+        proofs = self.confirmed if self.needs_confirmations else self.fits | self.confirmed
+        return max((size for size in proofs if size < self.high), default=self.first - self.unit)
+
+    @property
+    def high(self) -> int:
+        """The smallest size that is out: it failed, or lies beyond the bounds."""
+        return self.failure.batch_size if self.failure else self.last + self.unit
+
+    @property
+    def resolution(self) -> int:
+        """How close the bracket is drawn."""
+        if self.failure is None:
+            return self.unit
+        return max(self.unit, math.floor(self._resolution * self.high / self.unit) * self.unit)
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether no size is left to try between the two."""
+        return self.high - self.low <= self.resolution
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the answer is known."""
+        return self.is_tight and (self.low < self.first or self.low in self.confirmed)
+
+    def would_end_with(self, batch_size: int) -> bool:
+        """Whether the search is over if this size fits, or a mere probe would prove nothing."""
+        is_last = batch_size == self.low or self.high - batch_size <= self.resolution
+        return is_last or self.needs_confirmations
+
+    def record(self, probe: Probe, confirm: bool) -> None:
+        """Narrow the bracket by what a probe has shown."""
+        size, had_failed, width = probe.batch_size, self.failure is not None, self.high - self.low
+        self.probes += 1
+        if probe.fits:
+            (self.confirmed if confirm else self.fits)[size] = probe
+            self.failures_in_a_row = 0
+        else:
+            self.failure = probe
+            self.failures_in_a_row += 1
+        has_halved = self.high - self.low <= width / 2
+        self.misses_in_a_row = 0 if has_halved or not had_failed else self.misses_in_a_row + 1
+        goes_beyond_probes = size in self.fits or probe.steps > STEPS_LIKE_A_PROBE
+        refutes_probes = confirm and (goes_beyond_probes or not self.is_repeatable)
+        if not probe.fits and refutes_probes and not self.needs_confirmations:
+            # Several steps ask for more than one: from here on only confirmations tell.
+            self.needs_confirmations = True
+            self.probes = self.misses_in_a_row = 0
+
+    def largest_that_ran(self) -> Probe | None:
+        """The proof of ``low``; else the largest probe below ``high``, if probes tell anything."""
+        if self.low in self.confirmed:
+            return self.confirmed[self.low]
+        if self.needs_confirmations and self.is_repeatable:
+            return None
+        sizes = [size for size in self.fits if size < self.high]
+        return self.fits[max(sizes)] if sizes else None
