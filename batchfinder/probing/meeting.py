@@ -56,13 +56,11 @@ class Meeting:
         self._store = store
         self._round = 0
 
-    def gather(self, said: Any, *, at_most_seconds: float = 0) -> list[Any]:
+    def gather(self, said: Any) -> list[Any]:
         """Say something, wait for all others, and hear them.
 
         Args:
             said: plain data, ready for JSON.
-            at_most_seconds: how long the others may need where that is longer than they may take
-                to arrive.
 
         Returns:
             What each rank said, by rank.
@@ -72,18 +70,21 @@ class Meeting:
         """
         this, self._round = self._round, self._round + 1
         self._set(f"{this}/{self.job.rank}", json.dumps(said))
-        missing = [f"{this}/{rank}" for rank in range(self.job.world_size)]
-        deadline = time.monotonic() + max(self.arrival_seconds, at_most_seconds)
+        said_by = [f"{this}/{rank}" for rank in range(self.job.world_size)]
+        deadline = time.monotonic() + self.arrival_seconds
         nap = _SHORTEST_NAP_SECONDS
-        while not self._has(missing):
-            self.check_left()
+        while True:
+            # In this order: nobody leaves before all have heard them.
+            has_left = self._has(["left"])
+            if self._has(said_by):
+                return [json.loads(self._get(key)) for key in said_by]
+            if has_left:
+                self.check_left()
             if time.monotonic() > deadline:
-                raise self._missing(
-                    [rank for rank, key in enumerate(missing) if not self._has([key])]
-                )
+                late = [rank for rank, key in enumerate(said_by) if not self._has([key])]
+                raise self._missing(late)
             time.sleep(nap)
             nap = min(2 * nap, _LONGEST_NAP_SECONDS)
-        return [json.loads(self._get(key)) for key in missing]
 
     def agree(self, facts: Mapping[str, Any]) -> None:
         """Check that all ranks say the same; see :func:`check_same`.

@@ -221,6 +221,7 @@ class ProbeSession:
             peaks.append(self._step(batch_size, next_batch, run))
             retries = self.device.allocation_retries() - retries_before
             steady = steps_without_growth(peaks, noise_bytes)
+            # Ranks that train together end together.
             if self.all_agree(len(peaks) >= least and steady >= STEADY_STEPS):
                 break
         self._step_of_setup.check_loss()
