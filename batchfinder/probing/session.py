@@ -32,13 +32,11 @@ WARM_UP_STEPS = 2
 STEADY_STEPS = 2
 MAX_CONFIRM_STEPS = 10
 
-# Growth below this share of the budget is the noise of the readings; and where peaks differ from
-# step to step, their spread says more than whether the last one set a mark.
+# Growth below this share of the budget is the noise of the readings.
 GROWTH_NOISE = 1 / 1000
-GROWTH_NOISE_OF_SPREAD = 1 / 50
 
-# How many steps it takes to see how much peaks differ, where they do.
-STEPS_FOR_SPREAD = 5
+# How many steps it takes to see how much peaks differ, where they do: a ViT's rose for ten.
+STEPS_FOR_SPREAD = 6
 
 
 class ProbeSession:
@@ -215,12 +213,11 @@ class ProbeSession:
         steady = retries = 0
         varies = not self.device.leaves_no_trace
         least = max(self.options.confirm_steps, STEPS_FOR_SPREAD if varies else 0)
-        noise_bytes = (GROWTH_NOISE_OF_SPREAD if varies else GROWTH_NOISE) * self.budget_bytes
         while len(peaks) < MAX_CONFIRM_STEPS:
             retries_before = self.device.allocation_retries()
             peaks.append(self._step(batch_size, next_batch, run))
             retries = self.device.allocation_retries() - retries_before
-            steady = steps_without_growth(peaks, noise_bytes)
+            steady = steps_without_growth(peaks, GROWTH_NOISE * self.budget_bytes)
             # Ranks that train together end together.
             if self.all_agree(len(peaks) >= least and steady >= STEADY_STEPS):
                 break

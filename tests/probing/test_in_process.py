@@ -169,7 +169,7 @@ def test_an_out_of_memory_is_an_outcome_and_the_search_goes_on() -> None:
     assert (result.batch_size, result.status) == (5, Status.FOUND)
     assert result.next_failure is not None
     assert (result.next_failure.batch_size, result.next_failure.outcome) == (6, Outcome.OOM)
-    assert result.confirmed_steps == 3
+    assert result.confirmed_steps == 6
 
 
 def test_a_size_too_small_for_batch_norm_is_no_failure() -> None:

@@ -36,7 +36,7 @@ def order(target: str, **arguments: Any) -> dict[str, Any]:
         "input_spec": None,
         "optimizer": None,
         "options": ProbeOptions(device="cpu").to_dict(),
-        "confirm": False,
+        "group": None,
     }
 
 

@@ -182,17 +182,17 @@ def test_a_size_that_runs_only_by_flushing_the_cache_is_refused() -> None:
     assert probe.note == "runs only by flushing the allocator's cache in every step"
 
 
-def test_where_a_process_keeps_traces_five_steps_show_how_much_peaks_differ() -> None:
+def test_where_a_process_keeps_traces_six_steps_show_how_much_peaks_differ() -> None:
     attempt = session(FakeDevice(leaves_no_trace=False))[0].confirm(4)
-    assert (attempt.probe.outcome, attempt.probe.steps) == (Outcome.FITS, 5)
+    assert (attempt.probe.outcome, attempt.probe.steps) == (Outcome.FITS, 6)
 
 
 def test_a_peak_that_differs_from_step_to_step_must_leave_room_for_more() -> None:
-    device = FakeDevice(leaves_no_trace=False, peak=BUDGET - 100, grown=[-500, 0, 0, 500])
+    device = FakeDevice(leaves_no_trace=False, peak=BUDGET - 100, grown=[-500, 0, 0, 0, 500])
     probe = session(device)[0].confirm(4).probe
-    assert (probe.outcome, probe.steps) == (Outcome.OOM, 5)
+    assert (probe.outcome, probe.steps) == (Outcome.OOM, 6)
     assert probe.note == "its peak differs from step to step, and would pass the budget in some"
-    device = FakeDevice(leaves_no_trace=False, peak=BUDGET - 900, grown=[-500, 0, 0, 500])
+    device = FakeDevice(leaves_no_trace=False, peak=BUDGET - 900, grown=[-500, 0, 0, 0, 500])
     assert session(device)[0].confirm(4).probe.fits
 
 

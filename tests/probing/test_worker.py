@@ -126,7 +126,7 @@ def test_a_spare_worker_that_is_killed_is_replaced(tmp_path: Path) -> None:
 def test_a_confirmation_that_dies_is_repeated_too(tmp_path: Path) -> None:
     with prober(deed="abort", once=str(tmp_path / "once")) as ours:
         probe = ours.probe(3, confirm=True)
-    assert (probe.outcome, probe.confirmed, probe.steps) == (Outcome.FITS, True, 3)
+    assert (probe.outcome, probe.confirmed, probe.steps) == (Outcome.FITS, True, 6)
 
 
 def test_a_hang_is_a_failure_of_the_size_and_its_process_is_ended(tmp_path: Path) -> None:
