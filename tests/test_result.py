@@ -58,6 +58,7 @@ def test_the_json_has_every_fact_in_raw_units() -> None:
         "world_size": 1,
         "rank_peak_bytes": [],
         "limiting_rank": None,
+        "estimated_batch_size": None,
         "memory_model": {
             "fixed_bytes": 100,
             "per_sample_bytes": 56.2,
