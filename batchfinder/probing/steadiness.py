@@ -34,7 +34,8 @@ def steps_without_growth(peaks: Sequence[int], noise_bytes: float) -> int:
 def highest_to_expect(peaks: Sequence[int]) -> float:
     """What a step must be expected to need sooner or later, by the few that ran.
 
-    The first step is left out, since memory that it frees lies in the way of later ones.
+    The first step is left out, since memory that it frees lies in the way of later ones, and the
+    lower half of the others, since a peak may have been read too low.
 
     Args:
         peaks: the peak of each step, in bytes; at least one.
@@ -43,10 +44,11 @@ def highest_to_expect(peaks: Sequence[int]) -> float:
         The bytes, at least the most that was needed.
 
     Example:
-        >>> highest_to_expect([80, 98, 100, 102])
+        >>> highest_to_expect([80, 98, 60, 100, 102, 90])
         106.0
     """
-    later = peaks[1:]
-    if len(later) < 2:
+    later = sorted(peaks[1:])
+    upper = later[len(later) // 2 :]
+    if len(upper) < 2:
         return max(peaks)
-    return max(*peaks, fmean(later) + DEVIATIONS * stdev(later))
+    return max(*peaks, fmean(upper) + DEVIATIONS * stdev(upper))
