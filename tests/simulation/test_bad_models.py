@@ -77,7 +77,7 @@ WITHOUT_CUDA = pytest.mark.skipif(
 
 
 def estimate(tmp_path: Path, kind: str) -> tuple[int, str, str]:
-    path = tmp_path / "train.py"
+    path = tmp_path / "unsimulated.py"
     path.write_text(TARGETS)
     arguments = [f"{path}:build", "--arg", f"kind={kind}", "--gpu", "t4", "--max-batch-size", "16"]
     done = CliRunner().invoke(cli, ["estimate", *arguments])
@@ -110,7 +110,7 @@ def test_what_cannot_be_simulated_is_told_in_one_line(
     line = stderr.splitlines()[-1]
     assert line.startswith(f"Error: {why}")
     assert "`batchfinder find`" in line
-    assert not place or "train.py:" in line
+    assert not place or "unsimulated.py:" in line
     assert "Traceback" not in stderr
 
 
