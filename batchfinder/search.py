@@ -261,14 +261,14 @@ class _Chooser:
         return min(known.high - stride, max(above, self._predicted_maximum()))
 
     def _predicted_maximum(self, noise_bytes: float = 0) -> float:
-        """Where memory is going to run out; inf if nothing tells.
-
-        Slopes come from probes only; a confirmation, from scratch, may read otherwise.
-        """
+        """Where memory is going to run out; inf if nothing tells."""
         start = self.known.largest_that_ran()
         if start is None:
             return math.inf
-        readings, apart = self.known.fits, self.pace.apart
+        known, apart = self.known, self.pace.apart
+        # Slopes come from probes only: a confirmation, from scratch, may read otherwise. Where
+        # verdicts do not repeat, every probe is from scratch.
+        readings = known.fits if known.is_repeatable else known.fits | known.confirmed
         return predict_maximum(start, readings, self.budget_bytes, apart, noise_bytes)
 
 
