@@ -9,6 +9,10 @@ from statistics import fmean, stdev
 # the budget; the headroom beyond it takes the rest.
 DEVIATIONS = 3
 
+# A peak below this share of the highest was read too low: memory that was asked for and not written
+# to is seen only where a step sets a new mark.
+READ_TOO_LOW = 0.85
+
 
 def steps_without_growth(peaks: Sequence[int], noise_bytes: float) -> int:
     """How many of the last steps needed no more than the most that was needed before.
@@ -34,8 +38,8 @@ def steps_without_growth(peaks: Sequence[int], noise_bytes: float) -> int:
 def highest_to_expect(peaks: Sequence[int]) -> float:
     """What a step must be expected to need sooner or later, by the few that ran.
 
-    The first step is left out, since memory that it frees lies in the way of later ones, and the
-    lower half of the others, since a peak may have been read too low.
+    The first step is left out, since memory that it frees lies in the way of later ones; so are
+    peaks that were read too low.
 
     Args:
         peaks: the peak of each step, in bytes; at least one.
@@ -44,11 +48,10 @@ def highest_to_expect(peaks: Sequence[int]) -> float:
         The bytes, at least the most that was needed.
 
     Example:
-        >>> highest_to_expect([80, 98, 60, 100, 102, 90])
+        >>> highest_to_expect([80, 98, 60, 100, 102])
         106.0
     """
-    later = sorted(peaks[1:])
-    upper = later[len(later) // 2 :]
-    if len(upper) < 2:
+    later = [peak for peak in peaks[1:] if peak >= READ_TOO_LOW * max(peaks)]
+    if len(later) < 2:
         return max(peaks)
-    return max(*peaks, fmean(upper) + DEVIATIONS * stdev(upper))
+    return max(*peaks, fmean(later) + DEVIATIONS * stdev(later))
