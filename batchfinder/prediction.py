@@ -12,7 +12,7 @@ def predict_maximum(
     start: Probe,
     readings: Mapping[int, Probe],
     budget_bytes: int,
-    apart: float = 0.9,
+    apart: float,
     noise_bytes: float = 0,
 ) -> float:
     """The batch size at which the line of some phase meets the budget.
@@ -35,7 +35,7 @@ def predict_maximum(
         ...     peaks = {Phase.FORWARD_BACKWARD: peak}
         ...     return Probe(batch_size, Outcome.FITS, 1, seconds=0.0, phase_peak_bytes=peaks)
         >>> readings = {1: probe(1, 110), 5: probe(5, 150)}
-        >>> predict_maximum(readings[5], readings, budget_bytes=1000)
+        >>> predict_maximum(readings[5], readings, budget_bytes=1000, apart=0.9)
         90.0
     """
     upper = max(readings)

@@ -27,7 +27,7 @@ from batchfinder.probing.meeting import open_meeting
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.ranks import RankProber
 from batchfinder.probing.source import SetupSource
-from batchfinder.probing.supervisor import Verdict
+from batchfinder.probing.verdict import Verdict
 from batchfinder.units import GIB
 
 SCRIPTS = Path(__file__).parent

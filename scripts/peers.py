@@ -48,6 +48,12 @@ class Training:
             self.optimizer.step()
             self.optimizer.zero_grad()
 
+    def run_anew(self, batch_size: int) -> int:
+        """Some steps at a size, whatever an earlier size has left; the size."""
+        self.optimizer.zero_grad()
+        self.run(batch_size)
+        return batch_size
+
     def begin(self, batch: Any) -> None:
         """Count a step, whether it comes to an end or not."""
         self.steps += 1
@@ -84,9 +90,7 @@ def accelerate_shrinking(training: Training) -> int:
 
     @find_executable_batch_size(starting_batch_size=GENEROUS_START)  # type: ignore[untyped-decorator]
     def train(batch_size: int) -> int:
-        training.optimizer.zero_grad()
-        training.run(batch_size)
-        return batch_size
+        return training.run_anew(batch_size)
 
     found: int = train()
     return found
@@ -98,9 +102,7 @@ def toma_shrinking(training: Training) -> int:
 
     @toma.batch(initial_batchsize=GENEROUS_START)  # type: ignore[untyped-decorator]
     def train(batch_size: int) -> int:
-        training.optimizer.zero_grad()
-        training.run(batch_size)
-        return batch_size
+        return training.run_anew(batch_size)
 
     found: int = train()
     return found
@@ -114,9 +116,7 @@ def torch_max_mem_shrinking(training: Training) -> int:
 
     @maximizer  # type: ignore[untyped-decorator]
     def train(batch_size: int = GENEROUS_START) -> int:
-        training.optimizer.zero_grad()
-        training.run(batch_size)
-        return batch_size
+        return training.run_anew(batch_size)
 
     found: int = train()
     return found

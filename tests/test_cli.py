@@ -9,14 +9,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from fakes import FakeProber
+from processes import PATIENCE_SECONDS, eventually, is_gone
 
 from batchfinder import Outcome
 from batchfinder.cli import cli
@@ -25,7 +24,6 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.source import SetupSource
 
 TARGETS = Path(__file__).parent / "targets"
-PATIENCE_SECONDS = 60
 
 KEYS = {
     *("schema_version", "batch_size", "status", "device", "budget_bytes", "memory_model"),
@@ -263,24 +261,6 @@ def start(target: str, *options: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def eventually(condition: Callable[[], Any]) -> Any:
-    """What a condition gives as soon as it holds."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"nothing within {PATIENCE_SECONDS} s")
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
 
 
 def children_of(pid: int) -> list[int]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from batchfinder import errors
-from batchfinder.errors import BatchFinderError, RankError, UserCodeError, WorkerReleasedError
-from batchfinder.probing.supervisor import Verdict
+from batchfinder.errors import BatchFinderError, UserCodeError, WorkerReleasedError
+from batchfinder.probing.verdict import Verdict
 from batchfinder.result import Outcome, Probe
 
 _WORSE = (Outcome.FITS, Outcome.OOM, Outcome.FAILED)
@@ -145,12 +145,6 @@ def consensus(
     )
     is_certain = not worst or seen[limiting].is_certain
     return Verdict(probe, is_certain, not worst and all(v.is_clean for v in seen.values()))
-
-
-def lost_peer(error: Exception) -> RankError | None:
-    """What to raise for an error of a collective that another rank left; None if it is no such."""
-    text = str(error).partition("\n")[0]
-    return RankError(f"another rank has gone: {text}") if _PEER_LOST.search(text) else None
 
 
 def _badness(verdict: Verdict) -> int:

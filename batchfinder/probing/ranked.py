@@ -7,7 +7,7 @@ from typing import Any
 
 from batchfinder.probing.consensus import RankReport, consensus
 from batchfinder.probing.meeting import Meeting, check_same
-from batchfinder.probing.supervisor import Verdict
+from batchfinder.probing.verdict import Verdict
 from batchfinder.result import BatchSizeResult
 
 ONE_RANK_WARNING = (

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from tenacity import Retrying, retry_if_result, stop_after_attempt
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from batchfinder.errors import BatchFinderError, RankError
@@ -30,8 +29,8 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.pace import Pace
 from batchfinder.probing.ranked import RankedProber
 from batchfinder.probing.source import SetupSource
-from batchfinder.probing.supervisor import Supervisor, Verdict
-from batchfinder.probing.worker import last_verdict
+from batchfinder.probing.supervisor import Supervisor
+from batchfinder.probing.verdict import Verdict
 from batchfinder.result import Outcome, Probe
 
 # A step is taken for hung this long after it should have ended. Of the first step of all nobody
@@ -92,14 +91,7 @@ class RankProber(RankedProber):
 
     def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
         # As in a single worker; and what looks like a failure may be one of the network.
-        retrying = Retrying(
-            retry=retry_if_result(_is_uncertain),
-            stop=stop_after_attempt(2),
-            sleep=lambda _: self._supervisor.end_worker(),
-            retry_error_callback=last_verdict,
-        )
-        verdict: Verdict = retrying(self._attempt, batch_size, confirm)
-        return verdict.probe
+        return self._supervisor.ask_twice(lambda: self._attempt(batch_size, confirm), _is_uncertain)
 
     def close(self) -> None:
         self._supervisor.close()
@@ -118,10 +110,7 @@ class RankProber(RankedProber):
             return RankReport(verdict, warnings=self._supervisor.warnings)
 
         verdict = self._verdict(self._meeting.gather(self._do(attempt)), batch_size, confirm)
-        if not verdict.is_clean:
-            self._supervisor.end_worker()
-        if verdict.probe.fits:
-            self._supervisor.note_fit(batch_size)
+        self._supervisor.take_note(verdict)
         return verdict
 
     def _start_workers(self) -> list[dict[str, Any]]:

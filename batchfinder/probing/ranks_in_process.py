@@ -26,7 +26,7 @@ from batchfinder.probing.meeting import Meeting
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.ranked import RankedProber
 from batchfinder.probing.session import ProbeSession
-from batchfinder.probing.supervisor import Verdict
+from batchfinder.probing.verdict import Verdict
 from batchfinder.result import Probe
 from batchfinder.training.sample import move_batch
 from batchfinder.training.setup import TrainingSetup

@@ -6,16 +6,14 @@ always imports PyTorch ahead of time, so replacing a worker costs little.
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
-from batchfinder import errors
+from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_attempt
+
 from batchfinder.errors import (
-    BatchFinderError,
-    UserCodeError,
     WorkerDiedError,
     WorkerError,
     WorkerGarbledError,
@@ -25,6 +23,7 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.pace import Pace
 from batchfinder.probing.process import WorkerProcess, never
 from batchfinder.probing.source import SetupSource
+from batchfinder.probing.verdict import Verdict, error_of, verdict_of_death
 from batchfinder.result import Outcome, Probe
 from batchfinder.units import format_seconds
 
@@ -32,19 +31,7 @@ from batchfinder.units import format_seconds
 LOADING_SECONDS = 3600.0
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """A probe, and what it says beyond its own outcome.
-
-    Attributes:
-        probe: how it ended.
-        is_certain: whether it speaks for the size; else only a second one in a fresh worker does.
-        is_clean: whether the worker can be used for another probe.
-    """
-
-    probe: Probe
-    is_certain: bool
-    is_clean: bool
+IsDoubtful: TypeAlias = Callable[[Verdict], bool]
 
 
 class Supervisor:
@@ -168,7 +155,7 @@ class Supervisor:
         except (WorkerDiedError, WorkerGarbledError, WorkerHungError) as end:
             self.end_worker()
             seconds = time.monotonic() - started
-            return _verdict_of_death(end, batch_size, confirm, steps, seconds)
+            return verdict_of_death(end, batch_size, confirm, steps, seconds)
         except WorkerError:
             self.end_worker()
             raise
@@ -182,10 +169,31 @@ class Supervisor:
         is_certain = probe.outcome is not Outcome.OOM or answer["was_clean"]
         return Verdict(probe, is_certain, answer["is_clean"] and not confirm)
 
-    def note_fit(self, batch_size: int) -> None:
-        """Remember the first size that ran, for the warm-up of later workers."""
-        if self.options.warm_up_batch_size is None:
-            self.options = replace(self.options, warm_up_batch_size=batch_size)
+    def take_note(self, verdict: Verdict) -> None:
+        """Draw the consequences of a verdict: for the worker, and for the warm-up of later ones."""
+        if not verdict.is_clean:
+            self.end_worker()
+        if verdict.probe.fits and self.options.warm_up_batch_size is None:
+            self.options = replace(self.options, warm_up_batch_size=verdict.probe.batch_size)
+
+    def ask_twice(self, attempt: Callable[[], Verdict], is_doubtful: IsDoubtful) -> Probe:
+        """Make an attempt, and another one in a fresh worker if the first says too little.
+
+        Args:
+            attempt: tries the size.
+            is_doubtful: whether a verdict asks for a second attempt.
+
+        Returns:
+            The probe of the last attempt.
+        """
+        retrying = Retrying(
+            retry=retry_if_result(is_doubtful),
+            stop=stop_after_attempt(2),
+            sleep=lambda _: self.end_worker(),
+            retry_error_callback=_last_verdict,
+        )
+        verdict: Verdict = retrying(attempt)
+        return verdict.probe
 
     def warn(self, warnings: list[str]) -> None:
         """Add warnings, each once."""
@@ -217,53 +225,8 @@ class Supervisor:
         return self._pace.patience_seconds(batch_size, self._is_new)
 
 
-def _verdict_of_death(
-    death: WorkerDiedError | WorkerGarbledError | WorkerHungError,
-    batch_size: int,
-    confirm: bool,
-    steps: int,
-    seconds: float,
-) -> Verdict:
-    """What the end of a worker says of the size that it was running."""
-    outcome, note = Outcome.FAILED, str(death)
-    if isinstance(death, WorkerHungError):
-        note = (
-            f"hung: stopped after {format_seconds(seconds)} in step {steps + 1}; "
-            "--probe-timeout allows for more"
-        )
-    elif isinstance(death, WorkerDiedError):
-        if death.signal_number == signal.SIGKILL:
-            outcome = Outcome.OOM
-            note = "the process was killed, most likely by the system for want of host memory"
-        elif (reason := _printed_reason(death.output)) is not None:
-            outcome, note = Outcome.OOM, reason
-    probe = Probe(
-        batch_size,
-        outcome,
-        steps=steps + 1,
-        seconds=seconds,
-        samples=batch_size * (steps + 1),
-        confirmed=confirm,
-        note=note,
-    )
-    return Verdict(probe, is_certain=isinstance(death, WorkerHungError), is_clean=False)
-
-
-def _printed_reason(output: str) -> str | None:
-    """Why a process died, if what it printed last says that it ran out of memory."""
-    # It needs torch, for which this process has no other use.
-    from batchfinder.probing.oom import classify_text
-    from batchfinder.probing.oom_table import Tier
-
-    failure = classify_text(output)
-    is_memory = failure is not None and failure.tier in (Tier.CERTAIN, Tier.PROBABLE)
-    return failure.reason if failure and is_memory else None
-
-
-def error_of(answer: Mapping[str, Any]) -> BatchFinderError:
-    """The error that a worker told of, as an exception of ours."""
-    if answer["answer"] == "error":
-        kind = getattr(errors, str(answer["kind"]), WorkerError)
-        error: BatchFinderError = kind(answer["message"])
-        return error
-    return UserCodeError(answer["message"], answer.get("traceback", ""))
+def _last_verdict(state: RetryCallState) -> Verdict:
+    """What is left where a second attempt was no better: its verdict."""
+    assert state.outcome is not None
+    verdict: Verdict = state.outcome.result()
+    return verdict

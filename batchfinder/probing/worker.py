@@ -6,11 +6,10 @@ confirmation gets a fresh one.
 
 from __future__ import annotations
 
-from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_attempt
-
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.source import SetupSource
-from batchfinder.probing.supervisor import LOADING_SECONDS, Supervisor, Verdict
+from batchfinder.probing.supervisor import LOADING_SECONDS, Supervisor
+from batchfinder.probing.verdict import Verdict
 from batchfinder.result import Probe
 
 
@@ -65,14 +64,9 @@ class WorkerProber:
     def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
         # A worker's death, and an OOM in a process that had not got rid of an earlier probe, may
         # have nothing to do with the size: only a second one in a fresh worker is a verdict.
-        retrying = Retrying(
-            retry=retry_if_result(lambda verdict: not verdict.is_certain),
-            stop=stop_after_attempt(2),
-            sleep=lambda _: self._supervisor.end_worker(),
-            retry_error_callback=last_verdict,
+        return self._supervisor.ask_twice(
+            lambda: self._attempt(batch_size, confirm), lambda verdict: not verdict.is_certain
         )
-        verdict: Verdict = retrying(self._attempt, batch_size, confirm)
-        return verdict.probe
 
     def close(self) -> None:
         self._supervisor.close()
@@ -83,15 +77,5 @@ class WorkerProber:
         if not self._supervisor.has_worker:
             self._supervisor.start()
         verdict = self._supervisor.attempt(batch_size, confirm)
-        if not verdict.is_clean:
-            self._supervisor.end_worker()
-        if verdict.probe.fits:
-            self._supervisor.note_fit(batch_size)
+        self._supervisor.take_note(verdict)
         return verdict
-
-
-def last_verdict(state: RetryCallState) -> Verdict:
-    """What is left where a second attempt was no better: its verdict."""
-    assert state.outcome is not None
-    verdict: Verdict = state.outcome.result()
-    return verdict

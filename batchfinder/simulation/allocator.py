@@ -178,7 +178,7 @@ class CachingAllocator:
         block.allocated = False
         self.allocated_bytes -= block.size
         free = self._free_small if block.small else self._free_large
-        before, after = block.previous, block.next
+        before = block.previous
         if before is not None and not before.allocated:
             self._remove_free(before, free)
             block.address = before.address
@@ -186,13 +186,18 @@ class CachingAllocator:
             block.previous = before.previous
             if before.previous is not None:
                 before.previous.next = block
+        self._absorb_next(block, free)
+        self._add_free(block, free)
+
+    def _absorb_next(self, block: Block, free: list[int]) -> None:
+        """Make one block of this one and of the one after it, if that is free."""
+        after = block.next
         if after is not None and not after.allocated:
             self._remove_free(after, free)
             block.size += after.size
             block.next = after.next
             if after.next is not None:
                 after.next.previous = block
-        self._add_free(block, free)
 
     def release_cached(self) -> None:
         """Give every wholly free segment back to the device, as ``torch.cuda.empty_cache``."""

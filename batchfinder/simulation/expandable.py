@@ -101,13 +101,7 @@ class ExpandableAllocator(CachingAllocator):
             hole.previous = block
         self._shrink_hole(hole, missing)
         block.size += missing
-        after = block.next
-        if after is not None and not after.allocated:
-            self._remove_free(after, free)
-            block.size += after.size
-            block.next = after.next
-            if after.next is not None:
-                after.next.previous = block
+        self._absorb_next(block, free)
         return block
 
     def _hole_for(self, size: int, small: bool) -> Block:

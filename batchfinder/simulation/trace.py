@@ -197,51 +197,6 @@ def sort_deaths(trace: Trace) -> Trace:
     return replace(trace, events=events)
 
 
-def repeat_last_step(trace: Trace, times: int) -> Trace:
-    """The same trace with its last step run again, for the steady state.
-
-    What the last step inherits and ends (the gradients, say) the next one inherits from it.
-
-    Args:
-        trace: of at least one step.
-        times: how many more steps, 0 or more.
-
-    Returns:
-        The longer trace; the same one if the last step leaves other storages than it found.
-    """
-    start = trace.steps[-1]
-    before, last = trace.events[:start], trace.events[start:]
-    inherited = [i for i in _alive(before) if ~i in set(last)]
-    left = [i for i in _alive(last) if i >= 0]
-    sizes = [[trace.storages[i].size_bytes for i in ids] for ids in (inherited, left)]
-    if sizes[0] != sizes[1]:
-        return trace
-    swap = dict(zip(inherited + left, left + inherited, strict=True))
-
-    def swapped(event: int) -> int:
-        if event == EMPTY_CACHE:
-            return event
-        return swap.get(event, event) if event >= 0 else ~swap.get(~event, ~event)
-
-    events, steps = [*trace.events], [*trace.steps]
-    for _ in range(times):
-        last = [swapped(event) for event in last]
-        steps.append(len(events))
-        events += last
-    return replace(trace, events=events, steps=steps)
-
-
-def _alive(events: Sequence[int]) -> list[int]:
-    """The storages born and not died in some events, in the order of birth."""
-    alive: dict[int, None] = {}
-    for event in events:
-        if event >= 0:
-            alive[event] = None
-        elif event != EMPTY_CACHE:
-            alive.pop(~event, None)
-    return list(alive)
-
-
 def _place(trace: Trace, at: int) -> str:
     storage = trace.storages[min(at, len(trace.storages) - 1)] if trace.storages else None
     where = [text for text in (storage.module, storage.line) if text] if storage else []

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from gpu.commands import REPOSITORY, run_python
 from gpu.models import LIMIT, needs_cuda
 
 pytestmark = needs_cuda
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 TARGETS = REPOSITORY / "tests" / "targets"
 GPUS = torch.cuda.device_count()
 needs_two = pytest.mark.skipif(GPUS < 2, reason="needs two CUDA devices")
@@ -23,17 +19,7 @@ needs_two = pytest.mark.skipif(GPUS < 2, reason="needs two CUDA devices")
 
 def torchrun(ranks: int, *command: str) -> str:
     """What a job prints."""
-    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", *command],
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_python("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", *command)
 
 
 def find(ranks: int, target: str, strategy: str, *options: str) -> dict[str, Any]:

@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
+from gpu.commands import run_python
 from gpu.models import DEVICE, LIMIT, ROWS, needs_cuda, wide_model, wide_sample
 
 from batchfinder import Outcome, Status, find_max_batch
 
 pytestmark = needs_cuda
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-
 
 def find(target: str, *options: str) -> dict[str, Any]:
     """What the command line answers, for a target beside this file."""
-    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "batchfinder", "find", f"tests/gpu/models.py:{target}"),
-            *("--device", DEVICE, "--memory-limit", LIMIT, "--json", *options),
-        ],
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout)
+    options = ("--device", DEVICE, "--memory-limit", LIMIT, "--json", *options)
+    printed = run_python("-m", "batchfinder", "find", f"tests/gpu/models.py:{target}", *options)
+    answer: dict[str, Any] = json.loads(printed)
     return answer
 
 

@@ -18,7 +18,7 @@ from batchfinder.errors import (
 )
 from batchfinder.memory_model import Phase
 from batchfinder.probing.consensus import RankReport, check_none_raised, consensus
-from batchfinder.probing.supervisor import Verdict
+from batchfinder.probing.verdict import Verdict
 from batchfinder.result import Outcome, Probe
 
 GOOD = Outcome.FITS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import PATIENCE_SECONDS, eventually, is_gone
 
 from batchfinder.errors import WorkerDiedError, WorkerHungError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.process import WorkerProcess
 
 TARGETS = Path(__file__).parents[1] / "targets"
-PATIENCE_SECONDS = 60
 
 
 @pytest.fixture
@@ -38,18 +37,6 @@ def order(target: str, **arguments: Any) -> dict[str, Any]:
         "options": ProbeOptions(device="cpu").to_dict(),
         "group": None,
     }
-
-
-def ends(pid: int) -> bool:
-    """Whether a process ends within the time that tests have."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_without_an_order_it_waits(process: WorkerProcess) -> None:
@@ -106,9 +93,7 @@ source = SetupSource({str(TARGETS / "deaths.py:build")!r}, arguments)
 WorkerProber(source, ProbeOptions(device="cpu")).probe(1)
 """
     parent = subprocess.Popen([sys.executable, "-c", program])
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not pids.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    eventually(pids.exists)
     time.sleep(0.2)  # for the child to be there
     children = _children_of(parent.pid)
     assert int(pids.read_text()) in children
@@ -116,7 +101,7 @@ WorkerProber(source, ProbeOptions(device="cpu")).probe(1)
     assert len(started) == (deed == "leave_a_child_and_hang")
     parent.kill()
     parent.wait()
-    assert all(ends(pid) for pid in children + started)
+    eventually(lambda: all(is_gone(pid) for pid in children + started))
 
 
 def _children_of(pid: int) -> list[int]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import eventually, is_gone
 
 from batchfinder import Outcome
 from batchfinder.errors import StepError, UsageError, UserCodeError, WorkerError
@@ -21,7 +21,6 @@ from batchfinder.probing.worker import WorkerProber
 
 TARGETS = Path(__file__).parents[1] / "targets"
 OPTIONS = ProbeOptions(device="cpu", memory_limit=2 * 2**30)
-PATIENCE_SECONDS = 60
 
 
 @contextmanager
@@ -36,27 +35,9 @@ def prober(
         ours.close()
 
 
-def eventually(condition: Callable[[], Any]) -> Any:
-    """What a condition gives as soon as it holds."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"nothing within {PATIENCE_SECONDS} s")
-
-
 def pid_in(path: Path) -> int:
     """The process id that a target leaves in a file."""
     return int(eventually(lambda: path.exists() and path.read_text().strip()))
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
 
 
 def children() -> set[int]:

@@ -11,7 +11,6 @@ from batchfinder.simulation.trace import (
     Storage,
     Trace,
     align,
-    repeat_last_step,
     sort_deaths,
 )
 from batchfinder.units import MIB
@@ -71,16 +70,6 @@ def test_an_optional_workspace_never_makes_a_step_fail() -> None:
     assert full.fits
     assert full.stage_peak_bytes == {Stage.FORWARD: 100 * MIB}
     assert roomy.stage_peak_bytes == {Stage.FORWARD: 150 * MIB}
-
-
-def test_what_a_step_leaves_the_next_one_inherits() -> None:
-    # The gradient of the first step (0) dies when the second begins, which leaves its own (1).
-    trace = Trace(1, [Storage(8), Storage(8), Storage(4)], [0, ~0, 2, ~2, 1], [], [0, 1])
-
-    longer = repeat_last_step(trace, 2)
-
-    assert longer.events[5:] == [~1, 2, ~2, 0, ~0, 2, ~2, 1]
-    assert longer.steps == [0, 1, 5, 9]
 
 
 @pytest.mark.parametrize("answer", [0, 1, 2, 63, 64, 97, 100])
