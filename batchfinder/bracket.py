@@ -54,6 +54,7 @@ class Bracket:
         self.fits: dict[int, Probe] = {}
         self.confirmed: dict[int, Probe] = {}
         self.failure: Probe | None = None
+        self._failed_when_confirmed = False
         self.needs_confirmations = False
         self.probes = self.failures_in_a_row = self.misses_in_a_row = 0
 
@@ -78,12 +79,16 @@ class Bracket:
     @property
     def is_tight(self) -> bool:
         """Whether no size is left to try between the two."""
+        if self.low < self.first:
+            return self.high == self.first
         return self.high - self.low <= self.resolution
 
     @property
     def is_closed(self) -> bool:
-        """Whether the answer is known."""
-        return self.is_tight and (self.low < self.first or self.low in self.confirmed)
+        """Whether the answer is known: confirmed, or that even the smallest size fails, twice."""
+        if self.low in self.confirmed:
+            return self.is_tight
+        return self.high == self.first and self._failed_when_confirmed
 
     def would_end_with(self, batch_size: int) -> bool:
         """Whether the search is over if this size fits, or a mere probe would prove nothing."""
@@ -97,8 +102,10 @@ class Bracket:
         if probe.fits:
             (self.confirmed if confirm else self.fits)[size] = probe
             self.failures_in_a_row = 0
+            if self.failure and size == self.failure.batch_size:  # it had failed by chance
+                self.failure, self.fits[size] = None, probe
         else:
-            self.failure = probe
+            self.failure, self._failed_when_confirmed = probe, confirm
             self.failures_in_a_row += 1
         has_halved = self.high - self.low <= width / 2
         self.misses_in_a_row = 0 if has_halved or not had_failed else self.misses_in_a_row + 1

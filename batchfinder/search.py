@@ -122,8 +122,9 @@ def search(
 
     Returns:
         The confirmed answer, and the failure one unit above it (at most 1/20 above it, where
-        verdicts do not repeat) unless the answer is the last size allowed. No size was probed
-        twice or confirmed twice; none lay outside the bounds.
+        verdicts do not repeat) unless the answer is the last size allowed. Nothing fits only where
+        the smallest size failed when probed and when confirmed, since the failure of one process
+        may be chance. No size was probed twice or confirmed twice; none lay outside the bounds.
 
         With ``n`` sizes allowed there were at most ``log2(n) + 4`` probes where readings say
         nothing, and ``log2(n) + 8`` whatever they say; a few more where no maximum was given,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 
 from batchfinder.memory_model import Phase
@@ -26,6 +26,7 @@ class FakeProber:
         noise: standard deviation of the peaks, as a share of them.
         confirm_extra: what a confirmation needs beyond a probe, as a share of the peak.
         faults: sizes that end otherwise than by their memory: an outcome, or an exception to raise.
+        chance_failures: sizes whose probe runs out of memory though their confirmation does not.
         confirm_steps: steps of a confirmation that fits.
         device, capacity_bytes, used_by_others_bytes, is_repeatable, versions, warnings: see
             ``Prober``.
@@ -43,6 +44,7 @@ class FakeProber:
     noise: float = 0
     confirm_extra: float = 0
     faults: Mapping[int, Outcome | BaseException] = field(default_factory=dict)
+    chance_failures: Set[int] = frozenset()
     confirm_steps: int = 3
     seed: int = 0
     device: str = "fake:0 Paper"
@@ -77,6 +79,8 @@ class FakeProber:
         if confirm:
             self.confirmed.append(batch_size)
         outcome = Outcome.FITS if self.fits(batch_size, confirm) else Outcome.OOM
+        if batch_size in self.chance_failures and not confirm:
+            outcome = Outcome.OOM
         fault = self.faults.get(batch_size, outcome)
         if isinstance(fault, BaseException):
             raise fault
