@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -216,6 +217,8 @@ def _expect_no_numpy() -> None:
 
 def _exit_with(command: Callable[..., int], **options: Any) -> None:
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by main()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.exit(command(**options))
     except KeyboardInterrupt:  # before there was anything to tell
         sys.exit(130)
@@ -240,8 +243,3 @@ def _end_output() -> None:
     """Let what could not be written go nowhere, or Python complains of it once more on exiting."""
     with suppress(OSError), Path(os.devnull).open("wb") as nothing:
         os.dup2(nothing.fileno(), 1)
-
-
-def main() -> None:
-    """Run the command line; the entry point of the ``batchfinder`` command."""
-    cli()
