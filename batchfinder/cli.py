@@ -148,6 +148,7 @@ def find(make_prober: Any, /, **options: Any) -> None:
     Exit status: 0 found, 1 error, 2 usage, 3 not even the smallest size fits, 130 Ctrl-C,
     143 SIGTERM.
     """
+    _expect_no_numpy()
     # Not before: its imports take longer than --help may.
     from batchfinder.find_command import find_batch_size
 
