@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -147,6 +148,7 @@ def find(make_prober: Any, /, **options: Any) -> None:
     Exit status: 0 found, 1 error, 2 usage, 3 not even the smallest size fits, 130 Ctrl-C,
     143 SIGTERM.
     """
+    _expect_no_numpy()
     # Not before: its imports take longer than --help may.
     from batchfinder.find_command import find_batch_size
 
@@ -216,6 +218,8 @@ def _expect_no_numpy() -> None:
 
 def _exit_with(command: Callable[..., int], **options: Any) -> None:
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by main()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.exit(command(**options))
     except KeyboardInterrupt:  # before there was anything to tell
         sys.exit(130)
@@ -240,8 +244,3 @@ def _end_output() -> None:
     """Let what could not be written go nowhere, or Python complains of it once more on exiting."""
     with suppress(OSError), Path(os.devnull).open("wb") as nothing:
         os.dup2(nothing.fileno(), 1)
-
-
-def main() -> None:
-    """Run the command line; the entry point of the ``batchfinder`` command."""
-    cli()

@@ -410,7 +410,7 @@ def test_bounds_become_multiples(bounds: Bounds, sizes: tuple[int, int]) -> None
         ((0, None, 1), "the minimum batch size must be at least 1, not 0"),
         ((1, -3, 1), "the maximum batch size must be at least 1, not -3"),
         ((1, None, 0), "multiple_of must be at least 1, not 0"),
-        ((9, 8, 1), "no multiple of 1 lies between the smallest batch size 9 and the largest 8"),
+        ((9, 8, 1), "the smallest batch size, 9, is above the largest, 8"),
         ((1, 7, 8), "no multiple of 8 lies between the smallest batch size 1 and the largest 7"),
     ],
 )
