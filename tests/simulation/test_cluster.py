@@ -13,11 +13,12 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from batchfinder.cli import cli
 from batchfinder.errors import StepError, UsageError
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.simulation.cluster import Cluster, _Parts, largest_part
+from batchfinder.simulation.cluster import STRATEGIES, Cluster, _Parts, largest_part
 from batchfinder.simulation.gpus import nccl_bytes
 from batchfinder.simulation.step_trace import StepTraces
 from batchfinder.simulation.trace import EMPTY_CACHE, Kind, Trace
@@ -86,6 +87,30 @@ def test_fsdp_gathers_few_blocks_at_a_time_and_zero2_all() -> None:
 def test_more_ranks_are_not_more_work() -> None:
     few, many = trace("fsdp", 8), trace("fsdp", 512)
     assert few.events == many.events
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_ranks_that_are_not_simulated_take_no_operation(strategy: str) -> None:
+    assert operations_of(strategy, 8) == operations_of(strategy, 512)
+
+
+class Counter(TorchDispatchMode):
+    """Counts operations."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operations_of(strategy: str, world_size: int) -> int:
+    """How many operations it takes to share a model among ranks."""
+    setup = TrainingSetup(model(), torch.randn(2, WIDTH), optimizer="adamw")
+    cluster = Cluster(strategy, world_size)
+    with cluster.joined() as mesh, Counter() as counter:
+        cluster.spread(setup, mesh, "fp32")
+    return counter.count
 
 
 @given(st.integers(1, 40), st.integers(1, 60))
