@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -136,8 +137,9 @@ def _parts_made_when_needed() -> Iterator[None]:
 
     What it costs would grow with their number. Where this PyTorch does it elsewhere, it does.
     """
-    module = import_module(fully_sharding().fully_shard.__module__.rpartition(".")[0])
-    sharded = getattr(module, "_fsdp_param", None)
+    # The function names the module that it is offered in as its own; what it wraps does not.
+    home = inspect.unwrap(fully_sharding().fully_shard).__module__.rpartition(".")[0]
+    sharded = getattr(import_module(home), "_fsdp_param", None)
     original = getattr(sharded, "_chunk_with_empty", None)
     if original is None:
         yield

@@ -62,6 +62,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace(batch_size)
+        self._model = model
         self._workspaces = workspaces
         self._live: dict[int, _Live] = {}
         self._names = {id(module): name for name, module in model.named_modules()}
@@ -229,7 +230,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _enter_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._in_optimizer = True
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        # The model's too: of a sharded optimizer they are more.
+        parameters = {p for group in optimizer.param_groups for p in group["params"]}
+        parameters.update(self._model.parameters())
         self.label((p.grad for p in parameters if p.grad is not None), Kind.GRADIENT)
 
     def _leave_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,14 @@ import torch.distributed as dist
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from targets import states_of_ranks
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from batchfinder.cli import cli
 from batchfinder.errors import StepError, UsageError
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.simulation.cluster import Cluster, _Parts, largest_part
+from batchfinder.simulation.cluster import STRATEGIES, Cluster, _Parts, largest_part
 from batchfinder.simulation.gpus import nccl_bytes
 from batchfinder.simulation.step_trace import StepTraces
 from batchfinder.simulation.trace import EMPTY_CACHE, Kind, Trace
@@ -42,6 +46,10 @@ def trace(
     strategy: str, world_size: int, precision: str = "fp32", optimizer: OptimizerSpec = "adamw"
 ) -> Trace:
     setup = TrainingSetup(model(), torch.randn(2, WIDTH), optimizer=optimizer)
+    return traced(setup, strategy, world_size, precision)
+
+
+def traced(setup: TrainingSetup, strategy: str, world_size: int, precision: str = "fp32") -> Trace:
     options = ProbeOptions(precision=precision)
     return StepTraces(setup, options, (8, 0), Cluster(strategy, world_size)).at(4).example
 
@@ -71,6 +79,25 @@ def test_what_each_of_four_ranks_holds(strategy: str, parameters: int, states: i
     assert 0 <= counters <= BLOCKS * 8
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_holds_what_the_first_of_a_real_job_does(strategy: str, ranks: int) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+    target = Path(states_of_ranks.__file__)
+    job = subprocess.run(
+        [*command, str(target), strategy], stdout=subprocess.PIPE, check=True, timeout=170
+    )
+    everybody = json.loads(job.stdout)
+    one = traced(TrainingSetup(*states_of_ranks.build(), optimizer="adamw"), strategy, ranks)
+    kinds = (Kind.PARAMETER, Kind.GRADIENT, Kind.OPTIMIZER_STATE)
+    held = {kind.value: most_alive(one, kind) for kind in kinds}
+    if strategy in ("ddp", "zero1"):
+        held["gradients"] -= held["parameters"]  # the buckets, which DDP shows to nobody
+    assert held == everybody[0]
+    assert all(held[kind] >= other[kind] for other in everybody for kind in held)
+
+
 def test_reducing_gradients_takes_a_copy_of_them() -> None:
     gradients = most_alive(trace("ddp", 4), Kind.GRADIENT)
     assert gradients == 2 * MODEL_BYTES
@@ -86,6 +113,30 @@ def test_fsdp_gathers_few_blocks_at_a_time_and_zero2_all() -> None:
 def test_more_ranks_are_not_more_work() -> None:
     few, many = trace("fsdp", 8), trace("fsdp", 512)
     assert few.events == many.events
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_ranks_that_are_not_simulated_take_no_operation(strategy: str) -> None:
+    assert operations_of(strategy, 8) == operations_of(strategy, 512)
+
+
+class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operations."""
+
+    count: int = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operations_of(strategy: str, world_size: int) -> int:
+    """How many operations it takes to share a model among ranks."""
+    setup = TrainingSetup(model(), torch.randn(2, WIDTH), optimizer="adamw")
+    cluster = Cluster(strategy, world_size)
+    with cluster.joined() as mesh, Counter() as counter:  # type: ignore[no-untyped-call]
+        cluster.spread(setup, mesh, "fp32")
+    return int(counter.count)
 
 
 @given(st.integers(1, 40), st.integers(1, 60))
