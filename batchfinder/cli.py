@@ -205,8 +205,7 @@ def estimate(**options: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array on stdout.")
 def gpus(**options: Any) -> None:
     """List the GPUs that `estimate` knows, with the sources of their facts."""
-    _expect_no_numpy()
-    from batchfinder.estimate_command import list_gpus
+    from batchfinder.gpus_command import list_gpus
 
     _exit_with(list_gpus, **options)
 

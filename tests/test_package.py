@@ -30,7 +30,7 @@ MOST_LINES = 300
 ROOMS = (
     ("__main__",),
     ("cli",),
-    ("find_command", "estimate_command"),
+    ("find_command", "estimate_command", "gpus_command"),
     ("", "finder", "estimator", "cluster_estimator"),
     ("integrations", "reporting"),
     ("probing", "simulation"),
@@ -97,7 +97,7 @@ def test_a_leaf_needs_the_standard_library_and_other_leaves_alone(leaf: str) -> 
     assert foreign == []
 
 
-WITHOUT_TORCH = ("finder", "probing.worker_process", *LEAVES)
+WITHOUT_TORCH = ("finder", "gpus_command", "probing.worker_process", *LEAVES)
 
 
 @pytest.mark.parametrize("module", [f"batchfinder.{name}" for name in WITHOUT_TORCH])
