@@ -10,6 +10,10 @@ from batchfinder.result import Probe
 # confirmation that fails later than that has seen what no probe sees.
 STEPS_LIKE_A_PROBE = 2
 
+# How close the bracket is drawn to a size that ran, if only by flushing the allocator's cache:
+# which sizes do so is a matter of how their tensors happen to lie.
+THRASHING_RESOLUTION = 1 / 100
+
 
 class Bracket:
     """The sizes between which the answer lies, and what was seen of them.
@@ -74,7 +78,8 @@ class Bracket:
         """How close the bracket is drawn."""
         if self.failure is None:
             return self.unit
-        return max(self.unit, math.floor(self._resolution * self.high / self.unit) * self.unit)
+        share = THRASHING_RESOLUTION if self.failure.is_thrashing else self._resolution
+        return max(self.unit, math.floor(share * self.high / self.unit) * self.unit)
 
     @property
     def is_tight(self) -> bool:
@@ -110,7 +115,9 @@ class Bracket:
         has_halved = self.high - self.low <= width / 2
         self.misses_in_a_row = 0 if has_halved or not had_failed else self.misses_in_a_row + 1
         goes_beyond_probes = size in self.fits or probe.steps > STEPS_LIKE_A_PROBE
-        refutes_probes = confirm and (goes_beyond_probes or not self.is_repeatable)
+        # Whether a size thrashes shows in probes too, and says little of others.
+        is_telling = confirm and not probe.is_thrashing
+        refutes_probes = is_telling and (goes_beyond_probes or not self.is_repeatable)
         if not probe.fits and refutes_probes and not self.needs_confirmations:
             # Several steps ask for more than one: from here on only confirmations tell.
             self.needs_confirmations = True

@@ -232,7 +232,14 @@ def _remarks(finding: Finding, max_batch_size: int | None, multiple_of: int) -> 
         )
     if finding.confirmation and finding.failure:
         answer, failure = finding.confirmation.batch_size, finding.failure.batch_size
-        if failure - answer > multiple_of:
+        if failure - answer <= multiple_of:
+            return
+        if finding.failure.is_thrashing:
+            yield (
+                f"sizes between {answer} and {failure} were not tried: it is chance which of them "
+                "run without flushing the allocator's cache"
+            )
+        else:
             yield (
                 f"from {answer} to {failure} it depends on the run what fits: the same size needs "
                 "a little more or less memory each time on this device"

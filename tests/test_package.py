@@ -17,6 +17,7 @@ LEAVES = (
     "accumulation",
     "bounds",
     "bracket",
+    "chooser",
     "errors",
     "memory_model",
     "prediction",

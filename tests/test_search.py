@@ -109,6 +109,8 @@ def test_the_answer_was_confirmed_and_the_size_above_it_failed(
         assert finding.failure.batch_size == min(failed)
         gap = min(failed) - answer
         resolution = 0 if prober.is_repeatable else min(failed) // 20
+        if finding.failure.is_thrashing:
+            resolution = min(failed) // 100
         assert 0 < gap <= max(bounds[2], resolution)
 
 
@@ -252,6 +254,43 @@ def test_unseen_fragmentation_is_found_in_growing_strides() -> None:
     assert size_of(finding) == 971
     assert story(probes)[:5] == ["1+", "6+", "750+", "1001-", "1000-!"]
     assert story(probes)[5:] == ["968+", "984-", "976-", "972-", "970+", "971+!"]
+
+
+# Where the allocator holds more than the tensors, and flushes its cache near the limit.
+
+
+def fragmented_device(maximum: int) -> FakeProber:
+    prober = exact_device(maximum)
+    prober.reserved_extra, prober.thrashing = 0.15, 0.02
+    return prober
+
+
+def test_a_fragmented_device_is_confirmed_where_the_answer_is_expected() -> None:
+    finding, probes = run_search(fragmented_device(1000))
+    assert story(probes) == ["1+", "6+", "750+", "969+!", "978-"]
+    assert finding.failure is not None
+    assert finding.failure.is_thrashing
+
+
+def test_a_failure_that_is_no_thrashing_is_that_of_the_next_size() -> None:
+    prober = fragmented_device(1000)
+    prober.thrashing = 0
+    finding, probes = run_search(prober)
+    assert size_of(finding) == 1000
+    assert story(probes)[3:5] == ["969+!", "978+"]
+
+
+def test_a_fragmented_device_takes_six_probes_and_full_size_steps_at_most_in_the_median() -> None:
+    counts, costs = [], []
+    for seed in range(200):
+        prober = fragmented_device(round(10 ** (1.5 + 3.5 * seed / 200)))
+        prober.thrashing, prober.seed = 0.017 + 0.001 * (seed % 12), seed
+        finding, probes = run_search(prober)
+        counts.append(len(probes))
+        costs.append(sum(p.samples for p in probes) / size_of(finding))
+    assert median(counts) <= 6
+    assert max(counts) <= 11
+    assert median(costs) <= 7
 
 
 # Confirmations.
