@@ -10,9 +10,12 @@ from batchfinder.result import Probe
 # confirmation that fails later than that has seen what no probe sees.
 STEPS_LIKE_A_PROBE = 2
 
-# How close the bracket is drawn to a size that ran, if only by flushing the allocator's cache:
-# which sizes do so is a matter of how their tensors happen to lie.
-THRASHING_RESOLUTION = 1 / 100
+# How close the bracket is drawn where the allocator is fragmented: which sizes near the limit run,
+# and which only by flushing its cache, is a matter of how their tensors happen to lie.
+FRAGMENTED_RESOLUTION = 1 / 100
+
+# What the allocator holds beyond its tensors, as a share of the budget, that counts as fragmented.
+FRAGMENTED = 1 / 200
 
 
 class Bracket:
@@ -22,6 +25,7 @@ class Bracket:
         first: the smallest size allowed.
         last: the largest size allowed.
         unit: every size is a multiple of it.
+        budget_bytes: what a step may use.
         resolution: share of a size; the bracket is drawn no closer than that, nor than a unit.
         is_repeatable: whether a size that ran one step will run many, in any process.
 
@@ -29,6 +33,7 @@ class Bracket:
         fits: the probes that fitted, by size.
         confirmed: the confirmations that did, by size.
         failure: the smallest size that failed; None while there is none.
+        is_fragmented: whether the allocator was seen to hold clearly more than its tensors.
         needs_confirmations: whether a probe that fits proves nothing; for the search to set too.
         probes: how many ran, since a confirmation showed that if one did.
         failures_in_a_row: how many of them failed last.
@@ -36,7 +41,7 @@ class Bracket:
 
     Example:
         >>> from batchfinder.result import Outcome
-        >>> bracket = Bracket(1, 100, unit=1)
+        >>> bracket = Bracket(1, 100, unit=1, budget_bytes=1000)
         >>> bracket.record(Probe(60, Outcome.OOM, steps=1, seconds=0.0), confirm=False)
         >>> bracket.record(Probe(59, Outcome.FITS, steps=3, seconds=0.0), confirm=True)
         >>> bracket.low, bracket.high, bracket.is_closed
@@ -48,18 +53,19 @@ class Bracket:
         first: int,
         last: int,
         unit: int,
+        budget_bytes: float,
         *,
         resolution: float = 0,
         is_repeatable: bool = True,
     ) -> None:
         self.first, self.last, self.unit = first, last, unit
-        self.is_repeatable = is_repeatable
+        self.budget_bytes, self.is_repeatable = budget_bytes, is_repeatable
         self._resolution = resolution
         self.fits: dict[int, Probe] = {}
         self.confirmed: dict[int, Probe] = {}
         self.failure: Probe | None = None
         self._failed_when_confirmed = False
-        self.needs_confirmations = False
+        self.is_fragmented = self.needs_confirmations = False
         self.probes = self.failures_in_a_row = self.misses_in_a_row = 0
 
     @property
@@ -74,11 +80,17 @@ class Bracket:
         return self.failure.batch_size if self.failure else self.last + self.unit
 
     @property
+    def failure_is_thrashing(self) -> bool:
+        """Whether the smallest size that failed ran, if only by flushing the allocator's cache."""
+        return self.failure is not None and self.failure.is_thrashing
+
+    @property
     def resolution(self) -> int:
         """How close the bracket is drawn."""
         if self.failure is None:
             return self.unit
-        share = THRASHING_RESOLUTION if self.failure.is_thrashing else self._resolution
+        is_loose = self.is_fragmented or self.failure_is_thrashing
+        share = max(self._resolution, FRAGMENTED_RESOLUTION * is_loose)
         return max(self.unit, math.floor(share * self.high / self.unit) * self.unit)
 
     @property
@@ -107,6 +119,8 @@ class Bracket:
         if probe.fits:
             (self.confirmed if confirm else self.fits)[size] = probe
             self.failures_in_a_row = 0
+            unused = (probe.peak_reserved_bytes or 0) - (probe.peak_allocated_bytes or 0)
+            self.is_fragmented |= unused > FRAGMENTED * self.budget_bytes
             if self.failure and size == self.failure.batch_size:  # it had failed by chance
                 self.failure, self.fits[size] = None, probe
         else:

@@ -5,8 +5,8 @@ the bracket is closed around the predicted maximum. Where the prediction was wro
 away from it in growing strides, and bisects where that does not help either (the safeguard of
 Brent's and of the ITP method, https://en.wikipedia.org/wiki/ITP_method).
 
-Where the allocator holds clearly more than the tensors, its fragmentation takes a few percent near
-the limit: the answer is expected that much below the predicted maximum.
+Where the allocator is fragmented, the answer is expected where the line of what it holds, instead
+of what its tensors take, meets the budget; beyond that it is chance which sizes it has room for.
 """
 
 from __future__ import annotations
@@ -14,20 +14,24 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from batchfinder.bracket import THRASHING_RESOLUTION, Bracket
-from batchfinder.prediction import predict_maximum
+from batchfinder.bracket import FRAGMENTED_RESOLUTION, Bracket
+from batchfinder.prediction import predict_easy_maximum, predict_maximum
 
 # Batches are made in host memory, whose end is not tested: no size is more than so many times the
 # largest that has run, where its memory was seen to rise and where it was not.
 MEASURED_GROWTH = 1024
 BLIND_GROWTH = 16
 
+# The second size is at most so many times the first: large enough to show a slope, and cheap.
+SECOND_GROWTH = 64
+
 # What fits beyond the predicted maximum, or fails below it, is passed by this share of the size:
 # fragmentation takes a few percent. Twice as far each further time.
 STRIDE = 1 / 32
 
-# Reserved beyond what is allocated, as a share of it: with more, fragmentation is to be expected.
-FRAGMENTED = 1 / 100
+# What a fragmented allocator holds grows by whole segments: so far below the end of its line, as a
+# share of the size, it is sure to serve the step.
+EASY_MARGIN = 1 / 200
 
 # A failure below this share of the predicted maximum shows that the model is no guide.
 TRUST = 0.8
@@ -79,21 +83,20 @@ class Chooser:
     Args:
         known: what the search knows so far.
         pace: how it goes about it.
-        budget_bytes: what a step may use.
         guess: where the answer may be, if anything is known of that.
         is_open: whether no largest size was given.
 
     Attributes:
         expects_the_answer: whether the size chosen last is where the answer is expected.
+        aims: how often an answer was expected where the allocator is fragmented: first where all
+            it holds fits, then where its tensors fit with little to spare.
+        has_looked_above: whether a size just above that was tried.
     """
 
-    def __init__(
-        self, known: Bracket, pace: Pace, budget_bytes: int, *, guess: int | None, is_open: bool
-    ) -> None:
-        self.known, self.pace = known, pace
-        self.budget_bytes, self.guess, self.is_open = budget_bytes, guess, is_open
-        self.overruns = 0
-        self.expects_the_answer = False
+    def __init__(self, known: Bracket, pace: Pace, *, guess: int | None, is_open: bool) -> None:
+        self.known, self.pace, self.guess, self.is_open = known, pace, guess, is_open
+        self.overruns = self.aims = 0
+        self.expects_the_answer = self.has_looked_above = False
 
     def next_size(self) -> int:
         """The size to try next: inside the bracket, or ``low`` where nothing is left inside."""
@@ -116,8 +119,10 @@ class Chooser:
 
     def _has_probes_to_spare(self) -> bool:
         """Whether bisection could still finish in time if the next probe taught nothing."""
-        spare = SPARE_PROBES if self._is_misled() else SPARE_PROBES_WITH_MODEL
         known = self.known
+        if known.failure is None and self.is_open and self.overruns:
+            return True  # sizes grow in strides, and what they grow towards is no bound yet
+        spare = SPARE_PROBES if self._is_misled() else SPARE_PROBES_WITH_MODEL
         allowed = _halvings(known.first, known.last + known.unit, known.unit) + spare
         width = max(known.unit, math.floor(self.pace.resolution * known.low))
         left = _halvings(known.low, known.high, width)
@@ -139,12 +144,12 @@ class Chooser:
             # Were all of the first peak due to its samples, this many times as many would fill
             # the budget; some of it never is, so twice that likely fits and is still cheap.
             peak = max(known.fits[known.low].phase_peak_bytes.values(), default=0) or 1
-            growth = min(max(2 * self.budget_bytes / peak, 2), BLIND_GROWTH)
+            growth = min(max(2 * self.known.budget_bytes / peak, 2), SECOND_GROWTH)
             return self.guess or known.low * growth
         predicted = self._predicted_maximum()
         if known.low < self.pace.close_enough * predicted:
             growth = BLIND_GROWTH if math.isinf(predicted) else MEASURED_GROWTH
-            cautious = self._predicted_maximum(self.pace.reading_noise * self.budget_bytes)
+            cautious = self._predicted_maximum(self.pace.reading_noise * self.known.budget_bytes)
             return min(cautious, self.pace.approach * predicted, known.low * growth)
         self.overruns += 1
         if not known.is_repeatable:
@@ -152,34 +157,59 @@ class Chooser:
             known.needs_confirmations = True
             stride = self.pace.resolution * 2.0 ** max(0, self.overruns - PATIENCE)
             return max(predicted * (1 - self.pace.resolution / 2), known.low * (1 + stride))
-        if self._is_fragmented():
-            return self._extend_to_fragmented(predicted)
+        if known.is_fragmented:
+            return self._choose_in_fragments(predicted)
         if self.overruns == 1:
             return predicted + known.unit
         return max(predicted + known.unit, known.low * (1 + STRIDE * 2.0 ** (self.overruns - 2)))
 
-    def _extend_to_fragmented(self, predicted: float) -> float:
-        """The next size while nothing has failed, where fragmentation takes a part."""
-        expected = predicted * (1 - STRIDE)
-        if self.known.low < expected - self.known.unit:
-            self.expects_the_answer = True
-            return expected
-        return self.known.low * (1 + THRASHING_RESOLUTION * 2.0 ** max(0, self.overruns - PATIENCE))
+    def _choose_in_fragments(self, predicted: float) -> float:
+        """The next size near the limit, where the allocator is fragmented."""
+        known, easy = self.known, self._easy_maximum()
+        is_near = known.low >= self.pace.close_enough * min(easy, known.high)
+        if is_near and not self.aims and self._aim_at(easy):
+            return easy
+        if known.failures_in_a_row:
+            if known.failures_in_a_row == 1 and is_near and known.failure_is_thrashing:
+                # If it was one of the first, or by chance, what is just below is the answer.
+                return known.high - known.resolution
+            stride = STRIDE * 2.0 ** (known.failures_in_a_row - 1)
+            return max(self._bisect(), known.high * (1 - stride) if is_near else 0)
+        if known.low in known.confirmed and not self.has_looked_above:
+            self.has_looked_above = True  # most often nothing larger fits
+            return known.low * (1 + FRAGMENTED_RESOLUTION)
+        packed = predicted * (1 - STRIDE)
+        if self.aims == 1 and self._aim_at(packed):
+            return packed
+        if known.failure is not None:
+            return self._bisect()
+        return known.low * (1 + FRAGMENTED_RESOLUTION * 2.0 ** max(0, self.overruns - PATIENCE))
 
-    def _is_fragmented(self) -> bool:
-        """Whether the allocator holds clearly more than the tensors that it serves."""
-        ran = self.known.largest_that_ran()
-        if ran is None or not ran.peak_allocated_bytes or not ran.peak_reserved_bytes:
+    def _aim_at(self, expected: float) -> bool:
+        """Whether an expected answer lies inside the bracket; it is confirmed at once then."""
+        known = self.known
+        if not known.low + known.unit <= expected <= known.high - known.unit:
             return False
-        return ran.peak_reserved_bytes > ran.peak_allocated_bytes * (1 + FRAGMENTED)
+        self.aims += 1
+        self.expects_the_answer, self.has_looked_above = True, False
+        return True
+
+    def _easy_maximum(self) -> float:
+        """Up to where a fragmented allocator serves the step without any trouble."""
+        start = self.known.largest_that_ran()
+        if start is None:
+            return math.inf
+        easy = predict_easy_maximum(
+            start, self.known.fits, self.known.budget_bytes, self.pace.apart
+        )
+        return min(easy, self._predicted_maximum()) * (1 - EASY_MARGIN)
 
     def _close_in(self) -> float:
         """The next size between one that fits and one that does not."""
         known = self.known
         predicted = self._predicted_maximum()
-        if known.failure and known.failure.is_thrashing and known.failures_in_a_row == 1:
-            # If it was one of the first, or by chance, what is just below is the answer.
-            return known.high - known.resolution
+        if known.is_fragmented:
+            return self._choose_in_fragments(predicted)
         if predicted < known.high - known.unit:
             # One above the prediction: its failure makes the prediction the last candidate.
             return predicted + known.unit
@@ -211,7 +241,7 @@ class Chooser:
         # Slopes come from probes only: a confirmation, from scratch, may read otherwise. Where
         # verdicts do not repeat, every probe is from scratch.
         readings = known.fits if known.is_repeatable else known.fits | known.confirmed
-        return predict_maximum(start, readings, self.budget_bytes, apart, noise_bytes)
+        return predict_maximum(start, readings, self.known.budget_bytes, apart, noise_bytes)
 
 
 def _halvings(low: int, high: int, unit: int) -> int:

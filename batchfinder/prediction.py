@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
+from batchfinder.memory_model import Phase
 from batchfinder.result import Probe
 
 
 def predict_maximum(
     start: Probe,
     readings: Mapping[int, Probe],
-    budget_bytes: int,
+    budget_bytes: float,
     apart: float,
     noise_bytes: float = 0,
 ) -> float:
@@ -49,3 +51,28 @@ def predict_maximum(
             reach = room / (rise + noise_bytes) * (upper - lower)
             maximum = min(maximum, start.batch_size + reach)
     return maximum
+
+
+def predict_easy_maximum(
+    start: Probe, readings: Mapping[int, Probe], budget_bytes: float, apart: float
+) -> float:
+    """The batch size up to which a fragmented allocator serves the step without any trouble.
+
+    That is where the line of what it holds, instead of what its tensors take, meets the budget.
+
+    Args:
+        start: as in :func:`predict_maximum`.
+        readings: as there.
+        budget_bytes: as there.
+        apart: as there.
+
+    Returns:
+        The size, not rounded; inf if nothing was seen to rise, or what is held was not read.
+    """
+
+    def held(probe: Probe) -> Probe:
+        peak = probe.peak_reserved_bytes
+        return replace(probe, phase_peak_bytes={Phase.FORWARD_BACKWARD: peak} if peak else {})
+
+    held_readings = {size: held(probe) for size, probe in readings.items()}
+    return predict_maximum(held(start), held_readings, budget_bytes, apart)

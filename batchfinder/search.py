@@ -66,10 +66,10 @@ def search(
 
     Returns:
         The confirmed answer, and the failure one unit above it (at most 1/20 above it where
-        verdicts do not repeat, and 1/100 above it where the failure ran, if only by flushing the
-        allocator's cache) unless the answer is the last size allowed. Nothing fits only where
-        the smallest size failed when probed and when confirmed, since the failure of one process
-        may be chance. No size was probed twice or confirmed twice; none lay outside the bounds.
+        verdicts do not repeat, and 1/100 above it where the allocator is fragmented) unless the
+        answer is the last size allowed. Nothing fits only where the smallest size failed when
+        probed and when confirmed, since the failure of one process may be chance. No size was
+        probed twice or confirmed twice; none lay outside the bounds.
 
         With ``n`` sizes allowed there were at most ``log2(n) + 4`` probes where readings say
         nothing, and ``log2(n) + 8`` whatever they say; a few more where no maximum was given,
@@ -91,9 +91,14 @@ def search(
     first, last = check_bounds(smallest, largest, multiple_of)
     pace = REPEATABLE if is_repeatable else UNREPEATABLE
     bracket = Bracket(
-        first, last, multiple_of, resolution=pace.resolution, is_repeatable=is_repeatable
+        first,
+        last,
+        multiple_of,
+        budget_bytes,
+        resolution=pace.resolution,
+        is_repeatable=is_repeatable,
     )
-    chooser = Chooser(bracket, pace, budget_bytes, guess=guess, is_open=largest is None)
+    chooser = Chooser(bracket, pace, guess=guess, is_open=largest is None)
     while not bracket.is_closed:
         batch_size = chooser.next_size()
         confirm = bracket.would_end_with(batch_size) or chooser.expects_the_answer

@@ -2,7 +2,7 @@
 
     python scripts/bench_search.py                        # all, about 20 minutes on 2 cores
     python scripts/bench_search.py --family mlp --limit 2GiB
-    python scripts/bench_search.py --simulated            # an exact device on paper; a second
+    python scripts/bench_search.py --simulated            # devices on paper; a few minutes
 
 Each answer must train 50 further steps in a fresh process under the same limit, and 1.2 times the
 answer must not. Writes each case as it comes to scripts/results/search_cpu.json, and ends with the
@@ -18,11 +18,9 @@ from statistics import median
 from typing import Any
 
 from bench_case import RESULTS, TIGHT, Case, judged, markdown_table, save
+from paper_devices import simulate
 
-from batchfinder.memory_model import Phase
-from batchfinder.result import Outcome, Probe
-from batchfinder.search import search
-from batchfinder.units import GIB, parse_bytes
+from batchfinder.units import parse_bytes
 
 FAMILIES = {
     "mlp": "MLP",
@@ -41,10 +39,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--family", choices=FAMILIES, action="append")
     parser.add_argument("--limit", action="append", help="such as 2GiB")
-    parser.add_argument("--simulated", action="store_true", help="an exact device on paper")
+    parser.add_argument("--simulated", action="store_true", help="devices on paper")
     options = parser.parse_args()
     if options.simulated:
-        simulate()
+        if not simulate():
+            sys.exit(1)
         return
     # A part is run into the results of the others; without a choice everything is run anew.
     is_part = bool(options.family or options.limit)
@@ -126,47 +125,6 @@ def table(rows: list[dict[str, Any]]) -> str:
             )
         )
     return markdown_table(header, lines)
-
-
-class ExactDevice:
-    """A device on paper, whose peaks lie on a line without any noise.
-
-    Args:
-        maximum: the largest batch size that fits.
-    """
-
-    budget_bytes = 24 * GIB
-    fixed_bytes = 2 * GIB
-
-    def __init__(self, maximum: int) -> None:
-        self.per_sample_bytes = (self.budget_bytes - self.fixed_bytes) / (maximum + 0.5)
-        self.sizes: list[int] = []
-
-    def run(self, batch_size: int, confirm: bool) -> Probe:
-        """What the search calls."""
-        self.sizes.append(batch_size)
-        peak = round(self.fixed_bytes + self.per_sample_bytes * batch_size)
-        return Probe(
-            batch_size,
-            Outcome.FITS if peak <= self.budget_bytes else Outcome.OOM,
-            steps=3 if confirm else 1,
-            seconds=0.0,
-            phase_peak_bytes={Phase.FORWARD_BACKWARD: peak, Phase.OPTIMIZER_STEP: self.fixed_bytes},
-            confirmed=confirm,
-        )
-
-
-def simulate() -> None:
-    """Count the probes on an exact device, for maxima far apart."""
-    rows = []
-    for maximum in (10, 1_000, 1_000_000):
-        device = ExactDevice(maximum)
-        finding = search(device.run, budget_bytes=device.budget_bytes)
-        answer = finding.confirmation.batch_size if finding.confirmation else 0
-        rows.append((maximum, answer, len(device.sizes), ", ".join(map(str, device.sizes))))
-    print(markdown_table(("maximum", "answer", "probes", "sizes"), rows))
-    if any(answer != maximum or probes > 6 for maximum, answer, probes, _ in rows):
-        sys.exit(1)
 
 
 if __name__ == "__main__":
