@@ -15,6 +15,7 @@ import click
 
 from batchfinder import __version__
 from batchfinder.errors import BatchFinderError, UserCodeError
+from batchfinder.probing.job import Job
 
 SHARED_OPTIONS = (
     click.option(
@@ -244,4 +245,11 @@ def _end_output() -> None:
 
 def main() -> None:
     """Run the command line; the entry point of the ``batchfinder`` command."""
-    cli()
+    try:
+        cli(standalone_mode=Job.from_environment().rank == 0)
+    except click.Abort:  # Ctrl-C before anything has begun
+        sys.exit(130)
+    except click.ClickException as refusal:  # of all ranks, or rank 0 tells it
+        from batchfinder.find_command import tell_rank_0
+
+        tell_rank_0(refusal.format_message())

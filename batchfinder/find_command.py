@@ -102,7 +102,7 @@ def find_batch_size(
     Raises:
         BatchFinderError: whatever keeps the search from ending well.
     """
-    with _others_told():
+    with _refusals_told():
         is_rank_0 = _check_job(strategy).rank == 0
         check_bounds(min_batch_size, max_batch_size, multiple_of)
         options = ProbeOptions(
@@ -174,17 +174,22 @@ def find_batch_size(
 
 
 @contextmanager
-def _others_told() -> Iterator[None]:
-    """Let rank 0 know why this rank will not come; it would wait for it."""
+def _refusals_told() -> Iterator[None]:
+    """Let rank 0 know why this rank will not come."""
     try:
         yield
     except BatchFinderError as error:
-        if Job.from_environment().rank > 0:
-            from batchfinder.probing.meeting import open_meeting
-
-            with suppress(RankError):
-                open_meeting(TELLING_SECONDS).leave(str(error))
+        tell_rank_0(str(error))
         raise
+
+
+def tell_rank_0(refusal: str) -> None:
+    """Let rank 0 know why this rank will not come: it would wait for it. Rank 0 tells nobody."""
+    if Job.from_environment().rank > 0:
+        from batchfinder.probing.meeting import open_meeting
+
+        with suppress(RankError):
+            open_meeting(TELLING_SECONDS).leave(refusal)
 
 
 def _check_job(strategy: str | None) -> Job:

@@ -83,7 +83,13 @@ def test_a_rank_alone_asks_for_a_strategy(monkeypatch: pytest.MonkeyPatch) -> No
     assert (silent.exit_code, silent.output) == (0, "")
 
 
-def test_a_rank_that_is_refused_before_it_meets_the_others_lets_nobody_wait() -> None:
+@pytest.mark.parametrize(
+    ("refused", "reason"),
+    [(("--multiple-of", "0"), "multiple_of must be"), (("--precision", "fp8"), "Invalid value")],
+)
+def test_a_rank_that_is_refused_before_it_meets_the_others_lets_nobody_wait(
+    refused: tuple[str, ...], reason: str
+) -> None:
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     environment = {
         "RANK": "1",
@@ -94,13 +100,13 @@ def test_a_rank_that_is_refused_before_it_meets_the_others_lets_nobody_wait() ->
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    command = [sys.executable, *FIND, "--strategy", "ddp", "--multiple-of", "0"]
+    command = [sys.executable, *FIND, "--strategy", "ddp", *refused]
     done = subprocess.run(
         command, env={**os.environ, **environment}, capture_output=True, timeout=60
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     rank_0 = Meeting(Job(0, 2, 0, 2), PrefixStore("0/batchfinder/0", store), 30)
-    with pytest.raises(RankError, match=r"^rank 1 has left the search: .*multiple"):
+    with pytest.raises(RankError, match=f"^rank 1 has left the search: {reason}"):
         rank_0.gather("here")
 
 
