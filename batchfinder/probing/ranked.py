@@ -37,8 +37,8 @@ class RankedProber:
         Raises:
             RankError: they are not, as their bounds differ, or a rank is missing.
         """
-        size = "the batch size to try, and so on the bounds of the search"
-        self._meeting.agree({size: batch_size, "whether to confirm it": confirm})
+        size = f"{batch_size}, to be confirmed" if confirm else str(batch_size)
+        self._meeting.agree({"the batch size to try, and so on the bounds of the search": size})
 
     def _tell(self, told: list[dict[str, Any]], strategy: str | None) -> None:
         """Take what each rank told of its device as this prober's own, the same on every rank."""
