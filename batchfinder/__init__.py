@@ -5,14 +5,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from batchfinder.accumulation import AccumulationPlan, Split
-from batchfinder.errors import BatchFinderError
-from batchfinder.finder import find_max_batch
-from batchfinder.memory_model import MemoryModel, Phase
-from batchfinder.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
-
 if TYPE_CHECKING:
+    from batchfinder.accumulation import AccumulationPlan, Split
+    from batchfinder.errors import BatchFinderError
     from batchfinder.estimator import estimate_max_batch, estimate_peak_memory
+    from batchfinder.finder import find_max_batch
+    from batchfinder.memory_model import MemoryModel, Phase
+    from batchfinder.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
     from batchfinder.simulation.estimate import Estimate, PeakEstimate
     from batchfinder.training.setup import TrainingSetup
 
@@ -37,18 +36,33 @@ __all__ = [
     "find_max_batch",
 ]
 
-
-# The names that need torch, whose import takes seconds that the command line would wait.
-_NEED_TORCH = {
-    "Estimate": "batchfinder.simulation.estimate",
-    "PeakEstimate": "batchfinder.simulation.estimate",
-    "TrainingSetup": "batchfinder.training.setup",
-    "estimate_max_batch": "batchfinder.estimator",
-    "estimate_peak_memory": "batchfinder.estimator",
+# Each name is imported on first use: for some that takes PyTorch, which the command line would
+# wait seconds for, and a Ctrl-C meanwhile would end in a traceback.
+_MODULES = {
+    "AccumulationPlan": "accumulation",
+    "BatchFinderError": "errors",
+    "BatchSizeResult": "result",
+    "Estimate": "simulation.estimate",
+    "MemoryModel": "memory_model",
+    "NextFailure": "result",
+    "Outcome": "result",
+    "PeakEstimate": "simulation.estimate",
+    "Phase": "memory_model",
+    "Probe": "result",
+    "Split": "accumulation",
+    "Status": "result",
+    "TrainingSetup": "training.setup",
+    "estimate_max_batch": "estimator",
+    "estimate_peak_memory": "estimator",
+    "find_max_batch": "finder",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _NEED_TORCH:
-        return getattr(import_module(_NEED_TORCH[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(f"batchfinder.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

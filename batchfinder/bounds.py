@@ -21,13 +21,16 @@ def check_bounds(smallest: int, largest: int | None, multiple_of: int) -> tuple[
         The smallest and the largest multiple within the bounds.
 
     Raises:
-        UsageError: a bound is not positive, or no multiple lies within them.
+        UsageError: a bound is not positive, the smallest is above the largest, or no multiple lies
+            within them.
     """
     for name, value in (("min", smallest), ("max", largest)):
         if value is not None and value < 1:
             raise UsageError(f"the {name}imum batch size must be at least 1, not {value}")
     if multiple_of < 1:
         raise UsageError(f"multiple_of must be at least 1, not {multiple_of}")
+    if largest is not None and smallest > largest:
+        raise UsageError(f"the smallest batch size, {smallest}, is above the largest, {largest}")
     first = -(-smallest // multiple_of) * multiple_of
     last = (largest if largest is not None else max(UNLIMITED_BATCH_SIZE, first)) // multiple_of
     last *= multiple_of

@@ -10,6 +10,10 @@ from batchfinder.result import Probe
 # confirmation that fails later than that has seen what no probe sees.
 STEPS_LIKE_A_PROBE = 2
 
+# How close the bracket is drawn to a size that ran, if only by flushing the allocator's cache:
+# which sizes do so is a matter of how their tensors happen to lie.
+THRASHING_RESOLUTION = 1 / 100
+
 
 class Bracket:
     """The sizes between which the answer lies, and what was seen of them.
@@ -54,6 +58,7 @@ class Bracket:
         self.fits: dict[int, Probe] = {}
         self.confirmed: dict[int, Probe] = {}
         self.failure: Probe | None = None
+        self._failed_when_confirmed = False
         self.needs_confirmations = False
         self.probes = self.failures_in_a_row = self.misses_in_a_row = 0
 
@@ -73,17 +78,22 @@ class Bracket:
         """How close the bracket is drawn."""
         if self.failure is None:
             return self.unit
-        return max(self.unit, math.floor(self._resolution * self.high / self.unit) * self.unit)
+        share = THRASHING_RESOLUTION if self.failure.is_thrashing else self._resolution
+        return max(self.unit, math.floor(share * self.high / self.unit) * self.unit)
 
     @property
     def is_tight(self) -> bool:
         """Whether no size is left to try between the two."""
+        if self.low < self.first:
+            return self.high == self.first
         return self.high - self.low <= self.resolution
 
     @property
     def is_closed(self) -> bool:
-        """Whether the answer is known."""
-        return self.is_tight and (self.low < self.first or self.low in self.confirmed)
+        """Whether the answer is known: confirmed, or that even the smallest size fails, twice."""
+        if self.low in self.confirmed:
+            return self.is_tight
+        return self.high == self.first and self._failed_when_confirmed
 
     def would_end_with(self, batch_size: int) -> bool:
         """Whether the search is over if this size fits, or a mere probe would prove nothing."""
@@ -97,13 +107,17 @@ class Bracket:
         if probe.fits:
             (self.confirmed if confirm else self.fits)[size] = probe
             self.failures_in_a_row = 0
+            if self.failure and size == self.failure.batch_size:  # it had failed by chance
+                self.failure, self.fits[size] = None, probe
         else:
-            self.failure = probe
+            self.failure, self._failed_when_confirmed = probe, confirm
             self.failures_in_a_row += 1
         has_halved = self.high - self.low <= width / 2
         self.misses_in_a_row = 0 if has_halved or not had_failed else self.misses_in_a_row + 1
         goes_beyond_probes = size in self.fits or probe.steps > STEPS_LIKE_A_PROBE
-        refutes_probes = confirm and (goes_beyond_probes or not self.is_repeatable)
+        # Whether a size thrashes shows in probes too, and says little of others.
+        is_telling = confirm and not probe.is_thrashing
+        refutes_probes = is_telling and (goes_beyond_probes or not self.is_repeatable)
         if not probe.fits and refutes_probes and not self.needs_confirmations:
             # Several steps ask for more than one: from here on only confirmations tell.
             self.needs_confirmations = True

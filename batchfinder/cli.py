@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -148,6 +149,7 @@ def find(make_prober: Any, /, **options: Any) -> None:
     Exit status: 0 found, 1 error, 2 usage, 3 not even the smallest size fits, 130 Ctrl-C,
     143 SIGTERM.
     """
+    _expect_no_numpy()
     # Not before: its imports take longer than --help may.
     from batchfinder.find_command import find_batch_size
 
@@ -204,8 +206,7 @@ def estimate(**options: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array on stdout.")
 def gpus(**options: Any) -> None:
     """List the GPUs that `estimate` knows, with the sources of their facts."""
-    _expect_no_numpy()
-    from batchfinder.estimate_command import list_gpus
+    from batchfinder.gpus_command import list_gpus
 
     _exit_with(list_gpus, **options)
 
@@ -217,6 +218,8 @@ def _expect_no_numpy() -> None:
 
 def _exit_with(command: Callable[..., int], **options: Any) -> None:
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by main()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.exit(command(**options))
     except KeyboardInterrupt:  # before there was anything to tell
         sys.exit(130)
@@ -243,13 +246,13 @@ def _end_output() -> None:
         os.dup2(nothing.fileno(), 1)
 
 
-def main() -> None:
-    """Run the command line; the entry point of the ``batchfinder`` command."""
+def run() -> None:
+    """Run the command line; where ranks are refused, the first tells it for all."""
     try:
         cli(standalone_mode=Job.from_environment().rank == 0)
-    except click.Abort:  # Ctrl-C before anything has begun
+    except click.Abort:
         sys.exit(130)
-    except click.ClickException as refusal:  # of all ranks, or rank 0 tells it
+    except click.ClickException as refusal:
         from batchfinder.find_command import tell_rank_0
 
         tell_rank_0(refusal.format_message())

@@ -19,7 +19,6 @@ from batchfinder.reporting.estimates import (
     cluster_table,
     estimate_table,
     explanation_lines,
-    gpu_table,
 )
 from batchfinder.reporting.plot import check_plot, plot_timelines
 from batchfinder.result import SCHEMA_VERSION
@@ -28,7 +27,7 @@ from batchfinder.simulation.attention import kernel_family
 from batchfinder.simulation.calibration import Calibration, read_measurement
 from batchfinder.simulation.cluster import Cluster
 from batchfinder.simulation.estimate import ClusterEstimate, Estimate
-from batchfinder.simulation.gpus import Gpu, all_gpus, find_gpu, unnamed_gpu
+from batchfinder.simulation.gpus import Gpu, find_gpu, unnamed_gpu
 from batchfinder.simulation.prober import SimulatedProber
 from batchfinder.simulation.refusal import without_cuda
 from batchfinder.simulation.step_trace import StepTraces
@@ -119,15 +118,6 @@ def estimate_batch_size(
     for text in dict.fromkeys(warnings):
         click.echo(f"Note: {text}", err=True)
     return FOUND if any(estimate.batch_size for estimate in estimates) else NOTHING_FITS
-
-
-def list_gpus(as_json: bool) -> int:
-    """Print every GPU that can be simulated."""
-    if as_json:
-        click.echo(json.dumps([dataclasses.asdict(gpu) for gpu in all_gpus()]))
-    else:
-        click.echo("\n".join(gpu_table(all_gpus())))
-    return FOUND
 
 
 class _UsersOwnErrors:

@@ -232,7 +232,14 @@ def _remarks(finding: Finding, max_batch_size: int | None, multiple_of: int) -> 
         )
     if finding.confirmation and finding.failure:
         answer, failure = finding.confirmation.batch_size, finding.failure.batch_size
-        if failure - answer > multiple_of:
+        if failure - answer <= multiple_of:
+            return
+        if finding.failure.is_thrashing:
+            yield (
+                f"sizes between {answer} and {failure} were not tried: it is chance which of them "
+                "run without flushing the allocator's cache"
+            )
+        else:
             yield (
                 f"from {answer} to {failure} it depends on the run what fits: the same size needs "
                 "a little more or less memory each time on this device"
@@ -247,11 +254,17 @@ def conclude(
     warnings: Sequence[str] = (),
 ) -> BatchSizeResult:
     """The result that a list of probes supports, however the search ended."""
-    answer = _answer(probes)
-    failures = [
-        p for p in probes if not p.fits and (not answer or p.batch_size > answer.batch_size)
+    # The last verdict on a size counts: a confirmation overrules a probe, whichever failed.
+    verdicts = {probe.batch_size: probe for probe in probes}
+    failed = [probe for probe in verdicts.values() if not probe.fits]
+    failure = min(failed, key=lambda probe: probe.batch_size, default=None)
+    # Sizes above a failed one were never tried after it.
+    ran = [
+        p
+        for p in verdicts.values()
+        if p.fits and (not failure or p.batch_size < failure.batch_size)
     ]
-    failure = min(failures, key=lambda probe: probe.batch_size, default=None)
+    answer = max(ran, key=lambda probe: probe.batch_size, default=None)
     samples = sum(probe.samples or probe.batch_size * probe.steps for probe in probes)
     return BatchSizeResult(
         batch_size=answer.batch_size if answer else 0,
@@ -259,7 +272,7 @@ def conclude(
         device=prober.device,
         budget_bytes=prober.budget_bytes,
         probes=tuple(probes),
-        memory_model=_memory_model(probes),
+        memory_model=_memory_model(probes, prober.is_repeatable),
         next_failure=_next_failure(failure) if failure else None,
         confirmed_steps=answer.steps if answer and answer.confirmed else 0,
         cost_full_size_steps=round(samples / answer.batch_size, 2) if answer else 0.0,
@@ -273,20 +286,13 @@ def _next_failure(probe: Probe) -> NextFailure:
     return NextFailure(probe.batch_size, probe.outcome, probe.note or "out of memory")
 
 
-def _memory_model(probes: Sequence[Probe]) -> MemoryModel | None:
-    """The lines through the probes. Confirmations, from scratch, may lie elsewhere."""
+def _memory_model(probes: Sequence[Probe], is_repeatable: bool) -> MemoryModel | None:
+    """The lines through the probes.
+
+    Confirmations, from scratch, may lie elsewhere; where verdicts do not repeat, every probe is
+    from scratch.
+    """
     fits = [p for p in probes if p.fits]
     plain = [p for p in fits if not p.confirmed]
-    chosen = plain if len(plain) > 1 else fits
+    chosen = plain if len(plain) > 1 and is_repeatable else fits
     return fit((p.batch_size, p.phase_peak_bytes) for p in chosen)
-
-
-def _answer(probes: Sequence[Probe]) -> Probe | None:
-    """The largest size that ran and that no later failure refutes; its confirmation if it has one.
-
-    Sizes above a failed one were never tried after it, so the verdicts that count are those below
-    the smallest failure.
-    """
-    failed = min((p.batch_size for p in probes if not p.fits), default=None)
-    fits = [p for p in probes if p.fits and (failed is None or p.batch_size < failed)]
-    return max(fits, key=lambda p: (p.batch_size, p.confirmed), default=None)

@@ -52,6 +52,8 @@ class Probe:
         peak_allocated_bytes: most bytes held by tensors at any moment; None if it was not read.
         peak_reserved_bytes: most bytes held by the caching allocator; None if it was not read.
         phase_peak_bytes: the peak of each phase, in the bytes that count against the budget.
+        allocation_retries: how often the allocator had to flush its cache in the last step, if that
+            was completed.
         confirmed: whether this was a confirmation: several full steps from a fresh allocator.
         note: what there is to say: the reason of a failure, a warning.
         rank_peak_bytes: the peak of each rank, by rank; None where it was not read. Empty where
@@ -69,6 +71,7 @@ class Probe:
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     phase_peak_bytes: Mapping[Phase, int] = field(default_factory=dict)
+    allocation_retries: int = 0
     confirmed: bool = False
     note: str = ""
     rank_peak_bytes: tuple[int | None, ...] = ()
@@ -78,6 +81,11 @@ class Probe:
     def fits(self) -> bool:
         """Whether the outcome is FITS."""
         return self.outcome is Outcome.FITS
+
+    @property
+    def is_thrashing(self) -> bool:
+        """Whether it ran, but only by flushing the allocator's cache in every step."""
+        return self.outcome is Outcome.OOM and self.allocation_retries > 0
 
     def to_dict(self) -> dict[str, Any]:
         """The probe as plain data, ready for JSON."""
@@ -93,6 +101,7 @@ class Probe:
             "step_seconds": self.step_seconds,
             "steps": self.steps,
             "samples": self.samples,
+            "allocation_retries": self.allocation_retries,
             "confirmed": self.confirmed,
             "note": self.note,
             "rank_peak_bytes": [*self.rank_peak_bytes],

@@ -46,8 +46,7 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="a handful, for the tests")
     parser.add_argument("--output", type=Path, default=RESULT_FILE)
     options = parser.parse_args()
-    # A shell starts what it runs in the background deaf to Ctrl-C, and that would be inherited.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    hear_signals()
     reference = run_undisturbed(Fault("reference", "no fault")).answer
     if not reference or reference < 3:
         sys.exit(f"the search without a fault answered {reference}; nothing can be judged by that")
@@ -86,6 +85,17 @@ def main() -> None:
     print(table(results["faults"]))
     if not all(row["survived"] for row in results["faults"]):
         sys.exit(1)
+
+
+def hear_signals() -> None:
+    """Have the searches hear every signal, and stop cleanly when told to.
+
+    A shell starts what it runs in the background deaf to Ctrl-C, and nohup starts it deaf to
+    SIGHUP; a search would inherit that.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
 
 
 def title_of(row: dict[str, Any]) -> str:
@@ -148,6 +158,10 @@ def run(fault: Fault) -> Ending:
             end_all(mark)
             stdout, stderr = process.communicate()
             status = None
+        except BaseException:  # we are told to stop: nothing of ours stays
+            process.kill()
+            end_all(mark)
+            raise
         seconds = time.monotonic() - started
         orphans = end_all(mark)
         leftovers = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torchvision_without_cuda  # noqa: F401 - before transformers and timm, which import it
 from torch import Tensor, nn
 
 TOKENS = 128
@@ -98,7 +99,6 @@ def build_swin() -> Built:
 
 
 def _timm(name: str) -> Built:
-    import torchvision_without_cuda  # noqa: F401 - before timm
     from timm import create_model
 
     model: nn.Module = create_model(name, pretrained=False)

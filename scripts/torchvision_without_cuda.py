@@ -1,10 +1,11 @@
 """Declares the operators of torchvision, for PyTorch builds that its wheel does not load with.
 
-timm imports torchvision for its transforms. Its wheel for CUDA cannot load its operators into a
-PyTorch build for the CPU, and then fails on import, as it describes fake versions of operators
-that are not there. No model here runs one: that they have a name and a signature is enough.
+timm and transformers import torchvision for its transforms. Its wheel for CUDA cannot load its
+operators into a PyTorch build for the CPU, and then fails on import, as it describes fake versions
+of operators that are not there. No model here runs one: that they have a name and a signature is
+enough.
 
-Import it before timm. Where the operators are there, it does nothing.
+Import it before them. Where the operators are there, it does nothing.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 
 from batchfinder.memory_model import Phase
@@ -23,9 +23,13 @@ class FakeProber:
         optimizer_bytes: the peak of the optimizer step.
         curve: the peak of the forward/backward pass at a size, in place of the line.
         fragmentation: share of the budget that is lost without showing in any reading.
+        reserved_extra: what the allocator holds beyond its tensors, as a share of these.
+        thrashing: share of the budget next to its end where steps flush the allocator's cache,
+        thrashing_odds: and how likely each size there does.
         noise: standard deviation of the peaks, as a share of them.
         confirm_extra: what a confirmation needs beyond a probe, as a share of the peak.
         faults: sizes that end otherwise than by their memory: an outcome, or an exception to raise.
+        chance_failures: sizes whose probe runs out of memory though their confirmation does not.
         confirm_steps: steps of a confirmation that fits.
         device, capacity_bytes, used_by_others_bytes, is_repeatable, versions, warnings: see
             ``Prober``.
@@ -40,9 +44,13 @@ class FakeProber:
     optimizer_bytes: float = 0
     curve: Callable[[int], float] | None = None
     fragmentation: float = 0
+    reserved_extra: float = 0
+    thrashing: float = 0
+    thrashing_odds: float = 1
     noise: float = 0
     confirm_extra: float = 0
     faults: Mapping[int, Outcome | BaseException] = field(default_factory=dict)
+    chance_failures: Set[int] = frozenset()
     confirm_steps: int = 3
     seed: int = 0
     device: str = "fake:0 Paper"
@@ -71,29 +79,41 @@ class FakeProber:
         needed = max(self.peaks(batch_size, confirm).values())
         return needed <= self.budget_bytes * (1 - self.fragmentation)
 
+    def thrashes(self, batch_size: int) -> bool:
+        """Whether a size that has the memory it needs runs only by flushing the cache."""
+        peak = max(self.peaks(batch_size, confirm=False).values(), default=0)
+        chance = random.Random(f"thrashing {self.seed} {batch_size}")
+        is_near = peak > self.budget_bytes * (1 - self.fragmentation - self.thrashing)
+        return self.thrashing > 0 and is_near and chance.random() < self.thrashing_odds
+
     def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
         """Say how a size ends."""
         self.sizes.append(batch_size)
         if confirm:
             self.confirmed.append(batch_size)
         outcome = Outcome.FITS if self.fits(batch_size, confirm) else Outcome.OOM
+        if batch_size in self.chance_failures and not confirm:
+            outcome = Outcome.OOM
         fault = self.faults.get(batch_size, outcome)
         if isinstance(fault, BaseException):
             raise fault
         does_fit = fault is Outcome.FITS
+        does_thrash = does_fit and self.thrashes(batch_size)
         steps = self._steps(batch_size, confirm, does_fit)
         peaks = self.peaks(batch_size, confirm) if does_fit else {}
         highest = max(peaks.values(), default=None)
+        reserved = highest and min(round(highest * (1 + self.reserved_extra)), self.budget_bytes)
         return Probe(
             batch_size,
-            fault,
+            Outcome.OOM if does_thrash else fault,
             steps=steps,
             samples=batch_size * steps,
             seconds=0.25 * steps,
             step_seconds=0.25 if does_fit else None,
             peak_allocated_bytes=highest,
-            peak_reserved_bytes=highest,
+            peak_reserved_bytes=reserved,
             phase_peak_bytes=peaks,
+            allocation_retries=int(does_thrash),
             confirmed=confirm,
             note="" if does_fit else f"{fault.value} on paper",
         )

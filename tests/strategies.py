@@ -53,6 +53,7 @@ def probes(draw: st.DrawFn) -> Probe:
         peak_allocated_bytes=draw(st.none() | byte_counts),
         peak_reserved_bytes=draw(st.none() | byte_counts),
         phase_peak_bytes=draw(st.dictionaries(st.sampled_from(Phase), byte_counts)),
+        allocation_retries=draw(st.integers(0, 10)),
         confirmed=draw(st.booleans()),
         note=draw(texts),
     )
@@ -143,6 +144,9 @@ def fake_probers(draw: st.DrawFn) -> FakeProber:
         curve=curve,
         optimizer_bytes=GIB * draw(st.sampled_from([0, 0.5, 0.9, 1])),
         fragmentation=draw(st.sampled_from([0, 0, 0.01, 0.04])),
+        reserved_extra=draw(st.sampled_from([0, 0, 0.02, 0.15])),
+        thrashing=draw(st.sampled_from([0, 0, 0.01, 0.04, 0.3])),
+        thrashing_odds=draw(st.sampled_from([0.1, 0.7, 1])),
         noise=draw(st.sampled_from([0, 0, 0.002, 0.01, 0.1])),
         confirm_extra=draw(st.sampled_from([0, 0, 0.03, 0.1, 0.5])),
         is_repeatable=draw(st.booleans()),

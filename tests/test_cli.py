@@ -263,6 +263,28 @@ def start(target: str, *options: str) -> subprocess.Popen[str]:
     )
 
 
+INTERRUPTED_ON_IMPORT = """
+import signal, sys
+from batchfinder.__main__ import main
+
+class CtrlC:
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, CtrlC())
+sys.argv = ["batchfinder", "find", "train.py:build_model"]
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["click", "batchfinder.cli", "batchfinder.find_command"])
+def test_ctrl_c_before_the_command_has_begun_ends_it_without_a_word(module: str) -> None:
+    program = INTERRUPTED_ON_IMPORT.format(module=module)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
 def children_of(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]

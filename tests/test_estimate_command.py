@@ -92,7 +92,7 @@ def test_nothing_fits_exits_with_3(train_file: Path) -> None:
         (("build_model", "--gpu", "rtx309"), 2, "did you mean RTX 3090"),
         (("broken", "--gpu", "t4"), 1, "Error: RuntimeError: no such file"),
         (("misfit", "--gpu", "t4"), 1, "must have same reduction dim"),
-        (("build_model", "--gpu", "t4", "--calibrate", "no.json"), 2, "holds no result"),
+        (("build_model", "--gpu", "t4", "--calibrate", "no.json"), 2, "no.json cannot be read"),
     ],
 )
 def test_one_clear_line_for_what_is_wrong(

@@ -119,6 +119,23 @@ def test_nothing_fits() -> None:
     assert (result.confirmed_steps, result.cost_full_size_steps) == (0, 0)
 
 
+def test_a_failure_that_did_not_come_again_bounds_nothing() -> None:
+    result = run_search(FakeProber(chance_failures={1}))
+    assert (result.batch_size, result.status) == (90, Status.FOUND)
+    assert result.next_failure is not None
+    assert result.next_failure.batch_size == 91
+    assert result.memory_model is not None
+    assert result.memory_model.per_sample_bytes == 10
+
+
+def test_where_verdicts_do_not_repeat_the_model_knows_the_confirmations_too() -> None:
+    prober = FakeProber(budget_bytes=10_000, is_repeatable=False, confirm_extra=0.1)
+    result = run_search(prober)
+    assert result.memory_model is not None
+    peak = max(prober.peaks(result.batch_size, confirm=True).values())
+    assert result.memory_model.peak_bytes(result.batch_size) == pytest.approx(peak, rel=0.01)
+
+
 def test_a_failure_for_no_want_of_memory_bounds_the_size_too() -> None:
     faults = dict.fromkeys(range(41, 500), Outcome.FAILED)
     result = run_search(FakeProber(faults=faults))

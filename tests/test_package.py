@@ -17,6 +17,7 @@ LEAVES = (
     "accumulation",
     "bounds",
     "bracket",
+    "chooser",
     "errors",
     "memory_model",
     "prediction",
@@ -30,7 +31,7 @@ MOST_LINES = 300
 ROOMS = (
     ("__main__",),
     ("cli",),
-    ("find_command", "estimate_command"),
+    ("find_command", "estimate_command", "gpus_command"),
     ("", "finder", "estimator", "cluster_estimator"),
     ("integrations", "reporting"),
     ("probing", "simulation"),
@@ -97,9 +98,19 @@ def test_a_leaf_needs_the_standard_library_and_other_leaves_alone(leaf: str) -> 
     assert foreign == []
 
 
-@pytest.mark.parametrize("module", ["batchfinder", *(f"batchfinder.{leaf}" for leaf in LEAVES)])
+WITHOUT_TORCH = ("finder", "gpus_command", "probing.worker_process", *LEAVES)
+
+
+@pytest.mark.parametrize("module", [f"batchfinder.{name}" for name in WITHOUT_TORCH])
 def test_torch_is_not_imported_before_it_is_needed(module: str) -> None:
     assert not loaded_by(f"import {module}") & {"torch", "numpy", "rich"}
+
+
+def test_the_package_alone_loads_nothing_else_of_ours() -> None:
+    loaded = loaded_by("import batchfinder")
+    assert [name for name in loaded if name.startswith("batchfinder.")] == []
+    assert "find_max_batch" in dir(batchfinder)
+    assert not hasattr(batchfinder, "find_max_batches")
 
 
 def test_the_help_needs_neither_torch_nor_rich() -> None:

@@ -77,6 +77,7 @@ def test_the_json_has_every_fact_in_raw_units() -> None:
                 "step_seconds": 0.125,
                 "steps": 3,
                 "samples": 48,
+                "allocation_retries": 0,
                 "confirmed": True,
                 "note": "NaN loss",
                 "rank_peak_bytes": [],

@@ -35,6 +35,7 @@ class Run:
     allocated_bytes: int = 0
     reserved_bytes: int = 0
     phase_peak_bytes: dict[Phase, int] = field(default_factory=dict)
+    allocation_retries: int = 0
     failure: Failure | None = None
     note: str = ""
 
@@ -58,6 +59,7 @@ def to_probe(run: Run, batch_size: int, confirm: bool, seconds: float) -> Probe:
         peak_allocated_bytes=run.allocated_bytes or None,
         peak_reserved_bytes=run.reserved_bytes or None,
         phase_peak_bytes=run.phase_peak_bytes,
+        allocation_retries=run.allocation_retries if run.failure is None else 0,
         confirmed=confirm,
         note=note,
     )

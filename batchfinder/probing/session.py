@@ -32,8 +32,14 @@ WARM_UP_STEPS = 2
 STEADY_STEPS = 2
 MAX_CONFIRM_STEPS = 10
 
+# A step that flushes the allocator's cache may find a layout that the next one can keep; what
+# flushes in so many steps in a row goes on doing so.
+THRASHING_STEPS = 2
+
 # Growth below this share of the budget is the noise of the readings.
 GROWTH_NOISE = 1 / 1000
+
+THRASHING_NOTE = "runs only by flushing the allocator's cache in every step"
 
 # How many steps it takes to see how much peaks differ, where they do: a ViT's rose for ten.
 STEPS_FOR_SPREAD = 6
@@ -197,7 +203,13 @@ class ProbeSession:
         next_batch = self._loader(batch_size)
         for _ in range(steps):
             self._step(batch_size, next_batch, run)
+        for _ in range(THRASHING_STEPS - 1):
+            if not self.device.leaves_no_trace or self.all_agree(not run.allocation_retries):
+                break
+            self._step(batch_size, next_batch, run)
         self._step_of_setup.check_loss()
+        if run.allocation_retries:
+            run.note = THRASHING_NOTE
 
     def _loader(self, batch_size: int) -> Callable[[], Any]:
         """What yields the batches, on the device, as a loader would."""
@@ -210,14 +222,11 @@ class ProbeSession:
     def _confirm(self, batch_size: int, run: Run) -> None:
         next_batch = self._loader(batch_size)
         peaks: list[int] = []
-        retries = 0
         is_settled = False
         varies = not self.device.leaves_no_trace
         least = max(self.options.confirm_steps, STEPS_FOR_SPREAD if varies else 0)
         while len(peaks) < MAX_CONFIRM_STEPS:
-            retries_before = self.device.allocation_retries()
             peaks.append(self._step(batch_size, next_batch, run))
-            retries = self.device.allocation_retries() - retries_before
             steady = steps_without_growth(peaks, GROWTH_NOISE * self.budget_bytes)
             is_settled |= len(peaks) >= least and steady >= STEADY_STEPS
             # Ranks that train together end together. One that has settled may see its peak move
@@ -227,8 +236,8 @@ class ProbeSession:
         self._step_of_setup.check_loss()
         if not is_settled:
             run.note = f"memory still grew after {run.steps} steps"
-        elif retries:
-            run.note = "runs only by flushing the allocator's cache in every step"
+        elif run.allocation_retries:
+            run.note = THRASHING_NOTE
         elif varies and highest_to_expect(peaks) > self.budget_bytes:
             run.note = "its peak differs from step to step, and would pass the budget in some"
 
@@ -241,6 +250,7 @@ class ProbeSession:
         run.steps += 1
         run.samples += batch_size * micro_batches
         started = time.perf_counter()
+        retries_before = self.device.allocation_retries()
         self.device.reset_peaks()
         for _ in range(micro_batches):
             step.forward_backward(next_batch())
@@ -248,6 +258,7 @@ class ProbeSession:
         self.device.reset_peaks()
         step.optimizer_step()
         peak = max(peak, self._read(Phase.OPTIMIZER_STEP, run))
+        run.allocation_retries = self.device.allocation_retries() - retries_before
         run.step_seconds = time.perf_counter() - started
         self.on_step()
         return peak

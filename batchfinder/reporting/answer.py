@@ -103,6 +103,8 @@ def _next_failure(result: BatchSizeResult, verbose: bool) -> list[str]:
     reason = one_line(failure.reason)
     if failure.outcome is Outcome.FAILED:
         return [f"Batch size {failure.batch_size} failed, not for want of memory: {reason}"]
+    if any(p.is_thrashing for p in result.probes if p.batch_size == failure.batch_size):
+        return [f"Batch size {failure.batch_size} {reason}, which is slow."]
     says_no_more = reason in _PLAIN_REASONS
     if not verbose:
         says_no_more |= allocator_request_bytes(reason) is not None

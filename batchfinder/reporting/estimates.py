@@ -88,7 +88,7 @@ def gpu_table(gpus: Sequence[Gpu]) -> list[str]:
         )
         for gpu in gpus
     ]
-    return _aligned(rows)
+    return _aligned(rows, left=(0, 4))
 
 
 def _timeline(explanation: Explanation) -> list[str]:
@@ -104,12 +104,14 @@ def _timeline(explanation: Explanation) -> list[str]:
     return lines
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns, the first to the left, numbers to the right, the last as it is."""
+def _aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
+    """Columns, names to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        cells = [
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
         lines.append("  ".join(cells).rstrip())
     return lines

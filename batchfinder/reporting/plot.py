@@ -35,7 +35,8 @@ def check_plot(file: str) -> None:
     """
     path = Path(file)
     if path.suffix.lower() not in _FORMATS:
-        raise UsageError(f"--plot {file}: the name must end in {', '.join(_FORMATS)}")
+        *others, last = _FORMATS
+        raise UsageError(f"--plot {file}: the name must end in {', '.join(others)} or {last}")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"--plot {file}: there is no folder {path.absolute().parent}")
     if find_spec("matplotlib") is None:

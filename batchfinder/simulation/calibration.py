@@ -62,6 +62,8 @@ def read_measurement(path: Path) -> Measurement:
         if not measured.gpu_name or not all(1 <= number < _MOST_BYTES for number in numbers):
             raise ValueError
         return measured
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror or error})") from error
     except _NOT_OURS as error:
         raise UsageError(
             f"{path} holds no result of a search on a GPU ({type(error).__name__}); make one with "

@@ -34,7 +34,8 @@ def load_setup(
         UsageError, TargetError, SampleError: see ``load_target`` and ``find_sample``.
         Exception: whatever the user's functions raise.
     """
-    setup = load_target(target, arguments, use_build_sample=sample is None)
+    is_given = sample is not None or input_spec is not None
+    setup = load_target(target, arguments, use_build_sample=not is_given)
     ignored = _ignored(setup, sample, input_spec)
     found = find_sample(
         setup,

@@ -42,7 +42,7 @@ def load_target(
     Args:
         target: ``FILE.py:FUNCTION`` or ``package.module:FUNCTION``.
         arguments: keyword arguments, as read by ``parse_arguments``.
-        use_build_sample: False where the user named another sample function.
+        use_build_sample: False where the user gave another sample.
 
     Returns:
         The setup; without sample if there is none.

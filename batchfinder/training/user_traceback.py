@@ -13,8 +13,8 @@ def user_traceback(error: BaseException) -> str:
     """Format an exception as Python prints it, from the user's first frame on.
 
     The frames of batchfinder, and of what it calls on the way to the user's code, are left out, as
-    if the user had run that code directly. A traceback that never passed through batchfinder stays
-    whole.
+    if the user had run that code directly; so is what simulates an operation that they call. A
+    traceback that never passed through batchfinder stays whole.
 
     Args:
         error: what was raised.
@@ -33,7 +33,9 @@ def user_traceback(error: BaseException) -> str:
     if first is None and error.__traceback__ is not None:
         # A file that cannot be compiled has no frame of its own; Python shows only the error then.
         return "".join(traceback.format_exception_only(type(error), error))
-    return "".join(traceback.format_exception(type(error), error, first))
+    shown = traceback.TracebackException(type(error), error, first)
+    del shown.stack[_frames_to_our_simulation(first) :]
+    return "".join(shown.format())
 
 
 def _first_user_frame(frame: TracebackType | None) -> TracebackType | None:
@@ -46,6 +48,21 @@ def _first_user_frame(frame: TracebackType | None) -> TracebackType | None:
     while frame is not None and _top_module(frame) in _OUR_MODULES:
         frame = frame.tb_next
     return frame
+
+
+def _frames_to_our_simulation(frame: TracebackType | None) -> int:
+    """How many frames there are before PyTorch calls us, if nobody else is called after that."""
+    modules = []
+    while frame is not None:
+        modules.append(_top_module(frame))
+        frame = frame.tb_next
+    count = len(modules)
+    for index, module in reversed([*enumerate(modules)]):
+        if module == "batchfinder":
+            count = index
+        elif module != "torch":
+            break
+    return count
 
 
 def _top_module(frame: TracebackType) -> str:

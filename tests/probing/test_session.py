@@ -32,12 +32,12 @@ class FakeDevice:
     Attributes:
         held: what the process holds at each reading; the last one for ever.
         grown: what each step adds to the peak of the one before; 0 after the last.
-        flushes: whether the allocator flushes its cache in each step.
+        flushing_phases: in how many phases, two a step, the allocator flushes its cache.
     """
 
     held: list[int] = field(default_factory=lambda: [1000])
     grown: list[int] = field(default_factory=list)
-    flushes: bool = False
+    flushing_phases: int = 0
     leaves_no_trace: bool = True
     torch_device: torch.device = CPU
     name: str = "fake"
@@ -64,7 +64,7 @@ class FakeDevice:
         is_forward_backward = self.readings % 2
         if is_forward_backward and self.readings > 1 and self.grown:
             self.peak += self.grown.pop(0)
-        self.retries += self.flushes
+        self.retries += self.readings <= self.flushing_phases
         return Peaks(self.peak if is_forward_backward else 500, self.peak)
 
     def allocation_retries(self) -> int:
@@ -193,9 +193,11 @@ def test_a_growth_within_the_noise_of_the_readings_is_none() -> None:
 
 
 def test_a_size_that_runs_only_by_flushing_the_cache_is_refused() -> None:
-    probe = session(FakeDevice(flushes=True))[0].confirm(4).probe
-    assert probe.outcome is Outcome.OOM
-    assert probe.note == "runs only by flushing the allocator's cache in every step"
+    ours = session(FakeDevice(flushing_phases=100))[0]
+    for probe in (ours.confirm(4).probe, ours.probe(5).probe):
+        assert (probe.outcome, probe.is_thrashing) == (Outcome.OOM, True)
+        assert probe.note == "runs only by flushing the allocator's cache in every step"
+    assert probe.steps == 2
 
 
 def test_where_a_process_keeps_traces_six_steps_show_how_much_peaks_differ() -> None:
@@ -212,8 +214,12 @@ def test_a_peak_that_differs_from_step_to_step_must_leave_room_for_more() -> Non
     assert session(device)[0].confirm(4).probe.fits
 
 
-def test_flushing_the_cache_in_a_probe_is_not_refused() -> None:
-    assert session(FakeDevice(flushes=True))[0].probe(4).probe.fits
+def test_a_size_that_flushes_the_cache_once_fits() -> None:
+    device = FakeDevice(flushing_phases=4)
+    ours = session(device)[0]
+    first, second = ours.probe(4).probe, ours.probe(5).probe
+    assert (first.outcome, first.steps, first.allocation_retries) == (Outcome.FITS, 3, 0)
+    assert (second.outcome, second.steps, second.allocation_retries) == (Outcome.FITS, 1, 0)
 
 
 def test_out_of_memory_is_an_outcome_with_what_was_held_by_then() -> None:

@@ -46,6 +46,14 @@ def test_found() -> None:
     assert details(RESULT) == ["Batch size 1043 runs out of memory."]
 
 
+def test_a_failure_that_ran_too_slowly_is_told_as_such() -> None:
+    reason = "runs only by flushing the allocator's cache in every step"
+    probe = Probe(1043, Outcome.OOM, steps=2, seconds=9.0, allocation_retries=3, note=reason)
+    failure = NextFailure(1043, Outcome.OOM, reason)
+    found = result(probes=(*PROBES, probe), next_failure=failure)
+    assert details(found) == [f"Batch size 1043 {reason}, which is slow."]
+
+
 def test_capped_says_that_nothing_larger_was_tried() -> None:
     capped = result(status=Status.CAPPED, next_failure=None)
     assert headline(capped)[0] == "Max batch size 1042"

@@ -38,7 +38,7 @@ def test_without_matplotlib_one_line_says_what_to_install(tmp_path: Path) -> Non
 
 
 def test_a_name_or_folder_that_cannot_be_is_refused_before_the_work(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"must end in \.png, \.pdf, \.svg"):
+    with pytest.raises(UsageError, match=r"must end in \.png, \.pdf or \.svg"):
         check_plot(str(tmp_path / "a.doc"))
     with pytest.raises(UsageError, match="there is no folder"):
         check_plot(str(tmp_path / "none" / "a.png"))

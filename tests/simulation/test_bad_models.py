@@ -66,6 +66,7 @@ def build(kind):
         "pinned": lambda inner, x: inner(x.pin_memory()),
         "on cuda": lambda inner, x: inner(x) + torch.zeros(8, device="cuda"),
         "autocast": as_half,
+        "wrong width": lambda inner, x: inner(x.repeat(1, 2)),
         "int8": lambda inner, x: inner(x) @ torch.ones(8, 8, dtype=torch.int8).to(x.dtype),
     }[kind]
     return Model(run), SAMPLE
@@ -120,3 +121,16 @@ def test_what_a_cpu_would_refuse_and_a_gpu_runs_is_simulated(tmp_path: Path, kin
 
     assert (exit_code, stderr) == (0, "")
     assert stdout.splitlines()[1].split()[3:7] == ["16", "16", "..", "16"]
+
+
+def test_a_mistake_of_the_model_shows_its_own_traceback_without_our_simulation(
+    tmp_path: Path,
+) -> None:
+    exit_code, stdout, stderr = estimate(tmp_path, "wrong width")
+
+    assert (exit_code, stdout) == (1, "")
+    assert "self.run(self.inner, x)" in stderr
+    assert "batchfinder/simulation" not in stderr
+    told, error = stderr.splitlines()[-2:]
+    assert error == f"Error: {told}"
+    assert told.startswith("RuntimeError: ")

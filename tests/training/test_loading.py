@@ -43,3 +43,17 @@ def test_what_is_given_and_not_used_is_told(
     setup, warnings = load_setup(f"{MODELS}:{function}", {}, sample=sample, input_spec=spec)
     assert warnings == notes
     assert setup.sample is not None
+
+
+def test_what_is_given_comes_before_build_sample_beside_the_target(tmp_path: Path) -> None:
+    train = tmp_path / "loading_train.py"
+    train.write_text(
+        "import torch\n"
+        "def build(): return torch.nn.Linear(3, 1)\n"
+        "def build_sample(): return torch.ones(7, 3)\n"
+        "def other(): return torch.ones(5, 3)\n"
+    )
+    target = f"{train}:build"
+    assert load_setup(target, {})[0].sample.shape == (7, 3)
+    assert load_setup(target, {}, sample=f"{train}:other")[0].sample.shape == (5, 3)
+    assert load_setup(target, {}, input_spec="float32[4]")[0].sample.shape == (2, 4)

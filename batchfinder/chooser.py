@@ -1,0 +1,219 @@
+"""Which size a search tries next.
+
+While nothing has failed, the model's lines are extended, more boldly the clearer they are; then
+the bracket is closed around the predicted maximum. Where the prediction was wrong, the search steps
+away from it in growing strides, and bisects where that does not help either (the safeguard of
+Brent's and of the ITP method, https://en.wikipedia.org/wiki/ITP_method).
+
+Where the allocator holds clearly more than the tensors, its fragmentation takes a few percent near
+the limit: the answer is expected that much below the predicted maximum.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from batchfinder.bracket import THRASHING_RESOLUTION, Bracket
+from batchfinder.prediction import predict_maximum
+
+# Batches are made in host memory, whose end is not tested: no size is more than so many times the
+# largest that has run, where its memory was seen to rise and where it was not.
+MEASURED_GROWTH = 1024
+BLIND_GROWTH = 16
+
+# What fits beyond the predicted maximum, or fails below it, is passed by this share of the size:
+# fragmentation takes a few percent. Twice as far each further time.
+STRIDE = 1 / 32
+
+# Reserved beyond what is allocated, as a share of it: with more, fragmentation is to be expected.
+FRAGMENTED = 1 / 100
+
+# A failure below this share of the predicted maximum shows that the model is no guide.
+TRUST = 0.8
+
+# Where verdicts do not repeat, and what ran lies below this share of what failed, there is still
+# more to learn from probes than from confirmations.
+FAR_BELOW = 0.5
+
+# After so many probes in a row that did not halve the bracket, it is bisected.
+PATIENCE = 3
+
+# What a search may take beyond the probes that bisection needs, with a model and without.
+SPARE_PROBES_WITH_MODEL = 8
+SPARE_PROBES = 4
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a search goes about it, by what a verdict is worth.
+
+    Attributes:
+        approach: while nothing has failed, go this far towards the predicted maximum,
+        close_enough: and once a reading lies beyond this share of it, to the size that should fail.
+        apart: a slope is taken between the largest reading and one at most this share of it:
+            between two sizes close to each other it would show little but noise.
+        reading_noise: readings are trusted to this share of the budget: a slope that two small
+            sizes show less clearly than that is not extended all the way.
+        resolution: the bracket is drawn no closer than this share of the size.
+    """
+
+    approach: float
+    close_enough: float
+    apart: float
+    reading_noise: float
+    resolution: float
+
+
+REPEATABLE = Pace(approach=0.75, close_enough=0.5, apart=0.9, reading_noise=1 / 1000, resolution=0)
+
+# The same size needs some percent more or less from run to run: a nearer reading tells hardly more.
+UNREPEATABLE = Pace(
+    approach=0.6, close_enough=0.25, apart=0.7, reading_noise=1 / 100, resolution=1 / 20
+)
+
+
+class Chooser:
+    """Which size to try next.
+
+    Args:
+        known: what the search knows so far.
+        pace: how it goes about it.
+        budget_bytes: what a step may use.
+        guess: where the answer may be, if anything is known of that.
+        is_open: whether no largest size was given.
+
+    Attributes:
+        expects_the_answer: whether the size chosen last is where the answer is expected.
+    """
+
+    def __init__(
+        self, known: Bracket, pace: Pace, budget_bytes: int, *, guess: int | None, is_open: bool
+    ) -> None:
+        self.known, self.pace = known, pace
+        self.budget_bytes, self.guess, self.is_open = budget_bytes, guess, is_open
+        self.overruns = 0
+        self.expects_the_answer = False
+
+    def next_size(self) -> int:
+        """The size to try next: inside the bracket, or ``low`` where nothing is left inside."""
+        known, self.expects_the_answer = self.known, False
+        if not known.fits:
+            return known.first
+        if known.is_tight:
+            return known.low
+        on_grid = math.floor(min(self._choose(), known.high) / known.unit) * known.unit
+        return min(max(on_grid, known.low + known.unit), known.high - known.unit)
+
+    def _choose(self) -> float:
+        if not self._has_probes_to_spare():
+            return self._bisect()
+        if self.known.failure is None:
+            return self._extend()
+        if not self.known.is_repeatable:
+            return self._step_down()
+        return self._bisect() if self.known.misses_in_a_row >= PATIENCE else self._close_in()
+
+    def _has_probes_to_spare(self) -> bool:
+        """Whether bisection could still finish in time if the next probe taught nothing."""
+        spare = SPARE_PROBES if self._is_misled() else SPARE_PROBES_WITH_MODEL
+        known = self.known
+        allowed = _halvings(known.first, known.last + known.unit, known.unit) + spare
+        width = max(known.unit, math.floor(self.pace.resolution * known.low))
+        left = _halvings(known.low, known.high, width)
+        return known.probes + 1 + left + 1 <= allowed  # the last one: the confirmation
+
+    def _is_misled(self) -> bool:
+        """Whether the model says nothing, or was wrong by more than fragmentation explains."""
+        return TRUST * self._predicted_maximum() > self.known.high
+
+    def _bisect(self) -> float:
+        if self.known.failure is None and self.is_open:
+            return self.known.low * BLIND_GROWTH
+        return (self.known.low + self.known.high) / 2
+
+    def _extend(self) -> float:
+        """The next size while nothing has failed."""
+        known = self.known
+        if len(known.fits) == 1:
+            # Were all of the first peak due to its samples, this many times as many would fill
+            # the budget; some of it never is, so twice that likely fits and is still cheap.
+            peak = max(known.fits[known.low].phase_peak_bytes.values(), default=0) or 1
+            growth = min(max(2 * self.budget_bytes / peak, 2), BLIND_GROWTH)
+            return self.guess or known.low * growth
+        predicted = self._predicted_maximum()
+        if known.low < self.pace.close_enough * predicted:
+            growth = BLIND_GROWTH if math.isinf(predicted) else MEASURED_GROWTH
+            cautious = self._predicted_maximum(self.pace.reading_noise * self.budget_bytes)
+            return min(cautious, self.pace.approach * predicted, known.low * growth)
+        self.overruns += 1
+        if not known.is_repeatable:
+            # Near the limit only a confirmation tells anything.
+            known.needs_confirmations = True
+            stride = self.pace.resolution * 2.0 ** max(0, self.overruns - PATIENCE)
+            return max(predicted * (1 - self.pace.resolution / 2), known.low * (1 + stride))
+        if self._is_fragmented():
+            return self._extend_to_fragmented(predicted)
+        if self.overruns == 1:
+            return predicted + known.unit
+        return max(predicted + known.unit, known.low * (1 + STRIDE * 2.0 ** (self.overruns - 2)))
+
+    def _extend_to_fragmented(self, predicted: float) -> float:
+        """The next size while nothing has failed, where fragmentation takes a part."""
+        expected = predicted * (1 - STRIDE)
+        if self.known.low < expected - self.known.unit:
+            self.expects_the_answer = True
+            return expected
+        return self.known.low * (1 + THRASHING_RESOLUTION * 2.0 ** max(0, self.overruns - PATIENCE))
+
+    def _is_fragmented(self) -> bool:
+        """Whether the allocator holds clearly more than the tensors that it serves."""
+        ran = self.known.largest_that_ran()
+        if ran is None or not ran.peak_allocated_bytes or not ran.peak_reserved_bytes:
+            return False
+        return ran.peak_reserved_bytes > ran.peak_allocated_bytes * (1 + FRAGMENTED)
+
+    def _close_in(self) -> float:
+        """The next size between one that fits and one that does not."""
+        known = self.known
+        predicted = self._predicted_maximum()
+        if known.failure and known.failure.is_thrashing and known.failures_in_a_row == 1:
+            # If it was one of the first, or by chance, what is just below is the answer.
+            return known.high - known.resolution
+        if predicted < known.high - known.unit:
+            # One above the prediction: its failure makes the prediction the last candidate.
+            return predicted + known.unit
+        if predicted < known.high:
+            return known.high - known.unit
+        if self._is_misled() and not known.needs_confirmations:
+            return self._bisect()
+        # The first two failures are those of the predicted maximum and of the size above it.
+        stride = STRIDE * 2.0 ** max(0, known.failures_in_a_row - 2)
+        return max(self._bisect(), known.high * (1 - stride))
+
+    def _step_down(self) -> float:
+        """The next size below a failure that may or may not come again."""
+        known, ran = self.known, self.known.largest_that_ran()
+        if self._is_misled() and ran is not None and ran.batch_size < FAR_BELOW * known.high:
+            return (ran.batch_size + known.high) / 2
+        known.needs_confirmations = True
+        # So far that its success ends the search, until failures pile up.
+        stride = known.resolution * 2.0 ** max(0, known.failures_in_a_row - PATIENCE - 1)
+        above = known.low * (1 + self.pace.resolution)
+        return min(known.high - stride, max(above, self._predicted_maximum()))
+
+    def _predicted_maximum(self, noise_bytes: float = 0) -> float:
+        """Where memory is going to run out; inf if nothing tells."""
+        start = self.known.largest_that_ran()
+        if start is None:
+            return math.inf
+        known, apart = self.known, self.pace.apart
+        # Slopes come from probes only: a confirmation, from scratch, may read otherwise. Where
+        # verdicts do not repeat, every probe is from scratch.
+        readings = known.fits if known.is_repeatable else known.fits | known.confirmed
+        return predict_maximum(start, readings, self.budget_bytes, apart, noise_bytes)
+
+
+def _halvings(low: int, high: int, unit: int) -> int:
+    """How often a bracket must be halved until nothing lies inside."""
+    return math.ceil(math.log2(max(1, (high - low) // unit)))

@@ -1,0 +1,20 @@
+"""What ``batchfinder gpus`` does. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import click
+
+from batchfinder.reporting.estimates import gpu_table
+from batchfinder.simulation.gpus import all_gpus
+
+
+def list_gpus(as_json: bool) -> int:
+    """Print every GPU that can be simulated."""
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(gpu) for gpu in all_gpus()]))
+    else:
+        click.echo("\n".join(gpu_table(all_gpus())))
+    return 0

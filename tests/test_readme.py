@@ -1,0 +1,187 @@
+"""The README: its commands and its Python run as printed, and its lists leave nothing out."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fakes import FakeProber
+
+from batchfinder.finder import run_search
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+
+# Installs, this very suite, and searches of a minute: run_tests.sh and a fresh clone show them.
+SET_UP = ("scripts/run_demo.sh", "scripts/run_tests.sh", "pip")
+
+# What a machine without a GPU, with a few GiB and two cores, has instead.
+SMALLER = {"24GiB": "2GiB", "--nproc-per-node 8": "--nproc-per-node 2"}
+
+# The user's file, whose name the commands take for granted.
+TRAIN = """
+import torch
+from torch import nn
+
+
+def build_model():
+    layers = [nn.Linear(64, 64) for _ in range(4)]
+    return nn.Sequential(*layers), torch.randn(4, 64)
+"""
+
+# What the Python blocks take for granted.
+PREAMBLE = """
+import resource
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+resource.setrlimit(resource.RLIMIT_DATA, (2**30, -1))
+
+
+class MyModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
+
+    def forward(self, inputs):
+        return self.linear(inputs)
+
+
+class Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, rows):
+        return torch.relu(rows * self.weight).mean()
+
+
+my_loss = nn.functional.cross_entropy
+images, labels = torch.randn(4, 64), torch.randint(10, (4,))
+model, sample = Wide(), torch.randn(2, 2**22)
+dataset = TensorDataset(torch.randn(100, 2**10))
+"""
+EPILOGUE = """
+from batchfinder import find_max_batch
+if "build_setup" in globals():
+    assert find_max_batch(build_setup(), device="cpu", max_batch_size=8).batch_size == 8
+else:
+    assert 1 <= loader.batch_size == result.batch_size < 64
+"""
+
+
+def console_lines() -> list[tuple[str, str]]:
+    """Each command without its comment, and what is printed below it."""
+    found = []
+    for kind, text in BLOCKS:
+        if kind == "console":
+            for part in text.replace("\\\n", " ").removeprefix("$ ").split("\n$ "):
+                command, _, printed = part.partition("\n")
+                found.append((command.partition(" #")[0].strip(), printed))
+    return found
+
+
+COMMANDS = console_lines()
+
+
+def named(start: str) -> list[str]:
+    return [command for command, _ in COMMANDS if command.startswith(start)]
+
+
+def run(folder: Path, *arguments: str) -> str:
+    """What Python prints, in a user's folder with a file to train."""
+    (folder / "train.py").write_text(TRAIN)
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def on_this_machine(command: str) -> list[str]:
+    """The words of a command, with what this machine has instead of a user's."""
+    for theirs, ours in SMALLER.items():
+        command = command.replace(theirs, ours)
+    words = shlex.split(command.partition(" > ")[0])
+    if "--max-batch-size" not in words:
+        words += ["--max-batch-size", "16"]
+    return [*words, "--device", "cpu"]
+
+
+def test_every_command_is_of_a_known_kind() -> None:
+    assert len(COMMANDS) >= 10
+    known = ("batchfinder find", "batchfinder estimate", "torchrun", *SET_UP)
+    assert [command for command, _ in COMMANDS if not command.startswith(known)] == []
+
+
+def test_the_scripts_can_be_run() -> None:
+    scripts = set(re.findall(r"scripts/\w+\.(?:sh|py)", README))
+    assert len(scripts) >= 10
+    assert [name for name in scripts if not (REPOSITORY / name).is_file()] == []
+    shells = [name for name in scripts if name.endswith(".sh")]
+    assert [name for name in shells if not os.access(REPOSITORY / name, os.X_OK)] == []
+
+
+def test_the_demo_searches_for_what_the_readme_says() -> None:
+    demo = (REPOSITORY / "scripts" / "run_demo.sh").read_text()
+    (target, options) = re.findall(r"`batchfinder find\s+(\S+) ([^`]+)`", README)[0]
+    assert target in demo
+    assert " ".join(options.split()) in demo
+
+
+@pytest.mark.parametrize("command", named("batchfinder find"))
+def test_searches(command: str, tmp_path: Path) -> None:
+    printed = run(tmp_path, "-m", *on_this_machine(command))
+    if " > " in command:
+        assert json.loads(printed)["status"] == "capped"
+    else:
+        assert "Max batch size" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", named("torchrun"))
+def test_searches_on_ranks(command: str, tmp_path: Path) -> None:
+    _, *options = on_this_machine(command)
+    assert "Max batch size" in run(tmp_path, "-m", "torch.distributed.run", *options)
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"), [line for line in COMMANDS if line[0].startswith("batchfinder est")]
+)
+def test_estimates(command: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "scripts").symlink_to(REPOSITORY / "scripts")
+    printed = run(tmp_path, "-m", *shlex.split(command))
+    assert "max batch" in printed
+    if expected:
+        assert printed.split() == expected.split()
+
+
+@pytest.mark.parametrize("code", [text for kind, text in BLOCKS if kind == "python"])
+def test_python_blocks(code: str, tmp_path: Path) -> None:
+    run(tmp_path, "-c", PREAMBLE + code + EPILOGUE)
+
+
+def rows_of(title: str) -> set[str]:
+    """The names in the first column of the table with this title over it."""
+    table = README.split(f"\n| {title} |", 1)[1].split("\n\n", 1)[0]
+    first_cells = [line.split(" | ")[0] for line in table.splitlines()[2:]]
+    return {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)}
+
+
+def test_the_json_is_documented_name_by_name() -> None:
+    result = run_search(FakeProber())
+    assert rows_of("name") == set(result.to_dict())
+    assert rows_of("name in a probe") == set(result.probes[0].to_dict())
