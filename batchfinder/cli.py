@@ -16,6 +16,7 @@ import click
 
 from batchfinder import __version__
 from batchfinder.errors import BatchFinderError, UserCodeError
+from batchfinder.probing.job import Job
 
 SHARED_OPTIONS = (
     click.option(
@@ -243,3 +244,15 @@ def _end_output() -> None:
     """Let what could not be written go nowhere, or Python complains of it once more on exiting."""
     with suppress(OSError), Path(os.devnull).open("wb") as nothing:
         os.dup2(nothing.fileno(), 1)
+
+
+def run() -> None:
+    """Run the command line; where ranks are refused, the first tells it for all."""
+    try:
+        cli(standalone_mode=Job.from_environment().rank == 0)
+    except click.Abort:
+        sys.exit(130)
+    except click.ClickException as refusal:
+        from batchfinder.find_command import tell_rank_0
+
+        tell_rank_0(refusal.format_message())

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial, wraps
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -37,6 +37,9 @@ P = ParamSpec("P")
 
 CTRL_C = 130
 TERMINATED = 143
+
+# Within this time a rank that has nothing but bad news reaches the others, if it does at all.
+TELLING_SECONDS = 10.0
 
 
 def told_by_rank_0(command: Callable[P, int]) -> Callable[P, int]:
@@ -99,26 +102,27 @@ def find_batch_size(
     Raises:
         BatchFinderError: whatever keeps the search from ending well.
     """
-    is_rank_0 = _check_job(strategy).rank == 0
-    check_bounds(min_batch_size, max_batch_size, multiple_of)
-    options = ProbeOptions(
-        device=device,
-        memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
-        headroom=parse_percentage(headroom, "--headroom"),
-        precision=precision,
-        strategy=strategy,
-        accumulate=accumulate,
-        compiled=compiled,
-        confirm_steps=confirm_steps,
-    )
-    if probe_timeout is not None and not 0 < probe_timeout <= threading.TIMEOUT_MAX:
-        raise UsageError(
-            f"--probe-timeout must be above 0 seconds, not {probe_timeout:g}; leave it out for a "
-            "limit by the steps seen"
+    with _refusals_told():
+        is_rank_0 = _check_job(strategy).rank == 0
+        check_bounds(min_batch_size, max_batch_size, multiple_of)
+        options = ProbeOptions(
+            device=device,
+            memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
+            headroom=parse_percentage(headroom, "--headroom"),
+            precision=precision,
+            strategy=strategy,
+            accumulate=accumulate,
+            compiled=compiled,
+            confirm_steps=confirm_steps,
         )
-    if global_batch_size is not None and global_batch_size < 1:
-        raise UsageError(f"--global-batch-size must be at least 1, not {global_batch_size}")
-    source = SetupSource(target, parse_arguments(pairs), sample, input_spec, optimizer)
+        if probe_timeout is not None and not 0 < probe_timeout <= threading.TIMEOUT_MAX:
+            raise UsageError(
+                f"--probe-timeout must be above 0 seconds, not {probe_timeout:g}; leave it out for "
+                "a limit by the steps seen"
+            )
+        if global_batch_size is not None and global_batch_size < 1:
+            raise UsageError(f"--global-batch-size must be at least 1, not {global_batch_size}")
+        source = SetupSource(target, parse_arguments(pairs), sample, input_spec, optimizer)
 
     def report(result: BatchSizeResult) -> None:
         if not is_rank_0:
@@ -167,6 +171,25 @@ def find_batch_size(
             return why[-1]
         report(result)
     return EXIT_STATUS[result.status]
+
+
+@contextmanager
+def _refusals_told() -> Iterator[None]:
+    """Let rank 0 know why this rank will not come."""
+    try:
+        yield
+    except BatchFinderError as error:
+        tell_rank_0(str(error))
+        raise
+
+
+def tell_rank_0(refusal: str) -> None:
+    """Let rank 0 know why this rank will not come: it would wait for it. Rank 0 tells nobody."""
+    if Job.from_environment().rank > 0:
+        from batchfinder.probing.meeting import open_meeting
+
+        with suppress(RankError):
+            open_meeting(TELLING_SECONDS).leave(refusal)
 
 
 def _check_job(strategy: str | None) -> Job:

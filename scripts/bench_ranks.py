@@ -104,7 +104,7 @@ def be_a_rank(strategy: str) -> None:
             "search_seconds": round(seconds, 1),
             "probe_seconds": round(probe_seconds, 3),
             "agreement_seconds": round(2 * median(gatherings), 5),
-            "agreement_share": round(2 * median(gatherings) / probe_seconds, 5),
+            "agreement_share": round(2 * median(gatherings) / probe_seconds, 7),
             "versions": dict(result.versions),
         }
         if meeting.job.rank == 0:

@@ -15,8 +15,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from batchfinder.cli import cli
+from batchfinder.errors import RankError
+from batchfinder.probing.job import Job
+from batchfinder.probing.meeting import Meeting
 
 TARGETS = Path(__file__).parent / "targets"
 FIND = ("-m", "batchfinder", "find", f"{TARGETS}/on_ranks.py:build", "--device", "cpu")
@@ -77,6 +81,33 @@ def test_a_rank_alone_asks_for_a_strategy(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("RANK", "3")
     silent = CliRunner().invoke(cli, ["find", "train.py:build"])
     assert (silent.exit_code, silent.output) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("refused", "reason"),
+    [(("--multiple-of", "0"), "multiple_of must be"), (("--precision", "fp8"), "Invalid value")],
+)
+def test_a_rank_that_is_refused_before_it_meets_the_others_lets_nobody_wait(
+    refused: tuple[str, ...], reason: str
+) -> None:
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    environment = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    command = [sys.executable, *FIND, "--strategy", "ddp", *refused]
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    rank_0 = Meeting(Job(0, 2, 0, 2), PrefixStore("0/batchfinder/0", store), 30)
+    with pytest.raises(RankError, match=f"^rank 1 has left the search: {reason}"):
+        rank_0.gather("here")
 
 
 @pytest.mark.slow

@@ -112,7 +112,10 @@ def _pickle(setup: TrainingSetup) -> bytes:
     try:
         pickled = pickle.dumps(setup)
     except Exception as error:  # noqa: BLE001 - classes pickle by code of their own
-        raise UsageError(f"the setup cannot be pickled ({error})") from None
+        raise UsageError(
+            f"the setup cannot be pickled ({error}) and so cannot be sent to another "
+            "process; define its functions and classes at the top of a module"
+        ) from None
     # A worker has another __main__, and running the user's script again is not ours to do.
     if any(arg == "__main__" for _, arg, _ in pickletools.genops(pickled)):
         raise UsageError(

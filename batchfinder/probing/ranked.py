@@ -31,6 +31,15 @@ class RankedProber:
         """The same result for every rank: as they agreed on all else, only the clocks differ."""
         return replace(result, seconds=self._meeting.gather(result.seconds)[0])
 
+    def _agree_to_try(self, batch_size: int, confirm: bool) -> None:
+        """Check that all ranks are at the same point of the same search.
+
+        Raises:
+            RankError: they are not, as their bounds differ, or a rank is missing.
+        """
+        size = f"{batch_size}, to be confirmed" if confirm else str(batch_size)
+        self._meeting.agree({"the batch size to try, and so on the bounds of the search": size})
+
     def _tell(self, told: list[dict[str, Any]], strategy: str | None) -> None:
         """Take what each rank told of its device as this prober's own, the same on every rank."""
         check_same([one["facts"] for one in told])

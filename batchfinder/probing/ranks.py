@@ -99,7 +99,7 @@ class RankProber(RankedProber):
         self._store = None
 
     def _attempt(self, batch_size: int, confirm: bool) -> Verdict:
-        self._meeting.agree({"the batch size to try": [batch_size, confirm]})
+        self._agree_to_try(batch_size, confirm)
         if confirm:
             self._supervisor.end_worker()
         if not self._supervisor.has_worker:

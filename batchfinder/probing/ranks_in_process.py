@@ -61,7 +61,7 @@ class InProcessRankProber(RankedProber):
         self._tell([one for _, one in said], options.strategy)
 
     def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
-        self._meeting.agree({"the batch size to try": [batch_size, confirm]})
+        self._agree_to_try(batch_size, confirm)
         raised: list[Exception] = []
 
         def attempt() -> RankReport:

@@ -222,17 +222,19 @@ class ProbeSession:
     def _confirm(self, batch_size: int, run: Run) -> None:
         next_batch = self._loader(batch_size)
         peaks: list[int] = []
-        steady = 0
+        is_settled = False
         varies = not self.device.leaves_no_trace
         least = max(self.options.confirm_steps, STEPS_FOR_SPREAD if varies else 0)
         while len(peaks) < MAX_CONFIRM_STEPS:
             peaks.append(self._step(batch_size, next_batch, run))
             steady = steps_without_growth(peaks, GROWTH_NOISE * self.budget_bytes)
-            # Ranks that train together end together.
-            if self.all_agree(len(peaks) >= least and steady >= STEADY_STEPS):
+            is_settled |= len(peaks) >= least and steady >= STEADY_STEPS
+            # Ranks that train together end together. One that has settled may see its peak move
+            # again while others have not, and is judged as if it had trained alone.
+            if self.all_agree(is_settled):
                 break
         self._step_of_setup.check_loss()
-        if steady < STEADY_STEPS:
+        if not is_settled:
             run.note = f"memory still grew after {run.steps} steps"
         elif run.allocation_retries:
             run.note = THRASHING_NOTE

@@ -116,7 +116,9 @@ def _ranks(result: BatchSizeResult) -> list[str]:
     """Who limits whom, where several ranks train together."""
     if result.world_size == 1 or result.limiting_rank is None:
         return []
-    line = f"Rank {result.limiting_rank} of {result.world_size} limits."
+    line = f"{result.world_size} ranks."
+    if result.status is not Status.CAPPED:
+        line = f"Rank {result.limiting_rank} of {result.world_size} limits."
     peaks = [peak for peak in result.rank_peak_bytes if peak is not None]
     if len(peaks) > _RANKS_SHOWN:
         line += f" Peak memory: {format_bytes(min(peaks))} to {format_bytes(max(peaks))}."

@@ -69,6 +69,21 @@ def test_ranks_that_ask_for_different_things_are_told_before_any_worker_starts()
     assert seconds < 5
 
 
+def test_ranks_that_try_different_sizes_are_told_of_their_bounds() -> None:
+    source = SetupSource(f"{TARGETS}/on_ranks.py:build", {})
+    options = ProbeOptions(**{**OPTIONS.to_dict(), "strategy": "ddp"})
+
+    def rank(meeting: Any) -> Probe:
+        with prober(meeting, source, options) as ours:
+            return ours.probe(2 + meeting.job.rank)
+
+    ends = on_each([lambda m=m: rank(m) for m in meetings(2)])  # type: ignore[misc]
+    assert [str(end) for end in ends] == [
+        "the ranks do not agree on the batch size to try, and so on the bounds of the search: "
+        "rank 0 has 2, rank 1 has 3; start all of them with the same"
+    ] * 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])

@@ -96,6 +96,7 @@ def session(
     errors: dict[int, list[Exception]] | None = None,
     optimizer: Any = None,
     on_step: Callable[[], None] = lambda: None,
+    all_agree: Callable[[bool], bool] = bool,
     **options: Any,
 ) -> tuple[ProbeSession, list[int]]:
     """A session, and the list of the sizes that its model gets."""
@@ -109,6 +110,7 @@ def session(
         BUDGET,
         ProbeOptions(**options),
         on_step,
+        all_agree,
     )
     return made, model.sizes
 
@@ -169,6 +171,20 @@ def test_a_peak_that_does_not_stop_growing_is_refused() -> None:
     attempt = session(FakeDevice(grown=[100] * 20))[0].confirm(4)
     assert (attempt.probe.outcome, attempt.probe.steps) == (Outcome.OOM, 10)
     assert attempt.probe.note == "memory still grew after 10 steps"
+
+
+def test_a_rank_that_waits_for_others_to_settle_is_judged_as_if_it_were_alone() -> None:
+    said: list[bool] = []
+
+    def others_do_not_settle(yes: bool) -> bool:
+        said.append(yes)
+        return False
+
+    device = FakeDevice(grown=[0, 0, 0, 100, 0, 0, 0, 0, 100])
+    attempt = session(device, all_agree=others_do_not_settle)[0].confirm(4)
+    assert (attempt.probe.outcome, attempt.probe.steps) == (Outcome.FITS, 10)
+    assert said == [False] * 2 + [True] * 8
+    assert attempt.probe.peak_reserved_bytes == 2200
 
 
 def test_a_growth_within_the_noise_of_the_readings_is_none() -> None:

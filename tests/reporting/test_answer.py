@@ -60,6 +60,25 @@ def test_capped_says_that_nothing_larger_was_tried() -> None:
     assert details(capped) == ["It is the largest size allowed; nothing larger was tried."]
 
 
+def test_of_several_ranks_the_one_that_limits_is_named_unless_none_does() -> None:
+    probe = Probe(
+        8,
+        Outcome.FITS,
+        steps=3,
+        seconds=1.0,
+        confirmed=True,
+        rank_peak_bytes=(3 * GIB, 2 * GIB),
+        limiting_rank=1,
+    )
+    failed = Probe(9, Outcome.OOM, steps=1, seconds=1.0, note="out of memory", limiting_rank=1)
+    peaks = "Peak memory by rank: 3.0 GiB, 2.0 GiB."
+    capped = result(batch_size=8, status=Status.CAPPED, probes=(probe,), next_failure=None)
+    assert details(capped)[-1] == f"2 ranks. {peaks}"
+    failure = NextFailure(9, Outcome.OOM, "out of memory")
+    found = result(batch_size=8, probes=(probe, failed), next_failure=failure)
+    assert details(found)[-1] == f"Rank 1 of 2 limits. {peaks}"
+
+
 @pytest.mark.parametrize(
     ("status", "batch_size", "steps", "verdict"),
     [
