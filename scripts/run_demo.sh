@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh
 prepare_environment
 
-if .venv/bin/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+if .venv/bin/python -W ignore -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
     target=scripts/examples/train_vit.py:build_model
     options=(--device cuda --arg width=768 --arg depth=12 --arg image_size=224 --arg patch_size=16)
 else

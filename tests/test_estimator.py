@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from batchfinder.errors import StepError, UsageError
+from batchfinder.errors import SampleError, StepError, UsageError
 from batchfinder.estimator import estimate_max_batch, estimate_peak_memory
 from batchfinder.result import Status
 from batchfinder.simulation.gpus import unnamed_gpu
@@ -132,3 +132,10 @@ def test_reading_a_value_is_refused_with_its_place() -> None:
 def test_unknown_gpu() -> None:
     with pytest.raises(UsageError, match="did you mean RTX 3090"):
         estimate_max_batch(mlp(), SAMPLE, gpu="rtx 309")
+
+
+def test_what_is_no_model_and_no_sample() -> None:
+    with pytest.raises(UsageError, match=r"the model is str, not a torch.nn.Module"):
+        estimate_max_batch("model", SAMPLE, gpu="t4")  # type: ignore[arg-type]
+    with pytest.raises(SampleError, match="there is no example batch"):
+        estimate_max_batch(mlp(), gpu="t4")

@@ -38,8 +38,6 @@ def choose_prober(setup: TrainingSetup, options: ProbeOptions, *, isolate: bool)
         UsageError: isolation was asked for, and the setup cannot be sent to another process.
         BatchFinderError: see the probers.
     """
-    if not isinstance(setup.model, nn.Module):
-        raise UsageError(f"the model is {type(setup.model).__name__}, not a torch.nn.Module")
     if options.strategy is not None:
         return _choose_for_ranks(setup, options, isolate)
     device = choose_device(options.device, setup.model)

@@ -57,8 +57,13 @@ def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:
 
     Raises:
         StepError: the model has nothing to train, or the factory made something else.
-        UsageError: no optimizer has this name.
+        UsageError: no optimizer has this name, or it is nothing of all that.
     """
+    if spec is not None and not (isinstance(spec, Optimizer | str) or callable(spec)):
+        raise UsageError(
+            f"{spec!r} is no optimizer; give the name of one, as adamw, a torch.optim.Optimizer, "
+            "or a function that makes one of the parameters"
+        )
     if isinstance(spec, Optimizer):
         return spec
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

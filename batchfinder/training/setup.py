@@ -53,10 +53,11 @@ def setup_of(model: nn.Module | TrainingSetup, *given: Any) -> TrainingSetup:
         given: the other attributes of a setup, in their order.
 
     Raises:
-        UsageError: there is both a setup and something beside it.
+        UsageError: there is both a setup and something beside it, or the model is none.
     """
-    if not isinstance(model, TrainingSetup):
-        return TrainingSetup(model, *given)
-    if any(value is not None for value in given):
+    setup = model if isinstance(model, TrainingSetup) else TrainingSetup(model, *given)
+    if setup is model and any(value is not None for value in given):
         raise UsageError("give the sample and functions in the TrainingSetup, not beside it")
-    return model
+    if not isinstance(setup.model, nn.Module):
+        raise UsageError(f"the model is {type(setup.model).__name__}, not a torch.nn.Module")
+    return setup

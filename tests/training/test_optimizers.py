@@ -43,6 +43,11 @@ def test_an_unknown_name_is_told_with_the_nearest() -> None:
     assert "adam" in str(error.value)
 
 
+def test_what_is_no_optimizer() -> None:
+    with pytest.raises(UsageError, match=r"^3 is no optimizer; give the name of one, as adamw"):
+        make_optimizer(3, nn.Linear(2, 1))  # type: ignore[arg-type]
+
+
 def test_a_name_like_no_other_is_told_with_all_there_are() -> None:
     with pytest.raises(UsageError, match=r"did you mean adadelta, .*, sgd"):
         find_optimizer("???")
