@@ -110,7 +110,9 @@ class ProbeSession:
     def clean(self) -> None:
         """Give back all that the last probe left.
 
-        Never call it while an exception is handled: the exception's frames hold the tensors.
+        Never call it while an exception is handled: the exception's frames hold the tensors. Nor
+        once the device's context is broken: giving memory back is what the driver then refuses
+        (https://github.com/pytorch/pytorch/issues/25873).
         """
         if self._made_step is not None:
             self._made_step.release()
@@ -142,15 +144,16 @@ class ProbeSession:
             retry_error_callback=_last_result,
         )
         run: Run = retrying(self._run, batch_size, confirm)
-        self.clean()
+        is_broken = run.failure is not None and run.failure.tier is Tier.POISONED
+        if not is_broken:
+            self.clean()
         if self._baseline_bytes is None and run.failure is None and not confirm:
             self._baseline_bytes = self.device.held_bytes()
         probe = to_probe(run, batch_size, confirm, time.perf_counter() - started)
-        is_clean = self.is_at_baseline() and not (
-            run.failure and (run.failure.tier is Tier.POISONED or not self.device.leaves_no_trace)
-        )
+        is_spoilt = run.failure is not None and not self.device.leaves_no_trace
+        is_clean = not is_broken and not is_spoilt and self.is_at_baseline()
         is_believed = was_clean and not (self.options.strategy and _is_only_probable(run))
-        return Attempt(probe, is_believed, is_clean)
+        return Attempt(probe, is_believed, is_clean, is_broken)
 
     def _run(self, batch_size: int, confirm: bool) -> Run:
         run = Run()
@@ -169,8 +172,20 @@ class ProbeSession:
             if run.failure is None:
                 raise
         if run.failure is not None and run.failure.tier is not Tier.POISONED:
-            self._read_peaks(run)  # how much the failing step had got
+            run.failure = self._after_failure(run.failure, run)
         return run
+
+    def _after_failure(self, failure: Failure, run: Run) -> Failure:
+        """Read how much the failing step had got; what waiting for the device shows counts too."""
+        try:
+            self._read_peaks(run)
+        except RuntimeError as error:
+            # A library said no more than that a kernel of its own failed; the device says why.
+            shown = _classify(error)
+            if shown is None:
+                raise
+            return shown
+        return failure
 
     @property
     def _step_of_setup(self) -> TrainingStep:

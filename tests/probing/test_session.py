@@ -74,6 +74,31 @@ class FakeDevice:
         self.releases += 1
 
 
+@dataclass
+class AssertingDevice(FakeDevice):
+    """Breaks at a reading, as kernels fail long after they were started; refuses all from then on.
+
+    Attributes:
+        breaks_at: the number of that reading.
+    """
+
+    breaks_at: int = 5
+    is_broken: bool = False
+
+    def peaks(self) -> Peaks:
+        self.is_broken |= self.readings + 1 == self.breaks_at
+        self._refuse_if_broken()
+        return super().peaks()
+
+    def release_cache(self) -> None:
+        self._refuse_if_broken()
+        super().release_cache()
+
+    def _refuse_if_broken(self) -> None:
+        if self.is_broken:
+            raise RuntimeError(POISON)
+
+
 class Net(nn.Module):
     """Notes the sizes it gets, and raises the errors listed for a size, one after another."""
 
@@ -238,6 +263,24 @@ def test_a_broken_context_bounds_the_size_and_ends_the_process() -> None:
     attempt = ours.probe(9)
     assert (attempt.probe.outcome, attempt.probe.note) == (Outcome.FAILED, POISON)
     assert not attempt.is_clean
+    assert sizes == [3, 3, 9]
+
+
+def test_a_context_that_broke_unnoticed_is_asked_for_nothing_more() -> None:
+    ours, sizes = session(AssertingDevice())
+    assert ours.probe(3).is_clean
+    attempt = ours.probe(9)
+    assert (attempt.probe.outcome, attempt.probe.note) == (Outcome.FAILED, POISON)
+    assert (attempt.is_clean, attempt.is_broken) == (False, True)
+    assert sizes == [3, 3, 9]
+
+
+def test_what_waiting_for_the_device_shows_says_more_than_a_library() -> None:
+    ours, sizes = session(AssertingDevice(), {9: [RuntimeError(PROBABLY_MEMORY)]})
+    ours.probe(3)
+    attempt = ours.probe(9)
+    assert (attempt.probe.outcome, attempt.probe.note) == (Outcome.FAILED, POISON)
+    assert attempt.is_broken
     assert sizes == [3, 3, 9]
 
 
