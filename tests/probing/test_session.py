@@ -299,6 +299,12 @@ def test_a_process_that_holds_more_than_at_first_is_not_clean() -> None:
     assert not third.was_clean
 
 
+def test_what_makes_no_difference_to_the_budget_spoils_no_process() -> None:
+    ours, _ = session(FakeDevice(held=[100, 110, 110, 111]))
+    first, second, third = ours.probe(3), ours.probe(4), ours.probe(5)
+    assert (first.is_clean, second.is_clean, third.was_clean) == (True, False, False)
+
+
 def test_where_a_probe_leaves_traces_only_the_first_one_finds_a_clean_process() -> None:
     ours, _ = session(FakeDevice(leaves_no_trace=False))
     first, second = ours.probe(3), ours.probe(4)
