@@ -170,7 +170,7 @@ class ProbeSession:
                     "a layer of the model needs more than 1 example to train on; "
                     "set the smallest batch size to 2"
                 ) from error
-            run.failure = _classify(error)
+            run.failure = classify(error)
             if run.failure is None:
                 raise
         if run.failure is not None and run.failure.tier is not Tier.POISONED:
@@ -183,8 +183,7 @@ class ProbeSession:
             self._read_peaks(run)
         except RuntimeError as error:
             # A library said no more than that a kernel of its own failed; the device says why.
-            shown = _classify(error)
-            if shown is None:
+            if (shown := classify(error)) is None:
                 raise
             return shown
         return failure
@@ -289,13 +288,6 @@ class ProbeSession:
         run.allocated_bytes = max(run.allocated_bytes, peaks.allocated_bytes)
         run.reserved_bytes = max(run.reserved_bytes, peaks.reserved_bytes)
         return peaks
-
-
-def _classify(error: Exception) -> Failure | None:
-    try:
-        return classify(error)
-    except MemoryError:  # so little is left that the error cannot even be read
-        return Failure(Tier.CERTAIN, "out of memory")
 
 
 def _is_only_probable(run: Run) -> bool:

@@ -40,7 +40,9 @@ def test_the_answer_is_one_below_a_real_out_of_memory() -> None:
     assert result.status is Status.FOUND
     assert result.device.startswith("cuda:0 ")
     assert result.next_failure is not None
-    assert result.next_failure.batch_size == result.batch_size + 1
+    # Among sizes that thrash the bracket is drawn to 1 %.
+    gap = result.next_failure.batch_size - result.batch_size
+    assert 0 < gap <= max(1, result.next_failure.batch_size // 100)
     assert result.next_failure.outcome is Outcome.OOM
     # A size that runs only by flushing the allocator's cache in every step is refused as well.
     assert re.search("out of memory|flushing", result.next_failure.reason)
