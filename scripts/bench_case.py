@@ -119,10 +119,19 @@ class Case:
         factor: float,
         memory_limit: str | None,
         *,
+        limit_above: str | None = None,
         seconds: float = math.inf,
         deadline: float = math.inf,
     ) -> dict[str, Any]:
         """Train at the answer, which must survive, and at ``factor`` times it, which must not.
+
+        Args:
+            answer: of the search.
+            factor: the multiple of it that is too large.
+            memory_limit: for training at the answer; None: no limit.
+            limit_above: for training above it; None: the same.
+            seconds: after which each training ends early, without a failure.
+            deadline: see :meth:`train`.
 
         Returns:
             What the judge said: ``survival`` and ``above``.
@@ -131,7 +140,7 @@ class Case:
         limits = {"seconds": seconds, "deadline": deadline}
         return {
             "survival": self.train(answer, memory_limit, **limits),
-            "above": self.train(above, memory_limit, **limits),
+            "above": self.train(above, limit_above or memory_limit, **limits),
         }
 
     def _options(self) -> list[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 
 import torch
 
+from batchfinder.errors import DeviceError
 from batchfinder.probing.device import DeviceMemory, Peaks
 
 # The context, loaded kernels and library handles of one process, outside the allocator: about
@@ -32,21 +34,30 @@ class CudaDevice:
         self.name = f"cuda:{self._index} {torch.cuda.get_device_name(self._index)}"
 
     def memory(self) -> DeviceMemory:
-        free, total = torch.cuda.mem_get_info(self._index)
+        try:
+            free, total = torch.cuda.mem_get_info(self._index)
+        except RuntimeError as error:  # no room for a context, or the device is another process's
+            reason = str(error).partition("\n")[0]
+            raise DeviceError(
+                f"{self.name} cannot be used ({reason}); see with nvidia-smi which other processes "
+                "use it, or choose another device"
+            ) from None
         reserved = torch.cuda.memory_reserved(self._index)
         elsewhere = max(0, total - free - reserved)
         context = min(elsewhere, CONTEXT_BYTES)
-        return DeviceMemory(total, elsewhere - context, context, self.held_bytes())
+        # What a limit of the user's own withholds from this process is as good as taken.
+        withheld = total - math.floor(self._fraction() * total)
+        return DeviceMemory(total, max(elsewhere, withheld) - context, context, self.held_bytes())
 
     @contextlib.contextmanager
     def limited_to(self, budget_bytes: int) -> Iterator[None]:
         total = torch.cuda.get_device_properties(self._index).total_memory
-        # Newer than the oldest PyTorch supported; before it, nobody could ask either.
-        read = getattr(torch.cuda, "get_per_process_memory_fraction", None)
-        before = read(self._index) if read is not None else 1.0
+        before = self._fraction()
         torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total), self._index)
         try:
-            yield
+            # Kernels that are no operators of PyTorch, those of Triton say, run where this points.
+            with torch.cuda.device(self._index):
+                yield
         finally:
             torch.cuda.set_per_process_memory_fraction(before, self._index)
 
@@ -68,3 +79,10 @@ class CudaDevice:
 
     def release_cache(self) -> None:
         torch.cuda.empty_cache()
+
+    def _fraction(self) -> float:
+        """What the user lets this process have of the device."""
+        # Newer than the oldest PyTorch supported; before it, nobody could ask either.
+        read = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+        # The cudaMallocAsync backend has no limit to begin with, and tells of one far above 1.
+        return 1.0 if read is None else min(1.0, float(read(self._index)))

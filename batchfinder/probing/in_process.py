@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import ExitStack
 from dataclasses import replace
 
 from torch.optim import Optimizer
 
+from batchfinder.errors import DeviceError
 from batchfinder.probing.attempt import Attempt
 from batchfinder.probing.device import budget
 from batchfinder.probing.devices import choose_device
@@ -36,6 +38,7 @@ class InProcessProber:
 
     Raises:
         SampleError, StepError, DeviceError, UsageError: as the parts of the setup do.
+        DeviceError: on a probe that broke the device for this process, a device-side assert, say.
     """
 
     def __init__(self, setup: TrainingSetup, options: ProbeOptions) -> None:
@@ -73,16 +76,26 @@ class InProcessProber:
         finally:
             for warning in session.warnings:
                 self.warn(warning)
+        if attempt.is_broken:
+            raise self._given_up(attempt.probe)
         if attempt.probe.fits and self.options.warm_up_batch_size is None:
             self.options = replace(self.options, warm_up_batch_size=batch_size)
         self._judge(attempt)
         return attempt.probe
 
     def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            session.clean()
-        self._opened.close()
+        was_open = self._session is not None
+        try:
+            if self._session is not None:
+                self._session.clean()
+        finally:
+            self._session = None
+            self._opened.close()
+        if was_open:
+            # Only now nothing holds the optimizer's states any more, nor a model that has left the
+            # device; a wrapper around the model, with its buckets, lies in cycles.
+            gc.collect()
+            self._device.release_cache()
 
     def _open(self) -> ProbeSession:
         device = self._device.torch_device
@@ -91,6 +104,8 @@ class InProcessProber:
         touched = (self.setup.model, self.setup.loss_fn, optimizer)
         with ExitStack() as opened:
             opened.enter_context(preserved_state(*touched, device=device))
+            # What is cached lies outside the limit, and where probes find it no fresh allocator.
+            self._device.release_cache()
             opened.enter_context(self._device.limited_to(self.budget_bytes))
             self._session = self._new_session()
             self._opened = opened.pop_all()
@@ -100,6 +115,20 @@ class InProcessProber:
         return ProbeSession(
             self.setup, self._batches, self._device, self.budget_bytes, self.options
         )
+
+    def _given_up(self, probe: Probe) -> DeviceError:
+        """Put back what can be put back without the device, and say what to do."""
+        self._session = None
+        error = DeviceError(
+            f"a batch of {probe.batch_size} broke the device for this process ({probe.note}); "
+            "start the process again, with isolate=True, or use batchfinder find: they try each "
+            "size in a process that may break"
+        )
+        try:
+            self._opened.close()
+        except (DeviceError, RuntimeError) as failure:
+            error.__cause__ = failure
+        return error
 
     def _judge(self, attempt: Attempt) -> None:
         if attempt.probe.outcome is Outcome.OOM and not attempt.was_clean:

@@ -52,12 +52,15 @@ def classify(error: BaseException) -> Failure | None:
     """  # noqa: E501 - a doctest's output cannot be broken
     if isinstance(error, KeyboardInterrupt):
         return None
-    return _highest(
-        Failure(row.tier, _reason(match) or type(link).__name__)
-        for link in _chain(error)
-        for row in TABLE
-        if isinstance(link, row.types) and (match := _search(row, str(link)))
-    )
+    try:
+        return _highest(
+            Failure(row.tier, _reason(match) or type(link).__name__)
+            for link in _chain(error)
+            for row in TABLE
+            if isinstance(link, row.types) and (match := _search(row, str(link)))
+        )
+    except MemoryError:  # so little is left that the error cannot even be read
+        return Failure(Tier.CERTAIN, "out of memory")
 
 
 def classify_text(text: str) -> Failure | None:

@@ -119,6 +119,13 @@ TABLE: tuple[Row, ...] = (
         "(CU|HIP)BLAS_STATUS_NOT_INITIALIZED",
         f"{_GITHUB}/EleutherAI/lm-evaluation-harness/issues/1689",
     ),
+    # Of a workspace that is not to be had; a kernel of cuBLAS that fails otherwise breaks the
+    # context, which the next look at the device shows.
+    Row(
+        Tier.PROBABLE,
+        "(CU|HIP)BLAS_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)",
+        f"{_GITHUB}/deepspeedai/DeepSpeed/issues/294",
+    ),
     Row(
         Tier.PROBABLE,
         "CUSOLVER_STATUS_INTERNAL_ERROR",
@@ -174,6 +181,13 @@ TABLE: tuple[Row, ...] = (
     Row(Tier.POISONED, "unspecified launch failure", _CUDA_ERRORS),
     Row(Tier.POISONED, "an illegal instruction was encountered", _CUDA_ERRORS),
     Row(Tier.POISONED, "the launch timed out and was terminated", _CUDA_ERRORS),
+    # What wild addresses of code and stack end in.
+    Row(
+        Tier.POISONED,
+        "CUDA error: (invalid program counter|hardware stack error|operation not supported on "
+        "global/shared address space)",
+        _CUDA_ERRORS,
+    ),
     Row(
         Tier.POISONED,
         "UR_RESULT_ERROR_OUT_OF_RESOURCES",

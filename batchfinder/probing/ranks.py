@@ -7,7 +7,7 @@ supervisors agree on it through a store, whatever state the workers are in.
 One rank that runs out of memory leaves the others waiting for it inside a collective, for ever as
 far as they know. Their supervisors do know: they end them, and the next probe gets fresh workers in
 a fresh group, while the search goes on where it was. A hang is noticed :data:`HANG_SECONDS` after
-the slowest step seen so far would have ended.
+the slowest step seen so far would have ended; later where steps may compile.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ class RankProber(RankedProber):
         show_output: bool = False,
     ) -> None:
         super().__init__(meeting)
+        # A compiled model is compiled again at the second size of all, once for all later ones.
+        margin = FIRST_STEP_SECONDS if options.compiled else HANG_SECONDS
         self._groups = count()
         self._store: TCPStore | None = None
         self._supervisor = Supervisor(
@@ -79,7 +81,7 @@ class RankProber(RankedProber):
             options,
             probe_timeout_seconds=probe_timeout_seconds,
             show_output=show_output,
-            pace=Pace(FIRST_STEP_SECONDS, factor=1, margin_seconds=HANG_SECONDS, least_seconds=0),
+            pace=Pace(FIRST_STEP_SECONDS, factor=1, margin_seconds=margin, least_seconds=0),
         )
         try:
             meeting.agree(_asked_for(source, options))

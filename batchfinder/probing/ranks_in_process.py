@@ -8,7 +8,6 @@ gradients, by a pass of the smallest batch. What that needs has just been given 
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -117,12 +116,6 @@ class _OneOfMany(InProcessProber):
     def tell_end(self) -> None:
         """Say that this rank's probe has ended, to those who may still be in the middle of it."""
         self._meeting.gather(None)
-
-    def close(self) -> None:
-        super().close()
-        # The wrapper around the model, with its buckets, lies in cycles.
-        gc.collect()
-        self._device.release_cache()
 
     def _new_session(self) -> ProbeSession:
         smallest = self.options.warm_up_batch_size

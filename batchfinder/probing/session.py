@@ -21,8 +21,9 @@ from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
 
-# A process whose memory is not back within this share of what it held before any large probe is
-# not fit for another verdict.
+# A process whose memory is not back within this share of what it held before any large probe, or
+# within the noise below, is not fit for another verdict: a small model holds less than a library's
+# workspaces, which make no difference to the budget.
 BASELINE_WITHIN = 0.02
 
 # The optimizer allocates its states in its first step, so only the second one shows the peak.
@@ -110,7 +111,9 @@ class ProbeSession:
     def clean(self) -> None:
         """Give back all that the last probe left.
 
-        Never call it while an exception is handled: the exception's frames hold the tensors.
+        Never call it while an exception is handled: the exception's frames hold the tensors. Nor
+        once the device's context is broken: giving memory back is what the driver then refuses
+        (https://github.com/pytorch/pytorch/issues/25873).
         """
         if self._made_step is not None:
             self._made_step.release()
@@ -121,7 +124,8 @@ class ProbeSession:
         """Whether the process holds no more than before any large probe."""
         if self._baseline_bytes is None:
             return True
-        return self.device.held_bytes() <= self._baseline_bytes * (1 + BASELINE_WITHIN)
+        allowed = max(BASELINE_WITHIN * self._baseline_bytes, GROWTH_NOISE * self.budget_bytes)
+        return self.device.held_bytes() <= self._baseline_bytes + allowed
 
     def _attempt(self, batch_size: int, confirm: bool) -> Attempt:
         started = time.perf_counter()
@@ -142,15 +146,16 @@ class ProbeSession:
             retry_error_callback=_last_result,
         )
         run: Run = retrying(self._run, batch_size, confirm)
-        self.clean()
+        is_broken = run.failure is not None and run.failure.tier is Tier.POISONED
+        if not is_broken:
+            self.clean()
         if self._baseline_bytes is None and run.failure is None and not confirm:
             self._baseline_bytes = self.device.held_bytes()
         probe = to_probe(run, batch_size, confirm, time.perf_counter() - started)
-        is_clean = self.is_at_baseline() and not (
-            run.failure and (run.failure.tier is Tier.POISONED or not self.device.leaves_no_trace)
-        )
+        is_spoilt = run.failure is not None and not self.device.leaves_no_trace
+        is_clean = not is_broken and not is_spoilt and self.is_at_baseline()
         is_believed = was_clean and not (self.options.strategy and _is_only_probable(run))
-        return Attempt(probe, is_believed, is_clean)
+        return Attempt(probe, is_believed, is_clean, is_broken)
 
     def _run(self, batch_size: int, confirm: bool) -> Run:
         run = Run()
@@ -165,12 +170,23 @@ class ProbeSession:
                     "a layer of the model needs more than 1 example to train on; "
                     "set the smallest batch size to 2"
                 ) from error
-            run.failure = _classify(error)
+            run.failure = classify(error)
             if run.failure is None:
                 raise
         if run.failure is not None and run.failure.tier is not Tier.POISONED:
-            self._read_peaks(run)  # how much the failing step had got
+            run.failure = self._after_failure(run.failure, run)
         return run
+
+    def _after_failure(self, failure: Failure, run: Run) -> Failure:
+        """Read how much the failing step had got; what waiting for the device shows counts too."""
+        try:
+            self._read_peaks(run)
+        except RuntimeError as error:
+            # A library said no more than that a kernel of its own failed; the device says why.
+            if (shown := classify(error)) is None:
+                raise
+            return shown
+        return failure
 
     @property
     def _step_of_setup(self) -> TrainingStep:
@@ -274,13 +290,6 @@ class ProbeSession:
         run.allocated_bytes = max(run.allocated_bytes, peaks.allocated_bytes)
         run.reserved_bytes = max(run.reserved_bytes, peaks.reserved_bytes)
         return peaks
-
-
-def _classify(error: Exception) -> Failure | None:
-    try:
-        return classify(error)
-    except MemoryError:  # so little is left that the error cannot even be read
-        return Failure(Tier.CERTAIN, "out of memory")
 
 
 def _is_only_probable(run: Run) -> bool:

@@ -50,7 +50,7 @@ def verdict_of_death(
             "--probe-timeout allows for more"
         )
     elif isinstance(death, WorkerDiedError):
-        if death.signal_number == signal.SIGKILL:
+        if death.signal_number == getattr(signal, "SIGKILL", 9):  # Windows has none
             outcome = Outcome.OOM
             note = "the process was killed, most likely by the system for want of host memory"
         elif (reason := _printed_reason(death.output)) is not None:

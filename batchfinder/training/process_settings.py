@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import random
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -74,19 +76,32 @@ def _kept(read: Callable[[], Any], write: Callable[[Any], object]) -> list[Undo]
 
     def undo() -> None:
         if _readable(read) != saved:
-            write(saved)
+            with _unwarned():
+                write(saved)
 
     return [undo]
 
 
 def _readable(read: Callable[[], Any]) -> Any:
     try:
-        return read()
+        with _unwarned():
+            return read()
     except (AttributeError, RuntimeError):
         # An older PyTorch has not all of them. And the older TF32 switches cannot be read once
         # the newer ones were set apart from them:
         # https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
         return None
+
+
+@contextlib.contextmanager
+def _unwarned() -> Iterator[None]:
+    """For switches that are on their way out: PyTorch 2.9 warns of reading the older TF32 ones.
+
+    https://github.com/pytorch/pytorch/issues/166286
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def device_generator(device: torch.device) -> Undo:

@@ -12,7 +12,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 def run_python(*arguments: str) -> str:
     """What Python prints, run in the repository's folder; it must end well."""
-    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
+    # Before what is there already: this machine may keep packages in a folder of their own.
+    before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), str(REPOSITORY / "tests"), *before]))
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=REPOSITORY,

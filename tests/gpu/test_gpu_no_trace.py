@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -124,22 +125,43 @@ def test_the_limit_is_lifted() -> None:
     assert larger_than_the_limit.numel() == 3 * GIB
 
 
-@pytest.mark.skipif(
-    not hasattr(torch.cuda, "get_per_process_memory_fraction"),
-    reason="this PyTorch does not tell what limit was set",
-)
-def test_a_limit_of_the_user_is_put_back() -> None:
+@pytest.fixture
+def limit_of_the_user() -> Iterator[int]:
+    """3 GiB, in bytes."""
+    if not hasattr(torch.cuda, "get_per_process_memory_fraction"):
+        pytest.skip("this PyTorch does not tell what limit was set")
     total = torch.cuda.get_device_properties(DEVICE).total_memory
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(3 * GIB / total, DEVICE)
-    try:
-        find_max_batch(wide_model(), wide_sample(), device=DEVICE, memory_limit=LIMIT)
+    yield 3 * GIB
+    torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
 
-        with pytest.raises(torch.cuda.OutOfMemoryError):
-            torch.empty(4 * GIB, dtype=torch.uint8, device=DEVICE)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
+
+def test_a_limit_of_the_user_is_put_back(limit_of_the_user: int) -> None:
+    find_max_batch(wide_model(), wide_sample(), device=DEVICE, memory_limit=LIMIT)
+
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        torch.empty(limit_of_the_user + GIB, dtype=torch.uint8, device=DEVICE)
+
+
+def test_a_limit_of_the_user_bounds_the_budget(limit_of_the_user: int) -> None:
+    result = find_max_batch(wide_model(), wide_sample(), device=DEVICE, max_batch_size=2)
+
+    assert 0.9 * limit_of_the_user < result.budget_bytes <= limit_of_the_user
+
+
+def test_what_is_cached_before_is_within_the_limit() -> None:
+    larger_than_the_limit = torch.empty(3 * GIB, dtype=torch.uint8, device=DEVICE)
+    del larger_than_the_limit
+
+    result = find_max_batch(
+        wide_model(), wide_sample(), device=DEVICE, memory_limit=LIMIT, max_batch_size=2
+    )
+
+    for probe in result.probes:
+        assert probe.peak_reserved_bytes is not None
+        assert probe.peak_reserved_bytes <= result.budget_bytes
 
 
 def test_the_limit_is_lifted_after_an_error() -> None:

