@@ -58,6 +58,7 @@ def main() -> None:
     traces = Traces(RTX_3090 if are_brackets else A100, arguments.traces)
     summary = (check_brackets if are_brackets else check_peaks)(rows, traces)
     summary |= {"rows": len(rows), "limit": arguments.limit, "seed": arguments.seed}
+    summary["without_trace"] = sorted(traces.missing)
     if traces.seconds:
         summary["longest_trace_seconds"] = max(traces.seconds.values())
     if arguments.json:
@@ -67,10 +68,16 @@ def main() -> None:
 
 
 class Traces:
-    """The trace of each model, from the folder if it is there."""
+    """The trace of each model, from the folder if it is there.
+
+    Attributes:
+        seconds: what each trace made here took, of one core.
+        missing: of what there is no trace.
+    """
 
     def __init__(self, recipe: Recipe, folder: Path | None) -> None:
         self.seconds: dict[str, float] = {}
+        self.missing: list[str] = []
         self._recipe = recipe
         self._folder = folder
         self._last: tuple[str, AffineTrace | None] = ("", None)
@@ -100,6 +107,7 @@ class Traces:
             return trace_model(name, image_size, layout, self._recipe)
         except Exception as error:  # noqa: BLE001 - any of hundreds of models may fail its own way
             print(f"no trace of {key}: {type(error).__name__}: {str(error)[:200]!r}", flush=True)
+            self.missing.append(key)
             return None
         finally:
             self.seconds[key] = round(time.process_time() - started, 2)
