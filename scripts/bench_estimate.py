@@ -28,12 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm_recipes import A100, RTX_3090, Recipe, build, trace_model
+from timm_recipes import A100, RTX_3090, Recipe, TracedModel, trace_model
 
 from batchfinder.simulation.allocator import CachingAllocator
 from batchfinder.simulation.gpus import find_gpu
 from batchfinder.simulation.replay import largest_that_fits, replay
-from batchfinder.simulation.trace import AffineTrace
 from batchfinder.units import MIB
 
 SMALLEST_PEAK_MIB = 4096
@@ -80,9 +79,9 @@ class Traces:
         self.missing: list[str] = []
         self._recipe = recipe
         self._folder = folder
-        self._last: tuple[str, AffineTrace | None] = ("", None)
+        self._last: tuple[str, TracedModel | None] = ("", None)
 
-    def get(self, name: str, image_size: int | None, layout: str) -> AffineTrace | None:
+    def get(self, name: str, image_size: int | None, layout: str) -> TracedModel | None:
         """None if this version of timm has no such model, or the two traces do not align."""
         key = f"{name}_{image_size}_{layout}"
         if self._last[0] == key:
@@ -120,18 +119,18 @@ def check_brackets(rows: list[dict[str, str]], traces: Traces) -> dict[str, Any]
     inside = over = under = 0
     misses, others = [], []
     for row in rows:
-        trace = traces.get(row["model"], int(row["img_size"]), row["layout"])
-        if trace is None:
+        traced = traces.get(row["model"], int(row["img_size"]), row["layout"])
+        if traced is None:
             continue
-        if not _is_same_model(row):
+        if not _is_same_model(row, traced.parameters):
             print(f"another model today: {row['model']} had {row['params_millions']} million "
                   "parameters", flush=True)  # fmt: skip
             others.append(row["model"])
             continue
         fits, fails = int(row["fits"]), int(row["fails"])
         found = largest_that_fits(
-            lambda size, trace=trace: replay(trace, size, CachingAllocator(capacity)).fits,
-            trace.upper_bound(capacity),
+            lambda size, trace=traced.trace: replay(trace, size, CachingAllocator(capacity)).fits,
+            traced.trace.upper_bound(capacity),
         )
         if fits <= found < fails:
             inside += 1
@@ -147,11 +146,9 @@ def check_brackets(rows: list[dict[str, str]], traces: Traces) -> dict[str, Any]
     return {"line": line, "misses": sorted(misses), "other_models_today": sorted(set(others))}
 
 
-def _is_same_model(row: dict[str, str]) -> bool:
+def _is_same_model(row: dict[str, str], parameters: int) -> bool:
     """Whether this version of timm builds what the row was measured on."""
-    model = build(row["model"], int(row["img_size"]))
-    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
-    return abs(millions / float(row["params_millions"]) - 1) <= SAME_MODEL
+    return abs(parameters / 1e6 / float(row["params_millions"]) - 1) <= SAME_MODEL
 
 
 def check_peaks(rows: list[dict[str, str]], traces: Traces) -> dict[str, Any]:
@@ -159,12 +156,12 @@ def check_peaks(rows: list[dict[str, str]], traces: Traces) -> dict[str, Any]:
     gpu = find_gpu("A100 40GB")
     errors = []
     for row in sorted(rows, key=lambda row: row["model"]):
-        trace = traces.get(row["model"], None, "nchw")
-        if trace is None:
+        traced = traces.get(row["model"], None, "nchw")
+        if traced is None:
             continue
         batch_size, measured = int(row["batch_size"]), float(row["peak_device_mib"])
         allocator = CachingAllocator(gpu.total_bytes - gpu.overhead_bytes)
-        run = replay(trace, batch_size, allocator)
+        run = replay(traced.trace, batch_size, allocator)
         simulated = (run.peak_reserved_bytes + gpu.overhead_bytes) / MIB
         errors.append((round(simulated / measured - 1, 4), row["model"], batch_size))
         if abs(errors[-1][0]) > MISS:
