@@ -23,7 +23,6 @@ from batchfinder.reporting.estimates import (
 from batchfinder.reporting.plot import check_plot, plot_timelines
 from batchfinder.result import SCHEMA_VERSION
 from batchfinder.simulation.allocator import AllocatorSettings
-from batchfinder.simulation.attention import kernel_family
 from batchfinder.simulation.calibration import Calibration, read_measurement
 from batchfinder.simulation.cluster import Cluster
 from batchfinder.simulation.estimate import ClusterEstimate, Estimate
@@ -159,7 +158,7 @@ def _calibrate(
     gpu = find_gpu(measured.gpu_name)
     # Room enough that the size measured fits whatever the correction turns out to be.
     roomy = dataclasses.replace(gpu, total_bytes=4 * gpu.total_bytes)
-    traces = StepTraces(setup, options, kernel_family(gpu.compute_capability))
+    traces = StepTraces(setup, options, gpu.compute_capability)
     run = SimulatedProber(traces, roomy, options).replay(measured.batch_size)
     correction = measured.peak_reserved_bytes - run.peak_reserved_bytes
     calibration.learn(gpu.name, correction)

@@ -15,7 +15,6 @@ from batchfinder.finder import conclude
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.result import BatchSizeResult, Probe, Status
 from batchfinder.simulation.allocator import AllocatorSettings
-from batchfinder.simulation.attention import kernel_family
 from batchfinder.simulation.cluster import Cluster
 from batchfinder.simulation.estimate import Estimate, PeakEstimate
 from batchfinder.simulation.explanation import explain
@@ -151,7 +150,7 @@ def estimate_peak_memory(
     )
     device = find_gpu(gpu) if isinstance(gpu, str) else gpu
     prober = SimulatedProber(
-        StepTraces(setup, options, kernel_family(device.compute_capability)),
+        StepTraces(setup, options, device.compute_capability),
         device,
         options,
         AllocatorSettings(expandable_segments=expandable_segments),
@@ -205,28 +204,31 @@ def estimate_on_gpus(
         UsageError, SampleError, StepError, DeviceError, Exception: as there.
     """
     smallest, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
-    traces: dict[Any, StepTraces] = {}
-    estimates = []
-    share = 1.0
+    made: list[StepTraces] = []
+    estimates: list[Estimate] = []
+    shares: dict[int, float] = {}
     for gpu in gpus:
-        family = kernel_family(gpu.compute_capability)
-        if family not in traces:
-            traces[family] = StepTraces(setup, options, family, cluster)
-        prober = SimulatedProber(traces[family], gpu, options, settings)
-        result = _search(prober, (smallest, max_batch_size, multiple_of), share)
+        traces = next((some for some in made if some.hold_for(gpu.compute_capability)), None)
+        if traces is None:
+            traces = StepTraces(setup, options, gpu.compute_capability, cluster)
+            made.append(traces)
+        prober = SimulatedProber(traces, gpu, options, settings)
+        # Fragmentation takes about as much as on the GPU that is most alike.
+        nearest = min(shares, key=lambda budget: abs(budget - prober.budget_bytes), default=0)
+        result = _search(prober, (smallest, max_batch_size, multiple_of), shares.get(nearest, 1.0))
         shown = result.batch_size or smallest
         reserved = max(p.peak_reserved_bytes or 0 for p in result.probes if p.batch_size == shown)
-        bound = traces[family].at(shown).upper_bound(prober.budget_bytes)
+        bound = traces.at(shown).upper_bound(prober.budget_bytes)
         if bound and result.status is Status.FOUND:
-            share = result.batch_size / bound  # fragmentation takes about as much on the next GPU
+            shares[prober.budget_bytes] = result.batch_size / bound
         explanation = explain(
-            traces[family].at(shown),
+            traces.at(shown),
             shown,
             reserved_bytes=reserved,
             overhead_bytes=gpu.overhead_bytes,
             workspace_bytes=prober.kept_workspace_bytes,
         )
-        low, high = _interval(result, traces[family], max_batch_size, multiple_of)
+        low, high = _interval(result, traces, max_batch_size, multiple_of)
         estimates.append(Estimate(gpu, low, high, result, explanation))
     return estimates
 

@@ -136,5 +136,10 @@ def _line(readings: Mapping[int, float]) -> PhaseModel:
     )
     slope = max(zero, covariance / spread)
     fixed = mean_peak - slope * mean_size
+    if fixed < 0:  # noise, or memory that bends: nothing is held for less than no samples
+        fixed = zero
+        slope = sum((size**2 * peak for size, peak in points), zero) / sum(
+            (size**3 for size, _ in points), zero
+        )
     worst = max(abs(fixed + slope * size - peak) / max(peak, Fraction(1)) for size, peak in points)
     return PhaseModel(float(fixed), float(slope), float(worst))

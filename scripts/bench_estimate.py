@@ -28,12 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm_recipes import A100, RTX_3090, Recipe, build, trace_model
+from timm_recipes import A100, RTX_3090, Recipe, TracedModel, trace_model
 
 from batchfinder.simulation.allocator import CachingAllocator
 from batchfinder.simulation.gpus import find_gpu
 from batchfinder.simulation.replay import largest_that_fits, replay
-from batchfinder.simulation.trace import AffineTrace
 from batchfinder.units import MIB
 
 SMALLEST_PEAK_MIB = 4096
@@ -58,6 +57,7 @@ def main() -> None:
     traces = Traces(RTX_3090 if are_brackets else A100, arguments.traces)
     summary = (check_brackets if are_brackets else check_peaks)(rows, traces)
     summary |= {"rows": len(rows), "limit": arguments.limit, "seed": arguments.seed}
+    summary["without_trace"] = sorted(traces.missing)
     if traces.seconds:
         summary["longest_trace_seconds"] = max(traces.seconds.values())
     if arguments.json:
@@ -67,15 +67,21 @@ def main() -> None:
 
 
 class Traces:
-    """The trace of each model, from the folder if it is there."""
+    """The trace of each model, from the folder if it is there.
+
+    Attributes:
+        seconds: what each trace made here took, of one core.
+        missing: of what there is no trace.
+    """
 
     def __init__(self, recipe: Recipe, folder: Path | None) -> None:
         self.seconds: dict[str, float] = {}
+        self.missing: list[str] = []
         self._recipe = recipe
         self._folder = folder
-        self._last: tuple[str, AffineTrace | None] = ("", None)
+        self._last: tuple[str, TracedModel | None] = ("", None)
 
-    def get(self, name: str, image_size: int | None, layout: str) -> AffineTrace | None:
+    def get(self, name: str, image_size: int | None, layout: str) -> TracedModel | None:
         """None if this version of timm has no such model, or the two traces do not align."""
         key = f"{name}_{image_size}_{layout}"
         if self._last[0] == key:
@@ -100,6 +106,7 @@ class Traces:
             return trace_model(name, image_size, layout, self._recipe)
         except Exception as error:  # noqa: BLE001 - any of hundreds of models may fail its own way
             print(f"no trace of {key}: {type(error).__name__}: {str(error)[:200]!r}", flush=True)
+            self.missing.append(key)
             return None
         finally:
             self.seconds[key] = round(time.process_time() - started, 2)
@@ -112,18 +119,18 @@ def check_brackets(rows: list[dict[str, str]], traces: Traces) -> dict[str, Any]
     inside = over = under = 0
     misses, others = [], []
     for row in rows:
-        trace = traces.get(row["model"], int(row["img_size"]), row["layout"])
-        if trace is None:
+        traced = traces.get(row["model"], int(row["img_size"]), row["layout"])
+        if traced is None:
             continue
-        if not _is_same_model(row):
+        if not _is_same_model(row, traced.parameters):
             print(f"another model today: {row['model']} had {row['params_millions']} million "
                   "parameters", flush=True)  # fmt: skip
             others.append(row["model"])
             continue
         fits, fails = int(row["fits"]), int(row["fails"])
         found = largest_that_fits(
-            lambda size, trace=trace: replay(trace, size, CachingAllocator(capacity)).fits,
-            trace.upper_bound(capacity),
+            lambda size, trace=traced.trace: replay(trace, size, CachingAllocator(capacity)).fits,
+            traced.trace.upper_bound(capacity),
         )
         if fits <= found < fails:
             inside += 1
@@ -139,11 +146,9 @@ def check_brackets(rows: list[dict[str, str]], traces: Traces) -> dict[str, Any]
     return {"line": line, "misses": sorted(misses), "other_models_today": sorted(set(others))}
 
 
-def _is_same_model(row: dict[str, str]) -> bool:
+def _is_same_model(row: dict[str, str], parameters: int) -> bool:
     """Whether this version of timm builds what the row was measured on."""
-    model = build(row["model"], int(row["img_size"]))
-    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
-    return abs(millions / float(row["params_millions"]) - 1) <= SAME_MODEL
+    return abs(parameters / 1e6 / float(row["params_millions"]) - 1) <= SAME_MODEL
 
 
 def check_peaks(rows: list[dict[str, str]], traces: Traces) -> dict[str, Any]:
@@ -151,12 +156,12 @@ def check_peaks(rows: list[dict[str, str]], traces: Traces) -> dict[str, Any]:
     gpu = find_gpu("A100 40GB")
     errors = []
     for row in sorted(rows, key=lambda row: row["model"]):
-        trace = traces.get(row["model"], None, "nchw")
-        if trace is None:
+        traced = traces.get(row["model"], None, "nchw")
+        if traced is None:
             continue
         batch_size, measured = int(row["batch_size"]), float(row["peak_device_mib"])
         allocator = CachingAllocator(gpu.total_bytes - gpu.overhead_bytes)
-        run = replay(trace, batch_size, allocator)
+        run = replay(traced.trace, batch_size, allocator)
         simulated = (run.peak_reserved_bytes + gpu.overhead_bytes) / MIB
         errors.append((round(simulated / measured - 1, 4), row["model"], batch_size))
         if abs(errors[-1][0]) > MISS:

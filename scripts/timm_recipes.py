@@ -18,6 +18,14 @@ from batchfinder.simulation.workspaces import CudaWorkspaces
 
 
 @dataclass(frozen=True)
+class TracedModel:
+    """The trace of a model's steps, and the number of its parameters."""
+
+    trace: AffineTrace
+    parameters: int
+
+
+@dataclass(frozen=True)
 class Recipe:
     """How the steps of a table were run.
 
@@ -83,7 +91,7 @@ def build(name: str, image_size: int | None) -> nn.Module:
 
 def trace_model(
     name: str, image_size: int | None, layout: str, recipe: Recipe, sizes: tuple[int, int] = (4, 8)
-) -> AffineTrace:
+) -> TracedModel:
     """The trace of a timm model's steps at every batch size.
 
     Args:
@@ -101,11 +109,12 @@ def trace_model(
 
     timm.layers.set_fused_attn(recipe.fused_attention)
     model = build(name, image_size).train()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     if recipe.inplace_abn and name.startswith("tresnet"):
         model = with_inplace_abn(model)
     shape = (3, image_size, image_size) if image_size else model.pretrained_cfg["input_size"]
     small, large = (_trace(model, shape, layout, recipe, size) for size in sizes)
-    return align(small, large)
+    return TracedModel(align(small, large), parameters)
 
 
 def _trace(model: nn.Module, shape: Any, layout: str, recipe: Recipe, batch_size: int) -> Trace:

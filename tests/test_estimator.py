@@ -9,9 +9,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from batchfinder.errors import SampleError, StepError, UsageError
-from batchfinder.estimator import estimate_max_batch, estimate_peak_memory
+from batchfinder.estimator import estimate_max_batch, estimate_on_gpus, estimate_peak_memory
+from batchfinder.probing.options import ProbeOptions
 from batchfinder.result import Status
-from batchfinder.simulation.gpus import unnamed_gpu
+from batchfinder.simulation.gpus import find_gpu, unnamed_gpu
+from batchfinder.simulation.step_trace import STEPS, TRACED_SIZES
+from batchfinder.training.setup import TrainingSetup
 from batchfinder.units import GIB, MIB
 
 SAMPLE = (torch.randn(3, 256), torch.randint(0, 10, (3,)))
@@ -127,6 +130,23 @@ def test_reading_a_value_is_refused_with_its_place() -> None:
     model = nn.Sequential(nn.Identity(), Reads())
     with pytest.raises(StepError, match=r"a value of a tensor is read .* in 1 at .*test_estimator"):
         estimate_max_batch(model, SAMPLE, gpu="t4")
+
+
+def test_gpus_with_the_same_kernels_share_their_traces() -> None:
+    """A model without attention runs the same everywhere: what differs is the memory."""
+    calls = 0
+
+    class Counts(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            return super().forward(x)
+
+    gpus = [find_gpu(name) for name in ("t4", "rtx3090", "h100")]
+    together = estimate_on_gpus(TrainingSetup(Counts(256, 10), SAMPLE), gpus, ProbeOptions())
+    assert calls == len(TRACED_SIZES) * STEPS
+    apart = [estimate_max_batch(nn.Linear(256, 10), SAMPLE, gpu=gpu) for gpu in gpus]
+    assert [e.batch_size for e in together] == [e.batch_size for e in apart]
 
 
 def test_unknown_gpu() -> None:

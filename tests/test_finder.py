@@ -133,7 +133,7 @@ def test_where_verdicts_do_not_repeat_the_model_knows_the_confirmations_too() ->
     result = run_search(prober)
     assert result.memory_model is not None
     peak = max(prober.peaks(result.batch_size, confirm=True).values())
-    assert result.memory_model.peak_bytes(result.batch_size) == pytest.approx(peak, rel=0.01)
+    assert result.memory_model.peak_bytes(result.batch_size) == pytest.approx(peak, rel=0.05)
 
 
 def test_a_failure_for_no_want_of_memory_bounds_the_size_too() -> None:

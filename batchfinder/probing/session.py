@@ -21,9 +21,8 @@ from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
 
-# A process whose memory is not back within this share of what it held before any large probe, or
-# within the noise below, is not fit for another verdict: a small model holds less than a library's
-# workspaces, which make no difference to the budget.
+# A process that holds more than before any large probe, by more than this share of it and by more
+# than the noise below (workspaces of a library, say), is not fit for another verdict.
 BASELINE_WITHIN = 0.02
 
 # The optimizer allocates its states in its first step, so only the second one shows the peak.
@@ -33,8 +32,7 @@ WARM_UP_STEPS = 2
 STEADY_STEPS = 2
 MAX_CONFIRM_STEPS = 10
 
-# A step that flushes the allocator's cache may find a layout that the next one can keep; what
-# flushes in so many steps in a row goes on doing so.
+# What flushes the allocator's cache in so many steps in a row has no layout that the next can keep.
 THRASHING_STEPS = 2
 
 # Growth below this share of the budget is the noise of the readings.

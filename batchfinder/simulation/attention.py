@@ -8,6 +8,7 @@ https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/c
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable
 
 import torch
@@ -24,6 +25,10 @@ class AttentionBackend(enum.Enum):
     MATH = "math"
 
 
+FAMILIES: tuple[ComputeCapability, ...] = ((5, 0), (7, 0), (8, 0))
+"""The oldest GPU of each generation with kernels of its own."""
+
+
 def kernel_family(capability: ComputeCapability) -> ComputeCapability:
     """The oldest GPU that runs a training step with the same kernels.
 
@@ -31,7 +36,7 @@ def kernel_family(capability: ComputeCapability) -> ComputeCapability:
         >>> kernel_family((8, 9)), kernel_family((7, 5)), kernel_family((6, 1))
         ((8, 0), (7, 0), (5, 0))
     """
-    return max(oldest for oldest in ((5, 0), (7, 0), (8, 0)) if oldest <= capability)
+    return max(oldest for oldest in FAMILIES if oldest <= capability)
 
 
 def choose_backend(
@@ -85,12 +90,16 @@ def _alignment(half: bool, capability: ComputeCapability) -> int:
     return 1
 
 
-def attention_kernel(capability: ComputeCapability) -> Callable[..., Tensor]:
+def attention_kernel(
+    capability: ComputeCapability, alike: set[ComputeCapability] | None = None
+) -> Callable[..., Tensor]:
     """A replacement for ``aten::scaled_dot_product_attention`` that runs the target's kernel.
 
     Args:
         capability: of the target GPU.
+        alike: some of :data:`FAMILIES`; those that choose otherwise are taken out.
     """
+    alike = set() if alike is None else alike
 
     def attention(
         query: Tensor,
@@ -103,8 +112,12 @@ def attention_kernel(capability: ComputeCapability) -> Callable[..., Tensor]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        backend = choose_backend(
-            query, key, value, has_mask=attn_mask is not None, capability=capability
+        choose = functools.partial(
+            choose_backend, query, key, value, has_mask=attn_mask is not None
+        )
+        backend = choose(capability=capability)
+        alike.difference_update(
+            [family for family in alike if choose(capability=family) is not backend]
         )
         if backend is AttentionBackend.FLASH:
             return _flash(query, key, value, dropout_p, is_causal, scale)

@@ -6,6 +6,7 @@ PyTorch derives the same with a reference implementation in Python, which takes 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -47,18 +48,21 @@ def elementwise(args: Any, kwargs: Any) -> Tensor | None:
             widest = operand
     if widest is None:
         return None
-    shape, strides = widest.shape, widest.stride()
-    is_contiguous = widest.is_contiguous()
-    if not is_contiguous and not widest.is_contiguous(memory_format=_last(widest)):
-        return None  # whether it has holes is not plain to see
-    for operand in operands:
-        if operand is None or (operand.shape == shape and operand.stride() == strides):
-            continue
-        # Spread over the first dimensions: a bias, say.
-        is_tail = operand.shape == shape[len(shape) - operand.dim() :]
-        if not (is_contiguous and is_tail and operand.is_contiguous()):
-            return None
-    return new_like(widest, dtype=dtype)
+    layout = _layout(widest)
+    if layout is None or not all(_lies_in(operand, widest, layout) for operand in operands):
+        return None
+    return new_like(widest, layout, dtype)
+
+
+def _lies_in(operand: Tensor | None, widest: Tensor, layout: torch.memory_format) -> bool:
+    """Whether an operand leaves the layout of the output to the widest one."""
+    if operand is None:
+        return False
+    if operand.shape == widest.shape:
+        return operand.stride() == widest.stride() or _layout(operand) is layout
+    # Spread over the first dimensions: a bias, say.
+    is_tail = operand.shape == widest.shape[widest.dim() - operand.dim() :]
+    return is_tail and operand.is_contiguous() and layout is torch.contiguous_format
 
 
 def cast(
@@ -71,18 +75,32 @@ def cast(
     non_blocking: bool = False,
     memory_format: torch.memory_format | None = None,
 ) -> Tensor:
-    """The output of ``aten::_to_copy``; every device is the simulated one."""
+    """The output of ``aten::_to_copy`` and its like; every device is the simulated one."""
     return new_like(input, memory_format or torch.preserve_format, dtype)
 
 
 def is_plain_cast(kwargs: Any) -> bool:
-    """Whether ``aten::_to_copy`` changes no more than type and memory format."""
+    """Whether ``aten::_to_copy`` or its like changes no more than type and memory format."""
     device, layout = kwargs.get("device"), kwargs.get("layout")
     return (device is None or device.type == "cpu") and layout in (None, torch.strided)
 
 
-def _last(tensor: Tensor) -> torch.memory_format:
-    return torch.channels_last if tensor.dim() == 4 else torch.contiguous_format
+def _layout(tensor: Tensor) -> torch.memory_format | None:
+    """The memory format whose order the dimensions lie in, with or without holes between them."""
+    sides = [side for side, size in enumerate(tensor.shape) if size != 1]
+    strides = tensor.stride()
+    if _descends([strides[side] for side in sides]):
+        return torch.contiguous_format
+    if tensor.dim() == 4 and 1 in sides:
+        sides.remove(1)
+        if _descends([strides[side] for side in (*sides, 1)]):
+            return torch.channels_last
+    return None
+
+
+def _descends(strides: list[int]) -> bool:
+    """Whether each is smaller than the one before; equal ones, as of expanded tensors, are not."""
+    return 0 not in strides and all(after < before for before, after in pairwise(strides))
 
 
 def _fake_tensors(args: Any) -> Iterator[FakeTensor | None]:

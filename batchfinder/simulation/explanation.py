@@ -88,26 +88,18 @@ def explain(
     storages = trace.example.storages
     sizes = [round_request(size) for size in trace.sizes(batch_size)]
     first = trace.example.steps[-1] if trace.example.steps else 0
-    alive: dict[int, None] = {}
-    held = peak = 0
-    peak_at = 0
-    peak_alive: list[int] = []
+    held = peak = peak_at = 0
     curve: list[int] = []
     for position, event in enumerate(trace.events):
         if event == EMPTY_CACHE:
             continue
-        if event >= 0:
-            alive[event] = None
-            held += sizes[event]
-        elif alive.pop(~event, 0) is None:
-            held -= sizes[~event]
+        held += sizes[event] if event >= 0 else -sizes[~event]
         if position >= first:
             curve.append(held)
             if held > peak:
                 peak, peak_at = held, position
-                peak_alive = list(alive)
     terms = Counter({kind.value: 0 for kind in Kind})
-    for index in peak_alive:
+    for index in _alive_after(trace.events, peak_at):
         terms[storages[index].kind.value] += sizes[index]
     terms[Kind.WORKSPACE.value] += workspace_bytes
     terms["fragmentation"] = max(0, reserved_bytes - peak - workspace_bytes)
@@ -122,6 +114,11 @@ def explain(
         _top_modules(trace, first),
         _timeline(trace, first, curve),
     )
+
+
+def _alive_after(events: list[int], position: int) -> set[int]:
+    past = [event for event in events[: position + 1] if event != EMPTY_CACHE]
+    return {event for event in past if event >= 0} - {~event for event in past if event < 0}
 
 
 def _born_last(events: list[int], position: int) -> int:

@@ -26,7 +26,10 @@ TORCH_VERSION = (int(major), int(minor))
 
 @contextmanager
 def fake_cuda(
-    capability: ComputeCapability, *, torch_version: tuple[int, int] = TORCH_VERSION
+    capability: ComputeCapability,
+    *,
+    torch_version: tuple[int, int] = TORCH_VERSION,
+    alike: set[ComputeCapability] | None = None,
 ) -> Iterator[FakeTensorMode]:
     """Run what follows on fake CPU tensors whose operators choose as CUDA's do.
 
@@ -35,6 +38,7 @@ def fake_cuda(
     Args:
         capability: of the GPU to imitate, such as ``(8, 6)``.
         torch_version: of the PyTorch to imitate; default: the one that is installed.
+        alike: see :func:`~batchfinder.simulation.attention.attention_kernel`.
 
     Example:
         >>> with fake_cuda((8, 0)):
@@ -44,7 +48,7 @@ def fake_cuda(
     autograd: dict[str, Callable[..., Any]] = {
         "dropout": dropout,
         "group_norm": group_norm,
-        "scaled_dot_product_attention": attention_kernel(capability),
+        "scaled_dot_product_attention": attention_kernel(capability, alike),
         **RECURRENT,
     }
     with ExitStack() as stack:

@@ -8,7 +8,6 @@ from batchfinder.bounds import check_bounds
 from batchfinder.errors import BatchFinderError, UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.prober import Prober
-from batchfinder.simulation.attention import kernel_family
 from batchfinder.simulation.gpus import Gpu, find_gpu, unnamed_gpu
 from batchfinder.simulation.prober import SimulatedProber
 from batchfinder.simulation.replay import largest_that_fits
@@ -63,7 +62,7 @@ def _simulated(
     gpu = _gpu(prober.device, prober.budget_bytes)
     # The budget is what limit, overhead and headroom have left.
     options = dataclasses.replace(options, memory_limit=None, headroom=0.0)
-    traces = StepTraces(setup, options, kernel_family(gpu.compute_capability))
+    traces = StepTraces(setup, options, gpu.compute_capability)
     return traces, SimulatedProber(traces, gpu, options)
 
 

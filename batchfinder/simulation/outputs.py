@@ -131,7 +131,12 @@ def _gradients(
 
 
 _aten: Any = torch.ops.aten
-_CAST = _aten._to_copy.default
+_COPIES = {
+    _aten._to_copy.default,
+    _aten.empty_like.default,
+    _aten.ones_like.default,
+    _aten.zeros_like.default,
+}
 _CONVOLUTION = _aten.convolution.default
 _OUTPUTS: dict[Any, Callable[..., Any]] = {
     _CONVOLUTION: convolution,
@@ -159,6 +164,6 @@ def outputs_of(func: OpOverload, args: Any, kwargs: Any) -> Any:
     output = None
     if func in ELEMENTWISE:
         output = elementwise(args, kwargs)
-    elif func is _CAST and is_plain_cast(kwargs):
+    elif func in _COPIES and is_plain_cast(kwargs):
         output = cast(*args, **kwargs)
     return run_on_shapes(func, args, kwargs) if output is None else output

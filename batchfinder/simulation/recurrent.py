@@ -1,8 +1,10 @@
 """LSTM and GRU as cuDNN runs them: in one call, with a reserve for the backward pass.
 
 On the CPU PyTorch would run a product for each time step, or oneDNN's kernel, which keep other
-tensors. What the reserve holds cuDNN does not publish; here it is what the backward pass needs of
-each time step, layer and direction: the gates after their activation, the state, and the output.
+tensors. What the reserve holds cuDNN does not publish. The sizes that it asked for in
+https://github.com/pytorch/pytorch/issues/2895 are those of the gates and the state of each time
+step, layer and direction, and of the outputs between layers. It computes in fp32 whatever the type
+of its tensors, and is taken to keep the reserve so too.
 
 Sources: ``aten/src/ATen/native/cudnn/RNN.cpp`` and ``aten/src/ATen/cudnn/AutocastRNN.cpp`` of
 PyTorch for all but the reserve.
@@ -16,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# In units of the hidden size. An LSTM: four gates, cell and output. A GRU: three gates, the hidden
-# part of the third before its gate, and the output.
-_LSTM_RESERVE = 6
-_GRU_RESERVE = 5
+# In units of the hidden size, as fp32: of each layer, and of what one layer hands to the next.
+_LSTM_RESERVE = 5
+_GRU_RESERVE = 6
+_BETWEEN_LAYERS = 1
 
 
 def lstm(
@@ -34,8 +36,8 @@ def lstm(
     batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``aten::lstm.input`` on CUDA."""
-    output, hidden = _run(_LSTM_RESERVE, input, hx[0], params, num_layers, bidirectional)
-    return output, hidden, torch.empty_like(hx[1], dtype=hidden.dtype)
+    output, *states = _run(_LSTM_RESERVE, input, hx, params, num_layers, bidirectional, batch_first)
+    return output, states[0], states[1]
 
 
 def gru(
@@ -50,7 +52,8 @@ def gru(
     batch_first: bool,
 ) -> tuple[Tensor, Tensor]:
     """``aten::gru.input`` on CUDA."""
-    return _run(_GRU_RESERVE, input, hx, params, num_layers, bidirectional)
+    output, state = _run(_GRU_RESERVE, input, [hx], params, num_layers, bidirectional, batch_first)
+    return output, state
 
 
 RECURRENT: dict[str, Callable[..., Any]] = {"lstm.input": lstm, "gru.input": gru}
@@ -60,17 +63,25 @@ RECURRENT: dict[str, Callable[..., Any]] = {"lstm.input": lstm, "gru.input": gru
 def _run(
     reserve: int,
     input: Tensor,  # noqa: A002
-    hidden: Tensor,
+    states: Sequence[Tensor],
     params: Sequence[Tensor],
     num_layers: int,
     bidirectional: bool,
-) -> tuple[Tensor, Tensor]:
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
     dtype = input.dtype
     if torch.is_autocast_enabled("cpu") and input.is_floating_point():
         dtype = torch.get_autocast_dtype("cpu")
     directions = 2 if bidirectional else 1
-    result: tuple[Tensor, Tensor] = _Recurrent.apply(  # type: ignore[no-untyped-call]
-        input.to(dtype), hidden.to(dtype), reserve * num_layers * directions, directions, *params
+    units = directions * (reserve * num_layers + _BETWEEN_LAYERS * (num_layers - 1))
+    result: tuple[Tensor, ...] = _Recurrent.apply(  # type: ignore[no-untyped-call]
+        input.to(dtype),
+        directions,
+        units,
+        batch_first,
+        len(states),
+        *(state.to(dtype) for state in states),
+        *params,
     )
     return result
 
@@ -78,21 +89,35 @@ def _run(
 class _Recurrent(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, sequence: Tensor, hidden: Tensor, reserve: int, directions: int, *params: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any,
+        sequence: Tensor,
+        directions: int,
+        units: int,
+        batch_first: bool,
+        num_states: int,
+        *rest: Tensor,
+    ) -> tuple[Tensor, ...]:
+        states, params = rest[:num_states], rest[num_states:]
         dtype = sequence.dtype
         # The weights lie in one piece already, but not in this type.
         flat = params[:1] if params[0].dtype is dtype else (_flat(params, dtype),)
-        steps, size = sequence.shape[:2], hidden.size(-1)
+        steps, size = sequence.shape[:2], states[0].size(-1)
+        # cuDNN reads one time step of all examples after the other.
+        turned = torch.empty_like(sequence) if batch_first else sequence
         output = sequence.new_empty((*steps, directions * size))
-        kept = sequence.new_empty((*steps, reserve * size))
-        ctx.save_for_backward(sequence, hidden, output, kept, *flat)
-        ctx.params = params
-        return output, torch.empty_like(hidden)
+        kept = sequence.new_empty((*steps, units * size), dtype=torch.float32)
+        ctx.save_for_backward(sequence, output, kept, *flat, *states)
+        ctx.params, ctx.batch_first = params, batch_first
+        del turned
+        return output, *(torch.empty_like(state) for state in states)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        sequence, hidden, _, _, flat = ctx.saved_tensors
+        sequence, output, _, flat, *states = ctx.saved_tensors
+        turned = [sequence, output] if ctx.batch_first else []
+        turned = [torch.empty_like(tensor) for tensor in turned]
+        before = torch.empty_like(sequence)
+        del turned
         # One piece again, which the gradients of the weights are views of.
         whole = _flat(ctx.params, flat.dtype)
         pieces = torch.split(whole, [parameter.numel() for parameter in ctx.params])
@@ -100,7 +125,8 @@ class _Recurrent(torch.autograd.Function):
             piece.view(parameter.shape).to(parameter.dtype)
             for piece, parameter in zip(pieces, ctx.params, strict=True)
         )
-        return torch.empty_like(sequence), torch.empty_like(hidden), None, None, *weights
+        first = (torch.empty_like(state) for state in states)
+        return before, None, None, None, None, *first, *weights
 
 
 def _flat(params: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from batchfinder.errors import StepError
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.simulation.attention import ComputeCapability
+from batchfinder.simulation.attention import FAMILIES, ComputeCapability, kernel_family
 from batchfinder.simulation.cluster import Cluster, resizes_told
 from batchfinder.simulation.fake import fake_copy, fake_cuda
 from batchfinder.simulation.refusal import USE_FIND, explained
@@ -38,7 +38,7 @@ class StepTraces:
     Args:
         setup: what to train.
         options: of the steps: precision, accumulation, batch dimension.
-        capability: of the GPU whose kernels are imitated.
+        capability: of the GPU whose kernels are imitated; see :meth:`hold_for`.
         cluster: whose rank trains; None: a single GPU.
 
     Attributes:
@@ -60,6 +60,7 @@ class StepTraces:
         self._setup = setup
         self._options = options
         self._capability = capability
+        self._alike = set(FAMILIES)
         self._cluster = cluster
         self._batches = BatchMaker(
             setup.sample, make_batch=setup.make_batch, batch_dim=options.batch_dim
@@ -90,6 +91,10 @@ class StepTraces:
         sizes = [float(storage.size_bytes) for storage in trace.storages]
         return AffineTrace(trace, sizes, [0.0] * len(sizes))
 
+    def hold_for(self, capability: ComputeCapability) -> bool:
+        """Whether a GPU runs the steps traced so far with the same kernels."""
+        return kernel_family(capability) in self._alike
+
     def _trace(self, batch_size: int) -> Trace:
         if self._cluster is None:
             return self._trace_of(batch_size, None, None)
@@ -100,7 +105,7 @@ class StepTraces:
         batch = self._batches.make(batch_size)
         names: dict[int, str] = {}
         precision = self._options.precision
-        with fake_cuda(self._capability) as mode, explained(names):
+        with fake_cuda(self._capability, alike=self._alike) as mode, explained(names):
             setup = _fake_setup(self._setup, mode)
             names.update((id(module), name) for name, module in setup.model.named_modules())
             buckets: list[torch.Tensor] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 
 from batchfinder.simulation.allocator import round_request
@@ -115,6 +116,15 @@ class AffineTrace:
             for fixed, slope in zip(self.fixed_bytes, self.per_sample_bytes, strict=True)
         ]
 
+    @cached_property
+    def highest_lines(self) -> list[tuple[float, float]]:
+        """Those of :meth:`live_lines` that no other one exceeds at every batch size."""
+        highest: list[tuple[float, float]] = []
+        for fixed, slope in sorted(set(self.live_lines()), key=lambda line: line[::-1])[::-1]:
+            if not highest or fixed > highest[-1][0]:
+                highest.append((fixed, slope))
+        return highest
+
     def live_lines(self) -> Iterator[tuple[float, float]]:
         """What is alive after each birth, as ``(fixed, per sample)`` bytes: lower bounds.
 
@@ -139,7 +149,7 @@ class AffineTrace:
         This needs no allocator: it is where the storages alive at once no longer fit.
         """
         largest: float | None = None
-        for fixed, slope in self.live_lines():
+        for fixed, slope in self.highest_lines:
             if slope > 0:
                 size = (capacity_bytes - fixed) / slope
                 largest = size if largest is None or size < largest else largest

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from batchfinder.simulation.attention import AttentionBackend, choose_backend
+from batchfinder.simulation.attention import FAMILIES, AttentionBackend, choose_backend
 from batchfinder.simulation.fake import fake_cuda
 from batchfinder.simulation.trace import Kind, Stage, Storage
 from batchfinder.simulation.tracker import StorageTracker
@@ -121,3 +123,57 @@ def test_fused_attention_keeps_no_scores() -> None:
             x = torch.ones(1, 1, 2048, 64, dtype=dtype, requires_grad=True)
             largest.append(max(s.size_bytes for s in traced(Attention(), x)))
     assert largest == [2048 * 64 * 2, 2048 * 2048 * 8]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "alike"), [("float32", {(5, 0), (7, 0), (8, 0)}), ("float16", {(8, 0)})]
+)
+def test_gpus_that_choose_the_same_attention_are_alike(
+    dtype: str, alike: set[tuple[int, int]]
+) -> None:
+    families = set(FAMILIES)
+    with fake_cuda((8, 6), alike=families):
+        x = torch.ones(1, 2, 16, 64, dtype=getattr(torch, dtype))
+        F.scaled_dot_product_attention(x, x, x)
+    assert families == alike
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "layers", "bidirectional", "reserve"),
+    [
+        # As cuDNN asked for: https://github.com/pytorch/pytorch/issues/2895.
+        (nn.LSTM, 4, False, 736_000_000),
+        (nn.GRU, 4, False, 864_000_000),
+        (nn.LSTM, 1, True, 320_000_000),
+    ],
+)
+def test_recurrent_layers_keep_a_reserve_in_fp32(
+    kind: Any, layers: int, bidirectional: bool, reserve: int, autocast: bool
+) -> None:
+    with fake_cuda((8, 6)), torch.autocast("cpu", torch.float16, enabled=autocast):
+        layer = kind(123, 320, layers, bidirectional=bidirectional)
+        storages = traced(Output(layer), torch.ones(250, 100, 123))
+    assert max(s.size_bytes for s in storages) == reserve
+
+
+class Output(nn.Module):
+    """A recurrent layer without its state."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)[0]  # type: ignore[no-any-return]
+
+
+def test_recurrent_layers_turn_batches_that_come_first() -> None:
+    """cuDNN reads one time step of all examples after the other: it needs a copy."""
+    counts = []
+    for batch_first in (False, True):
+        with fake_cuda((8, 6)):
+            layer = nn.LSTM(17, 32, batch_first=batch_first)
+            storages = traced(Output(layer), torch.ones(8, 8, 17))
+        counts.append(sum(s.size_bytes == 8 * 8 * 17 * 4 for s in storages))
+    assert counts[1] == counts[0] + 2

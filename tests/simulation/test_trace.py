@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from batchfinder.simulation.allocator import CachingAllocator
 from batchfinder.simulation.replay import largest_that_fits, replay
@@ -59,6 +61,22 @@ def test_nothing_above_the_bound_fits() -> None:
 
     assert trace.upper_bound(100 * MIB) == 7
     assert not replay(trace, 8, CachingAllocator(100 * MIB)).fits
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 100), st.integers(0, 9)), min_size=1),
+    st.integers(0, 1000),
+)
+def test_the_bound_is_that_of_all_lines(lines: list[tuple[int, int]], capacity: int) -> None:
+    """Storages that live one after the other: each is a line of its own."""
+    storages = [[Storage(fixed + slope * size) for fixed, slope in lines] for size in (2, 4)]
+    events = [event for i in range(len(lines)) for event in (i, ~i)]
+    trace = align(*(Trace(size, s, events) for size, s in zip((2, 4), storages, strict=True)))
+
+    bounds = [(capacity - fixed) // slope for fixed, slope in lines if slope]
+    if any(fixed > capacity for fixed, _ in lines):
+        bounds.append(0)
+    assert trace.upper_bound(capacity) == (max(0, min(bounds)) if bounds else None)
 
 
 def test_an_optional_workspace_never_makes_a_step_fail() -> None:
