@@ -4,7 +4,8 @@ On the CPU PyTorch would run a product for each time step, or oneDNN's kernel, w
 tensors. What the reserve holds cuDNN does not publish. The sizes that it asked for in
 https://github.com/pytorch/pytorch/issues/2895 are those of the gates and the state of each time
 step, layer and direction, and of the outputs between layers. It computes in fp32 whatever the type
-of its tensors, and is taken to keep the reserve so too.
+of its tensors, and is taken to keep the reserve so too: published results of Sequencer in half
+precision, where nothing else is known, ask for at least as much.
 
 Sources: ``aten/src/ATen/native/cudnn/RNN.cpp`` and ``aten/src/ATen/cudnn/AutocastRNN.cpp`` of
 PyTorch for all but the reserve.
