@@ -127,7 +127,7 @@ def test_nothing_fits() -> None:
     done = find(small_device(fixed_bytes=200 * MIB))
     assert done.exit_code == 3
     assert without_seconds(done.stdout.splitlines()[0]) == (
-        "Nothing fits: batch size 1 needs more than 125.0 MiB     1 probe, T"
+        "Nothing fits: batch size 1 needs more than 125.0 MiB     2 probes, T"
     )
     for lever in ("--precision bf16", "accumulation", "checkpointing", "--optimizer sgd"):
         assert lever in done.stdout
