@@ -74,6 +74,7 @@ def main() -> None:
             row["judged"] = dict(sorted(judge.runs.items()))
             save(options.output, results)
             print(table(family, limit, row), flush=True)
+    print(summary(results["cases"]))
 
 
 def versions() -> dict[str, str]:
@@ -171,6 +172,22 @@ def table(family: str, limit: str, row: dict[str, Any]) -> str:
         lines.append([*cells, f"{found['wall_seconds']:.0f} s"])
     low, high = row["maximum"]
     return f"{family}, {limit}, true maximum {low} to {high}\n\n" + markdown_table(header, lines)
+
+
+def summary(cases: dict[str, dict[str, Any]]) -> str:
+    """The table for the README: for each finder and case the share of the maximum, and the time."""
+    judged = {name: row for name, row in cases.items() if "maximum" in row}
+    lines: list[list[object]] = []
+    for finder in (*OURS, *PEERS):
+        cells: list[object] = [finder.replace("_", " ")]
+        for row in judged.values():
+            found = row["finders"][finder]
+            answer = f"{found['of_maximum']:.0%}" if found["batch_size"] else "error"
+            death = "" if found.get("survived", True) else ", **dies**"
+            cells.append(f"{answer}{death}, {found['wall_seconds']:.0f} s")
+        lines.append(cells)
+    maxima = [f"{name}: {row['maximum'][0]} to {row['maximum'][1]}" for name, row in judged.items()]
+    return markdown_table(["finder", *maxima], lines)
 
 
 if __name__ == "__main__":
