@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict
 from functools import partial, wraps
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -132,7 +134,8 @@ def find_batch_size(
             plan = result.accumulation_plan(global_batch_size)
         if as_json:
             reporter.finish()
-            click.echo(result.to_json())
+            plan_as_data = {"accumulation_plan": asdict(plan)} if plan else {}
+            click.echo(json.dumps({**result.to_dict(), **plan_as_data}, allow_nan=False))
         elif result.status is not Status.FAILED or result.batch_size:
             reporter.answer(result, plan)
 

@@ -123,6 +123,15 @@ def test_json_and_quiet_leave_stderr_empty() -> None:
     assert json.loads(done.stdout)["batch_size"] == 2
 
 
+def test_the_global_batch_as_json() -> None:
+    done = find(small_device(), "--global-batch-size", "64", "--json")
+    plan = json.loads(done.stdout)["accumulation_plan"]
+    assert plan["requested"] == 64
+    exact = plan["exact"]
+    assert exact["batch_size"] * exact["gradient_accumulation_steps"] == 64
+    assert "accumulation_plan" not in json.loads(find(small_device(), "--json").stdout)
+
+
 def test_nothing_fits() -> None:
     done = find(small_device(fixed_bytes=200 * MIB))
     assert done.exit_code == 3
