@@ -31,7 +31,7 @@ class PhaseModel:
     Attributes:
         fixed_bytes: what the phase needs whatever the batch size is.
         per_sample_bytes: what each further example adds; 0 or more.
-        worst_residual: the largest miss of a reading, as a fraction of that reading.
+        worst_residual: the largest miss of a reading, as a fraction of the highest of all phases.
     """
 
     fixed_bytes: float
@@ -77,12 +77,12 @@ class MemoryModel:
 
     @property
     def worst_residual(self) -> float:
-        """The largest miss of a reading, as a fraction of that reading."""
+        """The largest miss of a reading, as a fraction of the highest of all phases."""
         return max(line.worst_residual for line in self.phases.values())
 
     @property
     def is_linear(self) -> bool:
-        """Whether every reading lies within 2 % of its line."""
+        """Whether every reading lies on its line, give or take 2 % of the highest one."""
         return self.worst_residual <= LINEAR_WITHIN
 
     def peak_bytes(self, batch_size: int) -> float:
@@ -117,12 +117,15 @@ def fit(readings: Iterable[tuple[int, Mapping[Phase, float]]]) -> MemoryModel | 
         for phase, peak in peaks.items():
             at_size = points.setdefault(phase, {})
             at_size[batch_size] = max(peak, at_size.get(batch_size, 0))
-    lines = {phase: _line(at_size) for phase, at_size in points.items() if len(at_size) > 1}
+    highest = max((peak for at_size in points.values() for peak in at_size.values()), default=0)
+    lines = {
+        phase: _line(at_size, highest) for phase, at_size in points.items() if len(at_size) > 1
+    }
     return MemoryModel(lines) if lines else None
 
 
-def _line(readings: Mapping[int, float]) -> PhaseModel:
-    """The weighted least-squares line, never falling."""
+def _line(readings: Mapping[int, float], highest: float) -> PhaseModel:
+    """The weighted least-squares line, never falling; its misses are shares of the highest peak."""
     # In fractions, so that exact readings give the exact line: a slope or a fixed part that is too
     # large by its last bit would turn a maximum of 90 into 89.
     points = [(Fraction(size), Fraction(peak)) for size, peak in readings.items()]
@@ -141,5 +144,5 @@ def _line(readings: Mapping[int, float]) -> PhaseModel:
         slope = sum((size**2 * peak for size, peak in points), zero) / sum(
             (size**3 for size, _ in points), zero
         )
-    worst = max(abs(fixed + slope * size - peak) / max(peak, Fraction(1)) for size, peak in points)
-    return PhaseModel(float(fixed), float(slope), float(worst))
+    worst = max(abs(fixed + slope * size - peak) for size, peak in points)
+    return PhaseModel(float(fixed), float(slope), float(worst) / max(highest, 1))
