@@ -217,13 +217,15 @@ def run_search(
             f"not even a batch of {finding.failure.batch_size} runs: {finding.failure.note}; "
             "run one training step by yourself to see more"
         )
-    remarks = _remarks(finding, max_batch_size, multiple_of)
+    remarks = _remarks(finding, max_batch_size, multiple_of, prober.is_repeatable)
     warnings = [*notes, *prober.warnings, *remarks]
     result = conclude(prober, probes, finding.status, time.monotonic() - started, warnings)
     return replace(result, estimated_batch_size=guess)
 
 
-def _remarks(finding: Finding, max_batch_size: int | None, multiple_of: int) -> Iterator[str]:
+def _remarks(
+    finding: Finding, max_batch_size: int | None, multiple_of: int, is_repeatable: bool
+) -> Iterator[str]:
     """What the user should know of how the search ended."""
     if finding.status is Status.CAPPED and max_batch_size is None:
         yield (
@@ -234,10 +236,10 @@ def _remarks(finding: Finding, max_batch_size: int | None, multiple_of: int) -> 
         answer, failure = finding.confirmation.batch_size, finding.failure.batch_size
         if failure - answer <= multiple_of:
             return
-        if finding.failure.is_thrashing:
+        if is_repeatable:
             yield (
-                f"sizes between {answer} and {failure} were not tried: it is chance which of them "
-                "run without flushing the allocator's cache"
+                f"sizes between {answer} and {failure} were not tried: the allocator is fragmented "
+                "there, and it is chance which of them it has room for"
             )
         else:
             yield (

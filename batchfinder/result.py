@@ -27,7 +27,7 @@ class Status(enum.Enum):
     """How a search ended."""
 
     FOUND = "found"
-    """The largest size that fits, proved by a failure one step above it."""
+    """The largest size that fits, proved by a failure just above it."""
     CAPPED = "capped"
     """The maximum asked for fits; nothing larger was tried."""
     NOTHING_FITS = "nothing_fits"

@@ -75,6 +75,17 @@ def test_sizes_that_cannot_be_told_apart_are_named() -> None:
     )
 
 
+def test_where_the_allocator_is_fragmented_the_sizes_left_out_are_named() -> None:
+    result = run_search(FakeProber(budget_bytes=10_000, reserved_extra=0.02))
+    assert result.next_failure is not None
+    assert result.next_failure.batch_size - result.batch_size > 1
+    (warning,) = result.warnings
+    assert warning.startswith(
+        f"sizes between {result.batch_size} and {result.next_failure.batch_size} were not tried: "
+        "the allocator is fragmented there"
+    )
+
+
 def estimated_setup(model: nn.Module) -> tuple[TrainingSetup, ProbeOptions]:
     sample = torch.randn(2, 1024), torch.randn(2, 1024)
     return TrainingSetup(model, sample, optimizer="sgd"), ProbeOptions()
