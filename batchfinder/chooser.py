@@ -144,12 +144,12 @@ class Chooser:
             # Were all of the first peak due to its samples, this many times as many would fill
             # the budget; some of it never is, so twice that likely fits and is still cheap.
             peak = max(known.fits[known.low].phase_peak_bytes.values(), default=0) or 1
-            growth = min(max(2 * self.known.budget_bytes / peak, 2), SECOND_GROWTH)
+            growth = min(max(2 * known.budget_bytes / peak, 2), SECOND_GROWTH)
             return self.guess or known.low * growth
         predicted = self._predicted_maximum()
         if known.low < self.pace.close_enough * predicted:
             growth = BLIND_GROWTH if math.isinf(predicted) else MEASURED_GROWTH
-            cautious = self._predicted_maximum(self.pace.reading_noise * self.known.budget_bytes)
+            cautious = self._predicted_maximum(self.pace.reading_noise * known.budget_bytes)
             return min(cautious, self.pace.approach * predicted, known.low * growth)
         self.overruns += 1
         if not known.is_repeatable:
@@ -241,7 +241,7 @@ class Chooser:
         # Slopes come from probes only: a confirmation, from scratch, may read otherwise. Where
         # verdicts do not repeat, every probe is from scratch.
         readings = known.fits if known.is_repeatable else known.fits | known.confirmed
-        return predict_maximum(start, readings, self.known.budget_bytes, apart, noise_bytes)
+        return predict_maximum(start, readings, known.budget_bytes, apart, noise_bytes)
 
 
 def _halvings(low: int, high: int, unit: int) -> int:

@@ -14,13 +14,12 @@ from bench_case import RESULTS, ROOT, markdown_table, save
 
 from batchfinder.memory_model import Phase
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.session import THRASHING_STEPS
 from batchfinder.result import Outcome, Probe
 from batchfinder.search import search
-from batchfinder.simulation.attention import kernel_family
 from batchfinder.simulation.gpus import find_gpu
-from batchfinder.simulation.prober import SimulatedProber
+from batchfinder.simulation.prober import SimulatedProber, phase_peaks
 from batchfinder.simulation.step_trace import StepTraces
-from batchfinder.simulation.trace import Stage
 from batchfinder.training.loading import load_setup
 from batchfinder.units import GIB
 
@@ -36,8 +35,6 @@ FAMILIES: dict[str, dict[str, object]] = {
     "lstm": {"vocabulary": 30000, "width": 512},
     "unet": {"width": 32, "levels": 4},
 }
-CONFIRM_STEPS = 3
-THRASHING_STEPS = 2
 
 
 def simulate() -> bool:
@@ -89,12 +86,8 @@ class PaperGpu:
     def run(self, batch_size: int, confirm: bool) -> Probe:
         """What the search calls."""
         replay = self.prober.replay(batch_size)
-        peaks: dict[Phase, int] = {}
-        for stage, peak in replay.stage_peak_bytes.items():
-            phase = Phase.OPTIMIZER_STEP if stage is Stage.OPTIMIZER else Phase.FORWARD_BACKWARD
-            peaks[phase] = max(peak, peaks.get(phase, 0))
         retries = replay.retries if replay.fits else 0
-        steps = CONFIRM_STEPS if confirm else THRASHING_STEPS if retries else 1
+        steps = ProbeOptions.confirm_steps if confirm else THRASHING_STEPS if retries else 1
         probe = Probe(
             batch_size,
             Outcome.FITS if replay.fits and not retries else Outcome.OOM,
@@ -102,7 +95,7 @@ class PaperGpu:
             seconds=0.0,
             peak_allocated_bytes=replay.peak_allocated_bytes,
             peak_reserved_bytes=replay.peak_reserved_bytes,
-            phase_peak_bytes=peaks,
+            phase_peak_bytes=phase_peaks(replay),
             allocation_retries=retries,
             confirmed=confirm,
         )
@@ -131,7 +124,7 @@ def simulate_gpus() -> None:
         setup, _ = load_setup(target, arguments)
         for precision in PRECISIONS:
             options = ProbeOptions(precision=precision)
-            traces = StepTraces(setup, options, kernel_family(gpu.compute_capability))
+            traces = StepTraces(setup, options, gpu.compute_capability)
             for limit in LIMITS_GIB:
                 limited = ProbeOptions(precision=precision, memory_limit=limit and limit * GIB)
                 device = PaperGpu(SimulatedProber(traces, gpu, limited))

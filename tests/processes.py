@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 PATIENCE_SECONDS = 60
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def eventually(condition: Callable[[], Any]) -> Any:
@@ -27,3 +31,20 @@ def is_gone(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+def run_python(*arguments: str, folder: Path = REPOSITORY, **environment: str) -> str:
+    """What Python prints, run in a folder with this checkout importable; it must end well."""
+    # Before what is there already: this machine may keep packages in a folder of their own.
+    before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), str(REPOSITORY / "tests"), *before]))
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

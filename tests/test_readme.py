@@ -6,16 +6,14 @@ import json
 import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from fakes import FakeProber
+from processes import REPOSITORY, run_python
 
 from batchfinder.finder import run_search
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 
@@ -99,16 +97,7 @@ def named(start: str) -> list[str]:
 def run(folder: Path, *arguments: str) -> str:
     """What Python prints, in a user's folder with a file to train."""
     (folder / "train.py").write_text(TRAIN)
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "100"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_python(*arguments, folder=folder, COLUMNS="100")
 
 
 def on_this_machine(command: str) -> list[str]:

@@ -76,10 +76,7 @@ class SimulatedProber:
         """Run one batch size on paper; a confirmation is the same run."""
         started = time.perf_counter()
         run = self.replay(batch_size)
-        phases: dict[Phase, int] = {}
-        for stage, peak in run.stage_peak_bytes.items():
-            phase = _PHASES[stage]
-            phases[phase] = max(peak, phases.get(phase, 0))
+        phases = phase_peaks(run)
         # What is reserved decides; it is all taken by the end of the backward pass.
         phases[Phase.FORWARD_BACKWARD] = run.peak_reserved_bytes
         note = "" if run.fits else "out of memory"
@@ -116,3 +113,12 @@ class SimulatedProber:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def phase_peaks(run: Replay) -> dict[Phase, int]:
+    """Most bytes in use in each phase of the memory model."""
+    phases: dict[Phase, int] = {}
+    for stage, peak in run.stage_peak_bytes.items():
+        phase = _PHASES[stage]
+        phases[phase] = max(peak, phases.get(phase, 0))
+    return phases

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from gpu.commands import REPOSITORY, run_python
 from gpu.models import LIMIT, needs_cuda
+from processes import REPOSITORY, run_python
 
 pytestmark = needs_cuda
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpu.commands import run_python
 from gpu.models import DEVICE, LIMIT, ROWS, needs_cuda, wide_model, wide_sample
+from processes import run_python
 
 from batchfinder import Outcome, Status, find_max_batch
 
