@@ -22,10 +22,13 @@ import torch
 from fault_targets import Fault, FaultySGD, build_setup
 
 from batchfinder import TrainingSetup, find_max_batch
+from batchfinder.probing.cpu_device import CpuDevice
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.worker import SetupSource, WorkerProber
+from batchfinder.units import MIB
 
 LOADING_SECONDS = 15.0
+ROOM_BYTES = 730 * MIB  # to train in
 TARGET = f"{Path(__file__).parent}/fault_targets.py:build"
 
 
@@ -55,7 +58,9 @@ def search_in_process(report: dict[str, Any], arguments: dict[str, Any]) -> None
     optimizer.step()
     before = state_of(setup)
     try:
-        result = find_max_batch(setup, device="cpu", memory_limit="1GiB")
+        result = find_max_batch(
+            setup, device="cpu", memory_limit=CpuDevice().held_bytes() + ROOM_BYTES
+        )
         report["batch_size"] = result.batch_size
     finally:
         after = state_of(setup)

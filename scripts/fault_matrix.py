@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -28,11 +29,14 @@ from bench_case import RESULTS, ROOT, markdown_table, save
 from fault_ending import Ending, judge
 from faults import ONCE, SHORT, Fault, all_faults
 
+from batchfinder.units import MIB
+
 RESULT_FILE = RESULTS / "faults.json"
 TERMINATED = 128 + signal.SIGTERM
 MOST_DISTURBANCES = 3
 MARK = "BATCHFINDER_FAULT"
-OPTIONS = ("--device", "cpu", "--memory-limit", "1GiB", "--json")
+OPTIONS = ("--device", "cpu", "--json")
+ROOM_BYTES = 730 * MIB  # to train in
 ENDING_SECONDS = 5
 
 # What PyTorch's compiler keeps for its next run is no leftover of ours.
@@ -85,6 +89,14 @@ def main() -> None:
     print(table(results["faults"]))
     if not all(row["survived"] for row in results["faults"]):
         sys.exit(1)
+
+
+@functools.cache
+def memory_limit() -> int:
+    """In bytes; a build of PyTorch with CUDA takes half a GiB more of it than one without."""
+    code = "from batchfinder.probing import worker_duty, cpu_device as cpu; "
+    code += "print(cpu.CpuDevice().held_bytes())"
+    return int(subprocess.check_output([sys.executable, "-c", code], cwd=ROOT)) + ROOM_BYTES
 
 
 def hear_signals() -> None:
@@ -185,7 +197,7 @@ def command(fault: Fault, once: Path) -> list[str]:
         return [sys.executable, script, fault.api, json.dumps(arguments)]
     arguments = {"stage": "none", "deed": "", **arguments}
     words = [sys.executable, "-m", "batchfinder", "find", f"{scripts}/fault_targets.py:build"]
-    words += [*OPTIONS, *fault.options]
+    words += [*OPTIONS, "--memory-limit", str(memory_limit()), *fault.options]
     for name, value in arguments.items():
         words += ["--arg", f"{name}={value}"]
     if fault.redirect:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -48,3 +49,13 @@ def run_python(*arguments: str, folder: Path = REPOSITORY, **environment: str) -
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@functools.cache
+def idle_bytes() -> int:
+    """What a process holds on the CPU that has imported PyTorch, and has not trained yet.
+
+    A build of PyTorch with CUDA holds half a GiB more than one without.
+    """
+    code = "from batchfinder.probing import worker_duty, cpu_device as cpu; "
+    return int(run_python("-c", f"{code} print(cpu.CpuDevice().held_bytes())"))

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from fakes import FakeProber
-from processes import REPOSITORY, run_python
+from processes import REPOSITORY, idle_bytes, run_python
 
 from batchfinder.finder import run_search
+from batchfinder.units import MIB
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
@@ -41,7 +42,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-resource.setrlimit(resource.RLIMIT_DATA, (2**30, -1))
+resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, -1))
 
 
 class MyModel(nn.Module):
@@ -160,7 +161,8 @@ def test_estimates(command: str, expected: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [text for kind, text in BLOCKS if kind == "python"])
 def test_python_blocks(code: str, tmp_path: Path) -> None:
-    run(tmp_path, "-c", PREAMBLE + code + EPILOGUE)
+    limit = f"LIMIT = {idle_bytes() + 730 * MIB}\n"
+    run(tmp_path, "-c", limit + PREAMBLE + code + EPILOGUE)
 
 
 def rows_of(title: str) -> set[str]:
