@@ -32,7 +32,7 @@ ROOMS = (
     ("__main__",),
     ("cli",),
     ("find_command", "estimate_command", "gpus_command"),
-    ("", "finder", "estimator", "cluster_estimator"),
+    ("", "finder", "estimator", "cluster_estimator", "simulated_search"),
     ("integrations", "reporting"),
     ("probing", "simulation"),
     ("training",),
