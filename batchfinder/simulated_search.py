@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from batchfinder.finder import conclude
+from batchfinder.conclusion import conclude
 from batchfinder.memory_model import MemoryModel, PhaseModel
 from batchfinder.result import BatchSizeResult, Probe, Status
 from batchfinder.simulation.prober import PHASE_OF_STAGE, SimulatedProber
