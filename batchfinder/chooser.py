@@ -12,10 +12,13 @@ of what its tensors take, meets the budget; beyond that it is chance which sizes
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from batchfinder.bracket import FRAGMENTED_RESOLUTION, Bracket
 from batchfinder.prediction import predict_easy_maximum, predict_maximum
+from batchfinder.result import Probe
 
 # Batches are made in host memory, whose end is not tested: no size is more than so many times the
 # largest that has run, where its memory was seen to rise and where it was not.
@@ -77,13 +80,17 @@ UNREPEATABLE = Pace(
 )
 
 
+MakeGuess: TypeAlias = Callable[[Probe], int | None]
+"""``guess(smallest) -> batch size``: from the probe of the smallest size; None: unknown."""
+
+
 class Chooser:
     """Which size to try next.
 
     Args:
         known: what the search knows so far.
         pace: how it goes about it.
-        guess: where the answer may be, if anything is known of that.
+        guess: asked where the answer may be when one size has run; None: nobody knows.
         is_open: whether no largest size was given.
 
     Attributes:
@@ -93,7 +100,9 @@ class Chooser:
         has_looked_above: whether a size just above that was tried.
     """
 
-    def __init__(self, known: Bracket, pace: Pace, *, guess: int | None, is_open: bool) -> None:
+    def __init__(
+        self, known: Bracket, pace: Pace, *, guess: MakeGuess | None, is_open: bool
+    ) -> None:
         self.known, self.pace, self.guess, self.is_open = known, pace, guess, is_open
         self.overruns = self.aims = 0
         self.expects_the_answer = self.has_looked_above = False
@@ -145,7 +154,8 @@ class Chooser:
             # the budget; some of it never is, so twice that likely fits and is still cheap.
             peak = max(known.fits[known.low].phase_peak_bytes.values(), default=0) or 1
             growth = min(max(2 * known.budget_bytes / peak, 2), SECOND_GROWTH)
-            return self.guess or known.low * growth
+            expected = self.guess(known.fits[known.low]) if self.guess else None
+            return expected or known.low * growth
         predicted = self._predicted_maximum()
         if known.low < self.pace.close_enough * predicted:
             growth = BLIND_GROWTH if math.isinf(predicted) else MEASURED_GROWTH

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,16 +10,15 @@ from torch import nn
 
 from batchfinder.bounds import check_bounds
 from batchfinder.errors import UsageError
-from batchfinder.finder import conclude
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.result import BatchSizeResult, Probe, Status
+from batchfinder.result import Status
+from batchfinder.simulated_search import plausible_interval, search_on_paper
 from batchfinder.simulation.allocator import AllocatorSettings
 from batchfinder.simulation.cluster import Cluster
 from batchfinder.simulation.estimate import Estimate, PeakEstimate
 from batchfinder.simulation.explanation import explain
 from batchfinder.simulation.gpus import Gpu, find_gpu
 from batchfinder.simulation.prober import SimulatedProber
-from batchfinder.simulation.replay import largest_that_fits
 from batchfinder.simulation.step_trace import StepTraces
 from batchfinder.training.setup import (
     LossFunction,
@@ -31,10 +29,6 @@ from batchfinder.training.setup import (
     setup_of,
 )
 from batchfinder.units import parse_bytes
-
-# How far the real peak may lie above and below the simulated one: see scripts/bench_estimate.py.
-MORE_THAN_SIMULATED = 0.05
-LESS_THAN_SIMULATED = 0.02
 
 
 def estimate_max_batch(
@@ -215,7 +209,8 @@ def estimate_on_gpus(
         prober = SimulatedProber(traces, gpu, options, settings)
         # Fragmentation takes about as much as on the GPU that is most alike.
         nearest = min(shares, key=lambda budget: abs(budget - prober.budget_bytes), default=0)
-        result = _search(prober, (smallest, max_batch_size, multiple_of), shares.get(nearest, 1.0))
+        bounds = (smallest, max_batch_size, multiple_of)
+        result = search_on_paper(prober, bounds, shares.get(nearest, 1.0))
         shown = result.batch_size or smallest
         reserved = max(p.peak_reserved_bytes or 0 for p in result.probes if p.batch_size == shown)
         bound = traces.at(shown).upper_bound(prober.budget_bytes)
@@ -228,69 +223,6 @@ def estimate_on_gpus(
             overhead_bytes=gpu.overhead_bytes,
             workspace_bytes=prober.kept_workspace_bytes,
         )
-        low, high = _interval(result, traces, max_batch_size, multiple_of)
+        low, high = plausible_interval(result, traces, max_batch_size, multiple_of)
         estimates.append(Estimate(gpu, low, high, result, explanation))
     return estimates
-
-
-def _search(
-    prober: SimulatedProber, bounds: tuple[int, int | None, int], share: float
-) -> BatchSizeResult:
-    """The search of a device on paper.
-
-    Real steps are few and dear; here a size costs milliseconds, and the trace bounds the answer.
-    """
-    started = time.monotonic()
-    smallest, max_batch_size, multiple_of = bounds
-    probes: dict[int, Probe] = {}
-
-    def fits(batch_size: int) -> bool:
-        probes[batch_size] = prober.probe(batch_size)
-        return probes[batch_size].fits
-
-    bound = prober.traces.at(smallest).upper_bound(prober.budget_bytes)
-    if max_batch_size is not None:
-        bound = max_batch_size if bound is None else min(bound, max_batch_size)
-    if not prober.traces.is_affine:
-        bound = max_batch_size
-    answer = largest_that_fits(
-        fits, bound, smallest=smallest, multiple_of=multiple_of, expected_share=share
-    )
-    if not answer and smallest not in probes:
-        fits(smallest)  # the bound alone ruled it out; the result names what failed
-    if answer and max_batch_size is None and answer + multiple_of not in probes:
-        fits(answer + multiple_of)
-    # A second size far below tells the slope.
-    if answer // 2 >= smallest:
-        fits(answer // 2 // multiple_of * multiple_of or smallest)
-    status = Status.NOTHING_FITS
-    if answer:
-        larger_failed = any(not p.fits and p.batch_size > answer for p in probes.values())
-        status = Status.FOUND if larger_failed else Status.CAPPED
-    seconds = time.monotonic() - started
-    warnings = list(prober.warnings)
-    if answer and probes[answer].note:
-        warnings.append(f"{prober.gpu.name} at {answer}: {probes[answer].note}")
-    return conclude(prober, list(probes.values()), status, seconds, warnings)
-
-
-def _interval(
-    result: BatchSizeResult, traces: StepTraces, max_batch_size: int | None, multiple_of: int
-) -> tuple[int, int]:
-    """What the batch size is if the step needs more, or less, than simulated."""
-    answer = result.batch_size
-    trace = traces.at(answer or 1)
-
-    def shifted(needs: float) -> int:
-        bounds = [
-            trace.upper_bound(round(budget))
-            for budget in (result.budget_bytes, result.budget_bytes / (1 + needs))
-        ]
-        if bounds[0] is None or bounds[1] is None:
-            return answer
-        # What fragmentation takes; unknown where nothing ran out of memory.
-        lost = 0 if result.status is Status.CAPPED else bounds[0] - answer
-        size = (bounds[1] - lost) // multiple_of * multiple_of
-        return max(0, size if max_batch_size is None else min(size, max_batch_size))
-
-    return min(answer, shifted(MORE_THAN_SIMULATED)), max(answer, shifted(-LESS_THAN_SIMULATED))

@@ -11,13 +11,15 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial, wraps
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import Any, ParamSpec
 
 import click
 
 from batchfinder.bounds import check_bounds
+from batchfinder.conclusion import conclude
 from batchfinder.errors import BatchFinderError, RankError, UsageError
-from batchfinder.finder import conclude, run_search
+from batchfinder.finder import run_search
+from batchfinder.head_start import HeadStart
 from batchfinder.probing.job import Job
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.prober import Prober
@@ -25,11 +27,9 @@ from batchfinder.probing.source import SetupSource
 from batchfinder.probing.worker import WorkerProber
 from batchfinder.reporting.terminal import TerminalReporter
 from batchfinder.result import BatchSizeResult, Probe, Status
+from batchfinder.simulation.guess_process import guess_in_process
 from batchfinder.training.arguments import parse_arguments
 from batchfinder.units import parse_bytes, parse_percentage
-
-if TYPE_CHECKING:
-    from batchfinder.training.setup import TrainingSetup
 
 EXIT_STATUS = {Status.FOUND: 0, Status.CAPPED: 0, Status.NOTHING_FITS: 3}
 MakeProber = Callable[[SetupSource, ProbeOptions], Prober]
@@ -168,7 +168,11 @@ def find_batch_size(
                         multiple_of=multiple_of,
                         on_probing=reporter.probing,
                         on_probe=on_probe,
-                        estimated=_loaded(source, options) if start_from_estimate else None,
+                        head_start=HeadStart(
+                            partial(guess_in_process, source, options),
+                            options,
+                            is_asked_for=start_from_estimate,
+                        ),
                     )
         except KeyboardInterrupt:
             return why[-1]
@@ -212,20 +216,6 @@ def _worker_prober(source: SetupSource, options: ProbeOptions, **settings: Any) 
     from batchfinder.probing.ranks import RankProber
 
     return RankProber(source, options, open_meeting(), **settings)
-
-
-def _loaded(source: SetupSource, options: ProbeOptions) -> tuple[TrainingSetup, ProbeOptions]:
-    """The setup in this process, for the estimate; the workers load their own."""
-    from batchfinder.training.loading import load_setup
-
-    setup, _ = load_setup(
-        source.target,
-        source.arguments,
-        sample=source.sample,
-        input_spec=source.input_spec,
-        optimizer=source.optimizer,
-    )
-    return setup, options
 
 
 @contextmanager

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from batchfinder.bounds import UNLIMITED_BATCH_SIZE, check_bounds
+from batchfinder.conclusion import conclude
 from batchfinder.errors import BatchTooSmallError, WorkerError
-from batchfinder.memory_model import MemoryModel, fit
+from batchfinder.head_start import HeadStart
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.prober import Prober
-from batchfinder.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
+from batchfinder.result import BatchSizeResult, Outcome, Probe, Status
 from batchfinder.search import Finding, search
 from batchfinder.units import parse_bytes
 
@@ -92,8 +93,9 @@ def find_max_batch(
         isolate: try every size in a worker process.
         strategy: ``"ddp"`` or ``"fsdp"``: all ranks of this job search together, and each has to
             make this call. Default: ``"ddp"`` in a process group of several ranks, else none.
-        start_from_estimate: try first what :func:`estimate_max_batch` expects of this device; it
-            pays where a step takes longer than the estimate, some seconds.
+        start_from_estimate: after the smallest size, try what :func:`estimate_max_batch` expects
+            of this device. Without, that is done where it pays: on an accelerator where a single
+            process trains without ``compile``, and the smallest step takes 5 seconds or more.
         on_probe: called with each :class:`Probe` as it ends.
 
     Returns:
@@ -132,6 +134,14 @@ def find_max_batch(
         batch_dim=batch_dim or 0,
         strategy=strategy or strategy_of_this_job(setup.model),
     )
+
+    def estimate(
+        device: str, budget_bytes: int, bounds: tuple[int, int | None, int]
+    ) -> tuple[int | None, list[str]]:
+        from batchfinder.simulation.guess import guess_batch_size  # takes a moment, seldom needed
+
+        return guess_batch_size(setup, options, device, budget_bytes, bounds)
+
     prober = choose_prober(setup, options, isolate=isolate)
     try:
         result = run_search(
@@ -140,7 +150,7 @@ def find_max_batch(
             max_batch_size=max_batch_size,
             multiple_of=multiple_of,
             on_probe=on_probe,
-            estimated=(setup, options) if start_from_estimate else None,
+            head_start=HeadStart(estimate, options, is_asked_for=start_from_estimate),
         )
         return prober.agreed(result) if isinstance(prober, RankedProber) else result
     finally:
@@ -155,7 +165,7 @@ def run_search(
     multiple_of: int = 1,
     on_probing: Callable[[int, bool], None] | None = None,
     on_probe: OnProbe | None = None,
-    estimated: tuple[TrainingSetup, ProbeOptions] | None = None,
+    head_start: HeadStart | None = None,
 ) -> BatchSizeResult:
     """Search with any prober and say what was found.
 
@@ -166,7 +176,7 @@ def run_search(
         multiple_of: only multiples of this are tried.
         on_probing: called with the size, and whether it is a confirmation, as each probe begins.
         on_probe: called with each probe as it ends.
-        estimated: whose estimate to start from; None: start without one.
+        head_start: the estimate to start from; None: start without one.
 
     Returns:
         The result.
@@ -178,13 +188,6 @@ def run_search(
     """
     started = time.monotonic()
     probes: list[Probe] = []
-    guess: int | None = None
-    notes: list[str] = []
-    if estimated is not None:
-        from batchfinder.simulation.guess import guess_batch_size
-
-        bounds = (min_batch_size, max_batch_size, multiple_of)
-        guess, notes = guess_batch_size(*estimated, prober, bounds)
 
     def run(batch_size: int, confirm: bool) -> Probe:
         if on_probing:
@@ -194,6 +197,10 @@ def run_search(
         if on_probe:
             on_probe(probe)
         return probe
+
+    def guess(first: Probe) -> int | None:
+        bounds = (first.batch_size, max_batch_size, multiple_of)
+        return head_start.after(first, prober, bounds) if head_start else None
 
     def search_from(smallest: int) -> Finding:
         return search(
@@ -218,9 +225,10 @@ def run_search(
             "run one training step by yourself to see more"
         )
     remarks = _remarks(finding, max_batch_size, multiple_of, prober.is_repeatable)
+    notes = head_start.notes if head_start else []
     warnings = [*notes, *prober.warnings, *remarks]
     result = conclude(prober, probes, finding.status, time.monotonic() - started, warnings)
-    return replace(result, estimated_batch_size=guess)
+    return replace(result, estimated_batch_size=head_start.batch_size if head_start else None)
 
 
 def _remarks(
@@ -246,55 +254,3 @@ def _remarks(
                 f"from {answer} to {failure} it depends on the run what fits: the same size needs "
                 "a little more or less memory each time on this device"
             )
-
-
-def conclude(
-    prober: Prober,
-    probes: Sequence[Probe],
-    status: Status,
-    seconds: float,
-    warnings: Sequence[str] = (),
-) -> BatchSizeResult:
-    """The result that a list of probes supports, however the search ended."""
-    # The last verdict on a size counts: a confirmation overrules a probe, whichever failed.
-    verdicts = {probe.batch_size: probe for probe in probes}
-    failed = [probe for probe in verdicts.values() if not probe.fits]
-    failure = min(failed, key=lambda probe: probe.batch_size, default=None)
-    # Sizes above a failed one were never tried after it.
-    ran = [
-        p
-        for p in verdicts.values()
-        if p.fits and (not failure or p.batch_size < failure.batch_size)
-    ]
-    answer = max(ran, key=lambda probe: probe.batch_size, default=None)
-    samples = sum(probe.samples or probe.batch_size * probe.steps for probe in probes)
-    return BatchSizeResult(
-        batch_size=answer.batch_size if answer else 0,
-        status=status,
-        device=prober.device,
-        budget_bytes=prober.budget_bytes,
-        probes=tuple(probes),
-        memory_model=_memory_model(probes, prober.is_repeatable),
-        next_failure=_next_failure(failure) if failure else None,
-        confirmed_steps=answer.steps if answer and answer.confirmed else 0,
-        cost_full_size_steps=round(samples / answer.batch_size, 2) if answer else 0.0,
-        seconds=seconds,
-        versions=prober.versions,
-        warnings=tuple(warnings),
-    )
-
-
-def _next_failure(probe: Probe) -> NextFailure:
-    return NextFailure(probe.batch_size, probe.outcome, probe.note or "out of memory")
-
-
-def _memory_model(probes: Sequence[Probe], is_repeatable: bool) -> MemoryModel | None:
-    """The lines through the probes.
-
-    Confirmations, from scratch, may lie elsewhere; where verdicts do not repeat, every probe is
-    from scratch.
-    """
-    fits = [p for p in probes if p.fits]
-    plain = [p for p in fits if not p.confirmed]
-    chosen = plain if len(plain) > 1 and is_repeatable else fits
-    return fit((p.batch_size, p.phase_peak_bytes) for p in chosen)

@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from batchfinder.bounds import check_bounds
 from batchfinder.bracket import Bracket
-from batchfinder.chooser import REPEATABLE, UNREPEATABLE, Chooser
+from batchfinder.chooser import REPEATABLE, UNREPEATABLE, Chooser, MakeGuess
 from batchfinder.result import Probe, Status
 
 RunProbe: TypeAlias = Callable[[int, bool], Probe]
@@ -50,7 +50,7 @@ def search(
     largest: int | None = None,
     multiple_of: int = 1,
     is_repeatable: bool = True,
-    guess: int | None = None,
+    guess: MakeGuess | None = None,
 ) -> Finding:
     """Find the largest batch size that fits.
 
@@ -62,7 +62,7 @@ def search(
         multiple_of: every size tried is a multiple of it.
         is_repeatable: whether a size that ran one step will run many, in any process. If not,
             only confirmations count near the limit.
-        guess: where the answer may be; tried right after the smallest size.
+        guess: asked where the answer may be when the smallest size has run; tried next.
 
     Returns:
         The confirmed answer, and the failure one unit above it (at most 1/20 above it where

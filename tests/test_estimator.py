@@ -149,6 +149,25 @@ def test_gpus_with_the_same_kernels_share_their_traces() -> None:
     assert [e.batch_size for e in together] == [e.batch_size for e in apart]
 
 
+def test_the_slope_is_that_of_what_is_alive_at_the_peak() -> None:
+    estimate = estimate_max_batch(mlp(), SAMPLE, gpu="t4", optimizer="sgd")
+
+    model = estimate.result.memory_model
+    assert model is not None
+    # Inputs and labels, the hidden layer before and after ReLU, and the gradient of it.
+    assert model.per_sample_bytes == pytest.approx(256 * 4 + 8 + 3 * 1024 * 4, rel=0.02)
+    peak = max(p.peak_reserved_bytes or 0 for p in estimate.result.probes if p.fits)
+    assert model.peak_bytes(estimate.batch_size) == pytest.approx(peak)
+
+
+def test_a_further_gpu_is_looked_for_where_the_one_before_had_its_answer() -> None:
+    gpus = [find_gpu(name) for name in ("rtx3090", "rtx4090")]
+
+    first, second = estimate_on_gpus(TrainingSetup(mlp(), SAMPLE), gpus, ProbeOptions())
+
+    assert len(second.result.probes) < len(first.result.probes)
+
+
 def test_unknown_gpu() -> None:
     with pytest.raises(UsageError, match="did you mean RTX 3090"):
         estimate_max_batch(mlp(), SAMPLE, gpu="rtx 309")

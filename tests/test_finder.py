@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,10 @@ from batchfinder import (
 )
 from batchfinder.errors import BatchTooSmallError, UsageError, UserCodeError, WorkerError
 from batchfinder.finder import run_search
+from batchfinder.head_start import SLOW_STEP_SECONDS, HeadStart
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.reporting.answer import details
+from batchfinder.simulation.guess import guess_batch_size
 
 TARGETS = Path(__file__).parent / "targets"
 MIB = 2**20
@@ -87,16 +90,17 @@ def test_where_the_allocator_is_fragmented_the_sizes_left_out_are_named() -> Non
     )
 
 
-def estimated_setup(model: nn.Module) -> tuple[TrainingSetup, ProbeOptions]:
+def head_start(model: nn.Module) -> HeadStart:
     sample = torch.randn(2, 1024), torch.randn(2, 1024)
-    return TrainingSetup(model, sample, optimizer="sgd"), ProbeOptions()
+    setup, options = TrainingSetup(model, sample, optimizer="sgd"), ProbeOptions()
+    return HeadStart(partial(guess_batch_size, setup, options), options, is_asked_for=True)
 
 
 def test_the_search_starts_from_the_estimate_and_says_how_good_it_was() -> None:
     # Each example takes more on paper than the inputs and outputs that are simulated.
     prober = FakeProber(budget_bytes=100 * MIB, fixed_bytes=9 * MIB, bytes_per_sample=13 * 1024)
 
-    result = run_search(prober, estimated=estimated_setup(nn.Linear(1024, 1024)))
+    result = run_search(prober, head_start=head_start(nn.Linear(1024, 1024)))
 
     assert result.estimated_batch_size == prober.sizes[1]
     assert result.batch_size == 7168
@@ -112,10 +116,59 @@ def test_the_search_starts_from_the_estimate_and_says_how_good_it_was() -> None:
     ],
 )
 def test_without_an_estimate_the_search_says_why(device: str, model: nn.Module, why: str) -> None:
-    result = run_search(FakeProber(device=device), estimated=estimated_setup(model))
+    result = run_search(FakeProber(device=device), head_start=head_start(model))
 
     assert (result.batch_size, result.estimated_batch_size) == (90, None)
     assert why in result.warnings[0]
+
+
+def estimate_of_80(*_: object) -> tuple[int | None, list[str]]:
+    return 80, ["a note"]
+
+
+def no_estimate(*_: object) -> tuple[int | None, list[str]]:
+    raise RuntimeError("the user's code does not run without data")
+
+
+@pytest.mark.parametrize(
+    ("device", "step_seconds", "options", "estimated"),
+    [
+        ("cuda:0 Paper", SLOW_STEP_SECONDS, {}, 80),
+        ("cuda:0 Paper", SLOW_STEP_SECONDS - 1, {}, None),
+        ("cpu", SLOW_STEP_SECONDS, {}, None),
+        ("cuda:0 Paper", SLOW_STEP_SECONDS, {"compiled": True}, None),
+        ("cuda:0 Paper", SLOW_STEP_SECONDS, {"strategy": "ddp"}, None),
+    ],
+)
+def test_a_slow_search_starts_from_an_estimate_by_itself(
+    device: str, step_seconds: float, options: dict[str, Any], estimated: int | None
+) -> None:
+    prober = FakeProber(device=device, step_seconds=step_seconds)
+    start = HeadStart(estimate_of_80, ProbeOptions(**options), is_asked_for=False)
+
+    result = run_search(prober, head_start=start)
+
+    assert (result.batch_size, result.estimated_batch_size) == (90, estimated)
+    assert (prober.sizes[1] == 80) is (estimated == 80)
+    assert result.warnings == ()
+
+
+def test_an_estimate_that_nobody_asked_for_never_fails_the_search() -> None:
+    start = HeadStart(no_estimate, ProbeOptions(), is_asked_for=False)
+
+    result = run_search(
+        FakeProber(device="cuda:0 Paper", step_seconds=SLOW_STEP_SECONDS), head_start=start
+    )
+
+    assert (result.batch_size, result.estimated_batch_size, result.warnings) == (90, None, ())
+
+
+def test_no_estimate_is_made_where_the_smallest_size_fails() -> None:
+    start = HeadStart(no_estimate, ProbeOptions(), is_asked_for=True)
+
+    result = run_search(FakeProber(fixed_bytes=2000), head_start=start)
+
+    assert result.status is Status.NOTHING_FITS
 
 
 def test_what_fits_whatever_the_size_is_capped() -> None:

@@ -33,6 +33,7 @@ ROOMS = (
     ("cli",),
     ("find_command", "estimate_command", "gpus_command"),
     ("", "finder", "estimator", "cluster_estimator"),
+    ("simulated_search", "head_start", "conclusion"),
     ("integrations", "reporting"),
     ("probing", "simulation"),
     ("training",),

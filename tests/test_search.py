@@ -41,7 +41,7 @@ def run_search(
         largest=largest,
         multiple_of=unit,
         is_repeatable=prober.is_repeatable,
-        guess=guess,
+        guess=None if guess is None else lambda _: guess,
     )
     return finding, probes
 

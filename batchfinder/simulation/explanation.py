@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
-from batchfinder.simulation.allocator import round_request
+from batchfinder.simulation.allocator import MIN_BLOCK_BYTES
 from batchfinder.simulation.trace import EMPTY_CACHE, AffineTrace, Kind, Stage
 
 TIMELINE_POINTS = 60
@@ -86,58 +87,48 @@ def explain(
         workspace_bytes: what libraries keep of the allocator's memory.
     """
     storages = trace.example.storages
-    sizes = [round_request(size) for size in trace.sizes(batch_size)]
-    first = trace.example.steps[-1] if trace.example.steps else 0
-    held = peak = peak_at = 0
-    curve: list[int] = []
-    for position, event in enumerate(trace.events):
-        if event == EMPTY_CACHE:
-            continue
-        held += sizes[event] if event >= 0 else -sizes[~event]
-        if position >= first:
-            curve.append(held)
-            if held > peak:
-                peak, peak_at = held, position
-    terms = Counter({kind.value: 0 for kind in Kind})
-    for index in _alive_after(trace.events, peak_at):
-        terms[storages[index].kind.value] += sizes[index]
+    sizes = [-(-size // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES for size in trace.sizes(batch_size)]
+    # An event is an index of this list: the death of storage i is ~i, which counts from the end.
+    changes = [*sizes, *(-size for size in reversed(sizes))]
+    moves = [event for event in trace.events if event != EMPTY_CACHE]
+    first = trace.last_step - trace.events[: trace.last_step].count(EMPTY_CACHE)
+    curve = list(accumulate(map(changes.__getitem__, moves)))[first:]
+    peak = max(curve)
+    until_peak = moves[: first + curve.index(peak) + 1]
+    by_kind: Counter[Kind] = Counter()
+    for index in _alive_after(until_peak):
+        by_kind[storages[index].kind] += sizes[index]
+    terms = {kind.value: by_kind[kind] for kind in Kind}
     terms[Kind.WORKSPACE.value] += workspace_bytes
     terms["fragmentation"] = max(0, reserved_bytes - peak - workspace_bytes)
     terms["context and libraries"] = overhead_bytes
-    culprit = storages[_born_last(trace.events, peak_at)]
+    culprit = storages[next(event for event in reversed(until_peak) if event >= 0)]
     return Explanation(
         batch_size,
-        dict(terms),
+        terms,
         culprit.stage,
         culprit.module,
         culprit.line,
-        _top_modules(trace, first),
-        _timeline(trace, first, curve),
+        _top_modules(trace),
+        _timeline(trace, curve),
     )
 
 
-def _alive_after(events: list[int], position: int) -> set[int]:
-    past = [event for event in events[: position + 1] if event != EMPTY_CACHE]
-    return {event for event in past if event >= 0} - {~event for event in past if event < 0}
+def _alive_after(moves: list[int]) -> set[int]:
+    died = {~event for event in moves if event < 0}
+    return {event for event in moves if event >= 0} - died
 
 
-def _born_last(events: list[int], position: int) -> int:
-    return next(events[i] for i in range(position, -1, -1) if events[i] >= 0)
+def _top_modules(trace: AffineTrace) -> tuple[tuple[str, float], ...]:
+    largest = trace.module_growth.most_common(TOP_MODULES)
+    return tuple((name or "(outside any module)", float(size)) for name, size in largest)
 
 
-def _top_modules(trace: AffineTrace, first: int) -> tuple[tuple[str, float], ...]:
-    growth: Counter[str] = Counter()
-    for event in trace.events[first:]:
-        if event >= 0 and trace.example.storages[event].kind is Kind.ACTIVATION:
-            name = trace.example.storages[event].module or "(outside any module)"
-            growth[name] += trace.per_sample_bytes[event]  # type: ignore[assignment]
-    return tuple((name, float(size)) for name, size in growth.most_common(TOP_MODULES))
-
-
-def _timeline(trace: AffineTrace, first: int, curve: list[int]) -> tuple[Moment, ...]:
+def _timeline(trace: AffineTrace, curve: list[int]) -> tuple[Moment, ...]:
     stride = max(1, -(-len(curve) // TIMELINE_POINTS))
     moments = []
     for start in range(0, len(curve), stride):
-        stage = next(s for at, s in reversed(trace.example.stages) if at <= first + start)
+        position = trace.last_step + start
+        stage = next(stage for at, stage in reversed(trace.example.stages) if at <= position)
         moments.append(Moment(stage, max(curve[start : start + stride])))
     return tuple(moments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.optim import Optimizer
 
 from batchfinder.simulation.attention import ComputeCapability, attention_kernel
 from batchfinder.simulation.autocast import autocast_kernels, cuda_autocast_simulated
@@ -85,15 +87,20 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
         logger.disabled = was
 
 
-def fake_copy(thing: T, mode: FakeTensorMode, *modules: nn.Module) -> T:
+def fake_copy(
+    thing: T, mode: FakeTensorMode, *modules: nn.Module, optimizer: Optimizer | None = None
+) -> T:
     """A deep copy of anything, with fake CPU tensors in place of its tensors.
 
     Args:
         thing: models, optimizers, batches in any container; it stays as it is.
         mode: the mode that is on.
         modules: those among it whose parameters may be anywhere: on a GPU, or on "meta".
+        optimizer: the one among it that starts anew, without the states it has gathered anywhere.
     """
     memo: dict[int, Any] = {}
+    if optimizer is not None:
+        memo[id(optimizer.state)] = defaultdict(dict)
     for module in modules:
         for tensor in [*module.parameters(), *module.buffers()]:
             if id(tensor) not in memo:

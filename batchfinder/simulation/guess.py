@@ -7,7 +7,6 @@ import dataclasses
 from batchfinder.bounds import check_bounds
 from batchfinder.errors import BatchFinderError, UsageError
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.prober import Prober
 from batchfinder.simulation.gpus import Gpu, find_gpu, unnamed_gpu
 from batchfinder.simulation.prober import SimulatedProber
 from batchfinder.simulation.replay import largest_that_fits
@@ -18,10 +17,11 @@ from batchfinder.training.setup import TrainingSetup
 def guess_batch_size(
     setup: TrainingSetup,
     options: ProbeOptions,
-    prober: Prober,
-    bounds: tuple[int, int | None, int] = (1, None, 1),
+    device: str,
+    budget_bytes: int,
+    bounds: tuple[int, int | None, int],
 ) -> tuple[int | None, list[str]]:
-    """The largest batch size that the simulation lets into the budget of a prober.
+    """The largest batch size that the simulation lets into a budget.
 
     A GPU that ``gpus.toml`` does not know counts as one with as much memory. There is no guess for
     the CPU: its heap and its libraries take some ten percent beside the tensors, more for some
@@ -30,7 +30,8 @@ def guess_batch_size(
     Args:
         setup: what to train; it stays as it is.
         options: of the steps.
-        prober: of the device at hand.
+        device: the name of the one at hand, such as ``"cuda:0 NVIDIA H200"``.
+        budget_bytes: what the steps may use.
         bounds: the smallest size, the largest or None, and what each is a multiple of.
 
     Returns:
@@ -39,12 +40,12 @@ def guess_batch_size(
     Raises:
         Exception: what the user's code raises.
     """
-    if prober.device.partition(" ")[0] == "cpu":
+    if device.partition(" ")[0] == "cpu":
         return None, ["the search started without an estimate: there is none for the CPU"]
     try:
         first, last = check_bounds(*bounds)
-        traces, simulated = _simulated(setup, options, prober)
-        bound = traces.at(first).upper_bound(prober.budget_bytes)
+        traces, simulated = _simulated(setup, options, device, budget_bytes)
+        bound = traces.at(first).upper_bound(budget_bytes)
         guess = largest_that_fits(
             lambda batch_size: simulated.replay(batch_size).fits,
             last if bound is None else min(bound, last),
@@ -57,9 +58,9 @@ def guess_batch_size(
 
 
 def _simulated(
-    setup: TrainingSetup, options: ProbeOptions, prober: Prober
+    setup: TrainingSetup, options: ProbeOptions, device: str, budget_bytes: int
 ) -> tuple[StepTraces, SimulatedProber]:
-    gpu = _gpu(prober.device, prober.budget_bytes)
+    gpu = _gpu(device, budget_bytes)
     # The budget is what limit, overhead and headroom have left.
     options = dataclasses.replace(options, memory_limit=None, headroom=0.0)
     traces = StepTraces(setup, options, gpu.compute_capability)

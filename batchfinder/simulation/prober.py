@@ -23,7 +23,7 @@ from batchfinder.simulation.trace import Stage
 from batchfinder.simulation.workspaces import cublas_workspace_bytes
 from batchfinder.units import format_bytes
 
-_PHASES = {
+PHASE_OF_STAGE = {
     Stage.SETUP: Phase.FORWARD_BACKWARD,
     Stage.FORWARD: Phase.FORWARD_BACKWARD,
     Stage.BACKWARD: Phase.FORWARD_BACKWARD,
@@ -119,6 +119,6 @@ def phase_peaks(run: Replay) -> dict[Phase, int]:
     """Most bytes in use in each phase of the memory model."""
     phases: dict[Phase, int] = {}
     for stage, peak in run.stage_peak_bytes.items():
-        phase = _PHASES[stage]
+        phase = PHASE_OF_STAGE[stage]
         phases[phase] = max(peak, phases.get(phase, 0))
     return phases

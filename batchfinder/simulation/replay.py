@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from batchfinder.simulation.allocator import Block, CachingAllocator, DeviceFullError
+from batchfinder.simulation.allocator import CachingAllocator, DeviceFullError
+from batchfinder.simulation.pool import Block
 from batchfinder.simulation.trace import EMPTY_CACHE, AffineTrace, Stage
 
 
@@ -44,12 +45,11 @@ def replay(trace: AffineTrace, batch_size: int, allocator: CachingAllocator) -> 
     sizes = trace.sizes(batch_size)
     blocks: list[Block | None] = [None] * len(sizes)
     stages = [*trace.example.stages, (len(trace.events), Stage.OPTIMIZER)]
-    last_step = trace.example.steps[-1] if trace.example.steps else 0
     peaks: dict[Stage, int] = {}
     retries = 0
     fits = True
     for (start, stage), (end, _) in pairwise(stages):
-        if start <= last_step:
+        if start <= trace.last_step:
             retries = allocator.retries
         fits = _serve(trace, trace.events[start:end], sizes, blocks, allocator)
         peaks[stage] = max(allocator.peak_allocated_bytes, peaks.get(stage, 0))

@@ -139,18 +139,15 @@ def _fake_setup(setup: TrainingSetup, mode: FakeTensorMode) -> TrainingSetup:
     for name, module in setup.model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise StepError(f"{name or 'the model'} is compiled by TorchScript: {USE_FIND}")
-    owned = isinstance(setup.optimizer, Optimizer)
-    pair = (setup.model, setup.optimizer if owned else None)
+    own = setup.optimizer if isinstance(setup.optimizer, Optimizer) else None
     try:
-        model, optimizer = fake_copy(pair, mode, setup.model)
+        model, optimizer = fake_copy((setup.model, own), mode, setup.model, optimizer=own)
     except (TypeError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         if "uantized" in reason:
             raise StepError(f"the model holds quantized tensors: {USE_FIND}") from error
         raise StepError(f"the model cannot be copied ({reason}): {USE_FIND}") from error
-    return dataclasses.replace(
-        setup, model=model, optimizer=optimizer if owned else setup.optimizer
-    )
+    return dataclasses.replace(setup, model=model, optimizer=optimizer or setup.optimizer)
 
 
 def _choose_as_cuda(optimizer: Optimizer) -> None:

@@ -7,10 +7,11 @@ b``. Two traces at two sizes, laid side by side, are therefore the trace at ever
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 
 from batchfinder.simulation.allocator import round_request
 
@@ -111,27 +112,53 @@ class AffineTrace:
 
     def sizes(self, batch_size: int) -> list[int]:
         """The bytes of each storage at a batch size."""
-        return [
-            round(fixed + slope * batch_size)
-            for fixed, slope in zip(self.fixed_bytes, self.per_sample_bytes, strict=True)
-        ]
+        sizes, growing = self._parts
+        sizes = sizes.copy()
+        for index, fixed, slope in growing:
+            sizes[index] = round(fixed + slope * batch_size)
+        return sizes
 
     @cached_property
-    def highest_lines(self) -> list[tuple[float, float]]:
-        """Those of :meth:`live_lines` that no other one exceeds at every batch size."""
-        highest: list[tuple[float, float]] = []
-        for fixed, slope in sorted(set(self.live_lines()), key=lambda line: line[::-1])[::-1]:
-            if not highest or fixed > highest[-1][0]:
-                highest.append((fixed, slope))
+    def _parts(self) -> tuple[list[int], list[tuple[int, float, float]]]:
+        """The sizes without an example; and the storages that grow, most in whole bytes."""
+        growing = [
+            (index, _whole(fixed), _whole(slope))
+            for index, (fixed, slope) in enumerate(
+                zip(self.fixed_bytes, self.per_sample_bytes, strict=True)
+            )
+            if slope
+        ]
+        return [round(fixed) for fixed in self.fixed_bytes], growing
+
+    @cached_property
+    def highest_lines(self) -> dict[Stage, list[tuple[float, float]]]:
+        """Those of :meth:`live_lines` that no other one of the stage exceeds at every size."""
+        by_stage: dict[Stage, set[tuple[float, float]]] = {}
+        for stage, fixed, slope in self.live_lines():
+            by_stage.setdefault(stage, set()).add((fixed, slope))
+        highest: dict[Stage, list[tuple[float, float]]] = {}
+        for stage, lines in by_stage.items():
+            kept = highest.setdefault(stage, [])
+            for fixed, slope in sorted(lines, key=lambda line: line[::-1], reverse=True):
+                if not kept or fixed > kept[-1][0]:
+                    kept.append((fixed, slope))
         return highest
 
-    def live_lines(self) -> Iterator[tuple[float, float]]:
-        """What is alive after each birth, as ``(fixed, per sample)`` bytes: lower bounds.
+    def live_lines(self) -> Iterator[tuple[Stage, float, float]]:
+        """What is alive as a stage begins and after each birth: lower bounds.
 
         Each storage counts with the bytes asked for, no less than the smallest block.
+
+        Yields:
+            The stage, the bytes without an example, the bytes per example.
         """
+        stages = dict(self.example.stages)
+        stage = Stage.SETUP
         fixed = slope = 0.0
-        for event in self.events:
+        for position, event in enumerate(self.events):
+            if position in stages:
+                stage = stages[position]
+                yield stage, fixed, slope
             if event == EMPTY_CACHE:
                 continue
             index = event if event >= 0 else ~event
@@ -141,7 +168,13 @@ class AffineTrace:
             fixed += sign * self.fixed_bytes[index]
             slope += sign * self.per_sample_bytes[index]
             if sign > 0:
-                yield fixed, slope
+                yield stage, fixed, slope
+
+    def growth_at(self, batch_size: int, stages: Collection[Stage]) -> float:
+        """What one more example adds to the most that is alive in some stages, in bytes."""
+        lines = [line for stage in stages for line in self.highest_lines.get(stage, ())]
+        _, slope = max(lines, key=lambda line: line[0] + line[1] * batch_size, default=(0.0, 0.0))
+        return slope
 
     def upper_bound(self, capacity_bytes: int) -> int | None:
         """No batch size above this one fits in the capacity; None: nothing grows.
@@ -149,13 +182,28 @@ class AffineTrace:
         This needs no allocator: it is where the storages alive at once no longer fit.
         """
         largest: float | None = None
-        for fixed, slope in self.highest_lines:
+        for fixed, slope in chain.from_iterable(self.highest_lines.values()):
             if slope > 0:
                 size = (capacity_bytes - fixed) / slope
                 largest = size if largest is None or size < largest else largest
             elif fixed > capacity_bytes:
                 return 0
         return None if largest is None else max(0, int(largest))
+
+    @cached_property
+    def module_growth(self) -> Counter[str]:
+        """What each module's activations of the last step take per example, in bytes."""
+        growth: Counter[str] = Counter()
+        for event in self.events[self.last_step :]:
+            if event >= 0 and self.example.storages[event].kind is Kind.ACTIVATION:
+                name = self.example.storages[event].module
+                growth[name] += self.per_sample_bytes[event]  # type: ignore[assignment]
+        return growth
+
+    @property
+    def last_step(self) -> int:
+        """The event with which the last step begins."""
+        return self.example.steps[-1] if self.example.steps else 0
 
 
 def align(small: Trace, large: Trace) -> AffineTrace:
@@ -205,6 +253,11 @@ def sort_deaths(trace: Trace) -> Trace:
         run = list(group)
         events += sorted(run, reverse=True) if is_death else run
     return replace(trace, events=events)
+
+
+def _whole(number: float) -> float:
+    """As an integer if it is one: to compute with those is faster."""
+    return int(number) if number == int(number) else number
 
 
 def _place(trace: Trace, at: int) -> str:

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from batchfinder.simulation.allocator import (
     AllocatorSettings,
-    Block,
     CachingAllocator,
     DeviceFullError,
     round_request,
     segment_bytes,
 )
 from batchfinder.simulation.expandable import ExpandableAllocator
+from batchfinder.simulation.pool import Block, address_of, size_of
 from batchfinder.units import GIB, KIB, MIB
 
 ALLOCATORS = [CachingAllocator, ExpandableAllocator]
@@ -34,7 +34,7 @@ def run(allocator: CachingAllocator, script: list[tuple[bool, int]]) -> list[Blo
                 block = allocator.malloc(number)
             except DeviceFullError:
                 continue
-            assert block.size >= number
+            assert size_of(block) >= number
             live.append(block)
         else:
             allocator.free(live.pop(number % len(live)))
@@ -43,9 +43,9 @@ def run(allocator: CachingAllocator, script: list[tuple[bool, int]]) -> list[Blo
 
 
 def assert_sound(allocator: CachingAllocator, live: list[Block]) -> None:
-    spans = sorted((block.address, block.address + block.size) for block in live)
+    spans = sorted((address_of(block), address_of(block) + size_of(block)) for block in live)
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
-    assert allocator.allocated_bytes == sum(block.size for block in live)
+    assert allocator.allocated_bytes == sum(size_of(block) for block in live)
     assert allocator.allocated_bytes <= allocator.reserved_bytes <= CAPACITY
     assert allocator.reserved_bytes <= allocator.peak_reserved_bytes
 
@@ -134,11 +134,11 @@ def test_segments(size: int, segment: int) -> None:
 
 def test_a_large_block_keeps_a_rest_of_up_to_one_mib() -> None:
     allocator = CachingAllocator()
-    assert allocator.malloc(19 * MIB).size == 20 * MIB
+    assert size_of(allocator.malloc(19 * MIB)) == 20 * MIB
 
     allocator = CachingAllocator()
     allocator.free(allocator.malloc(9 * MIB))
-    assert allocator.malloc(9 * MIB).size == 9 * MIB
+    assert size_of(allocator.malloc(9 * MIB)) == 9 * MIB
 
 
 def test_the_smallest_block_that_fits_is_taken_and_the_lowest_of_equals() -> None:
@@ -147,9 +147,9 @@ def test_the_smallest_block_that_fits_is_taken_and_the_lowest_of_equals() -> Non
     for block in blocks:
         allocator.free(block)
 
-    assert allocator.malloc(20 * MIB).address == blocks[1].address
-    assert allocator.malloc(20 * MIB).address == blocks[2].address
-    assert allocator.malloc(20 * MIB).address == blocks[0].address
+    assert address_of(allocator.malloc(20 * MIB)) == address_of(blocks[1])
+    assert address_of(allocator.malloc(20 * MIB)) == address_of(blocks[2])
+    assert address_of(allocator.malloc(20 * MIB)) == address_of(blocks[0])
 
 
 def test_at_the_capacity_cached_segments_are_given_back_and_the_request_is_served() -> None:
@@ -159,7 +159,7 @@ def test_at_the_capacity_cached_segments_are_given_back_and_the_request_is_serve
 
     block = allocator.malloc(70 * MIB)
 
-    assert (block.size, allocator.retries) == (70 * MIB, 1)
+    assert (size_of(block), allocator.retries) == (70 * MIB, 1)
     assert allocator.reserved_bytes == 100 * MIB
     with pytest.raises(DeviceFullError):
         allocator.malloc(2 * MIB)
@@ -173,7 +173,7 @@ def test_a_split_segment_is_not_given_back() -> None:
 
     with pytest.raises(DeviceFullError):
         allocator.malloc(30 * MIB)
-    assert allocator.malloc(18 * MIB).size == 18 * MIB
+    assert size_of(allocator.malloc(18 * MIB)) == 18 * MIB
 
 
 def test_expandable_segments_serve_what_fragments_cannot() -> None:
@@ -198,7 +198,7 @@ def test_expandable_segments_fill_holes_first() -> None:
 
     again = allocator.malloc(40 * MIB)
 
-    assert again.address < high.address
+    assert address_of(again) < address_of(high)
     assert allocator.reserved_bytes == 60 * MIB
 
 

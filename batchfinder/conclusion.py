@@ -1,0 +1,61 @@
+"""From the probes of a search to its result. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from batchfinder.memory_model import MemoryModel, fit
+from batchfinder.probing.prober import Prober
+from batchfinder.result import BatchSizeResult, NextFailure, Probe, Status
+
+
+def conclude(
+    prober: Prober,
+    probes: Sequence[Probe],
+    status: Status,
+    seconds: float,
+    warnings: Sequence[str] = (),
+) -> BatchSizeResult:
+    """The result that a list of probes supports, however the search ended."""
+    # The last verdict on a size counts: a confirmation overrules a probe, whichever failed.
+    verdicts = {probe.batch_size: probe for probe in probes}
+    failed = [probe for probe in verdicts.values() if not probe.fits]
+    failure = min(failed, key=lambda probe: probe.batch_size, default=None)
+    # Sizes above a failed one were never tried after it.
+    ran = [
+        p
+        for p in verdicts.values()
+        if p.fits and (not failure or p.batch_size < failure.batch_size)
+    ]
+    answer = max(ran, key=lambda probe: probe.batch_size, default=None)
+    samples = sum(probe.samples or probe.batch_size * probe.steps for probe in probes)
+    return BatchSizeResult(
+        batch_size=answer.batch_size if answer else 0,
+        status=status,
+        device=prober.device,
+        budget_bytes=prober.budget_bytes,
+        probes=tuple(probes),
+        memory_model=_memory_model(probes, prober.is_repeatable),
+        next_failure=_next_failure(failure) if failure else None,
+        confirmed_steps=answer.steps if answer and answer.confirmed else 0,
+        cost_full_size_steps=round(samples / answer.batch_size, 2) if answer else 0.0,
+        seconds=seconds,
+        versions=prober.versions,
+        warnings=tuple(warnings),
+    )
+
+
+def _next_failure(probe: Probe) -> NextFailure:
+    return NextFailure(probe.batch_size, probe.outcome, probe.note or "out of memory")
+
+
+def _memory_model(probes: Sequence[Probe], is_repeatable: bool) -> MemoryModel | None:
+    """The lines through the probes.
+
+    Confirmations, from scratch, may lie elsewhere; where verdicts do not repeat, every probe is
+    from scratch.
+    """
+    fits = [p for p in probes if p.fits]
+    plain = [p for p in fits if not p.confirmed]
+    chosen = plain if len(plain) > 1 and is_repeatable else fits
+    return fit((p.batch_size, p.phase_peak_bytes) for p in chosen)

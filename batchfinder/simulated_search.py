@@ -1,0 +1,101 @@
+"""The search of a device on paper: a size costs milliseconds, and the trace bounds the answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from batchfinder.conclusion import conclude
+from batchfinder.memory_model import MemoryModel, PhaseModel
+from batchfinder.result import BatchSizeResult, Probe, Status
+from batchfinder.simulation.prober import PHASE_OF_STAGE, SimulatedProber
+from batchfinder.simulation.replay import largest_that_fits
+from batchfinder.simulation.step_trace import StepTraces
+
+# How far the real peak may lie above and below the simulated one: see scripts/bench_estimate.py.
+MORE_THAN_SIMULATED = 0.05
+LESS_THAN_SIMULATED = 0.02
+
+
+def search_on_paper(
+    prober: SimulatedProber, bounds: tuple[int, int | None, int], expected_share: float = 1.0
+) -> BatchSizeResult:
+    """The largest batch size that fits a simulated GPU, with the size above it that does not.
+
+    Args:
+        prober: of the GPU.
+        bounds: the smallest size, the largest or None, and what each is a multiple of.
+        expected_share: of the bound of the trace, near which the answer is looked for first.
+
+    Raises:
+        StepError, Exception: see :meth:`StepTraces.at`.
+    """
+    started = time.monotonic()
+    smallest, max_batch_size, multiple_of = bounds
+    probes: dict[int, Probe] = {}
+
+    def fits(batch_size: int) -> bool:
+        probes[batch_size] = prober.probe(batch_size)
+        return probes[batch_size].fits
+
+    bound = prober.traces.at(smallest).upper_bound(prober.budget_bytes)
+    if max_batch_size is not None:
+        bound = max_batch_size if bound is None else min(bound, max_batch_size)
+    if not prober.traces.is_affine:
+        bound = max_batch_size
+    answer = largest_that_fits(
+        fits, bound, smallest=smallest, multiple_of=multiple_of, expected_share=expected_share
+    )
+    if not answer and smallest not in probes:
+        fits(smallest)  # the bound alone ruled it out; the result names what failed
+    if answer and max_batch_size is None and answer + multiple_of not in probes:
+        fits(answer + multiple_of)
+    # Where the trace does not tell the slope, a second size far below does.
+    if answer // 2 >= smallest and not prober.traces.is_affine:
+        fits(answer // 2 // multiple_of * multiple_of or smallest)
+    status = Status.NOTHING_FITS
+    if answer:
+        larger_failed = any(not p.fits and p.batch_size > answer for p in probes.values())
+        status = Status.FOUND if larger_failed else Status.CAPPED
+    seconds = time.monotonic() - started
+    warnings = list(prober.warnings)
+    if answer and probes[answer].note:
+        warnings.append(f"{prober.gpu.name} at {answer}: {probes[answer].note}")
+    result = conclude(prober, list(probes.values()), status, seconds, warnings)
+    if answer and prober.traces.is_affine:
+        model = _memory_model(prober.traces, probes[answer])
+        result = dataclasses.replace(result, memory_model=model)
+    return result
+
+
+def _memory_model(traces: StepTraces, at_answer: Probe) -> MemoryModel:
+    """Lines through the peaks at the answer, as steep as what is alive at those peaks grows."""
+    size = at_answer.batch_size
+    phases = {}
+    for phase, peak in at_answer.phase_peak_bytes.items():
+        stages = [stage for stage, part_of in PHASE_OF_STAGE.items() if part_of is phase]
+        slope = traces.at(size).growth_at(size, stages)
+        phases[phase] = PhaseModel(peak - slope * size, slope)
+    return MemoryModel(phases)
+
+
+def plausible_interval(
+    result: BatchSizeResult, traces: StepTraces, max_batch_size: int | None, multiple_of: int
+) -> tuple[int, int]:
+    """What the batch size is if the step needs more, or less, than simulated."""
+    answer = result.batch_size
+    trace = traces.at(answer or 1)
+
+    def shifted(needs: float) -> int:
+        bounds = [
+            trace.upper_bound(round(budget))
+            for budget in (result.budget_bytes, result.budget_bytes / (1 + needs))
+        ]
+        if bounds[0] is None or bounds[1] is None:
+            return answer
+        # What fragmentation takes; unknown where nothing ran out of memory.
+        lost = 0 if result.status is Status.CAPPED else bounds[0] - answer
+        size = (bounds[1] - lost) // multiple_of * multiple_of
+        return max(0, size if max_batch_size is None else min(size, max_batch_size))
+
+    return min(answer, shifted(MORE_THAN_SIMULATED)), max(answer, shifted(-LESS_THAN_SIMULATED))

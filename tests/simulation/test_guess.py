@@ -1,0 +1,69 @@
+"""What a search starts from: made in this process, and in one that ends before the next probe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.source import SetupSource
+from batchfinder.simulation.guess import guess_batch_size
+from batchfinder.simulation.guess_process import guess_in_process
+from batchfinder.training.setup import TrainingSetup
+from batchfinder.units import GIB
+
+DEVICE = "cuda:0 NVIDIA H200"
+BUDGET = 2 * GIB
+BOUNDS = (1, None, 1)
+TARGET = """
+import torch
+from torch import nn
+
+def build_model():
+    print("a target may say what it likes")
+    {statement}
+    return nn.Linear(1024, 1024)
+
+def build_sample():
+    return torch.randn(2, 1024), torch.randn(2, 1024)
+"""
+
+
+def guess_of(folder: Path, statement: str) -> tuple[int | None, list[str]]:
+    target = folder / "own_target.py"
+    target.write_text(TARGET.format(statement=statement), encoding="utf-8")
+    source = SetupSource(f"{target}:build_model", optimizer="sgd")
+    return guess_in_process(source, ProbeOptions(), DEVICE, BUDGET, BOUNDS)
+
+
+def test_another_process_guesses_the_same(tmp_path: Path) -> None:
+    sample = torch.randn(2, 1024), torch.randn(2, 1024)
+    setup = TrainingSetup(nn.Linear(1024, 1024), sample, optimizer="sgd")
+    expected = guess_batch_size(setup, ProbeOptions(), DEVICE, BUDGET, BOUNDS)
+
+    assert guess_of(tmp_path, "pass") == expected
+    assert expected[0] is not None
+
+
+def test_a_process_that_dies_leaves_no_guess(tmp_path: Path) -> None:
+    guess, notes = guess_of(tmp_path, "__import__('os')._exit(3)")
+
+    assert guess is None
+    assert notes[0].startswith("the search started without an estimate: CalledProcessError")
+
+
+def test_what_an_optimizer_has_gathered_makes_no_difference() -> None:
+    """As it is after the first probe in this process, where its states may lie on a GPU."""
+    model, sample = nn.Linear(1024, 1024), (torch.randn(2, 1024), torch.randn(2, 1024))
+    optimizer = torch.optim.AdamW(model.parameters())
+    setup = TrainingSetup(model, sample, optimizer=optimizer)
+    before = guess_batch_size(setup, ProbeOptions(), DEVICE, BUDGET, BOUNDS)
+    model(sample[0]).sum().backward()
+    optimizer.step()
+
+    after = guess_batch_size(setup, ProbeOptions(), DEVICE, BUDGET, BOUNDS)
+
+    assert after == before
+    assert len(optimizer.state) == 2
