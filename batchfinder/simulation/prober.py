@@ -24,8 +24,8 @@ from batchfinder.simulation.workspaces import cublas_workspace_bytes
 from batchfinder.units import format_bytes
 
 _PHASES = {
-    Stage.SETUP: Phase.FORWARD_BACKWARD,
-    Stage.FORWARD: Phase.FORWARD_BACKWARD,
+    Stage.SETUP: Phase.FORWARD,
+    Stage.FORWARD: Phase.FORWARD,
     Stage.BACKWARD: Phase.FORWARD_BACKWARD,
     Stage.OPTIMIZER: Phase.OPTIMIZER_STEP,
 }
@@ -121,4 +121,7 @@ def phase_peaks(run: Replay) -> dict[Phase, int]:
     for stage, peak in run.stage_peak_bytes.items():
         phase = _PHASES[stage]
         phases[phase] = max(peak, phases.get(phase, 0))
+    if Phase.FORWARD in phases:
+        both = max(phases[Phase.FORWARD], phases.get(Phase.FORWARD_BACKWARD, 0))
+        phases[Phase.FORWARD_BACKWARD] = both
     return phases
