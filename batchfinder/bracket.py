@@ -6,9 +6,9 @@ import math
 
 from batchfinder.result import Probe
 
-# A probe runs with the optimizer's states in place, as the second step of a confirmation does; a
-# confirmation that fails later than that has seen what no probe sees.
-STEPS_LIKE_A_PROBE = 2
+# A confirmation that fails after its first step has seen what no probe does: the optimizer's states
+# lie where the activations of that step were.
+STEPS_LIKE_A_PROBE = 1
 
 # How close the bracket is drawn where the allocator is fragmented: which sizes near the limit run,
 # and which only by flushing its cache, is a matter of how their tensors happen to lie.
@@ -116,11 +116,11 @@ class Bracket:
         """Narrow the bracket by what a probe has shown."""
         size, had_failed, width = probe.batch_size, self.failure is not None, self.high - self.low
         self.probes += 1
+        unused = (probe.peak_reserved_bytes or 0) - (probe.peak_allocated_bytes or 0)
+        self.is_fragmented |= unused > FRAGMENTED * self.budget_bytes
         if probe.fits:
             (self.confirmed if confirm else self.fits)[size] = probe
             self.failures_in_a_row = 0
-            unused = (probe.peak_reserved_bytes or 0) - (probe.peak_allocated_bytes or 0)
-            self.is_fragmented |= unused > FRAGMENTED * self.budget_bytes
             if self.failure and size == self.failure.batch_size:  # it had failed by chance
                 self.failure, self.fits[size] = None, probe
         else:

@@ -36,6 +36,9 @@ STRIDE = 1 / 32
 # share of the size, it is sure to serve the step.
 EASY_MARGIN = 1 / 200
 
+# Where several steps from scratch need more than a probe has shown, that can be a fifth of it.
+RETREAT = 0.75
+
 # A failure below this share of the predicted maximum shows that the model is no guide.
 TRUST = 0.8
 
@@ -95,8 +98,7 @@ class Chooser:
 
     Attributes:
         expects_the_answer: whether the size chosen last is where the answer is expected.
-        aims: how often an answer was expected where the allocator is fragmented: first where all
-            it holds fits, then where its tensors fit with little to spare.
+        has_aimed: whether an answer was expected where all that a fragmented allocator holds fits.
         has_looked_above: whether a size just above that was tried.
     """
 
@@ -104,8 +106,8 @@ class Chooser:
         self, known: Bracket, pace: Pace, *, guess: MakeGuess | None, is_open: bool
     ) -> None:
         self.known, self.pace, self.guess, self.is_open = known, pace, guess, is_open
-        self.overruns = self.aims = 0
-        self.expects_the_answer = self.has_looked_above = False
+        self.overruns = self.strides = 0
+        self.expects_the_answer = self.has_aimed = self.has_looked_above = False
 
     def next_size(self) -> int:
         """The size to try next: inside the bracket, or ``low`` where nothing is left inside."""
@@ -176,8 +178,10 @@ class Chooser:
     def _choose_in_fragments(self, predicted: float) -> float:
         """The next size near the limit, where the allocator is fragmented."""
         known, easy = self.known, self._easy_maximum()
+        if known.needs_confirmations:
+            return self._choose_from_scratch(easy)
         is_near = known.low >= self.pace.close_enough * min(easy, known.high)
-        if is_near and not self.aims and self._aim_at(easy):
+        if is_near and not self.has_aimed and self._aim_at(easy):
             return easy
         if known.failures_in_a_row:
             if known.failures_in_a_row == 1 and is_near and known.failure_is_thrashing:
@@ -188,20 +192,45 @@ class Chooser:
         if known.low in known.confirmed and not self.has_looked_above:
             self.has_looked_above = True  # most often nothing larger fits
             return known.low * (1 + FRAGMENTED_RESOLUTION)
-        packed = predicted * (1 - STRIDE)
-        if self.aims == 1 and self._aim_at(packed):
-            return packed
         if known.failure is not None:
             return self._bisect()
-        return known.low * (1 + FRAGMENTED_RESOLUTION * 2.0 ** max(0, self.overruns - PATIENCE))
+        for share in (1 - STRIDE, 1 - STRIDE / 2, 1):
+            if known.low * (1 + FRAGMENTED_RESOLUTION) < share * predicted:
+                return share * predicted
+        return self._stride_up()
+
+    def _choose_from_scratch(self, easy: float) -> float:
+        """The next size where a confirmation failed that a probe had led to expect.
+
+        The optimizer's states came to lie among the activations of the first step, and cost the
+        room that the next one needs. How much, only confirmations tell: by what the allocator held.
+        """
+        known = self.known
+        if known.low not in known.confirmed:
+            return known.high * RETREAT
+        if known.failure is None:
+            return self._stride_up()
+        if known.misses_in_a_row >= PATIENCE - 1:
+            return self._bisect()
+        if easy < known.high - known.resolution:
+            just_above = known.low * (1 + FRAGMENTED_RESOLUTION)
+            if easy <= just_above and self.has_looked_above:
+                return self._bisect()
+            self.has_looked_above |= easy <= just_above
+            return max(easy, just_above)
+        return max(self._bisect(), known.high * (1 - STRIDE * 2.0**known.failures_in_a_row))
+
+    def _stride_up(self) -> float:
+        """A size above all that ran, in growing strides, where nothing tells what fails."""
+        self.strides += 1
+        return self.known.low * (1 + FRAGMENTED_RESOLUTION * 2.0 ** (self.strides - 1))
 
     def _aim_at(self, expected: float) -> bool:
         """Whether an expected answer lies inside the bracket; it is confirmed at once then."""
         known = self.known
         if not known.low + known.unit <= expected <= known.high - known.unit:
             return False
-        self.aims += 1
-        self.expects_the_answer, self.has_looked_above = True, False
+        self.expects_the_answer = self.has_aimed = True
         return True
 
     def _easy_maximum(self) -> float:
@@ -209,9 +238,10 @@ class Chooser:
         start = self.known.largest_that_ran()
         if start is None:
             return math.inf
-        easy = predict_easy_maximum(
-            start, self.known.fits, self.known.budget_bytes, self.pace.apart
-        )
+        readings = self.known.fits
+        if self.known.needs_confirmations:  # and the smallest, since probes had more room
+            readings = {min(readings): readings[min(readings)]} | self.known.confirmed
+        easy = predict_easy_maximum(start, readings, self.known.budget_bytes, self.pace.apart)
         return min(easy, self._predicted_maximum()) * (1 - EASY_MARGIN)
 
     def _close_in(self) -> float:

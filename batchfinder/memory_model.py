@@ -18,8 +18,13 @@ LINEAR_WITHIN = 0.02
 
 
 class Phase(enum.Enum):
-    """The parts of a training step, each with a memory peak of its own."""
+    """The parts of a training step, each with a memory peak of its own.
 
+    The forward pass is part of the next one too, and never needs more. But where the batch is small
+    the peak of both may be that of the gradients, which hides what each example adds to the other.
+    """
+
+    FORWARD = "forward"
     FORWARD_BACKWARD = "forward_backward"
     OPTIMIZER_STEP = "optimizer_step"
 

@@ -8,7 +8,7 @@ import time
 from batchfinder.conclusion import conclude
 from batchfinder.memory_model import MemoryModel, PhaseModel
 from batchfinder.result import BatchSizeResult, Probe, Status
-from batchfinder.simulation.prober import PHASE_OF_STAGE, SimulatedProber
+from batchfinder.simulation.prober import STAGES_OF_PHASE, SimulatedProber
 from batchfinder.simulation.replay import largest_that_fits
 from batchfinder.simulation.step_trace import StepTraces
 
@@ -73,8 +73,7 @@ def _memory_model(traces: StepTraces, at_answer: Probe) -> MemoryModel:
     size = at_answer.batch_size
     phases = {}
     for phase, peak in at_answer.phase_peak_bytes.items():
-        stages = [stage for stage, part_of in PHASE_OF_STAGE.items() if part_of is phase]
-        slope = traces.at(size).growth_at(size, stages)
+        slope = traces.at(size).growth_at(size, STAGES_OF_PHASE[phase])
         phases[phase] = PhaseModel(peak - slope * size, slope)
     return MemoryModel(phases)
 

@@ -272,9 +272,19 @@ def test_the_answer_is_expected_where_all_that_a_fragmented_allocator_holds_fits
     assert finding.failure.is_thrashing
 
 
-def test_where_a_fragmented_allocator_packs_well_the_answer_is_expected_near_the_maximum() -> None:
+def test_where_a_fragmented_allocator_packs_well_probes_go_on_towards_the_maximum() -> None:
     _, probes = run_search(fragmented_device(1000))
-    assert story(probes)[3:] == ["810+!", "818+", "969+!", "978-"]
+    assert story(probes)[3:] == ["810+!", "818+", "969+", "984-", "975-!", "969+!"]
+
+
+def test_where_the_first_step_spoils_the_room_of_later_ones_the_search_retreats_at_once() -> None:
+    prober = exact_device(1000)
+    prober.reserved_extra, prober.confirm_extra = 0.15, 0.2
+    finding, probes = run_search(prober)
+    assert story(probes)[3:6] == ["810-!", "607+!", "613+!"]
+    assert all(probe.confirmed for probe in probes[3:])
+    assert len(probes) <= 12
+    assert 750 <= size_of(finding) <= 770
 
 
 def test_a_size_that_thrashes_where_the_answer_is_expected_gives_way_by_little() -> None:

@@ -159,9 +159,9 @@ class _StepInTwoParts(TrainingStep):
         self._survived = survived
         self._small_batch = small_batch
 
-    def forward_backward(self, batch: Any) -> None:
+    def forward_backward(self, batch: Any, after_forward: Callable[[], Any] = lambda: None) -> None:
         with self._model.no_sync():
-            super().forward_backward(batch)
+            super().forward_backward(batch, after_forward)
         self._survived(True)
         kept = self._kept
         small = batch if self._small_batch is None else self._small_batch()

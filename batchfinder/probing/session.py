@@ -207,7 +207,6 @@ class ProbeSession:
             warm_up = Run()
             self._steps(smallest, WARM_UP_STEPS, warm_up)
             run.samples += warm_up.samples
-            del warm_up
             self.clean()
             self._baseline_bytes = self.device.held_bytes()
         # Without a warm-up, the second step shows the peak.
@@ -235,8 +234,7 @@ class ProbeSession:
 
     def _confirm(self, batch_size: int, run: Run) -> None:
         next_batch = self._loader(batch_size)
-        peaks: list[int] = []
-        is_settled = False
+        peaks, is_settled = list[int](), False
         varies = not self.device.leaves_no_trace
         least = max(self.options.confirm_steps, STEPS_FOR_SPREAD if varies else 0)
         while len(peaks) < MAX_CONFIRM_STEPS:
@@ -266,8 +264,10 @@ class ProbeSession:
         started = time.perf_counter()
         retries_before = self.device.allocation_retries()
         self.device.reset_peaks()
+        hooks = [lambda: self._read(Phase.FORWARD, run)] if self.device.leaves_no_trace else []
         for _ in range(micro_batches):
-            step.forward_backward(next_batch())
+            step.forward_backward(next_batch(), *hooks)
+            hooks = []  # from here on gradients are alive
         peak = self._read(Phase.FORWARD_BACKWARD, run)
         self.device.reset_peaks()
         step.optimizer_step()

@@ -26,7 +26,11 @@ _LONG_OUTCOME = len("fits, confirmed by 3 steps")
 
 _STYLES = {Outcome.FITS: "green", Outcome.OOM: "red", Outcome.FAILED: "yellow"}
 _WORDS = {Outcome.FITS: "fits", Outcome.OOM: "OOM", Outcome.FAILED: "failed"}
-_PHASES = {Phase.FORWARD_BACKWARD: "forward/backward", Phase.OPTIMIZER_STEP: "optimizer step"}
+_PHASES = {
+    Phase.FORWARD: "forward",
+    Phase.FORWARD_BACKWARD: "forward/backward",
+    Phase.OPTIMIZER_STEP: "optimizer step",
+}
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,10 @@ from batchfinder.simulation.trace import Stage
 from batchfinder.simulation.workspaces import cublas_workspace_bytes
 from batchfinder.units import format_bytes
 
-PHASE_OF_STAGE = {
-    Stage.SETUP: Phase.FORWARD_BACKWARD,
-    Stage.FORWARD: Phase.FORWARD_BACKWARD,
-    Stage.BACKWARD: Phase.FORWARD_BACKWARD,
-    Stage.OPTIMIZER: Phase.OPTIMIZER_STEP,
+STAGES_OF_PHASE = {
+    Phase.FORWARD: (Stage.SETUP, Stage.FORWARD),
+    Phase.FORWARD_BACKWARD: (Stage.SETUP, Stage.FORWARD, Stage.BACKWARD),
+    Phase.OPTIMIZER_STEP: (Stage.OPTIMIZER,),
 }
 
 
@@ -117,8 +116,8 @@ class SimulatedProber:
 
 def phase_peaks(run: Replay) -> dict[Phase, int]:
     """Most bytes in use in each phase of the memory model."""
-    phases: dict[Phase, int] = {}
-    for stage, peak in run.stage_peak_bytes.items():
-        phase = PHASE_OF_STAGE[stage]
-        phases[phase] = max(peak, phases.get(phase, 0))
-    return phases
+    peaks = {
+        phase: [run.stage_peak_bytes[stage] for stage in stages if stage in run.stage_peak_bytes]
+        for phase, stages in STAGES_OF_PHASE.items()
+    }
+    return {phase: max(of_stages) for phase, of_stages in peaks.items() if of_stages}

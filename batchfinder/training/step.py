@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -114,8 +115,12 @@ class TrainingStep:
         self._model: Any = torch.compile(model) if compiled else model
         self._kept: list[Any] = []
 
-    def forward_backward(self, batch: Any) -> None:
+    def forward_backward(self, batch: Any, after_forward: Callable[[], Any] = lambda: None) -> None:
         """Forward pass, loss and backward pass of one micro-batch on the device.
+
+        Args:
+            batch: the micro-batch.
+            after_forward: called when the loss is there, before the backward pass.
 
         Raises:
             StepError: the loss is no scalar that requires a gradient.
@@ -130,6 +135,7 @@ class TrainingStep:
         self._kept = [batch, output, loss]
         del output
         self._check(loss)
+        after_forward()
         torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
 
     def optimizer_step(self) -> None:

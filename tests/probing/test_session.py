@@ -20,6 +20,7 @@ from batchfinder.training.sample import BatchMaker
 
 CPU = torch.device("cpu")
 BUDGET = 10_000
+FORWARD_PEAK = 1500
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB."
 PROBABLY_MEMORY = "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"
 POISON = "CUDA error: an illegal memory access was encountered"
@@ -32,7 +33,8 @@ class FakeDevice:
     Attributes:
         held: what the process holds at each reading; the last one for ever.
         grown: what each step adds to the peak of the one before; 0 after the last.
-        flushing_phases: in how many phases, two a step, the allocator flushes its cache.
+        flushing_phases: in how many phases, forward/backward or optimizer step, the allocator
+            flushes its cache.
     """
 
     held: list[int] = field(default_factory=lambda: [1000])
@@ -60,12 +62,15 @@ class FakeDevice:
     def reset_peaks(self) -> None: ...
 
     def peaks(self) -> Peaks:
+        steps, phase = divmod(self.readings, 3 if self.leaves_no_trace else 2)
         self.readings += 1
-        is_forward_backward = self.readings % 2
-        if is_forward_backward and self.readings > 1 and self.grown:
+        if phase == 0 and self.leaves_no_trace:
+            return Peaks(FORWARD_PEAK, self.peak)
+        is_optimizer_step = phase == (2 if self.leaves_no_trace else 1)
+        if not is_optimizer_step and steps and self.grown:
             self.peak += self.grown.pop(0)
-        self.retries += self.readings <= self.flushing_phases
-        return Peaks(self.peak if is_forward_backward else 500, self.peak)
+        self.retries += 2 * steps + is_optimizer_step < self.flushing_phases
+        return Peaks(500 if is_optimizer_step else self.peak, self.peak)
 
     def allocation_retries(self) -> int:
         return self.retries
@@ -82,7 +87,7 @@ class AssertingDevice(FakeDevice):
         breaks_at: the number of that reading.
     """
 
-    breaks_at: int = 5
+    breaks_at: int = 7
     is_broken: bool = False
 
     def peaks(self) -> Peaks:
@@ -164,7 +169,11 @@ def test_accumulation_runs_two_micro_batches_a_step() -> None:
 
 def test_each_phase_has_a_peak_of_its_own() -> None:
     probe = session()[0].probe(3).probe
-    assert probe.phase_peak_bytes == {Phase.FORWARD_BACKWARD: 2000, Phase.OPTIMIZER_STEP: 500}
+    assert probe.phase_peak_bytes == {
+        Phase.FORWARD: FORWARD_PEAK,
+        Phase.FORWARD_BACKWARD: 2000,
+        Phase.OPTIMIZER_STEP: 500,
+    }
     assert (probe.peak_allocated_bytes, probe.peak_reserved_bytes) == (2000, 2000)
     assert (probe.outcome, probe.note, probe.confirmed) == (Outcome.FITS, "", False)
 
@@ -253,7 +262,7 @@ def test_out_of_memory_is_an_outcome_with_what_was_held_by_then() -> None:
     ours.probe(3)
     attempt = ours.probe(9)
     assert (attempt.probe.outcome, attempt.probe.note) == (Outcome.OOM, OUT_OF_MEMORY)
-    assert attempt.probe.peak_allocated_bytes == 2000
+    assert attempt.probe.peak_allocated_bytes == FORWARD_PEAK
     assert (attempt.was_clean, attempt.is_clean) == (True, True)
     assert sizes == [3, 3, 9]
 
