@@ -4,8 +4,8 @@ What an allocator takes from the device is not what tensors ask for: it takes se
 into blocks, keeps freed blocks for later, and gives whole segments back only when the device is
 full. Whether a training step fits is decided here, not by the sum of its tensors.
 
-Sources: the constants and rules of ``c10/cuda/CUDACachingAllocator.cpp`` of PyTorch, and its notes
-on memory management (https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management).
+Sources: the rules of ``c10/cuda/CUDACachingAllocator.cpp`` of PyTorch, and its notes on memory
+management (https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management).
 """
 
 from __future__ import annotations
@@ -13,20 +13,17 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 
-from batchfinder.units import MIB
-
-MIN_BLOCK_BYTES = 512
-SMALL_BYTES = MIB
-"""Up to here a request is served from the small pool."""
-SMALL_SEGMENT_BYTES = 2 * MIB
-LARGE_SEGMENT_BYTES = 20 * MIB
-MIN_OWN_SEGMENT_BYTES = 10 * MIB
-"""From here on a request gets a segment of its own size."""
-SEGMENT_ROUNDING_BYTES = 2 * MIB
+from batchfinder.simulation.rounding import (
+    LARGE_SEGMENT_BYTES,
+    MIN_BLOCK_BYTES,
+    SMALL_BYTES,
+    round_request,
+    segment_bytes,
+)
 
 # Free blocks are kept sorted by size, then address: as one integer, faster than as a tuple.
-_ADDRESS_BITS = 52
-_ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
+ADDRESS_BITS = 52
+_ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
 
 
 class DeviceFullError(Exception):
@@ -53,44 +50,6 @@ class AllocatorSettings:
     roundup_power2_divisions: int = 1
 
 
-def round_up(size: int, multiple: int) -> int:
-    """The next multiple of ``multiple`` that is not below ``size``."""
-    return -(-size // multiple) * multiple
-
-
-def round_request(size: int, power2_divisions: int = 1) -> int:
-    """The block size that serves a request of ``size`` bytes.
-
-    Args:
-        size: bytes asked for, positive.
-        power2_divisions: see :class:`AllocatorSettings`.
-
-    Example:
-        >>> round_request(1), round_request(513), round_request(1200 * 1024, power2_divisions=4)
-        (512, 1024, 1310720)
-    """
-    if size <= MIN_BLOCK_BYTES:
-        return MIN_BLOCK_BYTES
-    if power2_divisions > 1 and size > MIN_BLOCK_BYTES * power2_divisions:
-        floor = 1 << (size.bit_length() - 1)
-        return size if size == floor else round_up(size, max(1, floor // power2_divisions))
-    return -(-size // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
-
-
-def segment_bytes(block_size: int) -> int:
-    """The size of the segment taken from the device to serve a rounded request.
-
-    Example:
-        >>> [segment_bytes(size) // MIB for size in (512, 2 * MIB, 11 * MIB)]
-        [2, 20, 12]
-    """
-    if block_size <= SMALL_BYTES:
-        return SMALL_SEGMENT_BYTES
-    if block_size < MIN_OWN_SEGMENT_BYTES:
-        return LARGE_SEGMENT_BYTES
-    return round_up(block_size, SEGMENT_ROUNDING_BYTES)
-
-
 class Block:
     """A piece of a segment, in use or free; its neighbours are pieces of the same segment."""
 
@@ -109,7 +68,8 @@ class CachingAllocator:
     """Blocks of memory from a device of a given capacity, by the rules of PyTorch's allocator.
 
     Args:
-        capacity_bytes: what may be reserved at most; None: no limit.
+        capacity_bytes: what may be reserved at most, as set by
+            ``torch.cuda.set_per_process_memory_fraction``; None: no limit.
         settings: what the user set; ``expandable_segments`` is for
             :class:`~batchfinder.simulation.expandable.ExpandableAllocator`.
 
@@ -121,9 +81,9 @@ class CachingAllocator:
         retries: how often the cache had to be given back to serve a request.
 
     Example:
-        >>> allocator = CachingAllocator(capacity_bytes=24 * MIB)
-        >>> block = allocator.malloc(3 * MIB)
-        >>> allocator.reserved_bytes // MIB, allocator.allocated_bytes // MIB
+        >>> allocator = CachingAllocator(capacity_bytes=24 * 2**20)
+        >>> block = allocator.malloc(3 * 2**20)
+        >>> allocator.reserved_bytes // 2**20, allocator.allocated_bytes // 2**20
         (20, 3)
         >>> allocator.free(block)
         >>> allocator.release_cached()
@@ -177,7 +137,10 @@ class CachingAllocator:
         """Give a block back to the cache, merged with the free blocks beside it."""
         block.allocated = False
         self.allocated_bytes -= block.size
-        free = self._free_small if block.small else self._free_large
+        self._merge_into(self._free_small if block.small else self._free_large, block)
+
+    def _merge_into(self, free: list[int], block: Block) -> None:
+        """Make one free block of this one and of the free ones beside it."""
         before = block.previous
         if before is not None and not before.allocated:
             self._remove_free(before, free)
@@ -186,11 +149,6 @@ class CachingAllocator:
             block.previous = before.previous
             if before.previous is not None:
                 before.previous.next = block
-        self._absorb_next(block, free)
-        self._add_free(block, free)
-
-    def _absorb_next(self, block: Block, free: list[int]) -> None:
-        """Make one block of this one and of the one after it, if that is free."""
         after = block.next
         if after is not None and not after.allocated:
             self._remove_free(after, free)
@@ -198,6 +156,7 @@ class CachingAllocator:
             block.next = after.next
             if after.next is not None:
                 after.next.previous = block
+        self._add_free(block, free)
 
     def release_cached(self) -> None:
         """Give every wholly free segment back to the device, as ``torch.cuda.empty_cache``."""
@@ -217,24 +176,59 @@ class CachingAllocator:
 
     def _best_fit(self, size: int, small: bool) -> Block | None:
         free = self._free_small if small else self._free_large
-        index = bisect_left(free, size << _ADDRESS_BITS)
+        index = bisect_left(free, size << ADDRESS_BITS)
         if index == len(free):
             return None
-        found = free[index] >> _ADDRESS_BITS
-        limit = self._max_split
-        if limit is not None and (
-            (size < limit <= found) or (size >= limit and found >= size + LARGE_SEGMENT_BYTES)
-        ):
+        if self._is_oversized(free[index] >> ADDRESS_BITS, size):
             return None
         return self._free_blocks.pop(free.pop(index) & _ADDRESS_MASK)
 
+    def _is_oversized(self, found: int, size: int) -> bool:
+        """Whether a free block is too large to be spent on a request."""
+        limit = self._max_split
+        if limit is None:
+            return False
+        return found >= (limit if size < limit else size + LARGE_SEGMENT_BYTES)
+
     def _take_from_device(self, size: int, small: bool) -> Block:
         segment = segment_bytes(size)
+        if self._has_room(segment):
+            return self._new_block(size, small)
+        if self._release_unsplit(size, small) and self._has_room(segment):
+            return self._new_block(size, small)
+        self.retries += 1
+        self.release_cached()
         if not self._has_room(segment):
-            self.retries += 1
-            self.release_cached()
-            if not self._has_room(segment):
-                raise DeviceFullError
+            raise DeviceFullError
+        return self._new_block(size, small)
+
+    def _release_unsplit(self, size: int, small: bool) -> bool:
+        """Give back segments too large to be split: one that is enough, else the largest.
+
+        Returns:
+            Whether they were enough.
+        """
+        if self._max_split is None:
+            return False
+        free = self._free_small if small else self._free_large
+        wanted = max(size, self._max_split)
+        index = bisect_left(free, wanted << ADDRESS_BITS)
+        if index < len(free):
+            self._release(free, index)
+            return True
+        released = 0
+        while free and released < wanted and free[-1] >> ADDRESS_BITS >= self._max_split:
+            released += free[-1] >> ADDRESS_BITS
+            self._release(free, len(free) - 1)
+        return released >= wanted
+
+    def _release(self, free: list[int], index: int) -> None:
+        block = self._free_blocks.pop(free.pop(index) & _ADDRESS_MASK)
+        self.reserved_bytes -= block.size
+
+    def _new_block(self, size: int, small: bool) -> Block:
+        """A block of at least ``size`` bytes in memory new from the device."""
+        segment = segment_bytes(size)
         block = Block(self._next_address, segment, small)
         self._next_address += segment
         self._reserve(segment)
@@ -265,9 +259,9 @@ class CachingAllocator:
             self.peak_reserved_bytes = self.reserved_bytes
 
     def _add_free(self, block: Block, free: list[int]) -> None:
-        insort(free, block.size << _ADDRESS_BITS | block.address)
+        insort(free, block.size << ADDRESS_BITS | block.address)
         self._free_blocks[block.address] = block
 
     def _remove_free(self, block: Block, free: list[int]) -> None:
-        del free[bisect_left(free, block.size << _ADDRESS_BITS | block.address)]
+        del free[bisect_left(free, block.size << ADDRESS_BITS | block.address)]
         del self._free_blocks[block.address]

@@ -8,14 +8,19 @@ Source: ``ExpandableSegment`` in ``c10/cuda/CUDACachingAllocator.cpp`` of PyTorc
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from batchfinder.simulation.allocator import (
-    LARGE_SEGMENT_BYTES,
-    MIN_BLOCK_BYTES,
-    SMALL_SEGMENT_BYTES,
+    ADDRESS_BITS,
     AllocatorSettings,
     Block,
     CachingAllocator,
     DeviceFullError,
+)
+from batchfinder.simulation.rounding import (
+    LARGE_SEGMENT_BYTES,
+    MIN_BLOCK_BYTES,
+    SMALL_SEGMENT_BYTES,
     round_up,
 )
 
@@ -30,7 +35,9 @@ class ExpandableAllocator(CachingAllocator):
     mapped), or unmapped.
 
     Args:
-        capacity_bytes: what may be reserved at most; None: no limit.
+        capacity_bytes: a request that is no longer served from the cache has to fit below it as
+            a whole, though a part of it may be mapped already. As memory is mapped by whole pages,
+            a little more than this may be reserved. None: no limit.
         settings: ``expandable_segments`` is taken for granted.
 
     Example:
@@ -66,54 +73,79 @@ class ExpandableAllocator(CachingAllocator):
                 if first < last:
                     self._unmap(block, first, last, free)
 
-    def _take_from_device(self, size: int, small: bool) -> Block:
-        block = self._map(size, small)
-        if block is None:
-            self.retries += 1
-            self.release_cached()
-            block = self._map(size, small)
-        if block is None:
-            raise DeviceFullError
+    def _best_fit(self, size: int, small: bool) -> Block | None:
+        """As without expandable segments, but a block that can grow counts as what it can become.
+
+        So the block at the end is left alone while a gap will do.
+        """
+        free = self._free_small if small else self._free_large
+        index = bisect_left(free, size << ADDRESS_BITS)
+        if index == len(free):
+            return None
+        while index + 1 < len(free) and self._reach(free[index + 1]) < self._reach(free[index]):
+            index += 1
+        block = self._block_of(free[index])
+        if self._is_oversized(block.size, size):
+            return None
+        self._remove_free(block, free)
         return block
+
+    def _reach(self, key: int) -> int:
+        """The size of a free block together with the hole behind it."""
+        block = self._block_of(key)
+        after = block.next
+        return block.size + (after.size if after is not None and self._is_hole(after) else 0)
+
+    def _is_hole(self, block: Block) -> bool:
+        return self._unmapped[block.small].get(block.address) is block
 
     def _should_split(self, block: Block, size: int) -> bool:
         return block.size - size >= MIN_BLOCK_BYTES
 
-    def _map(self, size: int, small: bool) -> Block | None:
-        """A free block of ``size``, made by mapping pages; None if the capacity is too small."""
+    def _release_unsplit(self, size: int, small: bool) -> bool:
+        return False  # every segment can be split
+
+    def _new_block(self, size: int, small: bool) -> Block:
+        """A block of at least ``size`` bytes, made by mapping pages beside what is free."""
         page = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
-        hole = self._hole_for(size, small)
-        before = hole.previous
         free = self._free_small if small else self._free_large
-        has_start = before is not None and not before.allocated
-        missing = round_up(size - before.size if before is not None and has_start else size, page)
-        if not self._has_room(missing):
-            return None
-        self._reserve(missing)
-        if before is not None and has_start:
-            self._remove_free(before, free)
-            block = before
-        else:
-            block = Block(hole.address, 0, small)
-            block.previous, block.next = before, hole
-            if before is not None:
-                before.next = block
-            hole.previous = block
-        self._shrink_hole(hole, missing)
-        block.size += missing
-        self._absorb_next(block, free)
+        block = self._lowest_room(size, small)
+        while self._is_hole(block) or block.size < size:
+            hole = block if self._is_hole(block) else block.next
+            assert hole is not None
+            missing = size if hole is block else size - block.size
+            block = self._map(hole, round_up(min(missing, hole.size), page), free)
+        self._remove_free(block, free)
         return block
 
-    def _hole_for(self, size: int, small: bool) -> Block:
-        """The lowest hole that, with the free block before it, holds ``size`` bytes."""
+    def _lowest_room(self, size: int, small: bool) -> Block:
+        """The first of the lowest free blocks and holes in a row that hold ``size`` bytes."""
         holes = self._unmapped[small]
         for address in sorted(holes):
-            hole = holes[address]
-            before = hole.previous
-            start = before.size if before is not None and not before.allocated else 0
-            if hole.size + start >= size:
-                return hole
+            first = holes[address]
+            if first.previous is not None and not first.previous.allocated:
+                first = first.previous
+            room, block = 0, first
+            while not block.allocated or self._is_hole(block):
+                room += block.size
+                if room >= size:
+                    return first
+                if block.next is None:
+                    break
+                block = block.next
         raise DeviceFullError  # the tail is as large as the address space
+
+    def _map(self, hole: Block, size: int, free: list[int]) -> Block:
+        """Make the first bytes of a hole a free block, merged with the free blocks beside it."""
+        self._reserve(size)
+        block = Block(hole.address, size, hole.small)
+        block.previous, block.next = hole.previous, hole
+        if hole.previous is not None:
+            hole.previous.next = block
+        hole.previous = block
+        self._shrink_hole(hole, size)
+        self._merge_into(free, block)
+        return block
 
     def _shrink_hole(self, hole: Block, mapped: int) -> None:
         """Take the first bytes of a hole away; an empty hole disappears."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from batchfinder.simulation.allocator import round_request
+from batchfinder.simulation.rounding import round_request
 from batchfinder.simulation.trace import EMPTY_CACHE, AffineTrace, Kind, Stage
 
 TIMELINE_POINTS = 60

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 
-from batchfinder.simulation.allocator import round_request
+from batchfinder.simulation.rounding import round_request
 
 
 class Kind(enum.Enum):
