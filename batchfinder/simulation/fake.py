@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from batchfinder.simulation.attention import ComputeCapability, attention_kernel
 from batchfinder.simulation.autocast import autocast_kernels, cuda_autocast_simulated
-from batchfinder.simulation.cuda_dispatch import dropout, group_norm, kernels_replaced
+from batchfinder.simulation.cuda_dispatch import dropout, group_norm, kernels_replaced, linear
 from batchfinder.simulation.recurrent import RECURRENT
 
 T = TypeVar("T")
@@ -48,6 +48,7 @@ def fake_cuda(
     autograd: dict[str, Callable[..., Any]] = {
         "dropout": dropout,
         "group_norm": group_norm,
+        "linear": linear,
         "scaled_dot_product_attention": attention_kernel(capability, alike),
         **RECURRENT,
     }
