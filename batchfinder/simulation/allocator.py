@@ -4,8 +4,8 @@ What an allocator takes from the device is not what tensors ask for: it takes se
 into blocks, keeps freed blocks for later, and gives whole segments back only when the device is
 full. Whether a training step fits is decided here, not by the sum of its tensors.
 
-Sources: the constants and rules of ``c10/cuda/CUDACachingAllocator.cpp`` of PyTorch, and its notes
-on memory management (https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management).
+Sources: the rules of ``c10/cuda/CUDACachingAllocator.cpp`` of PyTorch, and its notes on memory
+management (https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management).
 """
 
 from __future__ import annotations
@@ -13,29 +13,17 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 
-from batchfinder.simulation.pool import (
-    ADDRESS_BITS,
-    ADDRESS_MASK,
-    Block,
-    Pool,
-    address_of,
-    make_block,
-    size_of,
+from batchfinder.simulation.rounding import (
+    LARGE_SEGMENT_BYTES,
+    MIN_BLOCK_BYTES,
+    SMALL_BYTES,
+    round_request,
+    segment_bytes,
 )
-from batchfinder.units import MIB
 
-MIN_BLOCK_BYTES = 512
-SMALL_BYTES = MIB
-"""Up to here a request is served from the small pool."""
-SMALL_SEGMENT_BYTES = 2 * MIB
-LARGE_SEGMENT_BYTES = 20 * MIB
-MIN_OWN_SEGMENT_BYTES = 10 * MIB
-"""From here on a request gets a segment of its own size."""
-SEGMENT_ROUNDING_BYTES = 2 * MIB
-
-LARGE_POOL_ADDRESS = LARGE_SEGMENT_BYTES << 34
-"""Where the addresses of the large pool begin, those of the small pool at 0: more than are ever
-used, for addresses of a segment given back are not used again."""
+# Free blocks are kept sorted by size, then address: as one integer, faster than as a tuple.
+ADDRESS_BITS = 52
+_ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
 
 
 class DeviceFullError(Exception):
@@ -62,49 +50,26 @@ class AllocatorSettings:
     roundup_power2_divisions: int = 1
 
 
-def round_up(size: int, multiple: int) -> int:
-    """The next multiple of ``multiple`` that is not below ``size``."""
-    return -(-size // multiple) * multiple
+class Block:
+    """A piece of a segment, in use or free; its neighbours are pieces of the same segment."""
 
+    __slots__ = ("address", "allocated", "next", "previous", "size", "small")
 
-def round_request(size: int, power2_divisions: int = 1) -> int:
-    """The block size that serves a request of ``size`` bytes.
-
-    Args:
-        size: bytes asked for, positive.
-        power2_divisions: see :class:`AllocatorSettings`.
-
-    Example:
-        >>> round_request(1), round_request(513), round_request(1200 * 1024, power2_divisions=4)
-        (512, 1024, 1310720)
-    """
-    if size <= MIN_BLOCK_BYTES:
-        return MIN_BLOCK_BYTES
-    if power2_divisions > 1 and size > MIN_BLOCK_BYTES * power2_divisions:
-        floor = 1 << (size.bit_length() - 1)
-        return size if size == floor else round_up(size, max(1, floor // power2_divisions))
-    return -(-size // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
-
-
-def segment_bytes(block_size: int) -> int:
-    """The size of the segment taken from the device to serve a rounded request.
-
-    Example:
-        >>> [segment_bytes(size) // MIB for size in (512, 2 * MIB, 11 * MIB)]
-        [2, 20, 12]
-    """
-    if block_size <= SMALL_BYTES:
-        return SMALL_SEGMENT_BYTES
-    if block_size < MIN_OWN_SEGMENT_BYTES:
-        return LARGE_SEGMENT_BYTES
-    return round_up(block_size, SEGMENT_ROUNDING_BYTES)
+    def __init__(self, address: int, size: int, small: bool) -> None:
+        self.address = address
+        self.size = size
+        self.small = small
+        self.allocated = False
+        self.previous: Block | None = None
+        self.next: Block | None = None
 
 
 class CachingAllocator:
     """Blocks of memory from a device of a given capacity, by the rules of PyTorch's allocator.
 
     Args:
-        capacity_bytes: what may be reserved at most; None: no limit.
+        capacity_bytes: what may be reserved at most, as set by
+            ``torch.cuda.set_per_process_memory_fraction``; None: no limit.
         settings: what the user set; ``expandable_segments`` is for
             :class:`~batchfinder.simulation.expandable.ExpandableAllocator`.
 
@@ -116,9 +81,9 @@ class CachingAllocator:
         retries: how often the cache had to be given back to serve a request.
 
     Example:
-        >>> allocator = CachingAllocator(capacity_bytes=24 * MIB)
-        >>> block = allocator.malloc(3 * MIB)
-        >>> allocator.reserved_bytes // MIB, allocator.allocated_bytes // MIB
+        >>> allocator = CachingAllocator(capacity_bytes=24 * 2**20)
+        >>> block = allocator.malloc(3 * 2**20)
+        >>> allocator.reserved_bytes // 2**20, allocator.allocated_bytes // 2**20
         (20, 3)
         >>> allocator.free(block)
         >>> allocator.release_cached()
@@ -140,13 +105,10 @@ class CachingAllocator:
         settings = settings or AllocatorSettings()
         self._max_split = settings.max_split_size_bytes
         self._divisions = settings.roundup_power2_divisions
-        self._small, self._large = self._make_pools()
-
-    def _make_pools(self) -> tuple[Pool, Pool]:
-        return (
-            Pool(SMALL_SEGMENT_BYTES, MIN_BLOCK_BYTES, None, 0),
-            Pool(LARGE_SEGMENT_BYTES, SMALL_BYTES + 1, self._max_split, LARGE_POOL_ADDRESS),
-        )
+        self._free_small: list[int] = []
+        self._free_large: list[int] = []
+        self._free_blocks: dict[int, Block] = {}
+        self._next_address = 0
 
     def malloc(self, size: int) -> Block:
         """A block of at least ``size`` bytes.
@@ -161,87 +123,132 @@ class CachingAllocator:
             size = round_request(size, self._divisions)
         else:
             size = -(-size // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
-        pool = self._small if size <= SMALL_BYTES else self._large
-        free = pool.free
-        # The smallest block that fits; the lowest of equals.
-        index = bisect_left(free, size << ADDRESS_BITS)
-        if index < len(free) and (self._max_split is None or self._may_serve(free[index], size)):
-            block = free.pop(index)
-            address = block & ADDRESS_MASK
-            found = block >> ADDRESS_BITS
-            del pool.starting[address]
-        else:
-            block = self._take_from_device(size, pool)
-            address = block & ADDRESS_MASK
-            found = block >> ADDRESS_BITS
-        left = found - size
-        if left >= pool.least_rest_bytes and (
-            pool.whole_from_bytes is None or size < pool.whole_from_bytes
-        ):
-            # The rest, at the higher addresses, becomes a free block.
-            rest = left << ADDRESS_BITS | address + size
-            pool.starting[address + size] = pool.ending[address + found] = rest
-            insort(free, rest)
-            block = size << ADDRESS_BITS | address
-            found = size
-        else:
-            pool.ending.pop(address + found, None)
-        self.allocated_bytes += found
+        small = size <= SMALL_BYTES
+        block = self._best_fit(size, small) or self._take_from_device(size, small)
+        if self._should_split(block, size):
+            self._split(block, size)
+        block.allocated = True
+        self.allocated_bytes += block.size
         if self.allocated_bytes > self.peak_allocated_bytes:
             self.peak_allocated_bytes = self.allocated_bytes
         return block
 
     def free(self, block: Block) -> None:
         """Give a block back to the cache, merged with the free blocks beside it."""
-        address = block & ADDRESS_MASK
-        size = block >> ADDRESS_BITS
-        end = address + size
-        self.allocated_bytes -= size
-        pool = self._small if address < LARGE_POOL_ADDRESS else self._large
-        free = pool.free
-        before = pool.ending.pop(address, None)
-        if before is not None:
-            del free[bisect_left(free, before)]
-            address = before & ADDRESS_MASK
-        after = pool.starting.pop(end, None)
-        if after is not None:
-            del free[bisect_left(free, after)]
-            end += after >> ADDRESS_BITS
-        block = end - address << ADDRESS_BITS | address
-        pool.starting[address] = pool.ending[end] = block
-        insort(free, block)
+        block.allocated = False
+        self.allocated_bytes -= block.size
+        self._merge_into(self._free_small if block.small else self._free_large, block)
+
+    def _merge_into(self, free: list[int], block: Block) -> None:
+        """Make one free block of this one and of the free ones beside it."""
+        before = block.previous
+        if before is not None and not before.allocated:
+            self._remove_free(before, free)
+            block.address = before.address
+            block.size += before.size
+            block.previous = before.previous
+            if before.previous is not None:
+                before.previous.next = block
+        after = block.next
+        if after is not None and not after.allocated:
+            self._remove_free(after, free)
+            block.size += after.size
+            block.next = after.next
+            if after.next is not None:
+                after.next.previous = block
+        self._add_free(block, free)
 
     def release_cached(self) -> None:
         """Give every wholly free segment back to the device, as ``torch.cuda.empty_cache``."""
-        for pool in (self._small, self._large):
-            for block in list(pool.free):
-                address, size = address_of(block), size_of(block)
-                if pool.segments.get(address) == size:
-                    pool.remove(block)
-                    del pool.segments[address]
-                    self.reserved_bytes -= size
+        for free in (self._free_small, self._free_large):
+            kept = []
+            for key in free:
+                block = self._block_of(key)
+                if block.previous is None and block.next is None:
+                    del self._free_blocks[block.address]
+                    self.reserved_bytes -= block.size
+                else:
+                    kept.append(key)
+            free[:] = kept
 
-    def _may_serve(self, block: Block, size: int) -> bool:
-        """Whether a free block is not kept for larger requests, by ``max_split_size``."""
-        limit, found = self._max_split, size_of(block)
-        if limit is None or size < limit:
-            return limit is None or found < limit
-        return found < size + LARGE_SEGMENT_BYTES
+    def _block_of(self, key: int) -> Block:
+        return self._free_blocks[key & _ADDRESS_MASK]
 
-    def _take_from_device(self, size: int, pool: Pool) -> Block:
-        """A block that is on no list yet."""
+    def _best_fit(self, size: int, small: bool) -> Block | None:
+        free = self._free_small if small else self._free_large
+        index = bisect_left(free, size << ADDRESS_BITS)
+        if index == len(free):
+            return None
+        if self._is_oversized(free[index] >> ADDRESS_BITS, size):
+            return None
+        return self._free_blocks.pop(free.pop(index) & _ADDRESS_MASK)
+
+    def _is_oversized(self, found: int, size: int) -> bool:
+        """Whether a free block is too large to be spent on a request."""
+        limit = self._max_split
+        if limit is None:
+            return False
+        return found >= (limit if size < limit else size + LARGE_SEGMENT_BYTES)
+
+    def _take_from_device(self, size: int, small: bool) -> Block:
         segment = segment_bytes(size)
+        if self._has_room(segment):
+            return self._new_block(size, small)
+        if self._release_unsplit(size, small) and self._has_room(segment):
+            return self._new_block(size, small)
+        self.retries += 1
+        self.release_cached()
         if not self._has_room(segment):
-            self.retries += 1
-            self.release_cached()
-            if not self._has_room(segment):
-                raise DeviceFullError
-        address = pool.next_address
-        # Apart from the next one: blocks of different segments are no neighbours.
-        pool.next_address += segment + MIN_BLOCK_BYTES
-        pool.segments[address] = segment
+            raise DeviceFullError
+        return self._new_block(size, small)
+
+    def _release_unsplit(self, size: int, small: bool) -> bool:
+        """Give back segments too large to be split: one that is enough, else the largest.
+
+        Returns:
+            Whether they were enough.
+        """
+        if self._max_split is None:
+            return False
+        free = self._free_small if small else self._free_large
+        wanted = max(size, self._max_split)
+        index = bisect_left(free, wanted << ADDRESS_BITS)
+        if index < len(free):
+            self._release(free, index)
+            return True
+        released = 0
+        while free and released < wanted and free[-1] >> ADDRESS_BITS >= self._max_split:
+            released += free[-1] >> ADDRESS_BITS
+            self._release(free, len(free) - 1)
+        return released >= wanted
+
+    def _release(self, free: list[int], index: int) -> None:
+        block = self._free_blocks.pop(free.pop(index) & _ADDRESS_MASK)
+        self.reserved_bytes -= block.size
+
+    def _new_block(self, size: int, small: bool) -> Block:
+        """A block of at least ``size`` bytes in memory new from the device."""
+        segment = segment_bytes(size)
+        block = Block(self._next_address, segment, small)
+        self._next_address += segment
         self._reserve(segment)
-        return make_block(address, segment)
+        return block
+
+    def _should_split(self, block: Block, size: int) -> bool:
+        rest = block.size - size
+        if block.small:
+            return rest >= MIN_BLOCK_BYTES
+        return rest > SMALL_BYTES and (self._max_split is None or size < self._max_split)
+
+    def _split(self, block: Block, size: int) -> None:
+        """Cut a block to ``size``; the rest, at the higher addresses, becomes a free block."""
+        rest = Block(block.address + size, block.size - size, block.small)
+        rest.previous, rest.next = block, block.next
+        if block.next is not None:
+            block.next.previous = rest
+        block.next = rest
+        block.size = size
+        self._add_free(rest, self._free_small if block.small else self._free_large)
 
     def _has_room(self, size: int) -> bool:
         return self.capacity_bytes is None or self.reserved_bytes + size <= self.capacity_bytes
@@ -250,3 +257,11 @@ class CachingAllocator:
         self.reserved_bytes += size
         if self.reserved_bytes > self.peak_reserved_bytes:
             self.peak_reserved_bytes = self.reserved_bytes
+
+    def _add_free(self, block: Block, free: list[int]) -> None:
+        insort(free, block.size << ADDRESS_BITS | block.address)
+        self._free_blocks[block.address] = block
+
+    def _remove_free(self, block: Block, free: list[int]) -> None:
+        del free[bisect_left(free, block.size << ADDRESS_BITS | block.address)]
+        del self._free_blocks[block.address]

@@ -162,7 +162,8 @@ def _flash(
 def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """The mask as the kernel takes it: added to the scores, rows padded to 16 elements."""
     if mask.dtype is torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -1e9)
+        shown, hidden = query.new_zeros(()), query.new_full((), -torch.inf)
+        mask = torch.where(mask, shown, hidden)
     missing = -mask.size(-1) % 16
     if missing:
         length = mask.size(-1)

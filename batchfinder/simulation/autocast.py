@@ -11,6 +11,7 @@ Source of the lists: https://docs.pytorch.org/docs/stable/amp.html#cuda-op-speci
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -57,21 +58,8 @@ PROMOTE = (
 )  # fmt: skip
 """Run in the widest dtype among their inputs."""
 
-AS_IS = (
-    "avg_pool3d", "grid_sampler_2d", "_grid_sampler_2d_cpu_fallback", "grid_sampler_3d",
-    "polar", "quantile", "quantile.scalar", "nanquantile", "nanquantile.scalar", "stft",
-    "stft.center", "trace", "view_as_complex", "cholesky", "cholesky_inverse", "cholesky_solve",
-    "inverse", "lu_solve", "orgqr", "ormqr", "pinverse", "max_pool3d", "adaptive_avg_pool3d",
-    "max_unpool2d", "max_unpool3d", "replication_pad1d", "replication_pad2d", "replication_pad3d",
-    "reflection_pad1d", "fft_fft", "fft_ifft", "fft_fft2", "fft_ifft2", "fft_fftn", "fft_ifftn",
-    "fft_rfft", "fft_irfft", "fft_rfft2", "fft_irfft2", "fft_rfftn", "fft_irfftn", "fft_hfft",
-    "fft_ihfft", "linalg_cond", "linalg_matrix_rank", "linalg_solve", "linalg_cholesky",
-    "linalg_svdvals", "linalg_eigvals", "linalg_eigvalsh", "linalg_inv",
-    "linalg_householder_product", "linalg_tensorinv", "linalg_tensorsolve",
-    "fake_quantize_per_tensor_affine", "geqrf", "_lu_with_info", "linalg_qr", "linalg_svd",
-    "linalg_eig", "linalg_eigh", "linalg_lstsq",
-)  # fmt: skip
-"""Run in fp32 on the CPU and in whatever comes on CUDA."""
+NOT_AS_IS = ("conv1d.padding", "conv2d.padding", "conv3d.padding")
+"""On CUDA these are cast further in, as ``convolution``."""
 
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
@@ -86,7 +74,7 @@ def autocast_kernels(torch_version: tuple[int, int]) -> dict[str, Kernel]:
     """
     since_2_0 = torch_version >= (2, 0)
     fp32 = FP32 + (FP32_SINCE_2_0 if since_2_0 else ())
-    as_is = AS_IS + (() if since_2_0 else FP32_SINCE_2_0)
+    as_is = cast_on_cpu_only() + (() if since_2_0 else FP32_SINCE_2_0)
     makers: tuple[tuple[tuple[str, ...], Callable[[Any], Kernel]], ...] = (
         (LOWER_PRECISION, lambda op: _after_cast(op, lambda _: torch.get_autocast_dtype("cpu"))),
         (fp32, lambda op: _after_cast(op, lambda _: torch.float32)),
@@ -103,6 +91,23 @@ def autocast_kernels(torch_version: tuple[int, int]) -> dict[str, Kernel]:
             if operator is not None:
                 kernels[name] = make(operator)
     return kernels
+
+
+@functools.cache
+def cast_on_cpu_only() -> tuple[str, ...]:
+    """Run in fp32 or the widest dtype on the CPU, and in whatever comes on CUDA.
+
+    PyTorch's dispatcher knows them, in builds without CUDA too.
+    """
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    names = [
+        full_name.removeprefix("aten::")
+        for full_name in torch._C._dispatch_get_all_op_names()
+        if full_name.startswith("aten::")
+        and has_kernel(full_name, "AutocastCPU")
+        and not has_kernel(full_name, "AutocastCUDA")
+    ]
+    return tuple(sorted(set(names).difference(NOT_AS_IS)))
 
 
 @contextmanager
@@ -141,7 +146,11 @@ def _as_is(operator: Any) -> Kernel:
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
             return operator(*args, **kwargs)
 
-    return kernel
+    # The parts of a composite operator are cast each by its own rule.
+    is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(
+        operator.name(), "CompositeImplicitAutograd"
+    )
+    return operator.decompose if is_composite else kernel
 
 
 def _after_cast(operator: Any, choose: Callable[[list[Tensor]], torch.dtype]) -> Kernel:

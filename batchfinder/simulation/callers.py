@@ -38,13 +38,14 @@ def user_line() -> str:
 def value_for_pytorch_itself() -> float | None:
     """The value of a tensor without data, where PyTorch's own code reads one.
 
-    Optimizers read their step counter, and a GradScaler whether a gradient was not finite.
+    Optimizers read their step counter, as late in training, and the product of what they have
+    decayed, which must not be 1; a GradScaler whether a gradient was not finite.
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(_OPTIMIZERS):
-            return 1.0
+            return 1000.0
         if name.startswith(_GRAD_SCALERS):
             return 0.0
         if is_user_code(name):

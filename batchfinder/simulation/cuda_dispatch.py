@@ -37,6 +37,18 @@ def kernels_replaced(key: str, kernels: dict[str, Callable[..., Any]]) -> Iterat
         library._destroy()  # type: ignore[no-untyped-call]
 
 
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
+    """A linear layer as on CUDA: where product and bias are two steps, the bias is added in place.
+
+    Of fake tensors PyTorch expects the unexpected and adds out of place.
+    https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Linear.cpp
+    """
+    if bias is None or input.dim() == 2 or input.is_contiguous():
+        output: Tensor = torch.ops.aten.linear.default.decompose(input, weight, bias)
+        return output
+    return torch.matmul(input, weight.t()).add_(bias)
+
+
 def dropout(input: Tensor, p: float, train: bool) -> Tensor:  # noqa: A002
     """Dropout as on CUDA: one kernel that keeps a mask of one byte per element.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from batchfinder.simulation.allocator import MIN_BLOCK_BYTES
+from batchfinder.simulation.rounding import MIN_BLOCK_BYTES
 from batchfinder.simulation.trace import EMPTY_CACHE, AffineTrace, Kind, Stage
 
 TIMELINE_POINTS = 60

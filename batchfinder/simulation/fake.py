@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from batchfinder.simulation.attention import ComputeCapability, attention_kernel
 from batchfinder.simulation.autocast import autocast_kernels, cuda_autocast_simulated
-from batchfinder.simulation.cuda_dispatch import dropout, group_norm, kernels_replaced
+from batchfinder.simulation.cuda_dispatch import dropout, group_norm, kernels_replaced, linear
 from batchfinder.simulation.recurrent import RECURRENT
 
 T = TypeVar("T")
@@ -50,6 +50,7 @@ def fake_cuda(
     autograd: dict[str, Callable[..., Any]] = {
         "dropout": dropout,
         "group_norm": group_norm,
+        "linear": linear,
         "scaled_dot_product_attention": attention_kernel(capability, alike),
         **RECURRENT,
     }

@@ -111,6 +111,13 @@ def _group_norm_backward(
     return _gradients(input, weight, [channels], output_mask)
 
 
+def _efficient_attention(query: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    """Output and row sums; the seeds of the dropout stay on the host."""
+    output, row_sums, *_ = run_on_shapes(_EFFICIENT_ATTENTION, (query, *args), kwargs)
+    no_seed = new_tensor(query, [0], torch.int64)
+    return output, row_sums, no_seed, no_seed
+
+
 def _statistics(like: Tensor, shape: Sequence[int]) -> Tensor:
     dtype = torch.float64 if like.dtype is torch.float64 else torch.float32
     return new_tensor(like, shape, dtype)
@@ -138,6 +145,7 @@ _COPIES = {
     _aten.zeros_like.default,
 }
 _CONVOLUTION = _aten.convolution.default
+_EFFICIENT_ATTENTION = _aten._scaled_dot_product_efficient_attention.default
 _OUTPUTS: dict[Any, Callable[..., Any]] = {
     _CONVOLUTION: convolution,
     _aten.convolution_backward.default: convolution_backward,
@@ -147,6 +155,7 @@ _OUTPUTS: dict[Any, Callable[..., Any]] = {
     _aten.native_layer_norm_backward.default: _layer_norm_backward,
     _aten.native_group_norm.default: _group_norm,
     _aten.native_group_norm_backward.default: _group_norm_backward,
+    _EFFICIENT_ATTENTION: _efficient_attention,
 }
 
 

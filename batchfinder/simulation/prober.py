@@ -20,7 +20,7 @@ from batchfinder.simulation.gpus import Gpu
 from batchfinder.simulation.replay import Replay, replay
 from batchfinder.simulation.step_trace import STEPS, StepTraces
 from batchfinder.simulation.trace import Stage
-from batchfinder.simulation.workspaces import cublas_workspace_bytes
+from batchfinder.simulation.workspaces import CUBLASLT_WORKSPACE_BYTES, cublas_workspace_bytes
 from batchfinder.units import format_bytes
 
 STAGES_OF_PHASE = {
@@ -100,7 +100,8 @@ class SimulatedProber:
         trace = self.traces.at(batch_size)
         device = allocator(self.budget_bytes, self._settings)
         try:
-            device.malloc(self.kept_workspace_bytes)
+            for workspace in self._kept_workspaces:
+                device.malloc(workspace)
         except DeviceFullError:
             return Replay(False, {}, 0, 0)
         return replay(trace, batch_size, device)
@@ -108,7 +109,11 @@ class SimulatedProber:
     @property
     def kept_workspace_bytes(self) -> int:
         """What libraries take from the allocator and keep."""
-        return cublas_workspace_bytes(self.gpu.compute_capability)
+        return sum(self._kept_workspaces)
+
+    @property
+    def _kept_workspaces(self) -> tuple[int, int]:
+        return cublas_workspace_bytes(self.gpu.compute_capability), CUBLASLT_WORKSPACE_BYTES
 
     def close(self) -> None:
         """Nothing is held."""

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from batchfinder.simulation.allocator import CachingAllocator, DeviceFullError
-from batchfinder.simulation.pool import Block
+from batchfinder.simulation.allocator import Block, CachingAllocator, DeviceFullError
 from batchfinder.simulation.trace import EMPTY_CACHE, AffineTrace, Stage
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from batchfinder.errors import StepError
 from batchfinder.probing.options import ProbeOptions
@@ -23,7 +24,7 @@ from batchfinder.simulation.workspaces import CudaWorkspaces
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
-from batchfinder.training.tree import named_tensors
+from batchfinder.training.tree import map_leaves
 
 # Small, for sizes cost nothing here but host memory for the batch; even, for what halves a batch.
 TRACED_SIZES = (4, 8)
@@ -117,17 +118,22 @@ class StepTraces:
                 setup, torch.device("cpu"), precision=precision, batch_dim=self._options.batch_dim
             )
             _choose_as_cuda(step.optimizer)
-            workspaces = CudaWorkspaces(benchmark=torch.backends.cudnn.benchmark)
+            workspaces = CudaWorkspaces(
+                self._capability, self._alike, benchmark=torch.backends.cudnn.benchmark
+            )
             tracker = StorageTracker(batch_size, setup.model, workspaces)
+            host_batch = fake_copy(batch, mode)
             with tracker, resizes_told(tracker) if cluster else nullcontext():
                 for tensor in [*setup.model.parameters(), *setup.model.buffers()]:
                     tracker.track(tensor, Kind.PARAMETER)
                 for bucket in buckets:
                     tracker.track(bucket, Kind.GRADIENT)
+                for state in _states_on_device(step.optimizer):
+                    tracker.track(state, Kind.OPTIMIZER_STATE)
                 for _ in range(STEPS):
                     tracker.begin_step()
                     for _ in range(2 if self._options.accumulate else 1):
-                        step.forward_backward(_on_device(batch, mode, tracker))
+                        step.forward_backward(_on_device(host_batch, tracker))
                     step.optimizer_step()
                     setup.model.zero_grad(set_to_none=True)  # an optimizer may have but a part
         self.warnings += [warning for warning in step.warnings if warning not in self.warnings]
@@ -150,6 +156,12 @@ def _fake_setup(setup: TrainingSetup, mode: FakeTensorMode) -> TrainingSetup:
     return dataclasses.replace(setup, model=model, optimizer=optimizer or setup.optimizer)
 
 
+def _states_on_device(optimizer: Optimizer) -> list[torch.Tensor]:
+    """What an optimizer holds from the start; counters of steps stay on the host."""
+    states = tree_leaves(list(optimizer.state.values()))
+    return [state for state in states if isinstance(state, torch.Tensor) and state.dim()]
+
+
 def _choose_as_cuda(optimizer: Optimizer) -> None:
     """Let an optimizer without a choice of its own work on all parameters at once, as on CUDA.
 
@@ -163,8 +175,14 @@ def _choose_as_cuda(optimizer: Optimizer) -> None:
             group["foreach"] = True
 
 
-def _on_device(batch: Any, mode: FakeTensorMode, tracker: StorageTracker) -> Any:
-    fake = fake_copy(batch, mode)
-    for _, tensor in named_tensors(fake):
-        tracker.track(tensor, Kind.INPUT)
-    return fake
+def _on_device(batch: Any, tracker: StorageTracker) -> Any:
+    """A batch as if just moved to the device: the one of the step before is another."""
+
+    def move(_: str, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        moved = torch.empty_like(leaf)
+        tracker.label([moved], Kind.INPUT)
+        return moved
+
+    return map_leaves(move, batch)

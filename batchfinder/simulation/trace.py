@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, groupby
 
-from batchfinder.simulation.allocator import round_request
+from batchfinder.simulation.rounding import round_request
 
 
 class Kind(enum.Enum):

@@ -29,6 +29,10 @@ from batchfinder.simulation.trace import EMPTY_CACHE, Kind, Stage, Storage, Trac
 _CPU = torch.device("cpu")
 _DEVICE_OF = torch.ops.prim.device.default
 _ADD = torch.ops.aten.add.Tensor
+_LITERAL = torch.ops.aten.lift_fresh.default
+_DROPOUT = torch.ops.aten.native_dropout.default  # its mask comes first
+_ON_HOST = -1
+"""The number of a storage made of a Python number, with which optimizers count their steps."""
 _ITEM = torch.ops.aten._local_scalar_dense.default
 
 Workspaces = Callable[["StorageTracker", OpOverload, Any, Any], None]
@@ -100,7 +104,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Note that a storage has given its memory back, or got some again, in place."""
         entry = self._live.pop(storage._cdata, None)
-        if entry is not None:
+        if entry is not None and entry.index != _ON_HOST:
             self._died(entry.index)
         self._track_storage(storage, Kind.TEMPORARY)
 
@@ -109,10 +113,13 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         size = storage.nbytes()
         if key in self._live or size == 0:
             return
-        entry = _Live(self._born(size, kind))
+        self._watch(storage, _Live(self._born(size, kind)))
+
+    def _watch(self, storage: torch.UntypedStorage, entry: _Live) -> None:
+        key = storage._cdata
 
         def died(_: Any) -> None:
-            if self._live.pop(key, None) is entry:
+            if self._live.pop(key, None) is entry and entry.index != _ON_HOST:
                 self._died(entry.index)
 
         entry.watch = weakref.ref(storage, died)
@@ -134,7 +141,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Say what the storages of some tensors are for."""
         for tensor in tensors:
             known = self._live.get(_held(tensor).untyped_storage()._cdata)
-            if known is not None:
+            if known is not None and known.index != _ON_HOST:
                 self.trace.storages[known.index].kind = kind
 
     def __torch_dispatch__(
@@ -154,17 +161,23 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._sum = None
         births = len(self.trace.storages)
         output = outputs_of(func, args, kwargs or {})
-        if isinstance(output, Tensor):
-            self.track(output)
-        else:
-            for leaf in tree_leaves(output):
-                if isinstance(leaf, Tensor):
-                    self.track(leaf)
+        self._track_outputs(func, output)
         if func is _ADD and len(self.trace.storages) == births + 1:
             self._note_sum(args[0], output)
         if self._workspaces is not None:
             self._workspaces(self, func, args, output)
         return output
+
+    def _track_outputs(self, func: OpOverload, output: Any) -> None:
+        if func is _LITERAL:
+            self._watch(output.untyped_storage(), _Live(_ON_HOST))
+        elif isinstance(output, Tensor):
+            self.track(output)
+        else:
+            leaves = tree_leaves(output)
+            for leaf in reversed(leaves) if func is _DROPOUT else leaves:
+                if isinstance(leaf, Tensor):
+                    self.track(leaf)
 
     def _born(self, size: int, kind: Kind, optional: bool = False) -> int:
         stage, (module, line) = self._where()
@@ -209,10 +222,14 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note_sum(self, first: Any, total: Tensor) -> None:
         if not isinstance(first, Tensor) or torch._C._current_autograd_node() is None:
             return
+        if first._is_view():  # what it looks at is not its own to write to
+            return
         term = self._live.get(_held(first).untyped_storage()._cdata)
         new = self._live[_held(total).untyped_storage()._cdata]
         storages = self.trace.storages
-        if term and storages[term.index].size_bytes == storages[new.index].size_bytes:
+        if term is None or term.index == _ON_HOST:
+            return
+        if storages[term.index].size_bytes == storages[new.index].size_bytes:
             self._sum = (term, new)
 
     def _settle_sum(self, first: _Live, total: _Live) -> None:

@@ -3,6 +3,8 @@
 Workspaces of cuDNN are optional: where none is to be had, PyTorch falls back to an algorithm that
 needs less. Copies of tensors that are not in the memory format that cuDNN computes in are not.
 
+A few come with attention: see :mod:`~batchfinder.simulation.attention_memory`.
+
 Sources: ``aten/src/ATen/native/cudnn/Conv_v8.cpp`` and ``ConvShared.cpp`` of PyTorch.
 """
 
@@ -15,6 +17,11 @@ import torch
 from torch import Tensor
 
 from batchfinder.simulation.attention import ComputeCapability
+from batchfinder.simulation.attention_memory import (
+    efficient_backward_bytes,
+    efficient_forward_bytes,
+    flash_backward_bytes,
+)
 from batchfinder.simulation.convolution import compute_format
 from batchfinder.simulation.tracker import StorageTracker
 from batchfinder.units import MIB
@@ -24,6 +31,17 @@ _CONVOLUTION = _aten.convolution.default
 _CONVOLUTION_BACKWARD = _aten.convolution_backward.default
 _LAYER_NORM = _aten.native_layer_norm.default
 _LAYER_NORM_BACKWARD = _aten.native_layer_norm_backward.default
+_FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_backward.default
+_EFFICIENT = _aten._scaled_dot_product_efficient_attention.default
+_EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward.default
+_REDUCTIONS = {
+    getattr(getattr(_aten, name), overload)
+    for name, overload in (
+        ("sum", "default"), ("sum", "dim_IntList"), ("mean", "default"), ("mean", "dim"),
+        ("prod", "default"), ("prod", "dim_int"),
+    )
+}  # fmt: skip
+_HALF = (torch.float16, torch.bfloat16)
 
 
 def cublas_workspace_bytes(capability: ComputeCapability) -> int:
@@ -39,15 +57,30 @@ def cublas_workspace_bytes(capability: ComputeCapability) -> int:
     return 32 * MIB if capability >= (9, 0) else 8_519_680
 
 
+CUBLASLT_WORKSPACE_BYTES = MIB
+"""What the first matrix product with a bias takes, and keeps: ``CUBLASLT_WORKSPACE_SIZE``."""
+
+
 class CudaWorkspaces:
     """The workspaces of CUDA's kernels; one instance per trace.
 
     Args:
+        capability: of the target GPU.
+        alike: some of the oldest GPUs of each generation; those that need other workspaces are
+            taken out.
         benchmark: ``torch.backends.cudnn.benchmark``: a forward convolution seen for the first
             time is timed with every algorithm, and the cache is emptied after it.
     """
 
-    def __init__(self, *, benchmark: bool = False) -> None:
+    def __init__(
+        self,
+        capability: ComputeCapability,
+        alike: set[ComputeCapability],
+        *,
+        benchmark: bool = False,
+    ) -> None:
+        self._capability = capability
+        self._alike = alike
         self._benchmark = benchmark
         self._seen: set[Any] = set()
 
@@ -67,6 +100,35 @@ class CudaWorkspaces:
         elif func is _LAYER_NORM or func is _LAYER_NORM_BACKWARD:
             read = args[:1] if func is _LAYER_NORM else args[:2]
             _copy_while_running(tracker, [x for x in read if not x.is_contiguous()])
+        elif func in _REDUCTIONS:
+            _read_as(tracker, args[0], output.dtype)
+        elif func is _FLASH_BACKWARD:
+            # The kernel reads these by rows of heads.
+            read = [x for x in (args[0], args[4]) if not x.transpose(1, 2).is_contiguous()]
+            _take(tracker, [*map(_size, read), *flash_backward_bytes(args[1])])
+        elif func is _EFFICIENT:
+            _take(tracker, [efficient_forward_bytes(args[0], args[2])])
+        elif func is _EFFICIENT_BACKWARD:
+            self._attention_backward(tracker, *args[:4])
+
+    def _attention_backward(
+        self, tracker: StorageTracker, grad: Tensor, query: Tensor, key: Tensor, value: Tensor
+    ) -> None:
+        needed = efficient_backward_bytes(query, key, self._capability)
+        for other in list(self._alike):
+            if efficient_backward_bytes(query, key, other) != needed:
+                self._alike.discard(other)
+        row_sums = math.prod(query.shape[:3]) * 4
+        if query.dtype in _HALF:
+            _take(tracker, [row_sums, needed])
+            return
+        # The row sums of gradient times output are computed by other kernels, in fp32.
+        product, sums = tracker.begin_transient(_size(grad)), tracker.begin_transient(row_sums)
+        delta = tracker.begin_transient(row_sums)
+        tracker.end_transient(sums)
+        tracker.end_transient(product)
+        _take(tracker, [needed])
+        tracker.end_transient(delta)
 
     def _convolve(
         self,
@@ -105,6 +167,23 @@ class CudaWorkspaces:
         if self._benchmark and key not in self._seen:
             self._seen.add(key)
             tracker.empty_cache()
+
+
+def _read_as(tracker: StorageTracker, tensor: Tensor, dtype: torch.dtype) -> None:
+    """Note the copy that a reduction makes of a tensor whose type it does not compute in.
+
+    ``make_reduction`` in ``aten/src/ATen/native/ReduceOpsUtils.h`` of PyTorch.
+    """
+    widens = tensor.dtype in _HALF and dtype is torch.float32
+    if tensor.dtype != dtype and not widens:
+        _take(tracker, [tensor.numel() * dtype.itemsize])
+
+
+def _take(tracker: StorageTracker, sizes: list[int]) -> None:
+    """Note memory that a kernel takes all at once, and gives back."""
+    taken = [tracker.begin_transient(size) for size in sizes if size]
+    for index in taken:
+        tracker.end_transient(index)
 
 
 def _copy_while_running(

@@ -10,9 +10,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from batchfinder.simulation.attention import FAMILIES, AttentionBackend, choose_backend
+from batchfinder.simulation.attention_memory import efficient_backward_bytes
 from batchfinder.simulation.fake import fake_cuda
 from batchfinder.simulation.trace import Kind, Stage, Storage
 from batchfinder.simulation.tracker import StorageTracker
+from batchfinder.simulation.workspaces import CudaWorkspaces
 
 
 def traced(module: nn.Module, *inputs: torch.Tensor) -> list[Storage]:
@@ -58,7 +60,7 @@ def test_the_policy_ends_with_the_simulation() -> None:
 def test_dropout_keeps_one_byte_per_element() -> None:
     with fake_cuda((8, 0)):
         storages = traced(nn.Dropout(0.5), torch.ones(1000, requires_grad=True))
-    assert [s.size_bytes for s in storages if s.stage is Stage.FORWARD][:2] == [4000, 1000]
+    assert [s.size_bytes for s in storages if s.stage is Stage.FORWARD][:2] == [1000, 4000]
 
 
 def test_gradients_of_a_tensor_used_twice_add_up_in_place() -> None:
@@ -177,3 +179,103 @@ def test_recurrent_layers_turn_batches_that_come_first() -> None:
             storages = traced(Output(layer), torch.ones(8, 8, 17))
         counts.append(sum(s.size_bytes == 8 * 8 * 17 * 4 for s in storages))
     assert counts[1] == counts[0] + 2
+
+
+def sizes_of(storages: list[Storage], stage: Stage) -> list[int]:
+    return [storage.size_bytes for storage in storages if storage.stage is stage]
+
+
+def test_cross_entropy_of_half_logits_keeps_them_in_half_and_reads_them_in_fp32() -> None:
+    class Loss(nn.Module):
+        def forward(self, logits: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return F.cross_entropy(logits, torch.zeros(10, dtype=torch.long))
+
+    with fake_cuda((9, 0)):
+        logits = torch.ones(10, 100, dtype=torch.bfloat16, requires_grad=True)
+        storages = traced(Loss(), logits)
+    # The logarithms, in the type of the logits, and their copy for the loss.
+    assert [size for size in sizes_of(storages, Stage.FORWARD) if size > 1000] == [2000, 4000]
+
+
+def test_gradients_of_a_weight_used_twice_add_up_in_a_third_tensor() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(100, 16))
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return F.linear(F.embedding(ids, self.weight), self.weight)
+
+    with fake_cuda((9, 0)):
+        storages = traced(Tied(), torch.zeros(8, dtype=torch.long))
+    assert sizes_of(storages, Stage.BACKWARD).count(6400) == 3
+
+
+def test_the_bias_of_a_linear_layer_is_added_in_place() -> None:
+    with fake_cuda((9, 0)):
+        storages = traced(nn.Linear(8, 16), torch.ones(4, 3, 8).transpose(0, 1))
+    assert sizes_of(storages, Stage.FORWARD).count(4 * 3 * 16 * 4) == 1
+
+
+def with_workspaces(module: nn.Module, *inputs: torch.Tensor) -> list[int]:
+    """The sizes of what kernels take beside their outputs, in both passes."""
+    workspaces = CudaWorkspaces((9, 0), set())
+    with StorageTracker(1, module, workspaces) as tracker:
+        tracker.begin_step()
+        module(*inputs).sum().backward()
+    storages = tracker.trace.storages
+    return [storage.size_bytes for storage in storages if storage.kind is Kind.WORKSPACE]
+
+
+def test_counting_takes_a_copy_in_the_type_of_the_count() -> None:
+    class Share(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (x > 0).sum()
+
+    with fake_cuda((9, 0)):
+        assert with_workspaces(Share(), torch.ones(10, 10, requires_grad=True)) == [800]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "workspaces"),
+    [
+        # As PyTorch's own allocator was asked for: gradient times output, its row sums twice, and
+        # the tiles of the query's gradient; or the row sums and the query's gradient.
+        (torch.float32, [1605632, 25088, 25088, 2099200]),
+        (torch.bfloat16, [32768, 2097152]),
+    ],
+)
+def test_the_backward_pass_of_attention_takes(dtype: torch.dtype, workspaces: list[int]) -> None:
+    class Attention(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            query = x.transpose(1, 2)
+            return F.scaled_dot_product_attention(query, query, query).transpose(1, 2).exp()
+
+    with fake_cuda((9, 0)):
+        x = torch.ones(8, 196, 4, 64, dtype=dtype, requires_grad=True)
+        assert with_workspaces(Attention(), x) == workspaces
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_size", "lengths", "capability", "floats"),
+    [
+        (torch.float32, 32, (100, 100), (9, 0), 8200),
+        (torch.float32, 96, (257, 128), (8, 0), 49176),
+        (torch.float32, 128, (128, 128), (7, 5), 16400),
+        (torch.float32, 64, (128, 128), (6, 1), 0),
+        (torch.float16, 128, (257, 128), (8, 0), 49164),
+        (torch.float16, 128, (257, 128), (7, 0), 49176),
+        (torch.float16, 160, (128, 300), (9, 0), 188428),
+        (torch.float16, 256, (512, 512), (6, 1), 163968),
+    ],
+)
+def test_tiles_of_the_memory_efficient_kernel(
+    dtype: torch.dtype,
+    head_size: int,
+    lengths: tuple[int, int],
+    capability: tuple[int, int],
+    floats: int,
+) -> None:
+    query, key = (torch.empty(2, 3, n, head_size, dtype=dtype, device="meta") for n in lengths)
+    assert efficient_backward_bytes(query, key, capability) == 2 * 3 * 4 * floats
