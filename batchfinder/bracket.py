@@ -64,7 +64,7 @@ class Bracket:
         self.fits: dict[int, Probe] = {}
         self.confirmed: dict[int, Probe] = {}
         self.failure: Probe | None = None
-        self._failed_when_confirmed = False
+        self._failed_when_confirmed = self._has_thrashed = False
         self.is_fragmented = self.needs_confirmations = False
         self.probes = self.failures_in_a_row = self.misses_in_a_row = 0
 
@@ -89,7 +89,8 @@ class Bracket:
         """How close the bracket is drawn."""
         if self.failure is None:
             return self.unit
-        is_loose = self.is_fragmented or self.failure_is_thrashing
+        # Several steps that need more than one do so by how tensors come to lie: by chance, too.
+        is_loose = self.is_fragmented or self.failure_is_thrashing or self.needs_confirmations
         share = max(self._resolution, FRAGMENTED_RESOLUTION * is_loose)
         return max(self.unit, math.floor(share * self.high / self.unit) * self.unit)
 
@@ -129,9 +130,10 @@ class Bracket:
         has_halved = self.high - self.low <= width / 2
         self.misses_in_a_row = 0 if has_halved or not had_failed else self.misses_in_a_row + 1
         goes_beyond_probes = size in self.fits or probe.steps > STEPS_LIKE_A_PROBE
-        # Whether a size thrashes shows in probes too, and says little of others.
-        is_telling = confirm and not probe.is_thrashing
-        refutes_probes = is_telling and (goes_beyond_probes or not self.is_repeatable)
+        # Whether a size thrashes mostly shows in probes too, and says little of others; once.
+        is_telling = not probe.is_thrashing or size in self.fits or self._has_thrashed
+        self._has_thrashed |= confirm and probe.is_thrashing
+        refutes_probes = confirm and is_telling and (goes_beyond_probes or not self.is_repeatable)
         if not probe.fits and refutes_probes and not self.needs_confirmations:
             # Several steps ask for more than one: from here on only confirmations tell.
             self.needs_confirmations = True

@@ -71,7 +71,7 @@ def halvings(bounds: Bounds) -> int:
 
 
 def was_refuted(prober: FakeProber, probes: list[Probe]) -> bool:
-    """Whether a confirmation failed where a probe had fitted, or after the steps of a probe.
+    """Whether a confirmation failed where a probe had fitted, or after its first step.
 
     Where verdicts do not repeat, any confirmation that fails has the same effect.
     """
@@ -79,7 +79,7 @@ def was_refuted(prober: FakeProber, probes: list[Probe]) -> bool:
         return any(p.confirmed and not p.fits for p in probes)
     plain = {p.batch_size for p in probes if p.fits and not p.confirmed}
     failures = [p for p in probes if p.confirmed and not p.fits]
-    return any(p.batch_size in plain or p.steps > 2 for p in failures)
+    return any(p.batch_size in plain or p.steps > 1 for p in failures)
 
 
 # Every device, whatever it does.
@@ -109,7 +109,8 @@ def test_the_answer_was_confirmed_and_the_size_above_it_failed(
         assert finding.failure.batch_size == min(failed)
         gap = min(failed) - answer
         resolution = 0 if prober.is_repeatable else min(failed) // 20
-        if finding.failure.is_thrashing or prober.reserved_extra:
+        lies_by_chance = prober.reserved_extra or was_refuted(prober, probes)
+        if finding.failure.is_thrashing or lies_by_chance:
             resolution = max(resolution, min(failed) // 100)
         assert 0 < gap <= max(bounds[2], resolution)
 
@@ -287,11 +288,11 @@ def test_where_the_first_step_spoils_the_room_of_later_ones_the_search_retreats_
     assert 750 <= size_of(finding) <= 770
 
 
-def test_a_size_that_thrashes_where_the_answer_is_expected_gives_way_by_little() -> None:
+def test_a_second_size_that_thrashes_where_the_answer_is_expected_gives_way_by_much() -> None:
     prober = fragmented_device(1000, reserved_extra=0.02)
     prober.thrashing = 0.03
     _, probes = run_search(prober)
-    assert story(probes)[3:] == ["967-!", "958-!", "898+", "928+", "943+", "950+!"]
+    assert story(probes)[3:] == ["967-!", "958-!", "718+!", "928+!", "943+!", "950+!"]
 
 
 def test_where_the_allocator_is_fragmented_the_failure_is_within_one_percent() -> None:
@@ -323,8 +324,8 @@ def test_where_confirmations_need_more_only_confirmations_tell() -> None:
     prober = exact_device(1000)
     prober.confirm_extra = 0.02
     finding, probes = run_search(prober)
-    assert size_of(finding) == 972
-    assert story(probes)[2:] == ["750+", "1001-", "1000-!", "968+!", "973-!", "972+!"]
+    assert size_of(finding) == 968
+    assert story(probes)[2:] == ["750+", "1001-", "1000-!", "968+!", "973-!"]
 
 
 def test_a_confirmation_that_fails_like_a_probe_leaves_probes_as_they_are() -> None:
