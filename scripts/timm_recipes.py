@@ -136,7 +136,9 @@ def _trace(model: nn.Module, shape: Any, layout: str, recipe: Recipe, batch_size
         )
         images = torch.randn(batch_size, *shape).contiguous(memory_format=memory_format)
         labels = torch.zeros(batch_size, dtype=torch.long)
-        tracker = StorageTracker(batch_size, model, CudaWorkspaces(benchmark=True))
+        tracker = StorageTracker(
+            batch_size, model, CudaWorkspaces(recipe.capability, set(), benchmark=True)
+        )
         with tracker:
             for tensor in [*model.parameters(), *model.buffers()]:
                 tracker.track(tensor, Kind.PARAMETER)
