@@ -9,8 +9,8 @@ confirmation costs several full steps, and so runs only where the answer is expe
 Where the same size needs more or less memory from run to run, as on a CPU, neighbouring sizes
 cannot be told apart: the search then ends with a bracket of 5 %, and near the limit every size is
 confirmed at once. Sizes that run only by flushing the allocator's cache in every step are not
-neatly apart from those that run without either: against those the bracket is drawn to 1 % only. So it
-is where a confirmation fails at what a probe has run.
+neatly apart from those that run without either: against those the bracket is drawn to 1 % only, as
+it is where a confirmation fails at what a probe has run.
 """
 
 from __future__ import annotations
@@ -68,9 +68,10 @@ def search(
     Returns:
         The confirmed answer, and the failure one unit above it (at most 1/20 above it where
         verdicts do not repeat, and 1/100 above it where the allocator is fragmented or a
-        confirmation refuted a probe) unless the answer is the last size allowed. Nothing fits only where the smallest size failed when
-        probed and when confirmed, since the failure of one process may be chance. No size was
-        probed twice or confirmed twice; none lay outside the bounds.
+        confirmation refuted a probe) unless the answer is the last size allowed. Nothing fits only
+        where the smallest size failed when probed and when confirmed, since the failure of one
+        process may be chance. No size was probed twice or confirmed twice; none lay outside the
+        bounds.
 
         With ``n`` sizes allowed there were at most ``log2(n) + 4`` probes where readings say
         nothing, and ``log2(n) + 8`` whatever they say; a few more where no maximum was given,

@@ -1,0 +1,78 @@
+"""The simulation against what PyTorch's own allocator did: scripts/counting_cuda/record.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.simulation.allocator import (
+    AllocatorSettings,
+    Block,
+    CachingAllocator,
+    DeviceFullError,
+)
+from batchfinder.simulation.expandable import ExpandableAllocator
+from batchfinder.simulation.gpus import find_gpu
+from batchfinder.simulation.prober import SimulatedProber
+from batchfinder.simulation.step_trace import StepTraces
+from batchfinder.training.target import load_target
+from batchfinder.units import MIB
+
+RECORDED = Path(__file__).parent / "recorded"
+EXAMPLES = Path(__file__).parents[2] / "scripts/examples"
+SETTINGS = {
+    "default": AllocatorSettings(),
+    "expandable_segments": AllocatorSettings(expandable_segments=True),
+    "max_split_size": AllocatorSettings(max_split_size_bytes=64 * MIB),
+    "roundup_power2_divisions": AllocatorSettings(roundup_power2_divisions=4),
+}
+
+
+def recorded(name: str) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((RECORDED / f"{name}.json").read_text())
+    return facts
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_request_leaves_the_allocator_as_it_left_pytorchs(name: str) -> None:
+    facts, settings = recorded(f"requests_{name}"), SETTINGS[name]
+    make = ExpandableAllocator if settings.expandable_segments else CachingAllocator
+    allocator = make(facts["capacity_bytes"], settings)
+    blocks: dict[int, Block] = {}
+    held: list[list[int] | None] = []
+    for index, event in enumerate(facts["events"]):
+        if event < 0:
+            allocator.free(blocks[-1 - event])
+        else:
+            try:
+                blocks[index] = allocator.malloc(event)
+            except DeviceFullError:
+                held.append(None)
+                continue
+        held.append([allocator.allocated_bytes, allocator.reserved_bytes, allocator.retries])
+
+    assert held == facts["held"]
+    assert None in held
+
+
+STEPS = recorded("steps_gpt")
+
+
+@pytest.mark.parametrize("step", STEPS["steps"], ids=lambda s: f"{s['precision']}-{s['optimizer']}")
+def test_a_step_peaks_where_it_peaked_in_pytorch(step: dict[str, Any]) -> None:
+    setup = load_target(f"{EXAMPLES}/train_gpt.py:build_model", STEPS["model"])
+    options = ProbeOptions(precision=step["precision"], accumulate=step["accumulate"])
+    gpu = find_gpu("h200")
+    traces = StepTraces(
+        dataclasses.replace(setup, optimizer=step["optimizer"]), options, gpu.compute_capability
+    )
+
+    run = SimulatedProber(traces, gpu, options).replay(step["batch_size"])
+
+    assert run.peak_allocated_bytes == step["peak_allocated_bytes"]
+    assert run.peak_reserved_bytes == step["peak_reserved_bytes"]
