@@ -10,6 +10,9 @@ from batchfinder.result import Probe
 # lie where the activations of that step were.
 STEPS_LIKE_A_PROBE = 1
 
+# So many confirmations may flush the allocator's cache before that is held against probes.
+CHANCES = 2
+
 # How close the bracket is drawn where the allocator is fragmented: which sizes near the limit run,
 # and which only by flushing its cache, is a matter of how their tensors happen to lie.
 FRAGMENTED_RESOLUTION = 1 / 100
@@ -64,9 +67,9 @@ class Bracket:
         self.fits: dict[int, Probe] = {}
         self.confirmed: dict[int, Probe] = {}
         self.failure: Probe | None = None
-        self._failed_when_confirmed = self._has_thrashed = False
+        self._failed_when_confirmed = False
         self.is_fragmented = self.needs_confirmations = False
-        self.probes = self.failures_in_a_row = self.misses_in_a_row = 0
+        self.probes = self.failures_in_a_row = self.misses_in_a_row = self._thrashed = 0
 
     @property
     def low(self) -> int:
@@ -130,9 +133,9 @@ class Bracket:
         has_halved = self.high - self.low <= width / 2
         self.misses_in_a_row = 0 if has_halved or not had_failed else self.misses_in_a_row + 1
         goes_beyond_probes = size in self.fits or probe.steps > STEPS_LIKE_A_PROBE
-        # Whether a size thrashes mostly shows in probes too, and says little of others; once.
-        is_telling = not probe.is_thrashing or size in self.fits or self._has_thrashed
-        self._has_thrashed |= confirm and probe.is_thrashing
+        # Whether a size thrashes mostly shows in probes too, and says little of others.
+        is_telling = not probe.is_thrashing or size in self.fits or self._thrashed >= CHANCES
+        self._thrashed += confirm and probe.is_thrashing
         refutes_probes = confirm and is_telling and (goes_beyond_probes or not self.is_repeatable)
         if not probe.fits and refutes_probes and not self.needs_confirmations:
             # Several steps ask for more than one: from here on only confirmations tell.

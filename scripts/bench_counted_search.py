@@ -1,0 +1,68 @@
+"""What a search costs with PyTorch's own caching allocator, without a GPU.
+
+    scripts/counting_cuda/run.sh python scripts/bench_counted_search.py
+
+Searches in this process on a CUDA runtime that only counts memory (see ``scripts/counting_cuda``):
+limits, fragmentation, retries and out-of-memory errors are those of PyTorch's allocator; kernels do
+nothing, and cuDNN is off, so convolutions and LSTMs take other memory than on a GPU. Needs a build
+of PyTorch with CUDA. Writes each row as it comes to scripts/results/search_counted.json.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import torch
+from bench_case import RESULTS, ROOT, markdown_table, save
+from paper_devices import FAMILIES, LIMITS_GIB, PRECISIONS, medians
+
+from batchfinder import find_max_batch
+from batchfinder.training.loading import load_setup
+from batchfinder.units import GIB
+
+RESULT_FILE = RESULTS / "search_counted.json"
+
+
+def main() -> None:
+    """Search for every family, precision and limit."""
+    warnings.simplefilter("ignore")  # of models without a learning-rate scheduler, and the like
+    rows: list[dict[str, Any]] = []
+    for family, arguments in FAMILIES.items():
+        target = str(ROOT / "scripts" / "examples" / f"train_{family}.py:build_model")
+        for precision in PRECISIONS:
+            for limit in LIMITS_GIB:
+                setup, _ = load_setup(target, arguments)
+                result = find_max_batch(
+                    setup,
+                    device="cuda",
+                    precision=precision,
+                    memory_limit=limit and limit * GIB,
+                )
+                rows.append(
+                    {
+                        "family": family,
+                        "precision": precision,
+                        "limit_gib": limit,
+                        "batch_size": result.batch_size,
+                        "next_failure": result.next_failure and result.next_failure.batch_size,
+                        "probes": len(result.probes),
+                        "full_size_steps": result.cost_full_size_steps,
+                        "sizes": [probe.batch_size for probe in result.probes],
+                        "confirmed": [p.batch_size for p in result.probes if p.confirmed],
+                    }
+                )
+                print(rows[-1], file=sys.stderr, flush=True)
+                save(RESULT_FILE, {"versions": {"torch": torch.__version__}, "searches": rows})
+    lines: list[tuple[object, ...]] = []
+    for family in FAMILIES:
+        of_family = [row for row in rows if row["family"] == family]
+        lines.append((family, len(of_family), *medians(of_family)))
+    lines.append(("all", len(rows), *medians(rows)))
+    header = ("model", "searches", "probes, median (worst)", "full-size steps, median (worst)")
+    print(markdown_table(header, lines))
+
+
+if __name__ == "__main__":
+    main()
