@@ -210,6 +210,9 @@ class Chooser:
             return known.high * RETREAT
         if known.failure is None:
             return self._stride_up()
+        ran = max((size for size in known.fits if known.low < size < known.high), default=0)
+        if known.failures_in_a_row == 1 and known.high - ran <= 2 * known.resolution:
+            return ran  # a probe ran it, and where something is confirmed these are not far off
         if known.misses_in_a_row >= PATIENCE - 1:
             return self._bisect()
         if easy < known.high - known.resolution:
