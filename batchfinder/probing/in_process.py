@@ -47,6 +47,7 @@ class InProcessProber:
         self.warnings: tuple[str, ...] = ()
         self._device = choose_device(options.device, setup.model)
         self.device = self._device.name
+        gc.collect()  # tensors in cycles that an earlier failure left are nobody's any more
         memory = self._device.memory()
         self.capacity_bytes = memory.capacity_bytes
         self.used_by_others_bytes = memory.used_by_others_bytes

@@ -49,7 +49,7 @@ def assert_same(before: list[Any], after: list[Any]) -> None:
     for old, new in zip(before, after, strict=True):
         if isinstance(old, Tensor):
             assert old.device == new.device
-            assert torch.equal(old, new)
+            assert torch.equal(old.cpu(), new.cpu())
         else:
             assert old == new
 
