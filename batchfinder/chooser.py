@@ -191,11 +191,11 @@ class Chooser:
             return max(self._bisect(), known.high * (1 - stride) if is_near else 0)
         if known.low in known.confirmed and not self.has_looked_above:
             self.has_looked_above = True  # most often nothing larger fits
-            return known.low * (1 + FRAGMENTED_RESOLUTION)
+            return self._just_above
         if known.failure is not None:
             return self._bisect()
         for share in (1 - STRIDE, 1 - STRIDE / 2, 1):
-            if known.low * (1 + FRAGMENTED_RESOLUTION) < share * predicted:
+            if self._just_above < share * predicted:
                 return share * predicted
         return self._stride_up()
 
@@ -216,12 +216,16 @@ class Chooser:
         if known.misses_in_a_row >= PATIENCE - 1:
             return self._bisect()
         if easy < known.high - known.resolution:
-            just_above = known.low * (1 + FRAGMENTED_RESOLUTION)
-            if easy <= just_above and self.has_looked_above:
+            if easy <= self._just_above and self.has_looked_above:
                 return self._bisect()
-            self.has_looked_above |= easy <= just_above
-            return max(easy, just_above)
+            self.has_looked_above |= easy <= self._just_above
+            return max(easy, self._just_above)
         return max(self._bisect(), known.high * (1 - STRIDE * 2.0**known.failures_in_a_row))
+
+    @property
+    def _just_above(self) -> float:
+        """As far above what runs as counts where the allocator is fragmented."""
+        return self.known.low * (1 + FRAGMENTED_RESOLUTION)
 
     def _stride_up(self) -> float:
         """A size above all that ran, in growing strides, where nothing tells what fails."""

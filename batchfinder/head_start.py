@@ -26,7 +26,9 @@ class HeadStart:
     """The estimate that a search starts from, made when the smallest size has run.
 
     Without being asked for it is made where it pays: on an accelerator whose step was slow. There
-    it is an extra, of which no failure is told. On the CPU an estimate is far off.
+    it is an extra, of which no failure is told. There is none for the CPU: its heap and its
+    libraries take some ten percent beside the tensors, more for some models than for others, and an
+    estimate above the answer costs more probes than it saves.
 
     Args:
         estimate: makes it.
@@ -53,19 +55,26 @@ class HeadStart:
         Raises:
             Exception: what the estimate raises, if it was asked for.
         """
+        if not self._is_asked_for and not self._pays(first):
+            return None
+        if prober.device.partition(" ")[0] == "cpu":
+            if self._is_asked_for:
+                self.notes = ["the search started without an estimate: there is none for the CPU"]
+            return None
+        try:
+            estimated, notes = self._estimate(prober.device, prober.budget_bytes, bounds)
+        except Exception:  # the user's code runs in it
+            if self._is_asked_for:
+                raise
+            return None
+        self.batch_size = estimated
         if self._is_asked_for:
-            self.batch_size, self.notes = self._estimate(prober.device, prober.budget_bytes, bounds)
-        elif self._pays(first, prober):
-            try:
-                self.batch_size, _ = self._estimate(prober.device, prober.budget_bytes, bounds)
-            except Exception:  # noqa: BLE001 - the user's code runs in it, and the search goes on
-                return None
-        return self.batch_size
+            self.notes = notes
+        return estimated
 
-    def _pays(self, first: Probe, prober: Prober) -> bool:
+    def _pays(self, first: Probe) -> bool:
         # Ranks must all try the same sizes, and their clocks differ. A compiled step takes less
         # than is simulated.
         if self._options.strategy is not None or self._options.compiled:
             return False
-        on_cpu = prober.device.partition(" ")[0] == "cpu"
-        return not on_cpu and (first.step_seconds or 0) >= SLOW_STEP_SECONDS
+        return (first.step_seconds or 0) >= SLOW_STEP_SECONDS

@@ -15,8 +15,8 @@ import warnings
 from typing import Any
 
 import torch
-from bench_case import RESULTS, ROOT, markdown_table, save
-from paper_devices import FAMILIES, LIMITS_GIB, PRECISIONS, medians
+from bench_case import RESULTS, ROOT, save
+from paper_devices import FAMILIES, LIMITS_GIB, PRECISIONS, costs_table
 
 from batchfinder import find_max_batch
 from batchfinder.training.loading import load_setup
@@ -55,13 +55,7 @@ def main() -> None:
                 )
                 print(rows[-1], file=sys.stderr, flush=True)
                 save(RESULT_FILE, {"versions": {"torch": torch.__version__}, "searches": rows})
-    lines: list[tuple[object, ...]] = []
-    for family in FAMILIES:
-        of_family = [row for row in rows if row["family"] == family]
-        lines.append((family, len(of_family), *medians(of_family)))
-    lines.append(("all", len(rows), *medians(rows)))
-    header = ("model", "searches", "probes, median (worst)", "full-size steps, median (worst)")
-    print(markdown_table(header, lines))
+    print(costs_table(rows))
 
 
 if __name__ == "__main__":

@@ -20,15 +20,14 @@ from typing import Any
 
 import torch
 from fault_targets import Fault, FaultySGD, build_setup
+from faults import ROOM_BYTES
 
 from batchfinder import TrainingSetup, find_max_batch
 from batchfinder.probing.cpu_device import CpuDevice
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.worker import SetupSource, WorkerProber
-from batchfinder.units import MIB
 
 LOADING_SECONDS = 15.0
-ROOM_BYTES = 730 * MIB  # to train in
 TARGET = f"{Path(__file__).parent}/fault_targets.py:build"
 
 

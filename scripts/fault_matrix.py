@@ -27,16 +27,13 @@ from typing import Any
 
 from bench_case import RESULTS, ROOT, markdown_table, save
 from fault_ending import Ending, judge
-from faults import ONCE, SHORT, Fault, all_faults
-
-from batchfinder.units import MIB
+from faults import ONCE, ROOM_BYTES, SHORT, Fault, all_faults
 
 RESULT_FILE = RESULTS / "faults.json"
 TERMINATED = 128 + signal.SIGTERM
 MOST_DISTURBANCES = 3
 MARK = "BATCHFINDER_FAULT"
 OPTIONS = ("--device", "cpu", "--json")
-ROOM_BYTES = 730 * MIB  # to train in
 ENDING_SECONDS = 5
 
 # What PyTorch's compiler keeps for its next run is no leftover of ours.

@@ -10,8 +10,13 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from batchfinder.units import MIB
+
 REFERENCE = -1
 """Stands for the answer of the search without a fault."""
+
+ROOM_BYTES = 730 * MIB
+"""What a fault's search has to train in, beside what a process holds before it trains."""
 
 ONCE = "@once"
 """Stands for a file that marks that the deed has been done."""

@@ -132,13 +132,7 @@ def simulate_gpus() -> None:
                 rows.append(row | cost_of_search(device))
                 print(rows[-1], file=sys.stderr, flush=True)
                 save(RESULT_FILE, {"gpu": gpu.name, "searches": rows})
-    lines: list[tuple[object, ...]] = []
-    for family in FAMILIES:
-        of_family = [row for row in rows if row["family"] == family]
-        lines.append((family, len(of_family), *medians(of_family)))
-    lines.append(("all", len(rows), *medians(rows)))
-    header = ("model", "searches", "probes, median (worst)", "full-size steps, median (worst)")
-    print(markdown_table(header, lines))
+    print(costs_table(rows))
 
 
 def cost_of_search(device: PaperGpu) -> dict[str, Any]:
@@ -154,6 +148,17 @@ def cost_of_search(device: PaperGpu) -> dict[str, Any]:
         "full_size_steps": round(samples / answer, 2) if answer else None,
         "sizes": [probe.batch_size for probe in device.probes],
     }
+
+
+def costs_table(rows: list[dict[str, Any]]) -> str:
+    """What the searches cost, a line per family and one for all."""
+    lines: list[tuple[object, ...]] = []
+    for family in FAMILIES:
+        of_family = [row for row in rows if row["family"] == family]
+        lines.append((family, len(of_family), *medians(of_family)))
+    lines.append(("all", len(rows), *medians(rows)))
+    header = ("model", "searches", "probes, median (worst)", "full-size steps, median (worst)")
+    return markdown_table(header, lines)
 
 
 def medians(rows: list[dict[str, Any]]) -> tuple[str, str]:

@@ -65,7 +65,7 @@ class ExpandableAllocator(CachingAllocator):
     def release_cached(self) -> None:
         """Unmap every page that is wholly free."""
         for small, free in ((True, self._free_small), (False, self._free_large)):
-            page = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
+            page = _page_bytes(small)
             for key in list(free):
                 block = self._block_of(key)
                 first = round_up(block.address, page)
@@ -107,7 +107,7 @@ class ExpandableAllocator(CachingAllocator):
 
     def _new_block(self, size: int, small: bool) -> Block:
         """A block of at least ``size`` bytes, made by mapping pages beside what is free."""
-        page = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
+        page = _page_bytes(small)
         free = self._free_small if small else self._free_large
         block = self._lowest_room(size, small)
         while self._is_hole(block) or block.size < size:
@@ -191,16 +191,20 @@ class ExpandableAllocator(CachingAllocator):
     def _merge_holes(self, hole: Block) -> None:
         holes = self._unmapped[hole.small]
         before, after = hole.previous, hole.next
-        if before is not None and holes.get(before.address) is before:
+        if before is not None and self._is_hole(before):
             del holes[before.address]
             hole.address, hole.size = before.address, before.size + hole.size
             hole.previous = before.previous
             if hole.previous is not None:
                 hole.previous.next = hole
-        if after is not None and holes.get(after.address) is after:
+        if after is not None and self._is_hole(after):
             del holes[after.address]
             hole.size += after.size
             hole.next = after.next
             if hole.next is not None:
                 hole.next.previous = hole
         holes[hole.address] = hole
+
+
+def _page_bytes(small: bool) -> int:
+    return SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from batchfinder.simulation.rounding import MIN_BLOCK_BYTES
+from batchfinder.simulation.rounding import MIN_BLOCK_BYTES, round_up
 from batchfinder.simulation.trace import EMPTY_CACHE, AffineTrace, Kind, Stage
 
 TIMELINE_POINTS = 60
@@ -87,7 +87,7 @@ def explain(
         workspace_bytes: what libraries keep of the allocator's memory.
     """
     storages = trace.example.storages
-    sizes = [-(-size // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES for size in trace.sizes(batch_size)]
+    sizes = [round_up(size, MIN_BLOCK_BYTES) for size in trace.sizes(batch_size)]
     # An event is an index of this list: the death of storage i is ~i, which counts from the end.
     changes = [*sizes, *(-size for size in reversed(sizes))]
     moves = [event for event in trace.events if event != EMPTY_CACHE]

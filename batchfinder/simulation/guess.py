@@ -23,9 +23,7 @@ def guess_batch_size(
 ) -> tuple[int | None, list[str]]:
     """The largest batch size that the simulation lets into a budget.
 
-    A GPU that ``gpus.toml`` does not know counts as one with as much memory. There is no guess for
-    the CPU: its heap and its libraries take some ten percent beside the tensors, more for some
-    models than for others, and an estimate above the answer costs more probes than it saves.
+    A GPU that ``gpus.toml`` does not know counts as one with as much memory.
 
     Args:
         setup: what to train; it stays as it is.
@@ -40,8 +38,6 @@ def guess_batch_size(
     Raises:
         Exception: what the user's code raises.
     """
-    if device.partition(" ")[0] == "cpu":
-        return None, ["the search started without an estimate: there is none for the CPU"]
     try:
         first, last = check_bounds(*bounds)
         traces, simulated = _simulated(setup, options, device, budget_bytes)

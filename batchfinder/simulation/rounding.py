@@ -39,7 +39,7 @@ def round_request(size: int, power2_divisions: int = 1) -> int:
     if power2_divisions > 1 and size > MIN_BLOCK_BYTES * power2_divisions:
         floor = 1 << (size.bit_length() - 1)
         return size if size == floor else round_up(size, max(1, floor // power2_divisions))
-    return -(-size // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+    return round_up(size, MIN_BLOCK_BYTES)
 
 
 def segment_bytes(block_size: int) -> int:

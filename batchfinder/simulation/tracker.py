@@ -104,7 +104,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Note that a storage has given its memory back, or got some again, in place."""
         entry = self._live.pop(storage._cdata, None)
-        if entry is not None and entry.index != _ON_HOST:
+        if entry is not None:
             self._died(entry.index)
         self._track_storage(storage, Kind.TEMPORARY)
 
@@ -119,7 +119,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = storage._cdata
 
         def died(_: Any) -> None:
-            if self._live.pop(key, None) is entry and entry.index != _ON_HOST:
+            if self._live.pop(key, None) is entry:
                 self._died(entry.index)
 
         entry.watch = weakref.ref(storage, died)
@@ -189,6 +189,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return index
 
     def _died(self, index: int) -> None:
+        if index == _ON_HOST:
+            return
         storage = self.trace.storages[index]
         if self._sum is not None and self._sum[0].index == index:
             self._settle_sum(*self._sum)
