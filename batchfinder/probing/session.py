@@ -16,7 +16,7 @@ from batchfinder.probing.device import Device, Peaks
 from batchfinder.probing.oom import Failure, classify, needs_more_than_one_sample
 from batchfinder.probing.oom_table import Tier
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.steadiness import highest_to_expect, steps_without_growth
+from batchfinder.probing.steadiness import GROWTH_NOISE, MAX_CONFIRM_STEPS, PeakWatch
 from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
@@ -28,20 +28,10 @@ BASELINE_WITHIN = 0.02
 # The optimizer allocates its states in its first step, so only the second one shows the peak.
 WARM_UP_STEPS = 2
 
-# A confirmation goes on until the peak has not grown for so many steps in a row, but not for ever.
-STEADY_STEPS = 2
-MAX_CONFIRM_STEPS = 10
-
 # What flushes the allocator's cache in so many steps in a row has no layout that the next can keep.
 THRASHING_STEPS = 2
 
-# Growth below this share of the budget is the noise of the readings.
-GROWTH_NOISE = 1 / 1000
-
 THRASHING_NOTE = "runs only by flushing the allocator's cache in every step"
-
-# How many steps it takes to see how much peaks differ, where they do: a ViT's rose for ten.
-STEPS_FOR_SPREAD = 6
 
 
 class ProbeSession:
@@ -234,24 +224,19 @@ class ProbeSession:
 
     def _confirm(self, batch_size: int, run: Run) -> None:
         next_batch = self._loader(batch_size)
-        peaks, is_settled = list[int](), False
-        varies = not self.device.leaves_no_trace
-        least = max(self.options.confirm_steps, STEPS_FOR_SPREAD if varies else 0)
-        while len(peaks) < MAX_CONFIRM_STEPS:
-            peaks.append(self._step(batch_size, next_batch, run))
-            steady = steps_without_growth(peaks, GROWTH_NOISE * self.budget_bytes)
-            is_settled |= len(peaks) >= least and steady >= STEADY_STEPS
+        watch = PeakWatch(
+            self.budget_bytes,
+            least_steps=self.options.confirm_steps,
+            peaks_wander=not self.device.leaves_no_trace,
+        )
+        for _ in range(MAX_CONFIRM_STEPS):
+            watch.note(self._step(batch_size, next_batch, run))
             # Ranks that train together end together. One that has settled may see its peak move
             # again while others have not, and is judged as if it had trained alone.
-            if self.all_agree(is_settled):
+            if self.all_agree(watch.is_settled):
                 break
         self._step_of_setup.check_loss()
-        if not is_settled:
-            run.note = f"memory still grew after {run.steps} steps"
-        elif run.allocation_retries:
-            run.note = THRASHING_NOTE
-        elif varies and highest_to_expect(peaks) > self.budget_bytes:
-            run.note = "its peak differs from step to step, and would pass the budget in some"
+        run.note = watch.objection() or (THRASHING_NOTE if run.allocation_retries else "")
 
     def _step(self, batch_size: int, next_batch: Callable[[], Any], run: Run) -> int:
         """One step; its peak in bytes."""

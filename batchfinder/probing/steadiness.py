@@ -5,13 +5,73 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
+# A confirmation goes on until the peak has not grown for so many steps in a row, but not for ever.
+STEADY_STEPS = 2
+MAX_CONFIRM_STEPS = 10
+
+# Growth below this share of the budget is the noise of the readings.
+GROWTH_NOISE = 1 / 1000
+
+# How many steps it takes to see how much peaks differ, where they do: a ViT's rose for ten.
+STEPS_FOR_SPREAD = 6
+
 # Where peaks differ from step to step, so many standard deviations above their mean must fit into
 # the budget; the headroom beyond it takes the rest.
 DEVIATIONS = 3
 
+# Among peaks that wander some step sets a new mark every so often; so many in a row are a trend.
+MARKS_OF_A_TREND = 3
+
 # A peak below this share of the highest was read too low: memory that was asked for and not written
 # to is seen only where a step sets a new mark.
 READ_TOO_LOW = 0.85
+
+
+class PeakWatch:
+    """Watches the peaks of a confirmation: whether it may end, and what speaks against the size.
+
+    Args:
+        budget_bytes: what a step may use.
+        least_steps: to watch at least.
+        peaks_wander: whether the same step needs a little more or less each time.
+
+    Attributes:
+        is_settled: whether enough steps were watched; once it is so it stays so.
+
+    Example:
+        >>> watch = PeakWatch(budget_bytes=1000, least_steps=3, peaks_wander=False)
+        >>> for peak in (800, 900, 900):
+        ...     watch.note(peak)
+        >>> watch.is_settled
+        False
+        >>> watch.note(900)
+        >>> watch.is_settled, watch.objection()
+        (True, '')
+    """
+
+    def __init__(self, budget_bytes: int, *, least_steps: int, peaks_wander: bool) -> None:
+        self._budget_bytes = budget_bytes
+        self._peaks_wander = peaks_wander
+        self._least_steps = max(least_steps, STEPS_FOR_SPREAD) if peaks_wander else least_steps
+        self._noise_bytes = GROWTH_NOISE * budget_bytes
+        self._peaks: list[int] = []
+        self.is_settled = False
+
+    def note(self, peak_bytes: int) -> None:
+        """Take note of what one more step needed."""
+        self._peaks.append(peak_bytes)
+        steady = steps_without_growth(self._peaks, self._noise_bytes)
+        self.is_settled |= len(self._peaks) >= self._least_steps and steady >= STEADY_STEPS
+
+    def objection(self) -> str:
+        """Why the size is not fit for training; "" if it is."""
+        if not self.is_settled and (
+            not self._peaks_wander or is_rising(self._peaks, self._noise_bytes)
+        ):
+            return f"memory still grew after {len(self._peaks)} steps"
+        if self._peaks_wander and highest_to_expect(self._peaks) > self._budget_bytes:
+            return "its peak differs from step to step, and would pass the budget in some"
+        return ""
 
 
 def steps_without_growth(peaks: Sequence[int], noise_bytes: float) -> int:
@@ -33,6 +93,25 @@ def steps_without_growth(peaks: Sequence[int], noise_bytes: float) -> int:
         steady = steady + 1 if highest and peak <= highest + noise_bytes else 0
         highest = max(highest, peak)
     return steady
+
+
+def is_rising(peaks: Sequence[int], noise_bytes: float) -> bool:
+    """Whether each of the last few steps needed more than all before it.
+
+    Args:
+        peaks: the peak of each step, in bytes.
+        noise_bytes: as for :func:`steps_without_growth`.
+
+    Example:
+        >>> is_rising([100, 96, 101, 103, 106], noise_bytes=0)
+        True
+        >>> is_rising([100, 96, 101, 99, 106], noise_bytes=0)
+        False
+    """
+    ends = range(len(peaks) - MARKS_OF_A_TREND + 1, len(peaks) + 1)
+    return ends.start > 1 and not any(
+        steps_without_growth(peaks[:end], noise_bytes) for end in ends
+    )
 
 
 def highest_to_expect(peaks: Sequence[int]) -> float:

@@ -248,6 +248,16 @@ def test_a_peak_that_differs_from_step_to_step_must_leave_room_for_more() -> Non
     assert session(device)[0].confirm(4).probe.fits
 
 
+def test_of_peaks_that_wander_only_a_trend_is_taken_for_growth() -> None:
+    wandering = [0, 0, 0, 100, -50, 100, -50, 100, -50]
+    device = FakeDevice(leaves_no_trace=False, grown=wandering)
+    probe = session(device)[0].confirm(4).probe
+    assert (probe.outcome, probe.steps) == (Outcome.FITS, 10)
+    device = FakeDevice(leaves_no_trace=False, grown=[100] * 10)
+    probe = session(device)[0].confirm(4).probe
+    assert (probe.outcome, probe.note) == (Outcome.OOM, "memory still grew after 10 steps")
+
+
 def test_a_size_that_flushes_the_cache_once_fits() -> None:
     device = FakeDevice(flushing_phases=4)
     ours = session(device)[0]

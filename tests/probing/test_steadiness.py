@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchfinder.probing.steadiness import highest_to_expect, steps_without_growth
+from batchfinder.probing.steadiness import highest_to_expect, is_rising, steps_without_growth
 
 peaks = st.lists(st.integers(1, 2**40), min_size=1, max_size=12)
 
@@ -29,6 +29,17 @@ def test_steps_without_growth(peaks: list[int], noise_bytes: float, steps: int) 
 def test_a_step_that_needs_the_most_starts_the_count_anew(peaks: list[int]) -> None:
     assert steps_without_growth([*peaks, max(peaks) + 1], noise_bytes=0) == 0
     assert steps_without_growth([*peaks, max(peaks) + 1, 1], noise_bytes=0) == 1
+
+
+@given(peaks, st.integers(0, 1000))
+def test_a_leak_shows_as_a_rise(peaks: list[int], noise_bytes: int) -> None:
+    leaking = [max(peaks) + n * (noise_bytes + 1) for n in (1, 2, 3)]
+    assert is_rising([*peaks, *leaking], noise_bytes)
+    assert not is_rising([*peaks, *leaking, leaking[-1] + noise_bytes], noise_bytes)
+
+
+def test_too_few_steps_show_no_rise() -> None:
+    assert not is_rising([100, 200, 300], noise_bytes=0)
 
 
 @given(peaks)
