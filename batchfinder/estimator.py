@@ -20,6 +20,7 @@ from batchfinder.simulation.explanation import explain
 from batchfinder.simulation.gpus import Gpu, find_gpu
 from batchfinder.simulation.prober import SimulatedProber
 from batchfinder.simulation.step_trace import StepTraces
+from batchfinder.training.completion import completed
 from batchfinder.training.setup import (
     LossFunction,
     MakeBatch,
@@ -86,7 +87,7 @@ def estimate_max_batch(
         >>> estimate_max_batch(model, sample, gpu="rtx3090", max_batch_size=64).batch_size
         64
     """
-    setup = setup_of(model, sample, loss_fn, optimizer, step, make_batch)
+    setup, warnings = completed(setup_of(model, sample, loss_fn, optimizer, step, make_batch))
     options = ProbeOptions(
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
         headroom=headroom,
@@ -94,7 +95,7 @@ def estimate_max_batch(
         accumulate=accumulate,
         batch_dim=batch_dim,
     )
-    return estimate_on_gpus(
+    (estimate,) = estimate_on_gpus(
         setup,
         [find_gpu(gpu) if isinstance(gpu, str) else gpu],
         options,
@@ -102,7 +103,10 @@ def estimate_max_batch(
         min_batch_size=min_batch_size,
         max_batch_size=max_batch_size,
         multiple_of=multiple_of,
-    )[0]
+    )
+    result = estimate.result
+    result = dataclasses.replace(result, warnings=(*warnings, *result.warnings))
+    return dataclasses.replace(estimate, result=result)
 
 
 def estimate_peak_memory(
@@ -138,7 +142,7 @@ def estimate_peak_memory(
     """
     if batch_size < 1:
         raise UsageError(f"batch_size must be at least 1, not {batch_size}")
-    setup = setup_of(model, sample, loss_fn, optimizer, step, make_batch)
+    setup, _ = completed(setup_of(model, sample, loss_fn, optimizer, step, make_batch))
     options = ProbeOptions(
         headroom=headroom, precision=precision, accumulate=accumulate, batch_dim=batch_dim
     )

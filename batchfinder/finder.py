@@ -119,9 +119,10 @@ def find_max_batch(
     # Only now: the command line asks for this module before it needs torch.
     from batchfinder.probing.choose import choose_prober, strategy_of_this_job
     from batchfinder.probing.ranked import RankedProber
+    from batchfinder.training.completion import completed
     from batchfinder.training.setup import setup_of
 
-    setup = setup_of(model, sample, loss_fn, optimizer, step, make_batch)
+    setup, warnings = completed(setup_of(model, sample, loss_fn, optimizer, step, make_batch))
     check_bounds(min_batch_size, max_batch_size, multiple_of)
     options = ProbeOptions(
         device=None if device is None else str(device),
@@ -152,6 +153,7 @@ def find_max_batch(
             on_probe=on_probe,
             head_start=HeadStart(estimate, options, is_asked_for=start_from_estimate),
         )
+        result = replace(result, warnings=(*warnings, *result.warnings))
         return prober.agreed(result) if isinstance(prober, RankedProber) else result
     finally:
         prober.close()

@@ -16,7 +16,7 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.session import ProbeSession
 from batchfinder.probing.versions import versions
 from batchfinder.result import Outcome, Probe
-from batchfinder.training.sample import BatchMaker, find_sample
+from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.state import preserved_state
 
@@ -54,11 +54,8 @@ class InProcessProber:
         self.budget_bytes = options.budget_bytes or budget(
             memory, options.memory_limit, options.headroom
         )
-        found = find_sample(setup)
-        if found.warning:
-            self.warn(found.warning)
         self._batches = BatchMaker(
-            found.sample, make_batch=setup.make_batch, batch_dim=options.batch_dim
+            setup.sample, make_batch=setup.make_batch, batch_dim=options.batch_dim
         )
         self.is_repeatable = self._device.leaves_no_trace
         self.versions = versions()

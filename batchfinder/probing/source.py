@@ -15,8 +15,8 @@ class SetupSource:
     Attributes:
         target: ``FILE.py:FUNCTION`` or ``package.module:FUNCTION``; empty with a pickle.
         arguments: keyword arguments of the target's function.
-        sample: what yields the example batch, written as a target; None: see ``find_sample``.
-        input_spec: the shapes of an example batch as text; None: see ``find_sample``.
+        sample: what yields the example batch, written as a target; None: see ``completed``.
+        input_spec: the shapes of an example batch as text; None: see ``completed``.
         optimizer: name of a class of ``torch.optim``, in place of the setup's; None: the setup's.
         pickled_setup: a pickled ``TrainingSetup``; empty with a target.
     """

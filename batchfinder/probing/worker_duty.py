@@ -26,7 +26,7 @@ from batchfinder.probing.session import ProbeSession
 from batchfinder.probing.versions import versions
 from batchfinder.training.loading import load_setup
 from batchfinder.training.optimizers import find_optimizer
-from batchfinder.training.sample import BatchMaker, find_sample
+from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
 
 
@@ -102,10 +102,7 @@ def _load(order: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
             input_spec=order["input_spec"],
             optimizer=order["optimizer"],
         )
-    setup = _unpickled(order)
-    found = find_sample(setup)
-    warnings = [found.warning] if found.warning else []
-    return replace(setup, sample=found.sample), warnings
+    return _unpickled(order), []
 
 
 def _unpickled(order: Mapping[str, Any]) -> TrainingSetup:

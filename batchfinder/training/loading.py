@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from batchfinder.training.sample import find_sample
+from batchfinder.training.completion import completed
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.target import load_function, load_target
 
@@ -23,28 +23,28 @@ def load_setup(
     Args:
         target: ``FILE.py:FUNCTION`` or ``package.module:FUNCTION``.
         arguments: keyword arguments for the target's function.
-        sample: what yields the example batch, written as a target; None: see ``find_sample``.
-        input_spec: the shapes of an example batch as text; None: see ``find_sample``.
+        sample: what yields the example batch, written as a target; None: see ``completed``.
+        input_spec: the shapes of an example batch as text; None: see ``completed``.
         optimizer: name of a class of ``torch.optim``; None: the setup's own.
 
     Returns:
         The setup with its sample, and what the user should know of them.
 
     Raises:
-        UsageError, TargetError, SampleError: see ``load_target`` and ``find_sample``.
+        UsageError, TargetError, SampleError: see ``load_target`` and ``completed``.
         Exception: whatever the user's functions raise.
     """
     is_given = sample is not None or input_spec is not None
     setup = load_target(target, arguments, use_build_sample=not is_given)
     ignored = _ignored(setup, sample, input_spec)
-    found = find_sample(
+    setup, warnings = completed(
         setup,
         sample_function=load_function(sample) if sample else None,
         arguments=arguments,
         input_spec=input_spec,
     )
-    setup = dataclasses.replace(setup, sample=found.sample, optimizer=optimizer or setup.optimizer)
-    return setup, [*ignored, *([found.warning] if found.warning else [])]
+    setup = dataclasses.replace(setup, optimizer=optimizer or setup.optimizer)
+    return setup, [*ignored, *warnings]
 
 
 def _ignored(setup: TrainingSetup, sample: str | None, input_spec: str | None) -> list[str]:

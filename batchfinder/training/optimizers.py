@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from batchfinder.errors import StepError, UsageError
+from batchfinder.training.lightning import own_optimizer, trains_itself
 from batchfinder.training.setup import OptimizerSpec
 
 DEFAULT_OPTIMIZER = "adamw"
@@ -52,7 +53,7 @@ def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:
 
     Args:
         spec: an instance, returned as it is; a factory called with the parameters; a name; None
-            for AdamW with its default settings.
+            for the one that a LightningModule configures, else AdamW with its default settings.
         model: where the parameters come from.
 
     Raises:
@@ -66,6 +67,8 @@ def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:
         )
     if isinstance(spec, Optimizer):
         return spec
+    if spec is None and trains_itself(model):
+        return own_optimizer(model)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise StepError(

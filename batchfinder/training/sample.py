@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from batchfinder.errors import SampleError
-from batchfinder.training.input_spec import parse_input_spec
-from batchfinder.training.model_hints import sample_from_model
-from batchfinder.training.setup import MakeBatch, TrainingSetup
-from batchfinder.training.target import call_with_arguments
-from batchfinder.training.tree import map_leaves, named_tensors
+from batchfinder.training.setup import MakeBatch
+from batchfinder.training.tree import described_shapes, map_leaves, named_tensors
 
 
 class BatchMaker:
@@ -94,75 +89,11 @@ class BatchMaker:
             return
         # Packed data need not have a tensor of this size, but their shapes still follow it.
         other_size = batch_size // 2 or 2
-        if _shapes(named_tensors(make_batch(other_size))) == _shapes(tensors):
+        if described_shapes(named_tensors(make_batch(other_size))) == described_shapes(tensors):
             raise SampleError(
                 f"make_batch({batch_size}) and make_batch({other_size}) returned the same shapes: "
-                f"{_shapes(tensors)}; make_batch must return a batch of the size asked for"
+                f"{described_shapes(tensors)}; make_batch must return a batch of the size asked for"
             )
-
-
-@dataclass(frozen=True)
-class FoundSample:
-    """An example batch, and what to know about where it came from.
-
-    Attributes:
-        sample: the batch; None if the setup makes its batches by ``make_batch``.
-        warning: what the user should know; None if there is nothing.
-    """
-
-    sample: Any
-    warning: str | None = None
-
-
-def find_sample(
-    setup: TrainingSetup,
-    *,
-    sample_function: Callable[..., Any] | None = None,
-    arguments: Mapping[str, object] | None = None,
-    input_spec: str | None = None,
-) -> FoundSample:
-    """Find the example batch, in this order: setup, sample function, input text, model.
-
-    Args:
-        setup: what the target returned; its own sample, or ``make_batch``, comes first.
-        sample_function: what ``--sample`` names; called with those of the arguments it accepts.
-        arguments: what ``--arg`` gives.
-        input_spec: what ``--input`` gives, such as ``"float32[3,224,224] int64[]:1000"``.
-
-    Returns:
-        The sample; with a warning if it is only what the model itself carries as an example.
-
-    Raises:
-        SampleError: there is none.
-        UsageError: the input text has no meaning, or the function needs arguments.
-
-    Example:
-        >>> setup = TrainingSetup(torch.nn.Linear(4, 2))
-        >>> tuple(find_sample(setup, input_spec="float32[4]").sample.shape)
-        (2, 4)
-    """
-    if setup.sample is not None or setup.make_batch is not None:
-        return FoundSample(setup.sample)
-    if sample_function is not None:
-        sample = call_with_arguments(sample_function, arguments or {})
-        if sample is None:
-            name = getattr(sample_function, "__name__", "the sample function")
-            raise SampleError(f"{name} returned None; it must return one batch")
-        return FoundSample(sample)
-    if input_spec is not None:
-        return FoundSample(parse_input_spec(input_spec))
-    sample = sample_from_model(setup.model)
-    if sample is None:
-        raise SampleError(
-            "there is no example batch: return (model, sample) from the target, write a function "
-            "build_sample beside it, or give --sample FILE.py:FUNCTION or "
-            '--input "float32[3,224,224] int64[]:1000" (from Python: sample or make_batch)'
-        )
-    return FoundSample(
-        sample,
-        "no sample was given: the answer holds for the example input that the model carries "
-        f"({_shapes(named_tensors(sample))}); give a batch as your DataLoader yields it",
-    )
 
 
 def move_batch(batch: Any, device: torch.device | str) -> Any:
@@ -234,23 +165,20 @@ def _common_size(sample: Any, batch_dim: int) -> int:
     if not sizes:
         raise SampleError(
             f"no tensor of the sample has a dimension {batch_dim} that could count the examples: "
-            f"{_shapes(tensors)}; give a batch, not one example"
+            f"{described_shapes(tensors)}; give a batch, not one example"
         )
     (size, count), *others = sizes.most_common(2)
     if others and others[0][1] == count:
         raise SampleError(
             f"the sample's tensors disagree about the batch size: {size} or {others[0][0]}? "
-            f"({_shapes(tensors)}); set batch_dim if their dimension {batch_dim} does not count "
-            "the examples, else give make_batch(batch_size), which returns a batch of that size"
+            f"({described_shapes(tensors)}); set batch_dim if their dimension {batch_dim} does "
+            "not count the examples, else give make_batch(batch_size), which returns a batch of "
+            "that size"
         )
     if size == 0:
-        raise SampleError(f"the sample has no examples: {_shapes(tensors)}; give at least one")
+        shapes = described_shapes(tensors)
+        raise SampleError(f"the sample has no examples: {shapes}; give at least one")
     return size
-
-
-def _shapes(tensors: list[tuple[str, Tensor]], limit: int = 6) -> str:
-    shown = [f"sample{path} {list(tensor.shape)}" for path, tensor in tensors[:limit]]
-    return ", ".join(shown) + (", ..." if len(tensors) > limit else "")
 
 
 def _repeat(examples: Tensor, dim: int, batch_size: int) -> Tensor:

@@ -81,6 +81,22 @@ def named_tensors(tree: Any) -> list[tuple[str, Tensor]]:
     return found
 
 
+def described_shapes(tensors: list[tuple[str, Tensor]], limit: int = 6) -> str:
+    """The shapes of a sample's tensors as text.
+
+    Args:
+        tensors: with their paths.
+        limit: so many are shown at most.
+
+    Example:
+        >>> import torch
+        >>> described_shapes(named_tensors({"x": torch.zeros(2, 3)}))
+        "sample['x'] [2, 3]"
+    """
+    shown = [f"sample{path} {list(tensor.shape)}" for path, tensor in tensors[:limit]]
+    return ", ".join(shown) + (", ..." if len(tensors) > limit else "")
+
+
 def _child_names(tree: Any, count: int) -> list[str]:
     if isinstance(tree, Mapping) and len(tree) == count:
         return [f"[{key!r}]" for key in tree]

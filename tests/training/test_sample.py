@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
-from batchfinder.errors import SampleError, UsageError
-from batchfinder.training.sample import BatchMaker, find_sample, move_batch
-from batchfinder.training.setup import TrainingSetup
+from batchfinder.errors import SampleError
+from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.tree import map_leaves, named_tensors
 
 
@@ -298,62 +297,6 @@ def test_move_batch_moves_other_objects_by_their_own_method() -> None:
             return moved
 
     assert move_batch([Graph()], "meta")[0].device == "meta"
-
-
-def test_sample_comes_from_the_first_of_its_sources() -> None:
-    hinted = nn.Linear(4, 2)
-    hinted.example_input_array = torch.full((1, 4), 4.0)
-
-    def sample_function() -> Tensor:
-        return torch.full((1, 4), 2.0)
-
-    every: dict[str, Any] = {"sample_function": sample_function, "input_spec": "float32[4]"}
-    own = TrainingSetup(hinted, torch.full((1, 4), 1.0))
-    none = TrainingSetup(hinted)
-    assert find_sample(own, **every).sample[0, 0] == 1
-    assert find_sample(none, **every).sample[0, 0] == 2
-    assert find_sample(none, input_spec="float32[4]").sample.shape == (2, 4)
-    assert find_sample(none).sample[0, 0] == 4
-
-
-def test_only_a_hint_of_the_model_brings_a_warning() -> None:
-    model = nn.Linear(4, 2)
-    model.example_input_array = torch.zeros(1, 4)
-    assert find_sample(TrainingSetup(model), input_spec="float32[4]").warning is None
-    assert find_sample(TrainingSetup(model)).warning == (
-        "no sample was given: the answer holds for the example input that the model carries "
-        "(sample [1, 4]); give a batch as your DataLoader yields it"
-    )
-
-
-def test_setup_with_make_batch_needs_no_sample() -> None:
-    setup = TrainingSetup(nn.Linear(4, 2), make_batch=lambda n: torch.zeros(n, 4))
-    assert find_sample(setup, input_spec="float32[9]").sample is None
-
-
-def test_sample_function_gets_the_arguments_that_it_accepts() -> None:
-    def build(seq_len: int) -> Tensor:
-        return torch.zeros(2, seq_len)
-
-    setup = TrainingSetup(nn.Linear(4, 2))
-    found = find_sample(setup, sample_function=build, arguments={"seq_len": 5, "depth": 2})
-    assert found.sample.shape == (2, 5)
-    with pytest.raises(UsageError, match="build needs seq_len; give it by --arg seq_len=VALUE"):
-        find_sample(setup, sample_function=build)
-
-
-def test_sample_function_that_returns_none() -> None:
-    def build() -> None: ...
-
-    with pytest.raises(SampleError, match="build returned None"):
-        find_sample(TrainingSetup(nn.Linear(4, 2)), sample_function=build)
-
-
-def test_no_sample_at_all_names_every_way() -> None:
-    with pytest.raises(SampleError) as info:
-        find_sample(TrainingSetup(nn.Linear(4, 2)))
-    ways = ("(model, sample)", "build_sample", "--sample", "--input", "make_batch")
-    assert [way for way in ways if way not in str(info.value)] == []
 
 
 def test_batch_encoding_of_transformers() -> None:

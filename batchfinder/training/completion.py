@@ -1,0 +1,83 @@
+"""What a setup leaves open: where its sample comes from, and how its model is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from batchfinder.errors import SampleError
+from batchfinder.training.input_spec import parse_input_spec
+from batchfinder.training.lightning import own_training_step, trains_itself
+from batchfinder.training.model_hints import sample_from_model
+from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.target import call_with_arguments
+from batchfinder.training.tree import described_shapes, named_tensors
+
+
+def completed(
+    setup: TrainingSetup,
+    *,
+    sample_function: Callable[..., Any] | None = None,
+    arguments: Mapping[str, object] | None = None,
+    input_spec: str | None = None,
+) -> tuple[TrainingSetup, list[str]]:
+    """The setup with its sample, from the first of: setup, sample function, input text, model.
+
+    A LightningModule is trained by its own ``training_step``, unless the setup says otherwise; but
+    not on the example input that it carries, which has no targets.
+
+    Args:
+        setup: what the target returned; its own sample, or ``make_batch``, comes first.
+        sample_function: what ``--sample`` names; called with those of the arguments it accepts.
+        arguments: what ``--arg`` gives.
+        input_spec: what ``--input`` gives, such as ``"float32[3,224,224] int64[]:1000"``.
+
+    Returns:
+        The setup, and what the user should know of it.
+
+    Raises:
+        SampleError: there is no sample.
+        UsageError: the input text has no meaning, or the function needs arguments.
+
+    Example:
+        >>> setup = TrainingSetup(torch.nn.Linear(4, 2))
+        >>> setup, warnings = completed(setup, input_spec="float32[4]")
+        >>> tuple(setup.sample.shape), warnings
+        ((2, 4), [])
+    """
+    if setup.sample is None and setup.make_batch is None:
+        sample = _given_sample(sample_function, arguments or {}, input_spec)
+        if sample is None:
+            return _with_hint(setup)
+        setup = replace(setup, sample=sample)
+    if setup.step is None and setup.loss_fn is None and trains_itself(setup.model):
+        setup = replace(setup, step=own_training_step)
+    return setup, []
+
+
+def _given_sample(
+    function: Callable[..., Any] | None, arguments: Mapping[str, object], input_spec: str | None
+) -> Any:
+    if function is not None:
+        sample = call_with_arguments(function, arguments)
+        if sample is None:
+            name = getattr(function, "__name__", "the sample function")
+            raise SampleError(f"{name} returned None; it must return one batch")
+        return sample
+    return None if input_spec is None else parse_input_spec(input_spec)
+
+
+def _with_hint(setup: TrainingSetup) -> tuple[TrainingSetup, list[str]]:
+    sample = sample_from_model(setup.model)
+    if sample is None:
+        raise SampleError(
+            "there is no example batch: return (model, sample) from the target, write a function "
+            "build_sample beside it, or give --sample FILE.py:FUNCTION or "
+            '--input "float32[3,224,224] int64[]:1000" (from Python: sample or make_batch)'
+        )
+    warning = (
+        "no sample was given: the answer holds for the example input that the model carries "
+        f"({described_shapes(named_tensors(sample))}); give a batch as your DataLoader yields it"
+    )
+    return replace(setup, sample=sample), [warning]

@@ -1,0 +1,98 @@
+"""Where a sample comes from, and how a module trains that says so itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from batchfinder.errors import SampleError, UsageError
+from batchfinder.training.completion import completed
+from batchfinder.training.lightning import own_training_step
+from batchfinder.training.setup import TrainingSetup
+
+
+def test_sample_comes_from_the_first_of_its_sources() -> None:
+    hinted = nn.Linear(4, 2)
+    hinted.example_input_array = torch.full((1, 4), 4.0)
+
+    def sample_function() -> Tensor:
+        return torch.full((1, 4), 2.0)
+
+    every: dict[str, Any] = {"sample_function": sample_function, "input_spec": "float32[4]"}
+    own = TrainingSetup(hinted, torch.full((1, 4), 1.0))
+    none = TrainingSetup(hinted)
+    assert completed(own, **every)[0].sample[0, 0] == 1
+    assert completed(none, **every)[0].sample[0, 0] == 2
+    assert completed(none, input_spec="float32[4]")[0].sample.shape == (2, 4)
+    assert completed(none)[0].sample[0, 0] == 4
+
+
+def test_only_a_hint_of_the_model_brings_a_warning() -> None:
+    model = nn.Linear(4, 2)
+    model.example_input_array = torch.zeros(1, 4)
+    assert completed(TrainingSetup(model), input_spec="float32[4]")[1] == []
+    assert completed(TrainingSetup(model))[1] == [
+        "no sample was given: the answer holds for the example input that the model carries "
+        "(sample [1, 4]); give a batch as your DataLoader yields it"
+    ]
+
+
+def test_setup_with_make_batch_needs_no_sample() -> None:
+    setup = TrainingSetup(nn.Linear(4, 2), make_batch=lambda n: torch.zeros(n, 4))
+    assert completed(setup, input_spec="float32[9]")[0].sample is None
+
+
+def test_sample_function_gets_the_arguments_that_it_accepts() -> None:
+    def build(seq_len: int) -> Tensor:
+        return torch.zeros(2, seq_len)
+
+    setup = TrainingSetup(nn.Linear(4, 2))
+    found, _ = completed(setup, sample_function=build, arguments={"seq_len": 5, "depth": 2})
+    assert found.sample.shape == (2, 5)
+    with pytest.raises(UsageError, match="build needs seq_len; give it by --arg seq_len=VALUE"):
+        completed(setup, sample_function=build)
+
+
+def test_sample_function_that_returns_none() -> None:
+    def build() -> None: ...
+
+    with pytest.raises(SampleError, match="build returned None"):
+        completed(TrainingSetup(nn.Linear(4, 2)), sample_function=build)
+
+
+def test_no_sample_at_all_names_every_way() -> None:
+    with pytest.raises(SampleError) as info:
+        completed(TrainingSetup(nn.Linear(4, 2)))
+    ways = ("(model, sample)", "build_sample", "--sample", "--input", "make_batch")
+    assert [way for way in ways if way not in str(info.value)] == []
+
+
+class OwnStep(nn.Linear):
+    """Trains itself, as a LightningModule does."""
+
+    def training_step(self, batch: Any) -> Tensor:
+        raise NotImplementedError
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        raise NotImplementedError
+
+
+def test_a_module_that_trains_itself_does_so_unless_the_setup_says_otherwise() -> None:
+    model, sample = OwnStep(4, 2), torch.zeros(2, 4)
+    assert completed(TrainingSetup(model, sample))[0].step is own_training_step
+    assert completed(TrainingSetup(model), input_spec="float32[4]")[0].step is own_training_step
+    made = TrainingSetup(model, make_batch=lambda n: torch.zeros(n, 4))
+    assert completed(made)[0].step is own_training_step
+    assert completed(TrainingSetup(model, sample, loss_fn=nn.MSELoss()))[0].step is None
+    own = TrainingSetup(model, sample, step=lambda model, batch: model(batch).mean())
+    assert completed(own)[0].step is own.step
+    assert completed(TrainingSetup(nn.Linear(4, 2), sample))[0].step is None
+
+
+def test_the_example_input_of_a_module_is_no_batch_for_its_training_step() -> None:
+    model = OwnStep(4, 2)
+    model.example_input_array = torch.zeros(1, 4)
+    assert completed(TrainingSetup(model))[0].step is None

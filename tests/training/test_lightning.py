@@ -1,0 +1,153 @@
+"""Modules that bring their training step and optimizer, as LightningModules do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import StepLR
+
+from batchfinder import estimate_max_batch, find_max_batch
+from batchfinder.errors import StepError
+from batchfinder.training.lightning import own_optimizer, own_training_step
+
+BATCH = torch.randn(4, 8), torch.randn(4, 2)
+
+
+class Regression(nn.Module):
+    """The least that a LightningModule has."""
+
+    automatic_optimization = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 2)
+        self.indices: list[int] = []
+
+    def forward(self, rows: Tensor) -> Tensor:
+        output: Tensor = self.layer(rows)
+        return output
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        inputs, targets = batch
+        self.indices.append(batch_idx)
+        return nn.functional.mse_loss(self(inputs), targets)
+
+    def configure_optimizers(self) -> Any:
+        return SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+class GivesADict(Regression):
+    def training_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        return {"loss": super().training_step(batch, batch_idx), "rows": len(batch[0])}
+
+
+class TakesTheBatchAlone(Regression):
+    def training_step(self, batch: Any) -> Any:  # type: ignore[override]
+        return super().training_step(batch, 0)
+
+
+@pytest.mark.parametrize("kind", [Regression, GivesADict, TakesTheBatchAlone])
+def test_the_loss_is_that_of_the_training_step(kind: type[Regression]) -> None:
+    model = kind()
+    loss = own_training_step(model, BATCH)
+    assert loss == nn.functional.mse_loss(model(BATCH[0]), BATCH[1])
+    assert model.indices == [0]
+
+
+def test_a_module_that_optimizes_by_hand_needs_a_step() -> None:
+    model = Regression()
+    model.automatic_optimization = False
+    with pytest.raises(StepError, match="automatic_optimization is False"):
+        own_training_step(model, BATCH)
+
+
+def test_a_compiled_module_needs_a_step() -> None:
+    with pytest.raises(StepError, match=r"torch\.compile does not reach the training_step"):
+        find_max_batch(Regression(), BATCH, device="cpu", compile=True)
+
+
+CONFIGURED: list[Callable[[Optimizer], Any]] = [
+    lambda optimizer: optimizer,
+    lambda optimizer: [optimizer],
+    lambda optimizer: ([optimizer], [StepLR(optimizer, 1)]),
+    lambda optimizer: {"optimizer": optimizer, "lr_scheduler": StepLR(optimizer, 1)},
+    lambda optimizer: ([optimizer], [{"scheduler": StepLR(optimizer, 1), "interval": "step"}]),
+    lambda optimizer: ({"optimizer": optimizer},),
+]
+
+
+@pytest.mark.parametrize("configured", CONFIGURED)
+def test_the_optimizer_is_the_one_configured(
+    configured: Callable[[Optimizer], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Regression()
+    optimizer = Adam(model.parameters())
+    monkeypatch.setattr(model, "configure_optimizers", lambda: configured(optimizer))
+    assert own_optimizer(model) is optimizer
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_other_than_one_optimizer_is_refused(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Regression()
+    optimizers = [Adam(model.parameters()) for _ in range(number)]
+    monkeypatch.setattr(model, "configure_optimizers", lambda: optimizers)
+    with pytest.raises(StepError, match=f"gave {number} optimizers"):
+        own_optimizer(model)
+
+
+class AsksForItsTrainer(Regression):
+    def configure_optimizers(self) -> Any:
+        raise RuntimeError("AsksForItsTrainer is not attached to a `Trainer`.")
+
+
+def test_without_a_trainer_the_optimizer_can_be_named() -> None:
+    with pytest.raises(StepError, match="name the optimizer: --optimizer adamw"):
+        own_optimizer(AsksForItsTrainer())
+    model = AsksForItsTrainer()
+    result = find_max_batch(model, BATCH, optimizer="sgd", device="cpu", max_batch_size=8)
+    assert result.batch_size == 8
+
+
+def test_a_search_trains_it_as_it_says_and_leaves_nothing_behind() -> None:
+    model = Regression()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    result = find_max_batch(model, BATCH, device="cpu", max_batch_size=8)
+
+    assert (result.batch_size, result.warnings) == (8, ())
+    assert model.indices == []
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_an_estimate_counts_the_states_of_its_optimizer() -> None:
+    estimate = estimate_max_batch(Regression(), BATCH, gpu="t4", max_batch_size=8)
+    kinds = estimate.explanation.terms
+    assert kinds["optimizer states"] == 2 * 512  # momentum of weight and bias, a block each
+
+
+@pytest.fixture
+def job_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("job_of_one")
+def test_a_wrapper_does_its_work_around_the_training_step() -> None:
+    model = Regression()
+    wrapper, calls = DistributedDataParallel(model), list[nn.Module]()
+    wrapper.register_forward_hook(lambda module, inputs, output: calls.append(module))
+
+    loss = own_training_step(wrapper, BATCH)
+
+    assert loss == nn.functional.mse_loss(model(BATCH[0]), BATCH[1])
+    assert calls == [wrapper]
+    assert "forward" not in vars(model)
