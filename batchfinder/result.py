@@ -10,6 +10,7 @@ from typing import Any
 
 from batchfinder.accumulation import AccumulationPlan, plan_accumulation
 from batchfinder.memory_model import MemoryModel, Phase
+from batchfinder.units import format_seconds
 
 SCHEMA_VERSION = 1
 
@@ -148,7 +149,7 @@ class NextFailure:
 class BatchSizeResult:
     """The answer of a search, with the evidence for it.
 
-    ``int(result)`` is the batch size.
+    ``int(result)`` is the batch size, ``str(result)`` one line with it.
 
     Attributes:
         batch_size: examples per device per forward/backward pass; 0 if nothing fits.
@@ -183,6 +184,10 @@ class BatchSizeResult:
 
     def __int__(self) -> int:
         return self.batch_size
+
+    def __str__(self) -> str:
+        answer = f"batch size {self.batch_size} ({self.status.value})"
+        return f"{answer} on {self.device} in {format_seconds(self.seconds)}"
 
     @property
     def world_size(self) -> int:

@@ -30,6 +30,7 @@ def test_the_answer_fits_and_the_next_one_does_not() -> None:
     answer = estimate.batch_size
     assert estimate.result.status is Status.FOUND
     assert estimate.low <= answer <= estimate.high
+    assert str(estimate).startswith(f"batch size {answer} ({estimate.low} to {estimate.high} are")
     for batch_size, fits in ((answer, True), (answer + 1, False)):
         assert estimate_peak_memory(mlp(), SAMPLE, batch_size=batch_size, gpu="t4").fits is fits
 

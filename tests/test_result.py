@@ -126,6 +126,7 @@ def test_an_unknown_outcome_is_no_probe() -> None:
 
 def test_the_result_stands_for_its_batch_size() -> None:
     assert int(RESULT) == 16
+    assert str(RESULT) == "batch size 16 (found) on cpu in 1.50 s"
 
 
 @pytest.mark.parametrize("thing", [RESULT, PROBE, RESULT.next_failure])

@@ -10,13 +10,14 @@ from batchfinder.result import BatchSizeResult
 from batchfinder.simulation.cluster import Cluster
 from batchfinder.simulation.explanation import Explanation
 from batchfinder.simulation.gpus import Gpu
+from batchfinder.units import format_bytes
 
 
 @dataclass(frozen=True)
 class Estimate:
     """The largest batch size on a simulated GPU, and what its memory goes to.
 
-    ``int(estimate)`` is the batch size.
+    ``int(estimate)`` is the batch size, ``str(estimate)`` one line with it.
 
     Attributes:
         gpu: the GPU.
@@ -34,6 +35,10 @@ class Estimate:
 
     def __int__(self) -> int:
         return self.batch_size
+
+    def __str__(self) -> str:
+        size = f"batch size {self.batch_size} ({self.low} to {self.high} are plausible)"
+        return f"{size} on {self.gpu.name}, peak {format_bytes(self.peak_bytes)}"
 
     @property
     def batch_size(self) -> int:
