@@ -20,7 +20,9 @@ from batchfinder.probing.job import Job
 
 SHARED_OPTIONS = (
     click.option(
-        "--sample", metavar="TARGET", help="Function that returns one batch, as FILE.py:FUNCTION."
+        "--sample",
+        metavar="TARGET",
+        help="Function that returns one batch, as FILE.py:FUNCTION; with the longest sequences.",
     ),
     click.option(
         "--input",

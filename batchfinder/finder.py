@@ -68,12 +68,12 @@ def find_max_batch(
     Args:
         model: the module to train, or a :class:`TrainingSetup` instead of the first six arguments.
         sample: one batch as the DataLoader yields it, of any size: a pytree of tensors with the
-            batch dimension first.
+            batch dimension first, with the longest sequences that there will be.
         loss_fn: ``loss_fn(output, batch) -> loss``. Default: the output's ``loss``; a scalar
             output; cross-entropy or mean squared error for ``(inputs, targets)``; else the mean
-            of the outputs, with a warning.
+            of the outputs, with a warning. A LightningModule's: by its ``training_step``.
         optimizer: an instance, a factory ``factory(params)``, or the name of a class of
-            ``torch.optim``. Default: AdamW.
+            ``torch.optim``. Default: what a LightningModule configures, else AdamW.
         step: ``step(model, batch) -> loss``, in place of forward pass and loss.
         make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample.
         device: such as ``"cuda:0"`` or ``"cpu"``. Default: the model's own if that is an

@@ -28,7 +28,7 @@ class TrainingSetup:
             model itself carries.
         loss_fn: ``loss_fn(output, batch) -> loss``. None: taken from the output or the targets.
         optimizer: an instance over the model's parameters, a factory ``factory(params)``, or the
-            name of a class of ``torch.optim``. None: AdamW.
+            name of a class of ``torch.optim``. None: what a LightningModule configures, else AdamW.
         step: ``step(model, batch) -> loss``, in place of forward pass and loss function.
         make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample.
 
