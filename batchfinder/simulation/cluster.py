@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from batchfinder.errors import StepError, UsageError
 from batchfinder.simulation.tracker import StorageTracker
+from batchfinder.training.lightning import trains_itself
 from batchfinder.training.optimizers import make_optimizer
 from batchfinder.training.parallel import fully_sharding, shard
 from batchfinder.training.setup import TrainingSetup
@@ -92,6 +93,11 @@ class Cluster:
         if self.is_sharded:
             shard(model, mesh, precision, keep_gathered=self.strategy == "zero2")
             return setup
+        if setup.optimizer is None and trains_itself(model):
+            raise StepError(
+                "configure_optimizers of the LightningModule takes all parameters, of which each "
+                "rank has a part here; give the optimizer's name or a factory"
+            )
         part = _Part(largest_part(list(model.parameters()), self.world_size))
         return dataclasses.replace(setup, optimizer=make_optimizer(setup.optimizer, part))
 

@@ -14,8 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import StepLR
 
-from batchfinder import estimate_max_batch, find_max_batch
+from batchfinder import TrainingSetup, estimate_max_batch, find_max_batch
 from batchfinder.errors import StepError
+from batchfinder.estimator import estimate_on_gpus
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.simulation.cluster import Cluster
+from batchfinder.simulation.gpus import find_gpu
 from batchfinder.training.lightning import own_optimizer, own_training_step
 
 BATCH = torch.randn(4, 8), torch.randn(4, 2)
@@ -151,3 +155,11 @@ def test_a_wrapper_does_its_work_around_the_training_step() -> None:
     assert loss == nn.functional.mse_loss(model(BATCH[0]), BATCH[1])
     assert calls == [wrapper]
     assert "forward" not in vars(model)
+
+
+def test_a_rank_that_has_a_part_of_the_states_needs_a_factory() -> None:
+    cluster = Cluster("zero1", 2)
+    with pytest.raises(StepError, match="give the optimizer's name or a factory"):
+        estimate_on_gpus(
+            TrainingSetup(Regression(), BATCH), [find_gpu("t4")], ProbeOptions(), cluster=cluster
+        )
