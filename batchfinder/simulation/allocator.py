@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from batchfinder.simulation.rounding import (
     LARGE_SEGMENT_BYTES,
@@ -21,13 +22,55 @@ from batchfinder.simulation.rounding import (
     segment_bytes,
 )
 
-# Free blocks are kept sorted by size, then address: as one integer, faster than as a tuple.
+Block: TypeAlias = int
+"""A piece of a segment: its size in the high bits, its address in the low ones.
+
+So a list of blocks is sorted by size, then address. Objects that name their neighbours would take
+most of the time of a replay: thousands of cycles, each of them looked at by the garbage collector.
+"""
 ADDRESS_BITS = 52
 _ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
 
+LARGE_POOL_ADDRESS = LARGE_SEGMENT_BYTES << 24
+"""Where the addresses of the large pool begin, those of the small one at 0.
+
+A whole number of segments, and more than are ever used: one given back is not used again.
+"""
+
+_NO_LIMIT = 1 << ADDRESS_BITS  # more than any block has
+
+
+def make_block(address: int, size: int) -> Block:
+    """The block at an address.
+
+    Example:
+        >>> block = make_block(1024, size=512)
+        >>> address_of(block), size_of(block)
+        (1024, 512)
+    """
+    return size << ADDRESS_BITS | address
+
+
+def address_of(block: Block) -> int:
+    """Where a block begins."""
+    return block & _ADDRESS_MASK
+
+
+def size_of(block: Block) -> int:
+    """The bytes of a block."""
+    return block >> ADDRESS_BITS
+
 
 class DeviceFullError(Exception):
-    """The allocator has given back all it could, and the request still does not fit."""
+    """The allocator has given back all it could, and the request still does not fit.
+
+    Args:
+        missing_bytes: how much more the device should have, for this request.
+    """
+
+    def __init__(self, missing_bytes: int) -> None:
+        super().__init__(f"{missing_bytes} bytes are missing")
+        self.missing_bytes = missing_bytes
 
 
 @dataclass(frozen=True)
@@ -48,20 +91,6 @@ class AllocatorSettings:
     expandable_segments: bool = False
     max_split_size_bytes: int | None = None
     roundup_power2_divisions: int = 1
-
-
-class Block:
-    """A piece of a segment, in use or free; its neighbours are pieces of the same segment."""
-
-    __slots__ = ("address", "allocated", "next", "previous", "size", "small")
-
-    def __init__(self, address: int, size: int, small: bool) -> None:
-        self.address = address
-        self.size = size
-        self.small = small
-        self.allocated = False
-        self.previous: Block | None = None
-        self.next: Block | None = None
 
 
 class CachingAllocator:
@@ -103,12 +132,15 @@ class CachingAllocator:
         self.peak_reserved_bytes = 0
         self.retries = 0
         settings = settings or AllocatorSettings()
-        self._max_split = settings.max_split_size_bytes
+        self._max_split = settings.max_split_size_bytes or _NO_LIMIT
+        self._unsplit = make_block(0, self._max_split)  # larger ones sort behind it
         self._divisions = settings.roundup_power2_divisions
-        self._free_small: list[int] = []
-        self._free_large: list[int] = []
-        self._free_blocks: dict[int, Block] = {}
-        self._next_address = 0
+        self._free_small: list[Block] = []
+        self._free_large: list[Block] = []
+        # The free blocks by both their ends. No two share one: they would be a single block.
+        self._edges: dict[int, Block] = {}
+        self._segments: dict[int, int] = {}
+        self._next_small, self._next_large = 0, LARGE_POOL_ADDRESS
 
     def malloc(self, size: int) -> Block:
         """A block of at least ``size`` bytes.
@@ -123,145 +155,123 @@ class CachingAllocator:
             size = round_request(size, self._divisions)
         else:
             size = -(-size // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
-        small = size <= SMALL_BYTES
-        block = self._best_fit(size, small) or self._take_from_device(size, small)
-        if self._should_split(block, size):
-            self._split(block, size)
-        block.allocated = True
-        self.allocated_bytes += block.size
+        free = self._free_small if size <= SMALL_BYTES else self._free_large
+        index = self._best_fit(free, size)
+        block = self._take_from_device(free, size) if index is None else free.pop(index)
+        address, found = block & _ADDRESS_MASK, block >> ADDRESS_BITS
+        edges = self._edges
+        edges.pop(address, None)
+        if found > size and self._should_split(size, found - size):
+            # The rest, at the higher addresses, becomes a free block.
+            rest = found - size << ADDRESS_BITS | address + size
+            edges[address + size] = edges[address + found] = rest
+            insort(free, rest)
+            block = size << ADDRESS_BITS | address
+            found = size
+        else:
+            edges.pop(address + found, None)
+        self.allocated_bytes += found
         if self.allocated_bytes > self.peak_allocated_bytes:
             self.peak_allocated_bytes = self.allocated_bytes
         return block
 
     def free(self, block: Block) -> None:
         """Give a block back to the cache, merged with the free blocks beside it."""
-        block.allocated = False
-        self.allocated_bytes -= block.size
-        self._merge_into(self._free_small if block.small else self._free_large, block)
-
-    def _merge_into(self, free: list[int], block: Block) -> None:
-        """Make one free block of this one and of the free ones beside it."""
-        before = block.previous
-        if before is not None and not before.allocated:
-            self._remove_free(before, free)
-            block.address = before.address
-            block.size += before.size
-            block.previous = before.previous
-            if before.previous is not None:
-                before.previous.next = block
-        after = block.next
-        if after is not None and not after.allocated:
-            self._remove_free(after, free)
-            block.size += after.size
-            block.next = after.next
-            if after.next is not None:
-                after.next.previous = block
-        self._add_free(block, free)
+        address, size = block & _ADDRESS_MASK, block >> ADDRESS_BITS
+        end = address + size
+        self.allocated_bytes -= size
+        free = self._free_small if address < LARGE_POOL_ADDRESS else self._free_large
+        edges = self._edges
+        before = edges.pop(address, None)
+        if before is not None:
+            del free[bisect_left(free, before)]
+            address = before & _ADDRESS_MASK
+        after = edges.pop(end, None)
+        if after is not None:
+            del free[bisect_left(free, after)]
+            end += after >> ADDRESS_BITS
+        block = end - address << ADDRESS_BITS | address
+        edges[address] = edges[end] = block
+        insort(free, block)
 
     def release_cached(self) -> None:
         """Give every wholly free segment back to the device, as ``torch.cuda.empty_cache``."""
         for free in (self._free_small, self._free_large):
-            kept = []
-            for key in free:
-                block = self._block_of(key)
-                if block.previous is None and block.next is None:
-                    del self._free_blocks[block.address]
-                    self.reserved_bytes -= block.size
-                else:
-                    kept.append(key)
-            free[:] = kept
+            for index in reversed(range(len(free))):
+                if self._segments.get(address_of(free[index])) == size_of(free[index]):
+                    self._release(free, index)
 
-    def _block_of(self, key: int) -> Block:
-        return self._free_blocks[key & _ADDRESS_MASK]
-
-    def _best_fit(self, size: int, small: bool) -> Block | None:
-        free = self._free_small if small else self._free_large
+    def _best_fit(self, free: list[Block], size: int) -> int | None:
+        """Where the smallest free block that will do stands, the lowest of equals."""
         index = bisect_left(free, size << ADDRESS_BITS)
         if index == len(free):
             return None
-        if self._is_oversized(free[index] >> ADDRESS_BITS, size):
-            return None
-        return self._free_blocks.pop(free.pop(index) & _ADDRESS_MASK)
+        return index if free[index] < self._unsplit or self._may_serve(free[index], size) else None
 
-    def _is_oversized(self, found: int, size: int) -> bool:
-        """Whether a free block is too large to be spent on a request."""
-        limit = self._max_split
-        if limit is None:
-            return False
-        return found >= (limit if size < limit else size + LARGE_SEGMENT_BYTES)
+    def _may_serve(self, unsplit: Block, size: int) -> bool:
+        """Whether a free block that must not be split may be spent on a request."""
+        return size >= self._max_split and size_of(unsplit) < size + LARGE_SEGMENT_BYTES
 
-    def _take_from_device(self, size: int, small: bool) -> Block:
+    def _should_split(self, size: int, rest: int) -> bool:
+        return size <= SMALL_BYTES or (rest > SMALL_BYTES and size < self._max_split)
+
+    def _take_from_device(self, free: list[Block], size: int) -> Block:
+        """A block of at least ``size`` bytes in memory new from the device, on no list yet."""
         segment = segment_bytes(size)
-        if self._has_room(segment):
-            return self._new_block(size, small)
-        if self._release_unsplit(size, small) and self._has_room(segment):
-            return self._new_block(size, small)
+        if self._missing(segment) <= 0:
+            return self._new_block(free, size)
+        if self._release_unsplit(free, size) and self._missing(segment) <= 0:
+            return self._new_block(free, size)
         self.retries += 1
         self.release_cached()
-        if not self._has_room(segment):
-            raise DeviceFullError
-        return self._new_block(size, small)
+        if self._missing(segment) > 0:
+            raise DeviceFullError(self._missing(segment))
+        return self._new_block(free, size)
 
-    def _release_unsplit(self, size: int, small: bool) -> bool:
+    def _release_unsplit(self, free: list[Block], size: int) -> bool:
         """Give back segments too large to be split: one that is enough, else the largest.
 
         Returns:
             Whether they were enough.
         """
-        if self._max_split is None:
-            return False
-        free = self._free_small if small else self._free_large
         wanted = max(size, self._max_split)
         index = bisect_left(free, wanted << ADDRESS_BITS)
         if index < len(free):
             self._release(free, index)
             return True
         released = 0
-        while free and released < wanted and free[-1] >> ADDRESS_BITS >= self._max_split:
-            released += free[-1] >> ADDRESS_BITS
+        while free and released < wanted and size_of(free[-1]) >= self._max_split:
+            released += size_of(free[-1])
             self._release(free, len(free) - 1)
         return released >= wanted
 
-    def _release(self, free: list[int], index: int) -> None:
-        block = self._free_blocks.pop(free.pop(index) & _ADDRESS_MASK)
-        self.reserved_bytes -= block.size
+    def _release(self, free: list[Block], index: int) -> None:
+        """Give a segment back that is a single free block."""
+        block = free.pop(index)
+        address, size = address_of(block), size_of(block)
+        del self._edges[address], self._edges[address + size], self._segments[address]
+        self.reserved_bytes -= size
 
-    def _new_block(self, size: int, small: bool) -> Block:
-        """A block of at least ``size`` bytes in memory new from the device."""
+    def _new_block(self, free: list[Block], size: int) -> Block:
         segment = segment_bytes(size)
-        block = Block(self._next_address, segment, small)
-        self._next_address += segment
         self._reserve(segment)
-        return block
+        # Apart from the next one: blocks of different segments are no neighbours.
+        if free is self._free_small:
+            address = self._next_small
+            self._next_small += segment + MIN_BLOCK_BYTES
+        else:
+            address = self._next_large
+            self._next_large += segment + MIN_BLOCK_BYTES
+        self._segments[address] = segment
+        return make_block(address, segment)
 
-    def _should_split(self, block: Block, size: int) -> bool:
-        rest = block.size - size
-        if block.small:
-            return rest >= MIN_BLOCK_BYTES
-        return rest > SMALL_BYTES and (self._max_split is None or size < self._max_split)
-
-    def _split(self, block: Block, size: int) -> None:
-        """Cut a block to ``size``; the rest, at the higher addresses, becomes a free block."""
-        rest = Block(block.address + size, block.size - size, block.small)
-        rest.previous, rest.next = block, block.next
-        if block.next is not None:
-            block.next.previous = rest
-        block.next = rest
-        block.size = size
-        self._add_free(rest, self._free_small if block.small else self._free_large)
-
-    def _has_room(self, size: int) -> bool:
-        return self.capacity_bytes is None or self.reserved_bytes + size <= self.capacity_bytes
+    def _missing(self, size: int) -> int:
+        """By how many bytes the device is too small to give so many; below 1: it has them."""
+        if self.capacity_bytes is None:
+            return 0
+        return self.reserved_bytes + size - self.capacity_bytes
 
     def _reserve(self, size: int) -> None:
         self.reserved_bytes += size
         if self.reserved_bytes > self.peak_reserved_bytes:
             self.peak_reserved_bytes = self.reserved_bytes
-
-    def _add_free(self, block: Block, free: list[int]) -> None:
-        insort(free, block.size << ADDRESS_BITS | block.address)
-        self._free_blocks[block.address] = block
-
-    def _remove_free(self, block: Block, free: list[int]) -> None:
-        del free[bisect_left(free, block.size << ADDRESS_BITS | block.address)]
-        del self._free_blocks[block.address]

@@ -12,27 +12,26 @@ from bisect import bisect_left
 
 from batchfinder.simulation.allocator import (
     ADDRESS_BITS,
+    LARGE_POOL_ADDRESS,
     AllocatorSettings,
     Block,
     CachingAllocator,
     DeviceFullError,
+    address_of,
+    make_block,
+    size_of,
 )
 from batchfinder.simulation.rounding import (
     LARGE_SEGMENT_BYTES,
-    MIN_BLOCK_BYTES,
     SMALL_SEGMENT_BYTES,
     round_up,
 )
-
-# A whole number of pages, and more than any device has; PyTorch reserves 9/8 of the device.
-_POOL_ADDRESSES = LARGE_SEGMENT_BYTES << 24
 
 
 class ExpandableAllocator(CachingAllocator):
     """A :class:`~batchfinder.simulation.allocator.CachingAllocator` with expandable segments.
 
-    Its blocks are contiguous from the pool's first address on; a block is allocated, free (and
-    mapped), or unmapped.
+    The addresses of a pool are in use, free (and mapped), or unmapped: holes.
 
     Args:
         capacity_bytes: a request that is no longer served from the cache has to fit below it as
@@ -54,157 +53,93 @@ class ExpandableAllocator(CachingAllocator):
         settings: AllocatorSettings | None = None,
     ) -> None:
         super().__init__(capacity_bytes, settings)
-        # The holes of each pool, by address. The last one is the endless tail.
-        self._unmapped: dict[bool, dict[int, Block]] = {}
-        for small in (True, False):
-            start = 0 if small else _POOL_ADDRESSES
-            tail = Block(start, _POOL_ADDRESSES, small)
-            tail.allocated = True  # never merged with a free block, which is mapped
-            self._unmapped[small] = {start: tail}
+        # The size of each hole, by its address. The last one of a pool is its endless tail; PyTorch
+        # reserves 9/8 of the device.
+        self._holes_small = {0: LARGE_POOL_ADDRESS}
+        self._holes_large = {LARGE_POOL_ADDRESS: LARGE_POOL_ADDRESS}
 
     def release_cached(self) -> None:
         """Unmap every page that is wholly free."""
-        for small, free in ((True, self._free_small), (False, self._free_large)):
-            page = _page_bytes(small)
-            for key in list(free):
-                block = self._block_of(key)
-                first = round_up(block.address, page)
-                last = (block.address + block.size) // page * page
+        for free, holes, page in (
+            (self._free_small, self._holes_small, SMALL_SEGMENT_BYTES),
+            (self._free_large, self._holes_large, LARGE_SEGMENT_BYTES),
+        ):
+            for block in list(free):
+                start, end = address_of(block), address_of(block) + size_of(block)
+                first, last = round_up(start, page), end // page * page
                 if first < last:
-                    self._unmap(block, first, last, free)
+                    del free[bisect_left(free, block)], self._edges[start], self._edges[end]
+                    for address, size in ((start, first - start), (last, end - last)):
+                        if size:
+                            self._add_free(make_block(address, size))
+                    self.reserved_bytes -= last - first
+                    _add_hole(holes, first, last)
 
-    def _best_fit(self, size: int, small: bool) -> Block | None:
+    def _best_fit(self, free: list[Block], size: int) -> int | None:
         """As without expandable segments, but a block that can grow counts as what it can become.
 
         So the block at the end is left alone while a gap will do.
         """
-        free = self._free_small if small else self._free_large
         index = bisect_left(free, size << ADDRESS_BITS)
         if index == len(free):
             return None
-        while index + 1 < len(free) and self._reach(free[index + 1]) < self._reach(free[index]):
-            index += 1
-        block = self._block_of(free[index])
-        if self._is_oversized(block.size, size):
-            return None
-        self._remove_free(block, free)
-        return block
+        reach = self._reach(free[index])
+        while index + 1 < len(free) and (further := self._reach(free[index + 1])) < reach:
+            index, reach = index + 1, further
+        return index if free[index] < self._unsplit or self._may_serve(free[index], size) else None
 
-    def _reach(self, key: int) -> int:
+    def _reach(self, block: Block) -> int:
         """The size of a free block together with the hole behind it."""
-        block = self._block_of(key)
-        after = block.next
-        return block.size + (after.size if after is not None and self._is_hole(after) else 0)
+        holes = self._holes_small if address_of(block) < LARGE_POOL_ADDRESS else self._holes_large
+        return size_of(block) + holes.get(address_of(block) + size_of(block), 0)
 
-    def _is_hole(self, block: Block) -> bool:
-        return self._unmapped[block.small].get(block.address) is block
+    def _should_split(self, size: int, rest: int) -> bool:
+        return True
 
-    def _should_split(self, block: Block, size: int) -> bool:
-        return block.size - size >= MIN_BLOCK_BYTES
-
-    def _release_unsplit(self, size: int, small: bool) -> bool:
+    def _release_unsplit(self, free: list[Block], size: int) -> bool:
         return False  # every segment can be split
 
-    def _new_block(self, size: int, small: bool) -> Block:
+    def _new_block(self, free: list[Block], size: int) -> Block:
         """A block of at least ``size`` bytes, made by mapping pages beside what is free."""
-        page = _page_bytes(small)
-        free = self._free_small if small else self._free_large
-        block = self._lowest_room(size, small)
-        while self._is_hole(block) or block.size < size:
-            hole = block if self._is_hole(block) else block.next
-            assert hole is not None
-            missing = size if hole is block else size - block.size
-            block = self._map(hole, round_up(min(missing, hole.size), page), free)
-        self._remove_free(block, free)
+        is_small = free is self._free_small
+        holes = self._holes_small if is_small else self._holes_large
+        page = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
+        address = self._lowest_room(holes, size)
+        while (found := self._free_from(address)) < size:
+            hole = address + found
+            length = holes.pop(hole)
+            mapped = round_up(min(size - found, length), page)
+            if mapped < length:
+                holes[hole + mapped] = length - mapped
+            self._reserve(mapped)
+            self._add_free(make_block(hole, mapped))
+        block = make_block(address, found)
+        del free[bisect_left(free, block)]
         return block
 
-    def _lowest_room(self, size: int, small: bool) -> Block:
-        """The first of the lowest free blocks and holes in a row that hold ``size`` bytes."""
-        holes = self._unmapped[small]
-        for address in sorted(holes):
-            first = holes[address]
-            if first.previous is not None and not first.previous.allocated:
-                first = first.previous
-            room, block = 0, first
-            while not block.allocated or self._is_hole(block):
-                room += block.size
-                if room >= size:
+    def _lowest_room(self, holes: dict[int, int], size: int) -> int:
+        """The lowest address from which free blocks and holes in a row hold ``size`` bytes."""
+        for hole in sorted(holes):
+            before = self._edges.get(hole)
+            first = end = hole if before is None else address_of(before)
+            while part := self._free_from(end) or holes.get(end):
+                end += part
+                if end - first >= size:
                     return first
-                if block.next is None:
-                    break
-                block = block.next
-        raise DeviceFullError  # the tail is as large as the address space
+        raise DeviceFullError(size)  # the tail is as large as the address space
 
-    def _map(self, hole: Block, size: int, free: list[int]) -> Block:
-        """Make the first bytes of a hole a free block, merged with the free blocks beside it."""
-        self._reserve(size)
-        block = Block(hole.address, size, hole.small)
-        block.previous, block.next = hole.previous, hole
-        if hole.previous is not None:
-            hole.previous.next = block
-        hole.previous = block
-        self._shrink_hole(hole, size)
-        self._merge_into(free, block)
-        return block
+    def _add_free(self, block: Block) -> None:
+        """Make a free block of addresses that were neither free nor in use."""
+        self.allocated_bytes += size_of(block)
+        self.free(block)
 
-    def _shrink_hole(self, hole: Block, mapped: int) -> None:
-        """Take the first bytes of a hole away; an empty hole disappears."""
-        holes = self._unmapped[hole.small]
-        del holes[hole.address]
-        hole.address += mapped
-        hole.size -= mapped
-        if hole.size:
-            holes[hole.address] = hole
-            return
-        assert hole.previous is not None
-        hole.previous.next = hole.next
-        if hole.next is not None:
-            hole.next.previous = hole.previous
-
-    def _unmap(self, block: Block, first: int, last: int, free: list[int]) -> None:
-        """Turn the addresses from ``first`` to ``last`` of a free block into a hole."""
-        self._remove_free(block, free)
-        self.reserved_bytes -= last - first
-        before, after = block.previous, block.next
-        end = block.address + block.size
-        hole = Block(first, last - first, block.small)
-        hole.allocated = True
-        pieces = []
-        if block.address < first:
-            block.size = first - block.address
-            pieces.append(block)
-        pieces.append(hole)
-        if last < end:
-            pieces.append(Block(last, end - last, block.small))
-        for piece in pieces:
-            piece.previous = before
-            if before is not None:
-                before.next = piece
-            before = piece
-            if piece is not hole:
-                self._add_free(piece, free)
-        pieces[-1].next = after
-        if after is not None:
-            after.previous = pieces[-1]
-        self._merge_holes(hole)
-
-    def _merge_holes(self, hole: Block) -> None:
-        holes = self._unmapped[hole.small]
-        before, after = hole.previous, hole.next
-        if before is not None and self._is_hole(before):
-            del holes[before.address]
-            hole.address, hole.size = before.address, before.size + hole.size
-            hole.previous = before.previous
-            if hole.previous is not None:
-                hole.previous.next = hole
-        if after is not None and self._is_hole(after):
-            del holes[after.address]
-            hole.size += after.size
-            hole.next = after.next
-            if hole.next is not None:
-                hole.next.previous = hole
-        holes[hole.address] = hole
+    def _free_from(self, address: int) -> int:
+        """The size of the free block that begins at an address; 0 if there is none."""
+        block = self._edges.get(address)
+        return size_of(block) if block is not None and address_of(block) == address else 0
 
 
-def _page_bytes(small: bool) -> int:
-    return SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
+def _add_hole(holes: dict[int, int], first: int, last: int) -> None:
+    """Note an unmapped stretch, merged with those beside it."""
+    before = next((start for start, size in holes.items() if start + size == first), first)
+    holes[before] = last + holes.pop(last, 0) - before
