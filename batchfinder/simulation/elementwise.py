@@ -43,7 +43,10 @@ def elementwise(args: Any, kwargs: Any) -> Tensor | None:
     for operand in operands:
         if operand is None or not operand.is_floating_point() or not operand.dim():
             return None
-        dtype = operand.dtype if dtype is None else torch.promote_types(dtype, operand.dtype)
+        if dtype is None:
+            dtype = operand.dtype
+        elif operand.dtype is not dtype:  # to ask for the common type is an operator of its own
+            dtype = torch.promote_types(dtype, operand.dtype)
         if widest is None or operand.numel() > widest.numel():
             widest = operand
     if widest is None:

@@ -19,6 +19,7 @@ from batchfinder.simulation.attention import ComputeCapability, attention_kernel
 from batchfinder.simulation.autocast import autocast_kernels, cuda_autocast_simulated
 from batchfinder.simulation.cuda_dispatch import dropout, group_norm, kernels_replaced, linear
 from batchfinder.simulation.recurrent import RECURRENT
+from batchfinder.simulation.shapes import new_strided_like
 
 T = TypeVar("T")
 
@@ -105,13 +106,13 @@ def fake_copy(
     for module in modules:
         for tensor in [*module.parameters(), *module.buffers()]:
             if id(tensor) not in memo:
-                memo[id(tensor)] = _fake_like(tensor)
+                memo[id(tensor)] = _fake_like(tensor, mode)
     with FakeCopyMode(mode):
         return copy.deepcopy(thing, memo)
 
 
-def _fake_like(tensor: Tensor) -> Tensor:
-    fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+def _fake_like(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
+    fake = new_strided_like(tensor, mode)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(fake, requires_grad=tensor.requires_grad)
     return fake

@@ -278,4 +278,4 @@ class _Live:
 
 def _last(events: list[int], event: int) -> int:
     """Where an event stands, searched from the end."""
-    return len(events) - 1 - events[::-1].index(event)
+    return next(at for at in reversed(range(len(events))) if events[at] == event)
