@@ -15,8 +15,18 @@ def conclude(
     status: Status,
     seconds: float,
     warnings: Sequence[str] = (),
+    memory_model: MemoryModel | None = None,
 ) -> BatchSizeResult:
-    """The result that a list of probes supports, however the search ended."""
+    """The result that a list of probes supports, however the search ended.
+
+    Args:
+        prober: that ran them.
+        probes: in the order in which they ran.
+        status: how the search ended.
+        seconds: what it took.
+        warnings: what the user should know.
+        memory_model: if something better is known than the lines through the probes.
+    """
     # The last verdict on a size counts: a confirmation overrules a probe, whichever failed.
     verdicts = {probe.batch_size: probe for probe in probes}
     failed = [probe for probe in verdicts.values() if not probe.fits]
@@ -35,7 +45,7 @@ def conclude(
         device=prober.device,
         budget_bytes=prober.budget_bytes,
         probes=tuple(probes),
-        memory_model=_memory_model(probes, prober.is_repeatable),
+        memory_model=memory_model or _memory_model(probes, prober.is_repeatable),
         next_failure=_next_failure(failure) if failure else None,
         confirmed_steps=answer.steps if answer and answer.confirmed else 0,
         cost_full_size_steps=round(samples / answer.batch_size, 2) if answer else 0.0,

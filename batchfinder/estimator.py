@@ -12,7 +12,11 @@ from batchfinder.bounds import check_bounds
 from batchfinder.errors import UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.result import Status
-from batchfinder.simulated_search import plausible_interval, search_on_paper
+from batchfinder.simulated_search import (
+    expected_share,
+    plausible_interval,
+    search_on_paper,
+)
 from batchfinder.simulation.allocator import AllocatorSettings
 from batchfinder.simulation.cluster import Cluster
 from batchfinder.simulation.estimate import Estimate, PeakEstimate
@@ -204,22 +208,20 @@ def estimate_on_gpus(
     smallest, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
     made: list[StepTraces] = []
     estimates: list[Estimate] = []
-    shares: dict[int, float] = {}
+    answers: dict[int, int] = {}
     for gpu in gpus:
         traces = next((some for some in made if some.hold_for(gpu.compute_capability)), None)
         if traces is None:
             traces = StepTraces(setup, options, gpu.compute_capability, cluster)
             made.append(traces)
         prober = SimulatedProber(traces, gpu, options, settings)
-        # Fragmentation takes about as much as on the GPU that is most alike.
-        nearest = min(shares, key=lambda budget: abs(budget - prober.budget_bytes), default=0)
         bounds = (smallest, max_batch_size, multiple_of)
-        result = search_on_paper(prober, bounds, shares.get(nearest, 1.0))
+        bound = traces.at(smallest).upper_bound(prober.budget_bytes)
+        result = search_on_paper(prober, bounds, expected_share(bound, answers))
         shown = result.batch_size or smallest
         reserved = max(p.peak_reserved_bytes or 0 for p in result.probes if p.batch_size == shown)
-        bound = traces.at(shown).upper_bound(prober.budget_bytes)
         if bound and result.status is Status.FOUND:
-            shares[prober.budget_bytes] = result.batch_size / bound
+            answers[bound] = result.batch_size
         explanation = explain(
             traces.at(shown),
             shown,

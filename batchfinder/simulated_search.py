@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
+from collections.abc import Mapping
 
 from batchfinder.conclusion import conclude
 from batchfinder.memory_model import MemoryModel, PhaseModel
@@ -34,9 +34,9 @@ def search_on_paper(
     smallest, max_batch_size, multiple_of = bounds
     probes: dict[int, Probe] = {}
 
-    def fits(batch_size: int) -> bool:
-        probes[batch_size] = prober.probe(batch_size)
-        return probes[batch_size].fits
+    def room(batch_size: int) -> float:
+        probes[batch_size], room = prober.probe_with_room(batch_size)
+        return room
 
     bound = prober.traces.at(smallest).upper_bound(prober.budget_bytes)
     if max_batch_size is not None:
@@ -44,15 +44,15 @@ def search_on_paper(
     if not prober.traces.is_affine:
         bound = max_batch_size
     answer = largest_that_fits(
-        fits, bound, smallest=smallest, multiple_of=multiple_of, expected_share=expected_share
+        room, bound, smallest=smallest, multiple_of=multiple_of, expected_share=expected_share
     )
     if not answer and smallest not in probes:
-        fits(smallest)  # the bound alone ruled it out; the result names what failed
+        room(smallest)  # the bound alone ruled it out; the result names what failed
     if answer and max_batch_size is None and answer + multiple_of not in probes:
-        fits(answer + multiple_of)
+        room(answer + multiple_of)
     # Where the trace does not tell the slope, a second size far below does.
     if answer // 2 >= smallest and not prober.traces.is_affine:
-        fits(answer // 2 // multiple_of * multiple_of or smallest)
+        room(answer // 2 // multiple_of * multiple_of or smallest)
     status = Status.NOTHING_FITS
     if answer:
         larger_failed = any(not p.fits and p.batch_size > answer for p in probes.values())
@@ -61,11 +61,33 @@ def search_on_paper(
     warnings = list(prober.warnings)
     if answer and probes[answer].note:
         warnings.append(f"{prober.gpu.name} at {answer}: {probes[answer].note}")
-    result = conclude(prober, list(probes.values()), status, seconds, warnings)
+    model = None
     if answer and prober.traces.is_affine:
         model = _memory_model(prober.traces, probes[answer])
-        result = dataclasses.replace(result, memory_model=model)
-    return result
+    return conclude(prober, list(probes.values()), status, seconds, warnings, model)
+
+
+def expected_share(bound: int | None, answers: Mapping[int, int]) -> float:
+    """What share of its bound a GPU's answer may be.
+
+    What fragmentation takes grows with the batch, but for a part: answers lie on a line.
+
+    Args:
+        bound: of the trace on this GPU; None: there is none.
+        answers: those of other GPUs, by their bounds.
+
+    Example:
+        >>> expected_share(400, {100: 85, 200: 175})
+        0.8875
+    """
+    if not bound or not answers:
+        return 1.0
+    nearest = min(answers, key=lambda other: abs(other - bound))
+    farthest = max(answers, key=lambda other: abs(other - nearest))
+    if abs(farthest - nearest) < nearest / 4:  # too close to tell a slope
+        return answers[nearest] / nearest
+    slope = (answers[farthest] - answers[nearest]) / (farthest - nearest)
+    return (answers[nearest] + slope * (bound - nearest)) / bound
 
 
 def _memory_model(traces: StepTraces, at_answer: Probe) -> MemoryModel:

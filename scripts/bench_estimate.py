@@ -129,7 +129,7 @@ def check_brackets(rows: list[dict[str, str]], traces: Traces) -> dict[str, Any]
             continue
         fits, fails = int(row["fits"]), int(row["fails"])
         found = largest_that_fits(
-            lambda size, trace=traced.trace: replay(trace, size, CachingAllocator(capacity)).fits,
+            lambda size, trace=traced.trace: replay(trace, size, CachingAllocator(capacity)).room,
             traced.trace.upper_bound(capacity),
         )
         if fits <= found < fails:

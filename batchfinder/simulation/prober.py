@@ -73,6 +73,10 @@ class SimulatedProber:
 
     def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
         """Run one batch size on paper; a confirmation is the same run."""
+        return self.probe_with_room(batch_size, confirm=confirm)[0]
+
+    def probe_with_room(self, batch_size: int, *, confirm: bool = False) -> tuple[Probe, float]:
+        """A probe, and the :attr:`~batchfinder.simulation.replay.Replay.room` that it showed."""
         started = time.perf_counter()
         run = self.replay(batch_size)
         phases = phase_peaks(run)
@@ -81,7 +85,7 @@ class SimulatedProber:
         note = "" if run.fits else "out of memory"
         if run.fits and run.retries:
             note = "the allocator may have to flush its cache in every step, which is slow"
-        return Probe(
+        probe = Probe(
             batch_size,
             Outcome.FITS if run.fits else Outcome.OOM,
             steps=STEPS,
@@ -93,6 +97,7 @@ class SimulatedProber:
             confirmed=confirm,
             note=note,
         )
+        return probe, run.room
 
     def replay(self, batch_size: int) -> Replay:
         """The steps at a batch size, in a fresh allocator of this GPU's budget."""
@@ -103,7 +108,7 @@ class SimulatedProber:
             for workspace in self._kept_workspaces:
                 device.malloc(workspace)
         except DeviceFullError:
-            return Replay(False, {}, 0, 0)
+            return Replay(-batch_size, {}, 0, 0)
         return replay(trace, batch_size, device)
 
     @property

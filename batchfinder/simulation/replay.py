@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,23 +10,32 @@ from itertools import pairwise
 from batchfinder.simulation.allocator import Block, CachingAllocator, DeviceFullError
 from batchfinder.simulation.trace import EMPTY_CACHE, AffineTrace, Stage
 
+# So many tries may fail to halve what is left, before what they tell of the room is not believed.
+PATIENCE = 2
+
 
 @dataclass(frozen=True)
 class Replay:
     """What a replay showed.
 
     Attributes:
-        fits: whether every storage found its place.
+        room: for about how many more examples there is room, unless the cache is given back; below
+            0: it ran out of memory, and would have gone on with about so many less.
         stage_peak_bytes: most bytes in use in each stage, up to the failure if there was one.
         peak_allocated_bytes: the highest of them.
         peak_reserved_bytes: most bytes taken from the device.
         retries: how often the allocator had to give back its cache in the last step.
     """
 
-    fits: bool
+    room: float
     stage_peak_bytes: Mapping[Stage, int]
     peak_reserved_bytes: int
     retries: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether every storage found its place."""
+        return self.room >= 0
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -45,17 +55,32 @@ def replay(trace: AffineTrace, batch_size: int, allocator: CachingAllocator) -> 
     blocks: list[Block | None] = [None] * len(sizes)
     stages = [*trace.example.stages, (len(trace.events), Stage.OPTIMIZER)]
     peaks: dict[Stage, int] = {}
-    retries = 0
-    fits = True
+    retries = missing_bytes = 0
     for (start, stage), (end, _) in pairwise(stages):
         if start <= trace.last_step:
             retries = allocator.retries
-        fits = _serve(trace, trace.events[start:end], sizes, blocks, allocator)
+        missing_bytes = _serve(trace, trace.events[start:end], sizes, blocks, allocator)
         peaks[stage] = max(allocator.peak_allocated_bytes, peaks.get(stage, 0))
         allocator.peak_allocated_bytes = allocator.allocated_bytes
-        if not fits:
+        if missing_bytes:
             break
-    return Replay(fits, peaks, allocator.peak_reserved_bytes, allocator.retries - retries)
+    return Replay(
+        _room(trace, batch_size, allocator, missing_bytes),
+        peaks,
+        allocator.peak_reserved_bytes,
+        allocator.retries - retries,
+    )
+
+
+def _room(
+    trace: AffineTrace, batch_size: int, allocator: CachingAllocator, missing_bytes: int
+) -> float:
+    capacity = allocator.capacity_bytes
+    if capacity is None:
+        return math.inf
+    left = -missing_bytes if missing_bytes else max(0, capacity - allocator.peak_reserved_bytes)
+    # Where no other size is known, what is needed passes for proportional to the size.
+    return left / (trace.growth_at(batch_size, list(Stage)) or max(1, capacity - left) / batch_size)
 
 
 def _serve(
@@ -64,15 +89,16 @@ def _serve(
     sizes: list[int],
     blocks: list[Block | None],
     allocator: CachingAllocator,
-) -> bool:
+) -> int:
+    """Serve some events; returns how many bytes were missing for the last one, or 0."""
     malloc, free = allocator.malloc, allocator.free
     for event in events:
         if event >= 0:
             try:
                 blocks[event] = malloc(sizes[event])
-            except DeviceFullError:
+            except DeviceFullError as error:
                 if not trace.example.storages[event].optional:
-                    return False
+                    return error.missing_bytes
                 blocks[event] = None
         elif event == EMPTY_CACHE:
             allocator.release_cached()
@@ -80,11 +106,11 @@ def _serve(
             block = blocks[~event]
             if block is not None:
                 free(block)
-    return True
+    return 0
 
 
 def largest_that_fits(
-    fits: Callable[[int], bool],
+    room: Callable[[int], float],
     bound: int | None,
     *,
     smallest: int = 1,
@@ -93,31 +119,42 @@ def largest_that_fits(
 ) -> int:
     """The largest size that fits; 0 if not even the smallest does.
 
+    The size above it was tried and does not fit, or is out of bounds. That a still larger one fits,
+    by the chance of how tensors come to lie, may stay unseen.
+
     Args:
-        fits: whether a size does.
+        room: how many more examples fit beside so many, roughly; below 0: how many less do.
         bound: no size above fits, and the answer is a few percent below: fragmentation is all
             that the bound of a trace leaves out. None: there is none.
         smallest: no size below is tried.
         multiple_of: only multiples of this are tried.
-        expected_share: of the bound, near which the answer is looked for first.
+        expected_share: of the bound, where the search begins.
 
     Example:
-        >>> largest_that_fits(lambda size: size <= 97, 100)
+        >>> largest_that_fits(lambda size: 97 - size, 100)
         97
     """
     low = first = -(-smallest // multiple_of) - 1
-    high = ((1 << 20) if bound is None else bound) // multiple_of + 1
-    # Away from where it is expected in growing strides, until it lies in between; then bisection.
-    stride = max(1, high // (64 if expected_share == 1.0 else 256))
-    middle = min(round(high * expected_share), high - 1)
-    direction = 0
+    high = end = ((1 << 20) if bound is None else bound) // multiple_of + 1
+    middle = round(high * expected_share)
+    left = missing = 0.0
+    stride, slow = 1, 0
     while high - low > 1:
         middle = min(max(middle, low + 1), high - 1)
-        does_fit = fits(middle * multiple_of)
-        low, high = (middle, high) if does_fit else (low, middle)
-        if direction == (-1 if does_fit else 1):
-            stride = 0
-        direction = 1 if does_fit else -1
-        middle = middle + direction * stride if stride else (low + high) // 2
-        stride *= 2
+        width = high - low
+        units = room(middle * multiple_of) / multiple_of
+        if units >= 0:
+            low, left = middle, units
+        else:
+            high, missing = middle, -units
+        slow = slow + 1 if high - low > width / 2 else 0
+        if low == first or high == end:
+            # As far as there seems to be room, until something fits and something does not.
+            step = math.floor(min(units, width)) or 1
+            stride = max(abs(step), stride * 2 if slow > PATIENCE else stride)
+            middle += stride if units >= 0 else -stride
+        elif slow > PATIENCE:
+            middle = (low + high) // 2
+        else:
+            middle = low + int((high - low) * left / (left + missing))
     return 0 if low == first else low * multiple_of

@@ -92,14 +92,16 @@ def test_an_optional_workspace_never_makes_a_step_fail() -> None:
 
 @pytest.mark.parametrize("answer", [0, 1, 2, 63, 64, 97, 100])
 @pytest.mark.parametrize("multiple_of", [1, 8])
-def test_the_largest_that_fits(answer: int, multiple_of: int) -> None:
+@pytest.mark.parametrize("told", [1e-9, 0.3, 1.0, 30.0])
+def test_the_largest_that_fits(answer: int, multiple_of: int, told: float) -> None:
+    """Whatever the room is told to be, if only its sign is right."""
     tried: list[int] = []
 
-    def fits(size: int) -> bool:
+    def room(size: int) -> float:
         tried.append(size)
-        return size <= answer
+        return told * (answer - size)
 
-    found = largest_that_fits(fits, 100, smallest=1, multiple_of=multiple_of)
+    found = largest_that_fits(room, 100, smallest=1, multiple_of=multiple_of)
 
     assert found == answer // multiple_of * multiple_of
     assert all(size % multiple_of == 0 for size in tried)

@@ -1,0 +1,78 @@
+"""Benchmark of what further GPUs cost in an estimate: ten of them against one.
+
+    python scripts/bench_gpus.py [--rounds N]
+
+Counts the seconds that the processor spends on one and on ten GPUs in turn, in the fastest of some
+rounds each: what else runs on the machine only adds to them. And the sizes that are replayed.
+Writes scripts/results/estimate_gpus.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from typing import Any
+
+import torch
+from bench_case import RESULTS, ROOT, markdown_table, save
+
+from batchfinder.estimator import estimate_on_gpus
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.versions import versions
+from batchfinder.simulation.estimate import Estimate
+from batchfinder.simulation.gpus import find_gpu
+from batchfinder.training.target import load_target
+
+GPUS = (
+    "RTX 3090", "RTX 4090", "A10", "A100 40GB", "A100 80GB", "L4", "L40S", "RTX A6000", "H100 SXM",
+    "H200",
+)  # fmt: skip
+MODELS = {
+    "ViT-B/16": ("vit", {"width": 768, "depth": 12, "image_size": 224, "patch_size": 16}),
+    "GPT, 12 layers of 768": ("gpt", {"width": 768, "depth": 12, "vocabulary": 50257}),
+    "ResNet of 9 blocks": ("resnet", {"width": 64, "blocks": 3}),
+}
+
+
+def main() -> None:
+    """Measure each model, and end with the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=11)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    models = {name: measure(*model, options.rounds) for name, model in MODELS.items()}
+    rows = [
+        (name, f"{m['one_s']:.2f} s", f"{m['ten_s']:.2f} s", f"{m['ratio']:.2f}", m["replays"])
+        for name, m in models.items()
+    ]
+    print(markdown_table(("model", "one GPU", "ten", "ratio", "sizes replayed for ten"), rows))
+    content = {"versions": versions(), **vars(options), "gpus": GPUS, "models": models}
+    save(RESULTS / "estimate_gpus.json", content)
+
+
+def measure(family: str, arguments: dict[str, Any], rounds: int) -> dict[str, Any]:
+    """The least seconds that one and ten GPUs take, their ratio, and the sizes replayed for ten."""
+    setup = load_target(str(ROOT / f"scripts/examples/train_{family}.py:build_model"), arguments)
+    gpus = [find_gpu(name) for name in GPUS]
+
+    def run(number: int) -> tuple[float, list[Estimate]]:
+        gc.collect()
+        started = time.process_time()
+        estimates = estimate_on_gpus(setup, gpus[:number], ProbeOptions())
+        return time.process_time() - started, estimates
+
+    run(1)  # the first one warms PyTorch up
+    pairs = [(run(1)[0], run(len(gpus))[0]) for _ in range(rounds)]
+    one, ten = (min(seconds) for seconds in zip(*pairs, strict=True))
+    _, estimates = run(len(gpus))
+    return {
+        "one_s": round(one, 3),
+        "ten_s": round(ten, 3),
+        "ratio": round(ten / one, 3),
+        "replays": sum(len(estimate.result.probes) for estimate in estimates),
+    }
+
+
+if __name__ == "__main__":
+    main()
