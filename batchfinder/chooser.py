@@ -207,7 +207,7 @@ class Chooser:
         """
         known = self.known
         if known.low not in known.confirmed:
-            return known.high * RETREAT
+            return known.high * (RETREAT if known.is_fragmented else 1 - STRIDE)
         if known.failure is None:
             return self._stride_up()
         ran = max((size for size in known.fits if known.low < size < known.high), default=0)
@@ -220,6 +220,8 @@ class Chooser:
                 return self._bisect()
             self.has_looked_above |= easy <= self._just_above
             return max(easy, self._just_above)
+        if not known.is_fragmented and not known.failures_in_a_row:
+            return known.high - known.resolution  # its success ends the search
         return max(self._bisect(), known.high * (1 - STRIDE * 2.0**known.failures_in_a_row))
 
     @property
@@ -255,7 +257,7 @@ class Chooser:
         """The next size between one that fits and one that does not."""
         known = self.known
         predicted = self._predicted_maximum()
-        if known.is_fragmented:
+        if known.is_fragmented or known.needs_confirmations:
             return self._choose_in_fragments(predicted)
         if predicted < known.high - known.unit:
             # One above the prediction: its failure makes the prediction the last candidate.
