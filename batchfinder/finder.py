@@ -63,7 +63,9 @@ def find_max_batch(
 
     On the CPU, and with ``isolate``, sizes are tried in worker processes, which get a pickled copy
     of model, sample and functions: an out-of-memory leaves holes in the heap of the process it
-    happens in. What cannot be pickled is tried in this process, with a warning that says so.
+    happens in. What cannot be pickled is tried in this process, with a warning that says so. There,
+    on accelerators as well, only what a plain object of your own counts in the step stays changed:
+    put back are modules, optimizers, tensors, and the dicts, lists and sets reachable from them.
 
     Args:
         model: the module to train, or a :class:`TrainingSetup` instead of the first six arguments.

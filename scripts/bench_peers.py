@@ -175,19 +175,22 @@ def table(family: str, limit: str, row: dict[str, Any]) -> str:
 
 
 def summary(cases: dict[str, dict[str, Any]]) -> str:
-    """The table for the README: for each finder and case the share of the maximum, and the time."""
-    judged = {name: row for name, row in cases.items() if "maximum" in row}
+    """The table for the README: for each case and finder the share of the maximum, and the time."""
+    finders = (*OURS, *PEERS)
     lines: list[list[object]] = []
-    for finder in (*OURS, *PEERS):
-        cells: list[object] = [finder.replace("_", " ")]
-        for row in judged.values():
-            found = row["finders"][finder]
-            answer = f"{found['of_maximum']:.0%}" if found["batch_size"] else "error"
-            death = "" if found.get("survived", True) else ", **dies**"
-            cells.append(f"{answer}{death}, {found['wall_seconds']:.0f} s")
-        lines.append(cells)
-    maxima = [f"{name}: {row['maximum'][0]} to {row['maximum'][1]}" for name, row in judged.items()]
-    return markdown_table(["finder", *maxima], lines)
+    for name, row in cases.items():
+        if "maximum" not in row:
+            continue
+        low, high = row["maximum"]
+        lines.append([f"{name}: {low} to {high}", *(cell(row["finders"][f]) for f in finders)])
+    return markdown_table(["case", *(finder.replace("_", " ") for finder in finders)], lines)
+
+
+def cell(found: dict[str, Any]) -> str:
+    """What a finder answered, as a share of the maximum, and the time it took."""
+    answer = f"{found['of_maximum']:.0%}" if found["batch_size"] else "error"
+    death = "" if found.get("survived", True) else ", **dies**"
+    return f"{answer}{death}, {found['wall_seconds']:.0f} s"
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ def test_the_textbook_equation_adds_up() -> None:
     assert terms["optimizer states"] >= 2 * parameters
     assert 1000 * 1024 * 4 <= terms["activations"] <= 1000 * (1024 + 256) * 8
     assert sum(terms.values()) == peak.peak_bytes
+    assert str(peak).startswith("batch size 1000 fits on A100")
 
 
 def test_model_optimizer_and_sample_stay_as_they_were() -> None:

@@ -16,7 +16,7 @@ from batchfinder.probing.device import Device, Peaks
 from batchfinder.probing.oom import Failure, classify, needs_more_than_one_sample
 from batchfinder.probing.oom_table import Tier
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.steadiness import GROWTH_NOISE, MAX_CONFIRM_STEPS, PeakWatch
+from batchfinder.probing.steadiness import GROWTH_NOISE, PeakWatch
 from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
@@ -229,7 +229,7 @@ class ProbeSession:
             least_steps=self.options.confirm_steps,
             peaks_wander=not self.device.leaves_no_trace,
         )
-        for _ in range(MAX_CONFIRM_STEPS):
+        for _ in range(watch.most_steps):
             watch.note(self._step(batch_size, next_batch, run))
             # Ranks that train together end together. One that has settled may see its peak move
             # again while others have not, and is judged as if it had trained alone.

@@ -37,6 +37,7 @@ class PeakWatch:
 
     Attributes:
         is_settled: whether enough steps were watched; once it is so it stays so.
+        most_steps: after which it will not settle any more.
 
     Example:
         >>> watch = PeakWatch(budget_bytes=1000, least_steps=3, peaks_wander=False)
@@ -53,6 +54,7 @@ class PeakWatch:
         self._budget_bytes = budget_bytes
         self._peaks_wander = peaks_wander
         self._least_steps = max(least_steps, STEPS_FOR_SPREAD) if peaks_wander else least_steps
+        self.most_steps = max(MAX_CONFIRM_STEPS, self._least_steps + STEADY_STEPS)
         self._noise_bytes = GROWTH_NOISE * budget_bytes
         self._peaks: list[int] = []
         self.is_settled = False

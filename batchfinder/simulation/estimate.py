@@ -81,6 +81,11 @@ class PeakEstimate:
     peak_reserved_bytes: int
     explanation: Explanation
 
+    def __str__(self) -> str:
+        verdict = "fits" if self.fits else "does not fit"
+        peak = format_bytes(self.peak_bytes)
+        return f"batch size {self.batch_size} {verdict} on {self.gpu.name}, peak {peak}"
+
     @property
     def peak_bytes(self) -> int:
         """What the whole process takes of the device at its peak."""

@@ -135,7 +135,8 @@ class StepTraces:
                     for _ in range(2 if self._options.accumulate else 1):
                         step.forward_backward(_on_device(host_batch, tracker))
                     step.optimizer_step()
-                    setup.model.zero_grad(set_to_none=True)  # an optimizer may have but a part
+                    if cluster is not None and not step.keeps_gradients:
+                        setup.model.zero_grad(set_to_none=True)  # the optimizer may have a part
         self.warnings += [warning for warning in step.warnings if warning not in self.warnings]
         return tracker.trace
 
@@ -148,7 +149,7 @@ def _fake_setup(setup: TrainingSetup, mode: FakeTensorMode) -> TrainingSetup:
     own = setup.optimizer if isinstance(setup.optimizer, Optimizer) else None
     try:
         model, optimizer = fake_copy((setup.model, own), mode, setup.model, optimizer=own)
-    except (TypeError, RuntimeError) as error:
+    except (TypeError, RuntimeError, SystemError) as error:
         reason = str(error).partition("\n")[0]
         if "uantized" in reason:
             raise StepError(f"the model holds quantized tensors: {USE_FIND}") from error

@@ -10,7 +10,8 @@ Sources: the documentation of ``LightningModule``
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -40,43 +41,76 @@ def own_training_step(model: nn.Module, batch: Any) -> Tensor:
         batch: as the DataLoader yields it.
 
     Raises:
-        StepError: the module optimizes by hand, or is compiled.
+        StepError: the module optimizes by hand, is compiled, asks for its Trainer, or gives no
+            loss.
         Exception: what ``training_step`` raises, running out of memory included.
     """
-    if isinstance(model, OptimizedModule):
+    module: Any = unwrapped(model)
+    if isinstance(module, OptimizedModule):
         raise StepError(
             "torch.compile does not reach the training_step of a LightningModule; give a step that "
             "calls the model: TrainingSetup(model, sample, step=)"
         )
-    module: Any = unwrapped(model)
     if getattr(module, "automatic_optimization", True) is False:
         raise StepError(
             "the LightningModule optimizes by hand (automatic_optimization is False); give the "
             "step and the optimizer: TrainingSetup(model, sample, step=, optimizer=)"
         )
-    # The index of the batch is optional, as is that of the DataLoader.
-    taken = len(inspect.signature(module.training_step).parameters)
-    arguments = (batch, 0, 0)[:taken]
-    if is_wrapped(model):
-        output = _through_forward(model, module, arguments)
-    else:
-        output = module.training_step(*arguments)
-    loss: Tensor = output["loss"] if isinstance(output, Mapping) else output
+    arguments = (batch, 0) if _takes_index(module.training_step) else (batch,)
+    with _explained("training_step", "give a step: TrainingSetup(model, sample, step=)"):
+        if is_wrapped(model):
+            output = _through_forward(model, module, arguments)
+        else:
+            output = module.training_step(*arguments)
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    if not isinstance(loss, Tensor):
+        raise StepError(
+            f"training_step of the LightningModule gave {type(output).__name__}"
+            f"{' without a loss' if isinstance(output, Mapping) else ''}; it must return the loss, "
+            'or a dict with "loss"'
+        )
     return loss
+
+
+def _takes_index(function: Callable[..., Any]) -> bool:
+    """Whether a ``training_step`` takes the index of the batch beside the batch."""
+    parameters = inspect.signature(function).parameters.values()
+    kinds = [parameter.kind for parameter in parameters]
+    positional = [k for k in kinds if k in (k.POSITIONAL_ONLY, k.POSITIONAL_OR_KEYWORD)]
+    return len(positional) >= 2 or any(kind is kind.VAR_POSITIONAL for kind in kinds)
+
+
+@contextmanager
+def _explained(method: str, advice: str) -> Iterator[None]:
+    """Say what to do where a method asks for the Trainer, which is not there yet."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "not attached to a `Trainer`" not in str(error):
+            raise
+        raise StepError(
+            f"{method} of the LightningModule asks for its Trainer, which is not there yet; "
+            f"{advice}"
+        ) from error
 
 
 def _through_forward(model: nn.Module, module: Any, arguments: tuple[Any, ...]) -> Any:
     """Call ``training_step`` in the place of ``forward``, around which wrappers do their work."""
+    own = {name: value for name, value in vars(module).items() if name == "forward"}
+
+    def put_back() -> None:
+        vars(module).pop("forward", None)
+        vars(module).update(own)
 
     def redirected(*arguments: Any) -> Any:
-        del module.forward  # the step itself may well call it
+        put_back()  # the step itself may well call it
         return module.training_step(*arguments)
 
     module.forward = redirected
     try:
         return model(*arguments)
     finally:
-        vars(module).pop("forward", None)
+        put_back()
 
 
 def own_optimizer(model: nn.Module) -> Optimizer:
@@ -87,21 +121,20 @@ def own_optimizer(model: nn.Module) -> Optimizer:
         Exception: what ``configure_optimizers`` raises.
     """
     module: Any = model
-    try:
+    with _explained(
+        "configure_optimizers", "name the optimizer: --optimizer adamw, or optimizer= from Python"
+    ):
         configured = module.configure_optimizers()
-    except RuntimeError as error:
-        if "Trainer" not in str(error):
-            raise
-        raise StepError(
-            "configure_optimizers of the LightningModule asks for its Trainer, which is not there "
-            "yet; name the optimizer: --optimizer adamw, or optimizer= from Python"
-        ) from error
     optimizers = list(_optimizers_in(configured))
-    if len(optimizers) != 1:
+    if not optimizers:
         raise StepError(
-            f"configure_optimizers of the LightningModule gave {len(optimizers)} optimizers; "
-            "give one, and the step if there are several: "
-            "TrainingSetup(model, sample, step=, optimizer=)"
+            "configure_optimizers of the LightningModule gave no optimizer; name one: --optimizer "
+            "adamw, or optimizer= from Python"
+        )
+    if len(optimizers) > 1:
+        raise StepError(
+            f"configure_optimizers of the LightningModule gave {len(optimizers)} optimizers; give "
+            "the step and one optimizer: TrainingSetup(model, sample, step=, optimizer=)"
         )
     return optimizers[0]
 

@@ -18,7 +18,7 @@ def load_setup(
     input_spec: str | None = None,
     optimizer: str | None = None,
 ) -> tuple[TrainingSetup, list[str]]:
-    """Load a target and find its sample.
+    """Load a target and complete it: its sample, and how it is trained.
 
     Args:
         target: ``FILE.py:FUNCTION`` or ``package.module:FUNCTION``.

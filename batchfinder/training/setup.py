@@ -26,7 +26,8 @@ class TrainingSetup:
         sample: one batch as the DataLoader yields it, of any size from 1 on: any pytree of
             tensors with the batch dimension first. None: see ``make_batch``, or hints that the
             model itself carries.
-        loss_fn: ``loss_fn(output, batch) -> loss``. None: taken from the output or the targets.
+        loss_fn: ``loss_fn(output, batch) -> loss``. None: taken from the output or the targets, or
+            the ``training_step`` of a LightningModule.
         optimizer: an instance over the model's parameters, a factory ``factory(params)``, or the
             name of a class of ``torch.optim``. None: what a LightningModule configures, else AdamW.
         step: ``step(model, batch) -> loss``, in place of forward pass and loss function.

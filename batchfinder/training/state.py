@@ -28,6 +28,7 @@ _CONTAINERS = (
     dict,
     collections.OrderedDict,
     collections.defaultdict,
+    collections.Counter,
     list,
     set,
     collections.deque,
@@ -252,7 +253,7 @@ def _refill(container: Any, items: list[Any]) -> None:
         return
     container.clear()
     if isinstance(container, (dict, set)):
-        container.update(items)
+        container.update(dict(items) if is_dict else items)  # pairs are elements to a Counter
     else:
         container.extend(items)
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from batchfinder.errors import StepError, UsageError
+from batchfinder.training.lightning import own_training_step
 from batchfinder.training.loss import call_model, default_loss
 from batchfinder.training.optimizers import make_optimizer
 from batchfinder.training.parallel import is_wrapped, parallelized
@@ -75,6 +76,8 @@ class TrainingStep:
     Attributes:
         optimizer: made from the setup, or the user's own.
         warnings: what the user should know of the step, such as a NaN loss.
+        keeps_gradients: whether those of the last step are there until the next backward pass, as
+            Lightning's Trainer keeps them, in place of none during the forward pass.
 
     Raises:
         StepError: the model has nothing to train.
@@ -114,6 +117,8 @@ class TrainingStep:
         self._batch_dim = batch_dim
         self._model: Any = torch.compile(model) if compiled else model
         self._kept: list[Any] = []
+        self.keeps_gradients = setup.step is own_training_step
+        self._has_old_gradients = False
 
     def forward_backward(self, batch: Any, after_forward: Callable[[], Any] = lambda: None) -> None:
         """Forward pass, loss and backward pass of one micro-batch on the device.
@@ -136,10 +141,13 @@ class TrainingStep:
         del output
         self._check(loss)
         after_forward()
+        if self._has_old_gradients:
+            self.optimizer.zero_grad(set_to_none=True)
+            self._has_old_gradients = False
         torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
 
     def optimizer_step(self) -> None:
-        """Update the parameters, then clear the gradients."""
+        """Update the parameters, then clear the gradients, unless they are kept for a while."""
         if self._scaler is None:
             self.optimizer.step()
         else:
@@ -149,7 +157,10 @@ class TrainingStep:
                 # Gradients overflowed all the same and the step was skipped. Later ones will not
                 # be, and what they allocate has to be seen.
                 self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        if self.keeps_gradients:
+            self._has_old_gradients = True
+        else:
+            self.optimizer.zero_grad(set_to_none=True)
 
     def check_loss(self) -> None:
         """Warn if the last loss was not a number. Waits for the device."""
@@ -164,6 +175,7 @@ class TrainingStep:
         """Let go of the batch, the output and the gradients of the last step."""
         self._kept = []
         self.optimizer.zero_grad(set_to_none=True)
+        self._has_old_gradients = False
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self._autocast_dtype is None:
@@ -183,6 +195,7 @@ class TrainingStep:
 
     def _check(self, loss: Any) -> None:
         source = "step" if self.setup.step else "loss_fn" if self.setup.loss_fn else "the model"
+        source = "training_step" if self.keeps_gradients else source
         if not isinstance(loss, Tensor):
             raise StepError(f"{source} gave {type(loss).__name__} as the loss, not a tensor")
         if loss.numel() != 1:

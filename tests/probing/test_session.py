@@ -195,6 +195,11 @@ def test_a_confirmation_takes_the_steps_asked_for_if_the_peak_is_steady() -> Non
     assert attempt.probe.steps == 5
 
 
+def test_more_steps_may_be_asked_for_than_a_confirmation_takes_by_itself() -> None:
+    attempt = session(confirm_steps=12)[0].confirm(4)
+    assert (attempt.probe.outcome, attempt.probe.steps) == (Outcome.FITS, 12)
+
+
 def test_a_confirmation_goes_on_until_the_peak_has_not_grown_for_two_steps() -> None:
     attempt = session(FakeDevice(grown=[100, 0, 100]))[0].confirm(4)
     assert (attempt.probe.outcome, attempt.probe.steps) == (Outcome.FITS, 6)

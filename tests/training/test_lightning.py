@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +21,10 @@ from batchfinder.estimator import estimate_on_gpus
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.simulation.cluster import Cluster
 from batchfinder.simulation.gpus import find_gpu
+from batchfinder.training.completion import completed
 from batchfinder.training.lightning import own_optimizer, own_training_step
+from batchfinder.training.optimizers import make_optimizer
+from batchfinder.training.step import TrainingStep
 
 BATCH = torch.randn(4, 8), torch.randn(4, 2)
 
@@ -49,7 +53,8 @@ class Regression(nn.Module):
 
 
 class GivesADict(Regression):
-    def training_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+    def training_step(self, batch: Any, batch_idx: int, mode: str = "train") -> Any:
+        assert mode == "train"
         return {"loss": super().training_step(batch, batch_idx), "rows": len(batch[0])}
 
 
@@ -58,7 +63,23 @@ class TakesTheBatchAlone(Regression):
         return super().training_step(batch, 0)
 
 
-@pytest.mark.parametrize("kind", [Regression, GivesADict, TakesTheBatchAlone])
+class TakesKeywords(Regression):
+    def training_step(  # type: ignore[override]
+        self, batch: Any, *, batch_idx: int = 0, **more: Any
+    ) -> Any:
+        return super().training_step(batch, batch_idx)
+
+
+class TakesAnything(Regression):
+    def training_step(self, *arguments: Any) -> Any:
+        batch, batch_idx = arguments
+        return super().training_step(batch, batch_idx)
+
+
+KINDS = [Regression, GivesADict, TakesTheBatchAlone, TakesKeywords, TakesAnything]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_is_that_of_the_training_step(kind: type[Regression]) -> None:
     model = kind()
     loss = own_training_step(model, BATCH)
@@ -103,13 +124,17 @@ def test_other_than_one_optimizer_is_refused(number: int, monkeypatch: pytest.Mo
     model = Regression()
     optimizers = [Adam(model.parameters()) for _ in range(number)]
     monkeypatch.setattr(model, "configure_optimizers", lambda: optimizers)
-    with pytest.raises(StepError, match=f"gave {number} optimizers"):
+    with pytest.raises(StepError, match=f"gave {number or 'no'} optimizer"):
         own_optimizer(model)
 
 
 class AsksForItsTrainer(Regression):
-    def configure_optimizers(self) -> Any:
+    @property
+    def trainer(self) -> Any:
         raise RuntimeError("AsksForItsTrainer is not attached to a `Trainer`.")
+
+    def configure_optimizers(self) -> Any:
+        return SGD(self.parameters(), lr=1 / self.trainer.max_steps)
 
 
 def test_without_a_trainer_the_optimizer_can_be_named() -> None:
@@ -118,6 +143,57 @@ def test_without_a_trainer_the_optimizer_can_be_named() -> None:
     model = AsksForItsTrainer()
     result = find_max_batch(model, BATCH, optimizer="sgd", device="cpu", max_batch_size=8)
     assert result.batch_size == 8
+
+
+class GivesNothing(Regression):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None
+
+
+class GivesNoLoss(Regression):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return {"rows": 4}
+
+
+class CountsByItsTrainer(AsksForItsTrainer):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.trainer.global_step
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (GivesNothing, "gave NoneType; it must return the loss"),
+        (GivesNoLoss, "gave dict without a loss; it must return the loss"),
+        (CountsByItsTrainer, "asks for its Trainer, which is not there yet; give a step"),
+    ],
+)
+def test_a_step_without_a_loss_says_what_is_wrong(kind: type[Regression], told: str) -> None:
+    with pytest.raises(StepError, match=told):
+        own_training_step(kind(), BATCH)
+
+
+class LooksAtItsGradients(Regression):
+    """Notes whether gradients are there while it steps."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.indices.append(int(self.layer.weight.grad is not None))
+        return super().training_step(batch, 0)
+
+
+def test_gradients_are_kept_until_the_next_backward_pass_as_the_trainer_keeps_them() -> None:
+    model = LooksAtItsGradients()
+    setup, _ = completed(TrainingSetup(model, BATCH))
+    step = TrainingStep(setup, torch.device("cpu"))
+    for _ in range(2):
+        step.forward_backward(BATCH)
+        step.optimizer_step()
+    assert model.indices[::2] == [0, 1]
+    once = model.layer.weight.grad
+    step.forward_backward(BATCH)
+    assert model.layer.weight.grad is not once
+    step.release()
+    assert model.layer.weight.grad is None
 
 
 def test_a_search_trains_it_as_it_says_and_leaves_nothing_behind() -> None:
@@ -155,6 +231,16 @@ def test_a_wrapper_does_its_work_around_the_training_step() -> None:
     assert loss == nn.functional.mse_loss(model(BATCH[0]), BATCH[1])
     assert calls == [wrapper]
     assert "forward" not in vars(model)
+    model.forward = own = partial(Regression.forward, model)  # type: ignore[method-assign]
+    own_training_step(wrapper, BATCH)
+    assert vars(model)["forward"] is own
+
+
+@pytest.mark.usefixtures("job_of_one")
+def test_one_that_the_user_has_wrapped_trains_itself_too() -> None:
+    wrapper = DistributedDataParallel(Regression())
+    assert completed(TrainingSetup(wrapper, BATCH))[0].step is own_training_step
+    assert make_optimizer(None, wrapper).defaults["momentum"] == 0.9
 
 
 def test_a_rank_that_has_a_part_of_the_states_needs_a_factory() -> None:

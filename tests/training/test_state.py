@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import random
 import signal
@@ -323,6 +324,14 @@ def test_replaced_added_and_removed_members_come_back() -> None:
         model.register_forward_hook(lambda *_: None)
     assert checksum(model) == before
     assert [name for name, _ in model.named_parameters()] == names
+
+
+def test_what_a_module_counts_comes_back() -> None:
+    model = nn.Linear(2, 1)
+    model.seen = collections.Counter(steps=3)  # type: ignore[assignment]
+    with preserved_state(model):
+        model.seen.update(["steps", "epochs"])  # type: ignore[operator,union-attr]
+    assert model.seen == {"steps": 3}
 
 
 def test_tensors_that_moved_come_back_to_where_they_were() -> None:
