@@ -21,6 +21,8 @@ from torch.optim import Optimizer
 from batchfinder.errors import StepError
 from batchfinder.training.parallel import is_wrapped, unwrapped
 
+_LIGHTNING = ("lightning", "pytorch_lightning")
+
 
 def trains_itself(model: nn.Module) -> bool:
     """Whether a module brings its own training step and optimizer.
@@ -29,8 +31,12 @@ def trains_itself(model: nn.Module) -> bool:
         >>> trains_itself(nn.Linear(4, 2))
         False
     """
-    names = ("training_step", "configure_optimizers")
-    return all(callable(getattr(model, name, None)) for name in names)
+    methods = [getattr(model, name, None) for name in ("training_step", "configure_optimizers")]
+    # Those of the base class do nothing: then the user's loop trains the module.
+    return all(
+        callable(method) and method.__module__.partition(".")[0] not in _LIGHTNING
+        for method in methods
+    )
 
 
 def own_training_step(model: nn.Module, batch: Any) -> Tensor:
