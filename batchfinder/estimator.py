@@ -13,7 +13,7 @@ from batchfinder.errors import UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.result import Status
 from batchfinder.simulated_search import (
-    expected_share,
+    expected_size,
     plausible_interval,
     search_on_paper,
 )
@@ -217,7 +217,7 @@ def estimate_on_gpus(
         prober = SimulatedProber(traces, gpu, options, settings)
         bounds = (smallest, max_batch_size, multiple_of)
         bound = traces.at(smallest).upper_bound(prober.budget_bytes)
-        result = search_on_paper(prober, bounds, expected_share(bound, answers))
+        result = search_on_paper(prober, bounds, expected_size(bound, answers))
         shown = result.batch_size or smallest
         reserved = max(p.peak_reserved_bytes or 0 for p in result.probes if p.batch_size == shown)
         if bound and result.status is Status.FOUND:

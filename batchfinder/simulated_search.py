@@ -18,14 +18,14 @@ LESS_THAN_SIMULATED = 0.02
 
 
 def search_on_paper(
-    prober: SimulatedProber, bounds: tuple[int, int | None, int], expected_share: float = 1.0
+    prober: SimulatedProber, bounds: tuple[int, int | None, int], expected: float | None = None
 ) -> BatchSizeResult:
     """The largest batch size that fits a simulated GPU, with the size above it that does not.
 
     Args:
         prober: of the GPU.
         bounds: the smallest size, the largest or None, and what each is a multiple of.
-        expected_share: of the bound of the trace, near which the answer is looked for first.
+        expected: where the answer is looked for first; None: at the bound of the trace.
 
     Raises:
         StepError, Exception: see :meth:`StepTraces.at`.
@@ -44,7 +44,7 @@ def search_on_paper(
     if not prober.traces.is_affine:
         bound = max_batch_size
     answer = largest_that_fits(
-        room, bound, smallest=smallest, multiple_of=multiple_of, expected_share=expected_share
+        room, bound, smallest=smallest, multiple_of=multiple_of, expected=expected
     )
     if not answer and smallest not in probes:
         room(smallest)  # the bound alone ruled it out; the result names what failed
@@ -67,8 +67,8 @@ def search_on_paper(
     return conclude(prober, list(probes.values()), status, seconds, warnings, model)
 
 
-def expected_share(bound: int | None, answers: Mapping[int, int]) -> float:
-    """What share of its bound a GPU's answer may be.
+def expected_size(bound: int | None, answers: Mapping[int, int]) -> float | None:
+    """What a GPU's answer may be.
 
     What fragmentation takes grows with the batch, but for a part: answers lie on a line.
 
@@ -77,17 +77,17 @@ def expected_share(bound: int | None, answers: Mapping[int, int]) -> float:
         answers: those of other GPUs, by their bounds.
 
     Example:
-        >>> expected_share(400, {100: 85, 200: 175})
-        0.8875
+        >>> expected_size(400, {100: 85, 200: 175})
+        355.0
     """
     if not bound or not answers:
-        return 1.0
+        return None
     nearest = min(answers, key=lambda other: abs(other - bound))
     farthest = max(answers, key=lambda other: abs(other - nearest))
     if abs(farthest - nearest) < nearest / 4:  # too close to tell a slope
-        return answers[nearest] / nearest
+        return answers[nearest] * bound / nearest
     slope = (answers[farthest] - answers[nearest]) / (farthest - nearest)
-    return (answers[nearest] + slope * (bound - nearest)) / bound
+    return answers[nearest] + slope * (bound - nearest)
 
 
 def _memory_model(traces: StepTraces, at_answer: Probe) -> MemoryModel:

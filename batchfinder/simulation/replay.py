@@ -115,7 +115,7 @@ def largest_that_fits(
     *,
     smallest: int = 1,
     multiple_of: int = 1,
-    expected_share: float = 1.0,
+    expected: float | None = None,
 ) -> int:
     """The largest size that fits; 0 if not even the smallest does.
 
@@ -128,7 +128,7 @@ def largest_that_fits(
             that the bound of a trace leaves out. None: there is none.
         smallest: no size below is tried.
         multiple_of: only multiples of this are tried.
-        expected_share: of the bound, where the search begins.
+        expected: where the search begins; None: at the bound.
 
     Example:
         >>> largest_that_fits(lambda size: 97 - size, 100)
@@ -136,7 +136,7 @@ def largest_that_fits(
     """
     low = first = -(-smallest // multiple_of) - 1
     high = end = ((1 << 20) if bound is None else bound) // multiple_of + 1
-    middle = round(high * expected_share)
+    middle = high if expected is None else round(expected / multiple_of)
     left = missing = 0.0
     stride, slow = 1, 0
     while high - low > 1:
