@@ -25,6 +25,7 @@ from batchfinder import (
     Probe,
     Status,
     TrainingSetup,
+    estimate_max_batch,
     find_max_batch,
 )
 from batchfinder.errors import BatchTooSmallError, UsageError, UserCodeError, WorkerError
@@ -282,6 +283,16 @@ def test_the_answer_trains_in_a_fresh_process_and_a_fifth_more_does_not() -> Non
 def search_small(**options: Any) -> BatchSizeResult:
     model, sample = build_small()
     return find_max_batch(model, sample, device="cpu", max_batch_size=5, **options)
+
+
+def test_a_sample_that_the_model_carries_is_used_and_that_is_said() -> None:
+    model = nn.Linear(4, 2)
+    model.example_input_array = torch.ones(2, 4)
+    found = find_max_batch(model, device="cpu", max_batch_size=3)
+    estimated = estimate_max_batch(model, gpu="t4", max_batch_size=3)
+    for result in (found, estimated.result):
+        assert result.batch_size == 3
+        assert any("no sample was given" in warning for warning in result.warnings)
 
 
 def test_the_result_is_a_frozen_number_with_a_plan() -> None:

@@ -213,15 +213,6 @@ def test_every_probe_trains_and_a_confirmation_starts_from_scratch() -> None:
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
-def test_a_sample_that_the_model_carries_is_used_and_that_is_said() -> None:
-    model = nn.Linear(4, 2)
-    model.example_input_array = torch.ones(2, 4)
-    prober = InProcessProber(TrainingSetup(model), ProbeOptions(device="cpu"))
-    assert any("no sample was given" in warning for warning in prober.warnings)
-    assert prober.probe(3).fits
-    prober.close()
-
-
 def test_what_can_be_pickled_is_tried_in_workers_on_the_cpu() -> None:
     setup = TrainingSetup(nn.Linear(4, 2), SAMPLE)
     prober = choose_prober(setup, ProbeOptions(device="cpu"), isolate=False)
