@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from batchfinder.errors import UsageError
 
 # Where nothing runs out and no maximum was given, the search ends here: no optimizer step takes
 # sixteen million examples.
 UNLIMITED_BATCH_SIZE = 2**24
+
+Bounds: TypeAlias = tuple[int, int | None, int]
+"""The smallest batch size, the largest or None, and what each is a multiple of."""
 
 
 def check_bounds(smallest: int, largest: int | None, multiple_of: int) -> tuple[int, int]:

@@ -264,7 +264,7 @@ class Chooser:
             return predicted + known.unit
         if predicted < known.high:
             return known.high - known.unit
-        if self._is_misled() and not known.needs_confirmations:
+        if self._is_misled():
             return self._bisect()
         # The first two failures are those of the predicted maximum and of the size above it.
         stride = STRIDE * 2.0 ** max(0, known.failures_in_a_row - 2)

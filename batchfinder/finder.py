@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from batchfinder.bounds import UNLIMITED_BATCH_SIZE, check_bounds
+from batchfinder.bounds import UNLIMITED_BATCH_SIZE, Bounds, check_bounds
 from batchfinder.conclusion import conclude
 from batchfinder.errors import BatchTooSmallError, WorkerError
 from batchfinder.head_start import HeadStart
@@ -138,9 +138,7 @@ def find_max_batch(
         strategy=strategy or strategy_of_this_job(setup.model),
     )
 
-    def estimate(
-        device: str, budget_bytes: int, bounds: tuple[int, int | None, int]
-    ) -> tuple[int | None, list[str]]:
+    def estimate(device: str, budget_bytes: int, bounds: Bounds) -> tuple[int | None, list[str]]:
         from batchfinder.simulation.guess import guess_batch_size  # takes a moment, seldom needed
 
         return guess_batch_size(setup, options, device, budget_bytes, bounds)

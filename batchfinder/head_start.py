@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeAlias
 
+from batchfinder.bounds import Bounds
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.prober import Prober
 from batchfinder.result import Probe
@@ -13,9 +15,6 @@ from batchfinder.result import Probe
 # the one that follows it take several times as long as the smallest step; an estimate saves about
 # one of them.
 SLOW_STEP_SECONDS = 5.0
-
-Bounds: TypeAlias = tuple[int, int | None, int]
-"""The smallest batch size, the largest or None, and what each is a multiple of."""
 
 MakeEstimate: TypeAlias = Callable[[str, int, Bounds], tuple[int | None, list[str]]]
 """From a device's name and budget to the size expected, None if that cannot be told; and what the
@@ -55,22 +54,17 @@ class HeadStart:
         Raises:
             Exception: what the estimate raises, if it was asked for.
         """
-        if not self._is_asked_for and not self._pays(first):
-            return None
-        if prober.device.partition(" ")[0] == "cpu":
-            if self._is_asked_for:
-                self.notes = ["the search started without an estimate: there is none for the CPU"]
-            return None
-        try:
-            estimated, notes = self._estimate(prober.device, prober.budget_bytes, bounds)
-        except Exception:  # the user's code runs in it
-            if self._is_asked_for:
-                raise
-            return None
-        self.batch_size = estimated
         if self._is_asked_for:
-            self.notes = notes
-        return estimated
+            self.batch_size, self.notes = self._made(prober, bounds)
+        elif self._pays(first):
+            with suppress(Exception):  # the user's code runs in it, and the search goes on
+                self.batch_size, _ = self._made(prober, bounds)
+        return self.batch_size
+
+    def _made(self, prober: Prober, bounds: Bounds) -> tuple[int | None, list[str]]:
+        if prober.device.partition(" ")[0] == "cpu":
+            return None, ["the search started without an estimate: there is none for the CPU"]
+        return self._estimate(prober.device, prober.budget_bytes, bounds)
 
     def _pays(self, first: Probe) -> bool:
         # Ranks must all try the same sizes, and their clocks differ. A compiled step takes less

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+from batchfinder.bounds import Bounds
 from batchfinder.conclusion import conclude
 from batchfinder.memory_model import MemoryModel, PhaseModel
 from batchfinder.result import BatchSizeResult, Probe, Status
@@ -18,7 +19,7 @@ LESS_THAN_SIMULATED = 0.02
 
 
 def search_on_paper(
-    prober: SimulatedProber, bounds: tuple[int, int | None, int], expected: float | None = None
+    prober: SimulatedProber, bounds: Bounds, expected: float | None = None
 ) -> BatchSizeResult:
     """The largest batch size that fits a simulated GPU, with the size above it that does not.
 

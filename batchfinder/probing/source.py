@@ -1,11 +1,17 @@
-"""Where a worker process gets the setup from."""
+"""Where another process gets the setup from, as it is told and as it loads it."""
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from batchfinder.errors import UsageError
+
+if TYPE_CHECKING:
+    from batchfinder.training.setup import TrainingSetup
 
 
 @dataclass(frozen=True)
@@ -43,3 +49,40 @@ class SetupSource:
             "input_spec": self.input_spec,
             "optimizer": self.optimizer,
         }
+
+
+def load_ordered(order: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
+    """Load what :meth:`SetupSource.to_order` tells, in the process that got the order.
+
+    Args:
+        order: with the pickle's bytes as ``pickled_setup``, if it is of one.
+
+    Returns:
+        The setup, and what the user should know of it.
+
+    Raises:
+        UsageError: the pickle does not open here.
+        Exception: as :func:`~batchfinder.training.loading.load_setup`.
+    """
+    if "pickled_setup" in order:
+        return _unpickled(order), []
+    from batchfinder.training.loading import load_setup  # needs torch, which the parent may not
+
+    return load_setup(
+        order["target"],
+        order["arguments"],
+        sample=order["sample"],
+        input_spec=order["input_spec"],
+        optimizer=order["optimizer"],
+    )
+
+
+def _unpickled(order: Mapping[str, Any]) -> TrainingSetup:
+    sys.path[:] = order["module_path"]
+    try:
+        setup: TrainingSetup = pickle.loads(order["pickled_setup"])
+    except Exception as error:  # noqa: BLE001 - classes unpickle by code of their own
+        raise UsageError(
+            f"the setup cannot be unpickled in another process ({type(error).__name__}: {error})"
+        ) from None
+    return setup

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from batchfinder.errors import UsageError
 from batchfinder.probing.attempt import Attempt
 from batchfinder.probing.device import budget
 from batchfinder.probing.devices import choose_device
@@ -23,11 +20,10 @@ from batchfinder.probing.group import (
 )
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.session import ProbeSession
+from batchfinder.probing.source import load_ordered
 from batchfinder.probing.versions import versions
-from batchfinder.training.loading import load_setup
 from batchfinder.training.optimizers import find_optimizer
 from batchfinder.training.sample import BatchMaker
-from batchfinder.training.setup import TrainingSetup
 
 
 class WorkerDuty:
@@ -51,7 +47,7 @@ class WorkerDuty:
             options = replace(options, device=device_of_rank(options.device, group.local_rank))
             # Before the target is loaded: it may want to shard the model itself.
             join(group, str(options.device))
-        setup, self.warnings = _load(order)
+        setup, self.warnings = load_ordered(order)
         device = choose_device(options.device, setup.model)
         memory = device.memory()
         if group is not None and device.torch_device.type == "cpu":
@@ -91,26 +87,3 @@ class WorkerDuty:
             return run(order["batch_size"])
         finally:
             self.warnings = list(dict.fromkeys(self.warnings + self._session.warnings))
-
-
-def _load(order: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
-    if "pickled_setup" not in order:
-        return load_setup(
-            order["target"],
-            order["arguments"],
-            sample=order["sample"],
-            input_spec=order["input_spec"],
-            optimizer=order["optimizer"],
-        )
-    return _unpickled(order), []
-
-
-def _unpickled(order: Mapping[str, Any]) -> TrainingSetup:
-    sys.path[:] = order["module_path"]
-    try:
-        setup: TrainingSetup = pickle.loads(order["pickled_setup"])
-    except Exception as error:  # noqa: BLE001 - classes unpickle by code of their own
-        raise UsageError(
-            f"the setup cannot be unpickled in another process ({type(error).__name__}: {error})"
-        ) from None
-    return setup

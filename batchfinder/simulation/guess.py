@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from batchfinder.bounds import check_bounds
+from batchfinder.bounds import Bounds, check_bounds
 from batchfinder.errors import BatchFinderError, UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.simulation.gpus import Gpu, find_gpu, unnamed_gpu
@@ -19,7 +19,7 @@ def guess_batch_size(
     options: ProbeOptions,
     device: str,
     budget_bytes: int,
-    bounds: tuple[int, int | None, int],
+    bounds: Bounds,
 ) -> tuple[int | None, list[str]]:
     """The largest batch size that the simulation lets into a budget.
 

@@ -13,8 +13,9 @@ import subprocess
 import sys
 from typing import Any
 
+from batchfinder.bounds import Bounds
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.source import SetupSource
+from batchfinder.probing.source import SetupSource, load_ordered
 
 # Most estimates take seconds; this is for one that would not end.
 LONGEST_SECONDS = 300.0
@@ -25,7 +26,7 @@ def guess_in_process(
     options: ProbeOptions,
     device: str,
     budget_bytes: int,
-    bounds: tuple[int, int | None, int],
+    bounds: Bounds,
 ) -> tuple[int | None, list[str]]:
     """As :func:`~batchfinder.simulation.guess.guess_batch_size`, of a target loaded elsewhere.
 
@@ -73,17 +74,9 @@ def main() -> None:
 
 def _guess(order: dict[str, Any]) -> tuple[int | None, list[str]]:
     from batchfinder.simulation.guess import guess_batch_size
-    from batchfinder.training.loading import load_setup
 
-    source = SetupSource(**order["source"])
     try:
-        setup, _ = load_setup(
-            source.target,
-            source.arguments,
-            sample=source.sample,
-            input_spec=source.input_spec,
-            optimizer=source.optimizer,
-        )
+        setup, _ = load_ordered(order["source"])
         return guess_batch_size(
             setup,
             ProbeOptions.from_dict(order["options"]),

@@ -10,7 +10,6 @@ from batchfinder.errors import SampleError
 from batchfinder.training.input_spec import parse_input_spec
 from batchfinder.training.lightning import own_training_step, trains_itself
 from batchfinder.training.model_hints import sample_from_model
-from batchfinder.training.parallel import unwrapped
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.target import call_with_arguments
 from batchfinder.training.tree import described_shapes, named_tensors
@@ -52,7 +51,7 @@ def completed(
         if sample is None:
             return _with_hint(setup)
         setup = replace(setup, sample=sample)
-    if setup.step is None and setup.loss_fn is None and trains_itself(unwrapped(setup.model)):
+    if setup.step is None and setup.loss_fn is None and trains_itself(setup.model):
         setup = replace(setup, step=own_training_step)
     return setup, []
 

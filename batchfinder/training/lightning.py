@@ -25,13 +25,14 @@ _LIGHTNING = ("lightning", "pytorch_lightning")
 
 
 def trains_itself(model: nn.Module) -> bool:
-    """Whether a module brings its own training step and optimizer.
+    """Whether a module, wrapped for data-parallel training or not, brings its step and optimizer.
 
     Example:
         >>> trains_itself(nn.Linear(4, 2))
         False
     """
-    methods = [getattr(model, name, None) for name in ("training_step", "configure_optimizers")]
+    module = unwrapped(model)
+    methods = [getattr(module, name, None) for name in ("training_step", "configure_optimizers")]
     # Those of the base class do nothing: then the user's loop trains the module.
     return all(
         callable(method) and method.__module__.partition(".")[0] not in _LIGHTNING
@@ -126,7 +127,7 @@ def own_optimizer(model: nn.Module) -> Optimizer:
         StepError: there is none, or more than one; or the module asks for its Trainer.
         Exception: what ``configure_optimizers`` raises.
     """
-    module: Any = model
+    module: Any = unwrapped(model)
     with _explained(
         "configure_optimizers", "name the optimizer: --optimizer adamw, or optimizer= from Python"
     ):

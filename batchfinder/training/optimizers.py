@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from batchfinder.errors import StepError, UsageError
 from batchfinder.training.lightning import own_optimizer, trains_itself
-from batchfinder.training.parallel import unwrapped
 from batchfinder.training.setup import OptimizerSpec
 
 DEFAULT_OPTIMIZER = "adamw"
@@ -74,8 +73,8 @@ def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:
             "the model has no parameter that requires a gradient: nothing to train; "
             "call requires_grad_() on what you want to train"
         )
-    if spec is None and trains_itself(unwrapped(model)):
-        return own_optimizer(unwrapped(model))
+    if spec is None and trains_itself(model):
+        return own_optimizer(model)
     factory: Callable[..., Any] = (
         spec if callable(spec) else find_optimizer(spec or DEFAULT_OPTIMIZER)
     )
