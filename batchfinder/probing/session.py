@@ -185,6 +185,7 @@ class ProbeSession:
                 self.device.torch_device,
                 precision=self.options.precision,
                 compiled=self.options.compiled,
+                accumulate=self.options.accumulate,
                 batch_dim=self.options.batch_dim,
                 strategy=self.options.strategy,
             )
@@ -241,16 +242,14 @@ class ProbeSession:
     def _step(self, batch_size: int, next_batch: Callable[[], Any], run: Run) -> int:
         """One step; its peak in bytes."""
         step = self._step_of_setup
-        # With accumulation, the gradients of the first micro-batch are alive in the second.
-        micro_batches = 2 if self.options.accumulate else 1
         self.is_used = True
         run.steps += 1
-        run.samples += batch_size * micro_batches
+        run.samples += batch_size * step.micro_batches
         started = time.perf_counter()
         retries_before = self.device.allocation_retries()
         self.device.reset_peaks()
         hooks = [lambda: self._read(Phase.FORWARD, run)] if self.device.leaves_no_trace else []
-        for _ in range(micro_batches):
+        for _ in range(step.micro_batches):
             step.forward_backward(next_batch(), *hooks)
             hooks = []  # from here on gradients are alive
         peak = self._read(Phase.FORWARD_BACKWARD, run)

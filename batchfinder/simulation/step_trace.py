@@ -115,7 +115,11 @@ class StepTraces:
                 buckets = cluster.buckets(setup.model)
                 precision = "fp32" if cluster.is_sharded else precision
             step = TrainingStep(
-                setup, torch.device("cpu"), precision=precision, batch_dim=self._options.batch_dim
+                setup,
+                torch.device("cpu"),
+                precision=precision,
+                accumulate=self._options.accumulate,
+                batch_dim=self._options.batch_dim,
             )
             _choose_as_cuda(step.optimizer)
             workspaces = CudaWorkspaces(
@@ -132,7 +136,7 @@ class StepTraces:
                     tracker.track(state, Kind.OPTIMIZER_STATE)
                 for _ in range(STEPS):
                     tracker.begin_step()
-                    for _ in range(2 if self._options.accumulate else 1):
+                    for _ in range(step.micro_batches):
                         step.forward_backward(_on_device(host_batch, tracker))
                     step.optimizer_step()
                     if cluster is not None and not step.keeps_gradients:

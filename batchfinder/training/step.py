@@ -70,11 +70,14 @@ class TrainingStep:
         device: where to train.
         precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` with autocast (fp16: and a GradScaler).
         compiled: run the model through ``torch.compile`` with a dynamic batch dimension.
+        accumulate: train with gradient accumulation.
         batch_dim: the index of the batch dimension.
         strategy: ``"ddp"`` or ``"fsdp"``, together with the other ranks; None: alone.
 
     Attributes:
         optimizer: made from the setup, or the user's own.
+        micro_batches: how many make a step that shows the peak: with accumulation 2, as the
+            gradients of the first are alive in the second.
         warnings: what the user should know of the step, such as a NaN loss.
         keeps_gradients: whether those of the last step are there until the next backward pass, as
             Lightning's Trainer keeps them, in place of none during the forward pass.
@@ -91,6 +94,7 @@ class TrainingStep:
         *,
         precision: str = "fp32",
         compiled: bool = False,
+        accumulate: bool = False,
         batch_dim: int = 0,
         strategy: str | None = None,
     ) -> None:
@@ -106,6 +110,7 @@ class TrainingStep:
         self.setup = setup
         self.device = device
         self.optimizer = make_optimizer(setup.optimizer, setup.model)
+        self.micro_batches = 2 if accumulate else 1
         self.warnings: list[str] = []
         self._autocast_dtype = None if is_sharded_here else AUTOCAST_DTYPES[precision]
         # From a scale of 1 no first step overflows and is skipped, which would leave the
