@@ -16,10 +16,9 @@ from torch.optim import Optimizer
 
 from batchfinder.errors import StepError, UsageError
 from batchfinder.simulation.tracker import StorageTracker
-from batchfinder.training.lightning import trains_itself
 from batchfinder.training.optimizers import make_optimizer
 from batchfinder.training.parallel import fully_sharding, shard
-from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.setup import OptimizerOfModel, TrainingSetup
 
 STRATEGIES = ("ddp", "fsdp", "zero1", "zero2")
 
@@ -93,10 +92,10 @@ class Cluster:
         if self.is_sharded:
             shard(model, mesh, precision, keep_gathered=self.strategy == "zero2")
             return setup
-        if setup.optimizer is None and trains_itself(model):
+        if isinstance(setup.optimizer, OptimizerOfModel):
             raise StepError(
-                "configure_optimizers of the LightningModule takes all parameters, of which each "
-                "rank has a part here; give the optimizer's name or a factory"
+                f"{setup.optimizer.source} takes all parameters, of which each rank has a part "
+                "here; give the optimizer's name or a factory"
             )
         part = _Part(largest_part(list(model.parameters()), self.world_size))
         return dataclasses.replace(setup, optimizer=make_optimizer(setup.optimizer, part))

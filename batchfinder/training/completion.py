@@ -8,9 +8,9 @@ from typing import Any
 
 from batchfinder.errors import SampleError
 from batchfinder.training.input_spec import parse_input_spec
-from batchfinder.training.lightning import own_training_step, trains_itself
+from batchfinder.training.lightning import own_optimizer, own_training_step, trains_itself
 from batchfinder.training.model_hints import sample_from_model
-from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.setup import OptimizerOfModel, TrainingSetup
 from batchfinder.training.target import call_with_arguments
 from batchfinder.training.tree import described_shapes, named_tensors
 
@@ -24,8 +24,9 @@ def completed(
 ) -> tuple[TrainingSetup, list[str]]:
     """The setup with its sample, from the first of: setup, sample function, input text, model.
 
-    A LightningModule is trained by its own ``training_step``, unless the setup says otherwise; but
-    not on the example input that it carries, which has no targets.
+    A LightningModule is trained by its own ``training_step`` and with its own optimizer, unless the
+    setup says otherwise; but not by its step on the example input that it carries, which has no
+    targets.
 
     Args:
         setup: what the target returned; its own sample, or ``make_batch``, comes first.
@@ -46,6 +47,9 @@ def completed(
         >>> tuple(setup.sample.shape), warnings
         ((2, 4), [])
     """
+    if setup.optimizer is None and trains_itself(setup.model):
+        optimizer = OptimizerOfModel(own_optimizer, "configure_optimizers of the LightningModule")
+        setup = replace(setup, optimizer=optimizer)
     if setup.sample is None and setup.make_batch is None:
         sample = _given_sample(sample_function, arguments or {}, input_spec)
         if sample is None:

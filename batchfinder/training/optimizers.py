@@ -13,8 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from batchfinder.errors import StepError, UsageError
-from batchfinder.training.lightning import own_optimizer, trains_itself
-from batchfinder.training.setup import OptimizerSpec
+from batchfinder.training.setup import OptimizerOfModel, OptimizerSpec
 
 DEFAULT_OPTIMIZER = "adamw"
 
@@ -53,31 +52,33 @@ def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:
 
     Args:
         spec: an instance, returned as it is; a factory called with the parameters; a name; None
-            for the one that a LightningModule configures, else AdamW with its default settings.
+            for AdamW with its default settings.
         model: where the parameters come from.
 
     Raises:
         StepError: the model has nothing to train, or the factory made something else.
         UsageError: no optimizer has this name, or it is nothing of all that.
     """
-    if spec is not None and not (isinstance(spec, Optimizer | str) or callable(spec)):
+    if isinstance(spec, Optimizer):
+        return spec
+    factory: Callable[..., Any]
+    if spec is None or isinstance(spec, str):
+        factory = find_optimizer(spec or DEFAULT_OPTIMIZER)
+    elif callable(spec):
+        factory = spec
+    elif not isinstance(spec, OptimizerOfModel):
         raise UsageError(
             f"{spec!r} is no optimizer; give the name of one, as adamw, a torch.optim.Optimizer, "
             "or a function that makes one of the parameters"
         )
-    if isinstance(spec, Optimizer):
-        return spec
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise StepError(
             "the model has no parameter that requires a gradient: nothing to train; "
             "call requires_grad_() on what you want to train"
         )
-    if spec is None and trains_itself(model):
-        return own_optimizer(model)
-    factory: Callable[..., Any] = (
-        spec if callable(spec) else find_optimizer(spec or DEFAULT_OPTIMIZER)
-    )
+    if isinstance(spec, OptimizerOfModel):
+        return spec.make(model)
     optimizer = factory(parameters)
     if not isinstance(optimizer, Optimizer):
         kind = type(optimizer).__name__

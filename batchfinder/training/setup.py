@@ -14,7 +14,22 @@ from batchfinder.errors import UsageError
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 StepFunction: TypeAlias = Callable[[nn.Module, Any], Tensor]
 MakeBatch: TypeAlias = Callable[[int], Any]
-OptimizerSpec: TypeAlias = Optimizer | Callable[[Any], Optimizer] | str
+
+
+@dataclass(frozen=True)
+class OptimizerOfModel:
+    """An optimizer that is made of the whole model, not of a list of its parameters.
+
+    Attributes:
+        make: ``make(model) -> optimizer``.
+        source: who makes it, as messages name it.
+    """
+
+    make: Callable[[nn.Module], Optimizer]
+    source: str
+
+
+OptimizerSpec: TypeAlias = Optimizer | OptimizerOfModel | Callable[[Any], Optimizer] | str
 
 
 @dataclass(frozen=True)

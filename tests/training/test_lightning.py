@@ -239,13 +239,13 @@ def test_a_wrapper_does_its_work_around_the_training_step() -> None:
 @pytest.mark.usefixtures("job_of_one")
 def test_one_that_the_user_has_wrapped_trains_itself_too() -> None:
     wrapper = DistributedDataParallel(Regression())
-    assert completed(TrainingSetup(wrapper, BATCH))[0].step is own_training_step
-    assert make_optimizer(None, wrapper).defaults["momentum"] == 0.9
+    setup, _ = completed(TrainingSetup(wrapper, BATCH))
+    assert setup.step is own_training_step
+    assert make_optimizer(setup.optimizer, wrapper).defaults["momentum"] == 0.9
 
 
 def test_a_rank_that_has_a_part_of_the_states_needs_a_factory() -> None:
     cluster = Cluster("zero1", 2)
+    setup, _ = completed(TrainingSetup(Regression(), BATCH))
     with pytest.raises(StepError, match="give the optimizer's name or a factory"):
-        estimate_on_gpus(
-            TrainingSetup(Regression(), BATCH), [find_gpu("t4")], ProbeOptions(), cluster=cluster
-        )
+        estimate_on_gpus(setup, [find_gpu("t4")], ProbeOptions(), cluster=cluster)
