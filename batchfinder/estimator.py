@@ -30,6 +30,7 @@ from batchfinder.training.setup import (
     MakeBatch,
     OptimizerSpec,
     StepFunction,
+    Trainer,
     TrainingSetup,
     setup_of,
 )
@@ -37,7 +38,7 @@ from batchfinder.units import parse_bytes
 
 
 def estimate_max_batch(
-    model: nn.Module | TrainingSetup,
+    model: nn.Module | Trainer | TrainingSetup,
     sample: Any = None,
     *,
     gpu: str | Gpu,
@@ -61,7 +62,8 @@ def estimate_max_batch(
     of the CUDA caching allocator. Model, optimizer and sample stay as they are.
 
     Args:
-        model: the module to train, or a :class:`TrainingSetup` instead of the first six arguments.
+        model: the module to train; a ``transformers.Trainer``, which brings all that follows; or a
+            :class:`TrainingSetup` instead of the first six arguments.
         sample: one batch as the DataLoader yields it, of any size.
         gpu: a name from ``batchfinder gpus``, or a :class:`Gpu`.
         loss_fn: see :func:`batchfinder.find_max_batch`, as for all that follow.
@@ -114,7 +116,7 @@ def estimate_max_batch(
 
 
 def estimate_peak_memory(
-    model: nn.Module | TrainingSetup,
+    model: nn.Module | Trainer | TrainingSetup,
     sample: Any = None,
     *,
     batch_size: int,

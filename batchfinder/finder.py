@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         MakeBatch,
         OptimizerSpec,
         StepFunction,
+        Trainer,
         TrainingSetup,
     )
 
@@ -33,7 +34,7 @@ OnProbe = Callable[[Probe], None]
 
 
 def find_max_batch(
-    model: nn.Module | TrainingSetup,
+    model: nn.Module | Trainer | TrainingSetup,
     sample: Any = None,
     *,
     loss_fn: LossFunction | None = None,
@@ -68,7 +69,8 @@ def find_max_batch(
     put back are modules, optimizers, tensors, and the dicts, lists and sets reachable from them.
 
     Args:
-        model: the module to train, or a :class:`TrainingSetup` instead of the first six arguments.
+        model: the module to train; a ``transformers.Trainer``, which brings all that follows; or a
+            :class:`TrainingSetup` instead of the first six arguments.
         sample: one batch as the DataLoader yields it, of any size: a pytree of tensors with the
             batch dimension first, with the longest sequences that there will be.
         loss_fn: ``loss_fn(output, batch) -> loss``. Default: the output's ``loss``; a scalar

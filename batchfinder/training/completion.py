@@ -10,8 +10,14 @@ from batchfinder.errors import SampleError
 from batchfinder.training.input_spec import parse_input_spec
 from batchfinder.training.lightning import own_optimizer, own_training_step, trains_itself
 from batchfinder.training.model_hints import sample_from_model
-from batchfinder.training.setup import OptimizerOfModel, TrainingSetup
+from batchfinder.training.setup import OptimizerOfModel, Trainer, TrainingSetup
 from batchfinder.training.target import call_with_arguments
+from batchfinder.training.transformers_trainer import (
+    TrainerOptimizer,
+    TrainerStep,
+    longest_batch,
+    remarks_on,
+)
 from batchfinder.training.tree import described_shapes, named_tensors
 
 
@@ -22,11 +28,11 @@ def completed(
     arguments: Mapping[str, object] | None = None,
     input_spec: str | None = None,
 ) -> tuple[TrainingSetup, list[str]]:
-    """The setup with its sample, from the first of: setup, sample function, input text, model.
+    """The setup with its sample: its own, or that of the sample function, input text, or model.
 
     A LightningModule is trained by its own ``training_step`` and with its own optimizer, unless the
     setup says otherwise; but not by its step on the example input that it carries, which has no
-    targets.
+    targets. A Trainer of transformers brings its model, loss, optimizer and data.
 
     Args:
         setup: what the target returned; its own sample, or ``make_batch``, comes first.
@@ -47,17 +53,37 @@ def completed(
         >>> tuple(setup.sample.shape), warnings
         ((2, 4), [])
     """
+    trainer = setup.model if isinstance(setup.model, Trainer) else None
+    warnings: list[str] = []
+    if trainer is not None:
+        setup = _trained_by(trainer, setup)
+        warnings += remarks_on(trainer)
     if setup.optimizer is None and trains_itself(setup.model):
         optimizer = OptimizerOfModel(own_optimizer, "configure_optimizers of the LightningModule")
         setup = replace(setup, optimizer=optimizer)
     if setup.sample is None and setup.make_batch is None:
         sample = _given_sample(sample_function, arguments or {}, input_spec)
+        if sample is None and trainer is not None and trainer.train_dataset is not None:
+            sample, remarks = longest_batch(trainer)
+            warnings += remarks
         if sample is None:
-            return _with_hint(setup)
+            setup, warning = _with_hint(setup)
+            return setup, [*warnings, warning]
         setup = replace(setup, sample=sample)
     if setup.step is None and setup.loss_fn is None and trains_itself(setup.model):
         setup = replace(setup, step=own_training_step)
-    return setup, []
+    return setup, warnings
+
+
+def _trained_by(trainer: Trainer, setup: TrainingSetup) -> TrainingSetup:
+    """A setup of a Trainer's model, with what the setup leaves open as the Trainer does it."""
+    setup = replace(setup, model=trainer.model)
+    if setup.step is None and setup.loss_fn is None:
+        setup = replace(setup, step=TrainerStep(trainer))
+    if setup.optimizer is None:
+        made = OptimizerOfModel(TrainerOptimizer(trainer), "create_optimizer of the Trainer")
+        setup = replace(setup, optimizer=trainer.optimizer or made)
+    return setup
 
 
 def _given_sample(
@@ -72,7 +98,7 @@ def _given_sample(
     return None if input_spec is None else parse_input_spec(input_spec)
 
 
-def _with_hint(setup: TrainingSetup) -> tuple[TrainingSetup, list[str]]:
+def _with_hint(setup: TrainingSetup) -> tuple[TrainingSetup, str]:
     sample = sample_from_model(setup.model)
     if sample is None:
         raise SampleError(
@@ -84,4 +110,4 @@ def _with_hint(setup: TrainingSetup) -> tuple[TrainingSetup, list[str]]:
         "no sample was given: the answer holds for the example input that the model carries "
         f"({described_shapes(named_tensors(sample))}); give a batch as your DataLoader yields it"
     )
-    return replace(setup, sample=sample), [warning]
+    return replace(setup, sample=sample), warning

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -32,12 +32,32 @@ class OptimizerOfModel:
 OptimizerSpec: TypeAlias = Optimizer | OptimizerOfModel | Callable[[Any], Optimizer] | str
 
 
+@runtime_checkable
+class Trainer(Protocol):
+    """What is asked of a ``transformers.Trainer``; whatever has all of it is taken for one."""
+
+    args: Any
+    model: Any
+    optimizer: Any
+    train_dataset: Any
+
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        """The loss of one batch."""
+
+    def create_optimizer(self) -> Any:
+        """Make the attribute ``optimizer``, unless there is one."""
+
+    def get_train_dataloader(self) -> Any:
+        """What yields the batches."""
+
+
 @dataclass(frozen=True)
 class TrainingSetup:
     """All that a training step is made of.
 
     Attributes:
-        model: the module to train.
+        model: the module to train; or a ``transformers.Trainer``, which brings all that is left
+            open below.
         sample: one batch as the DataLoader yields it, of any size from 1 on: any pytree of
             tensors with the batch dimension first. None: see ``make_batch``, or hints that the
             model itself carries.
@@ -61,19 +81,22 @@ class TrainingSetup:
     make_batch: MakeBatch | None = None
 
 
-def setup_of(model: nn.Module | TrainingSetup, *given: Any) -> TrainingSetup:
+def setup_of(model: nn.Module | Trainer | TrainingSetup, *given: Any) -> TrainingSetup:
     """The setup that the first arguments of a public function amount to.
 
     Args:
-        model: a module, or a setup instead of all that ``given`` has.
+        model: a module or a Trainer, or a setup instead of all that ``given`` has.
         given: the other attributes of a setup, in their order.
 
     Raises:
         UsageError: there is both a setup and something beside it, or the model is none.
     """
-    setup = model if isinstance(model, TrainingSetup) else TrainingSetup(model, *given)
-    if setup is model and any(value is not None for value in given):
-        raise UsageError("give the sample and functions in the TrainingSetup, not beside it")
-    if not isinstance(setup.model, nn.Module):
+    if isinstance(model, TrainingSetup):
+        setup = model
+        if any(value is not None for value in given):
+            raise UsageError("give the sample and functions in the TrainingSetup, not beside it")
+    else:
+        setup = TrainingSetup(cast("nn.Module", model), *given)
+    if not isinstance(setup.model, nn.Module | Trainer):
         raise UsageError(f"the model is {type(setup.model).__name__}, not a torch.nn.Module")
     return setup

@@ -18,6 +18,7 @@ from batchfinder.training.loss import call_model, default_loss
 from batchfinder.training.optimizers import make_optimizer
 from batchfinder.training.parallel import is_wrapped, parallelized
 from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.transformers_trainer import TrainerStep
 from batchfinder.training.tree import named_tensors
 
 AUTOCAST_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -110,7 +111,8 @@ class TrainingStep:
         self.setup = setup
         self.device = device
         self.optimizer = make_optimizer(setup.optimizer, setup.model)
-        self.micro_batches = 2 if accumulate else 1
+        accumulates = isinstance(setup.step, TrainerStep) and setup.step.accumulates
+        self.micro_batches = 2 if accumulate or accumulates else 1
         self.warnings: list[str] = []
         self._autocast_dtype = None if is_sharded_here else AUTOCAST_DTYPES[precision]
         # From a scale of 1 no first step overflows and is skipped, which would leave the
@@ -199,8 +201,7 @@ class TrainingStep:
         return output, loss
 
     def _check(self, loss: Any) -> None:
-        source = "step" if self.setup.step else "loss_fn" if self.setup.loss_fn else "the model"
-        source = "training_step" if self.keeps_gradients else source
+        source = self._source_of_loss()
         if not isinstance(loss, Tensor):
             raise StepError(f"{source} gave {type(loss).__name__} as the loss, not a tensor")
         if loss.numel() != 1:
@@ -213,6 +214,13 @@ class TrainingStep:
                 "the loss does not depend on any parameter that requires a gradient: nothing to "
                 "train; look for torch.no_grad(), detach() or frozen parameters"
             )
+
+    def _source_of_loss(self) -> str:
+        if isinstance(self.setup.step, TrainerStep):
+            return "compute_loss of the Trainer"
+        if self.setup.step is own_training_step:
+            return "training_step"
+        return "step" if self.setup.step else "loss_fn" if self.setup.loss_fn else "the model"
 
     def _warn(self, warning: str) -> None:
         if warning not in self.warnings:

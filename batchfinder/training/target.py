@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from batchfinder.errors import SampleError, TargetError, UsageError
-from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.setup import Trainer, TrainingSetup
 from batchfinder.training.user_module import (
     as_script,
     did_you_mean,
@@ -208,11 +208,11 @@ def _as_setup(target: str, returned: Any) -> TrainingSetup:
         setup = TrainingSetup(*returned)
     else:
         setup = TrainingSetup(returned)
-    if isinstance(setup.model, nn.Module):
+    if isinstance(setup.model, nn.Module | Trainer):
         return setup
     raise TargetError(
         f"{target} returned {_described(returned)}; it must return the model (a torch.nn.Module), "
-        "(model, sample) or a batchfinder.TrainingSetup"
+        "(model, sample), a batchfinder.TrainingSetup or a transformers.Trainer"
     )
 
 
