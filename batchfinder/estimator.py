@@ -148,7 +148,7 @@ def estimate_peak_memory(
     """
     if batch_size < 1:
         raise UsageError(f"batch_size must be at least 1, not {batch_size}")
-    setup, _ = completed(setup_of(model, sample, loss_fn, optimizer, step, make_batch))
+    setup, warnings = completed(setup_of(model, sample, loss_fn, optimizer, step, make_batch))
     options = ProbeOptions(
         headroom=headroom, precision=precision, accumulate=accumulate, batch_dim=batch_dim
     )
@@ -178,6 +178,7 @@ def estimate_peak_memory(
             overhead_bytes=device.overhead_bytes,
             workspace_bytes=prober.kept_workspace_bytes,
         ),
+        (*warnings, *prober.traces.warnings),
     )
 
 

@@ -72,6 +72,7 @@ class PeakEstimate:
         peak_allocated_bytes: held by tensors.
         peak_reserved_bytes: held by the caching allocator.
         explanation: the peak, taken apart.
+        warnings: what the user should know of the step.
     """
 
     gpu: Gpu
@@ -80,6 +81,7 @@ class PeakEstimate:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     explanation: Explanation
+    warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         verdict = "fits" if self.fits else "does not fit"

@@ -81,8 +81,10 @@ def _trained_by(trainer: Trainer, setup: TrainingSetup) -> TrainingSetup:
     if setup.step is None and setup.loss_fn is None:
         setup = replace(setup, step=TrainerStep(trainer))
     if setup.optimizer is None:
+        # Once it has trained, Accelerate's wrapper is around the one that it was given.
+        given = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         made = OptimizerOfModel(TrainerOptimizer(trainer), "create_optimizer of the Trainer")
-        setup = replace(setup, optimizer=trainer.optimizer or made)
+        setup = replace(setup, optimizer=given or made)
     return setup
 
 

@@ -143,24 +143,35 @@ def _collated(dataset: Any, collate: Any) -> tuple[Any, list[str]]:
     size = len(dataset)
     if not size:
         raise SampleError("the Trainer's train_dataset has no examples; give it at least one")
-    places = range(0, size, -(-size // MOST_EXAMPLES))
-    longest: dict[Any, tuple[int, int]] = {}
-    shortest: dict[Any, int] = {}
-    for count, place in enumerate(places):
-        if count == FIRST_EXAMPLES and all(shortest[key] == longest[key][0] for key in longest):
-            break
-        for key, length in _lengths(dataset[place]):
-            shortest[key] = min(length, shortest.get(key, length))
-            if length > longest.get(key, (-1, 0))[0]:
-                longest[key] = length, place
-    batch = collate([dataset[place] for place in sorted({place for _, place in longest.values()})])
-    differ = any(shortest[key] != length for key, (length, _) in longest.items())
-    if not differ or len(places) == size:
+    places = _spread(range(size), MOST_EXAMPLES)
+    longest, are_alike = _longest(dataset, _spread(places, FIRST_EXAMPLES))
+    if not are_alike:
+        longest, _ = _longest(dataset, places)
+    batch = collate([dataset[place] for place in longest])
+    if are_alike or len(places) == size:
         return batch, []
     return batch, [
         f"the batches tried are as long as the longest of {len(places)} examples of the Trainer's "
         f"{size}; give a sample as long as any in training"
     ]
+
+
+def _spread(places: range, most: int) -> range:
+    """At most so many of some places, evenly over them."""
+    return places[:: -(-len(places) // most)]
+
+
+def _longest(dataset: Any, places: range) -> tuple[list[int], bool]:
+    """Where in a data set the longest of each value is, and whether all are of one length."""
+    longest: dict[Any, tuple[int, int]] = {}
+    are_alike = True
+    for place in places:
+        for key, length in _lengths(dataset[place]):
+            most, _ = longest.setdefault(key, (length, place))
+            are_alike = are_alike and length == most
+            if length > most:
+                longest[key] = length, place
+    return sorted({place for _, place in longest.values()}), are_alike
 
 
 def _lengths(example: Any) -> Iterator[tuple[Any, int]]:
