@@ -8,4 +8,5 @@ prepare_environment test
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy
-exec .venv/bin/python -m pytest "$@"
+# Two at a time, whatever the number of cores: the tests fill real memory.
+exec .venv/bin/python -m pytest -n 2 "$@"
