@@ -146,7 +146,7 @@ def find(make_prober: Any, /, **options: Any) -> None:
 
     TARGET is FILE.py:FUNCTION or package.module:FUNCTION. The function returns the model; or
     (model, sample), where the sample is one batch as the DataLoader yields it; or a
-    batchfinder.TrainingSetup.
+    batchfinder.TrainingSetup; or a transformers.Trainer.
 
     Exit status: 0 found, 1 error, 2 usage, 3 not even the smallest size fits, 130 Ctrl-C,
     143 SIGTERM.
