@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
+from batchfinder.units import format_bytes
+
 # A confirmation goes on until the peak has not grown for so many steps in a row, but not for ever.
 STEADY_STEPS = 2
 MAX_CONFIRM_STEPS = 10
@@ -71,8 +73,12 @@ class PeakWatch:
             not self._peaks_wander or is_rising(self._peaks, self._noise_bytes)
         ):
             return f"memory still grew after {len(self._peaks)} steps"
-        if self._peaks_wander and highest_to_expect(self._peaks) > self._budget_bytes:
-            return "its peak differs from step to step, and would pass the budget in some"
+        excess = highest_to_expect(self._peaks) - self._budget_bytes
+        if self._peaks_wander and excess > 0:
+            return (
+                "its peak differs from step to step, and would pass the budget by "
+                f"{format_bytes(excess)} in some"
+            )
         return ""
 
 
