@@ -150,11 +150,6 @@ def _size_at(tensor: Tensor, dim: int) -> int | None:
 
 
 def _common_size(sample: Any, batch_dim: int) -> int:
-    if sample is None:
-        raise SampleError(
-            "there is no example batch; give the sample, a batch as your DataLoader yields it, or "
-            "make_batch(batch_size), which returns one"
-        )
     tensors = named_tensors(sample)
     if not tensors:
         raise SampleError(

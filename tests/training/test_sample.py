@@ -180,7 +180,7 @@ def test_making_a_large_batch_of_one_example_takes_few_copies() -> None:
 @pytest.mark.parametrize(
     ("sample", "said"),
     [
-        (None, "there is no example batch; give the sample, a batch as"),
+        (None, "the sample, a NoneType, holds no tensors; give a batch as your"),
         ({"a": 1, "b": ["x"]}, "the sample, a dict, holds no tensors"),
         (
             (torch.tensor(1.0), torch.tensor(2.0)),
