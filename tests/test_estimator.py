@@ -71,6 +71,7 @@ def test_every_precision_and_optimizer_runs(precision: str, optimizer: str) -> N
     assert (estimate.batch_size, estimate.result.status) == (8, Status.CAPPED)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.cpu.amp.autocast")  # PyTorch 2.4 calls it itself
 def test_checkpointing_saves_memory() -> None:
     class Block(nn.Module):
         def __init__(self, keep: bool) -> None:

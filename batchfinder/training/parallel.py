@@ -80,8 +80,16 @@ def shard(
         mesh: of one dimension.
         precision: what parameters are gathered and computed in; gradients are reduced in fp32.
         keep_gathered: keep what the forward pass has gathered for the backward pass.
+
+    Raises:
+        StepError: this PyTorch shards on GPUs alone.
     """
     fsdp = fully_sharding()
+    if mesh.device_type == "cpu" and not has_fully_shard_on_cpu():
+        raise StepError(
+            "fully_shard without a GPU, and an estimate of it, needs PyTorch 2.6 or newer, and "
+            f"this is {torch.__version__}"
+        )
     options: dict[str, Any] = {"mesh": mesh}
     if keep_gathered:
         options["reshard_after_forward"] = False
@@ -138,6 +146,11 @@ def _parameter_users(model: nn.Module) -> dict[int, int]:
         for _, module in model.named_modules(remove_duplicate=False)
         for parameter in module.parameters(recurse=False)
     )
+
+
+def has_fully_shard_on_cpu() -> bool:
+    """Whether ``fully_shard`` works without a GPU: it does since it is public, in PyTorch 2.6."""
+    return str(fully_sharding().__name__) == "torch.distributed.fsdp"
 
 
 def fully_sharding() -> Any:

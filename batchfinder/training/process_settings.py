@@ -61,6 +61,8 @@ def process_settings() -> list[Undo]:
 def _set_default_device(device: torch.device) -> None:
     # None means the CPU as well, and spares every factory function a look at the default.
     torch.set_default_device(None if device.type == "cpu" else device)
+    if _readable(torch.get_default_device) is None:  # PyTorch 2.4 cannot read a None
+        torch.set_default_device(device)
 
 
 def _set_backend_flag(flag: str, value: object) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from marks import FSDP
 from probing.ranks import MIB, TARGETS, meetings, on_each, prober, search_on
 
 from batchfinder import BatchSizeResult, Outcome, Status
@@ -46,7 +47,7 @@ def probe_of(
     return [end for end in ends if not isinstance(end, Exception)]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", FSDP])
 def test_one_rank_out_of_memory_is_the_verdict_of_all_and_the_search_goes_on(
     strategy: str,
 ) -> None:
@@ -85,7 +86,7 @@ def test_ranks_that_try_different_sizes_are_told_of_their_bounds() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", FSDP])
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
 def test_out_of_memory_in_each_phase_leaves_no_rank_waiting(phase: str, strategy: str) -> None:
     arguments = [{"deed": "oom", "phase": phase, "at": 3}]
@@ -101,7 +102,7 @@ def test_out_of_memory_in_each_phase_leaves_no_rank_waiting(phase: str, strategy
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", FSDP])
 @pytest.mark.parametrize("limits", [(1000, 800), (700, 900, 1000, 800)])
 def test_the_rank_with_the_least_memory_decides(limits: tuple[int, ...], strategy: str) -> None:
     ends, _ = search_on([limit * MIB for limit in limits], "on_ranks.py:build", strategy)
@@ -120,7 +121,7 @@ def test_the_rank_with_the_least_memory_decides(limits: tuple[int, ...], strateg
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", FSDP])
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 def test_a_worker_killed_once_costs_a_repetition_and_no_more(
     phase: str, strategy: str, tmp_path: Path
@@ -135,7 +136,7 @@ def test_a_worker_killed_once_costs_a_repetition_and_no_more(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", FSDP])
 def test_a_rank_that_always_dies_at_a_size(strategy: str) -> None:
     first, second = probe_of([3], strategy, deed="kill", at=3)
     assert first == second
@@ -144,7 +145,7 @@ def test_a_rank_that_always_dies_at_a_size(strategy: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", FSDP])
 def test_a_hang_ends_within_the_time_stated_and_the_search_goes_on(
     strategy: str, tmp_path: Path
 ) -> None:
@@ -160,7 +161,7 @@ def test_a_hang_ends_within_the_time_stated_and_the_search_goes_on(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", FSDP])
 def test_a_size_that_always_hangs_has_failed(strategy: str) -> None:
     first, second = probe_of([2, 3], strategy, timeout=15, deed="hang", at=3)
     assert first == second

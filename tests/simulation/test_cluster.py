@@ -14,6 +14,7 @@ import torch.distributed as dist
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from marks import needs_fully_shard
 from targets import states_of_ranks
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -69,7 +70,12 @@ def most_alive(trace: Trace, kind: Kind | None = None) -> int:
 
 @pytest.mark.parametrize(
     ("strategy", "parameters", "states"),
-    [("ddp", 1, 1), ("zero1", 1, 4), ("zero2", 4, 4), ("fsdp", 4, 4)],
+    [
+        ("ddp", 1, 1),
+        ("zero1", 1, 4),
+        pytest.param("zero2", 4, 4, marks=needs_fully_shard),
+        pytest.param("fsdp", 4, 4, marks=needs_fully_shard),
+    ],
 )
 def test_what_each_of_four_ranks_holds(strategy: str, parameters: int, states: int) -> None:
     one = trace(strategy, 4)
@@ -103,6 +109,7 @@ def test_reducing_gradients_takes_a_copy_of_them() -> None:
     assert gradients == 2 * MODEL_BYTES
 
 
+@needs_fully_shard
 def test_fsdp_gathers_few_blocks_at_a_time_and_zero2_all() -> None:
     by_block, at_once = (most_alive(trace(strategy, 64)) for strategy in ("fsdp", "zero2"))
     assert at_once - by_block >= BLOCK_BYTES
@@ -110,11 +117,13 @@ def test_fsdp_gathers_few_blocks_at_a_time_and_zero2_all() -> None:
     assert most_alive(trace("fsdp", 64, "bf16")) < 0.7 * by_block
 
 
+@needs_fully_shard
 def test_more_ranks_are_not_more_work() -> None:
     few, many = trace("fsdp", 8), trace("fsdp", 512)
     assert few.events == many.events
 
 
+@needs_fully_shard
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_ranks_that_are_not_simulated_take_no_operation(strategy: str) -> None:
     assert operations_of(strategy, 8) == operations_of(strategy, 512)
@@ -154,6 +163,7 @@ def test_an_optimizer_of_a_part_has_the_largest_part() -> None:
     assert len(largest_part(parameters, 9)) == 1
 
 
+@needs_fully_shard
 def test_the_model_and_the_process_stay_as_they_were() -> None:
     ours = model()
     StepTraces(
@@ -202,6 +212,7 @@ def run(*arguments: object) -> Any:
     return CliRunner().invoke(cli, ["estimate", *map(str, arguments)])
 
 
+@needs_fully_shard
 def test_a_row_for_each_doubling_of_the_ranks(train_file: Path) -> None:
     options = ("--gpu", "t4", "--strategy", "fsdp", "--max-batch-size", "64")
     done = run(f"{train_file}:build_model", *options, "--world-size", "6")

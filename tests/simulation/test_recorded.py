@@ -17,6 +17,7 @@ from batchfinder.simulation.allocator import (
     DeviceFullError,
 )
 from batchfinder.simulation.expandable import ExpandableAllocator
+from batchfinder.simulation.fake import TORCH_VERSION
 from batchfinder.simulation.gpus import find_gpu
 from batchfinder.simulation.prober import SimulatedProber
 from batchfinder.simulation.step_trace import StepTraces
@@ -63,6 +64,8 @@ def test_every_request_leaves_the_allocator_as_it_left_pytorchs(name: str) -> No
 STEPS = recorded("steps_gpt")
 
 
+# Earlier releases keep other tensors in the backward pass, and were not recorded.
+@pytest.mark.skipif(TORCH_VERSION < (2, 11), reason="recorded with PyTorch 2.11")
 @pytest.mark.parametrize("step", STEPS["steps"], ids=lambda s: f"{s['precision']}-{s['optimizer']}")
 def test_a_step_peaks_where_it_peaked_in_pytorch(step: dict[str, Any]) -> None:
     setup = load_target(f"{EXAMPLES}/train_gpt.py:build_model", STEPS["model"])

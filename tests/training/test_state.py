@@ -258,6 +258,7 @@ def test_the_scaler_comes_back(used: bool) -> None:
     assert scaler.get_scale() == (131072.0 if used else 65536.0)
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter")  # PyTorch 2.4 gives it to itself
 def test_schedulers_come_back_with_what_they_schedule() -> None:
     model = Everything()
     optimizer = torch.optim.SGD(

@@ -222,6 +222,8 @@ def test_the_users_error_comes_out_as_it_is() -> None:
 def test_a_compiled_model_is_not_compiled_anew_for_each_size() -> None:
     step = step_of(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), compiled=True)
     run(step, (torch.randn(2, 4), torch.tensor([0, 1])))
+    if not hasattr(torch.compiler, "set_stance"):
+        pytest.skip("PyTorch 2.6 tells of compiling anew")
     with torch.compiler.set_stance("fail_on_recompile"):
         run(step, (torch.randn(7, 4), torch.ones(7, dtype=torch.long)))
 
