@@ -18,16 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import IterableDataset
 
-from batchfinder.errors import SampleError, StepError
+from batchfinder.errors import StepError
 from batchfinder.training.parallel import unwrapped
 from batchfinder.training.setup import Trainer
-from batchfinder.training.state import preserved_state
-
-# So many examples are looked at for the longest; the first few tell whether lengths differ at all.
-MOST_EXAMPLES = 4096
-FIRST_EXAMPLES = 64
 
 
 class TrainerStep:
@@ -104,89 +98,6 @@ def remarks_on(trainer: Trainer) -> list[str]:
             "here; search with --compile (from Python: compile=True)"
         )
     return remarks
-
-
-def longest_batch(trainer: Trainer) -> tuple[Any, list[str]]:
-    """A batch of the longest examples that a Trainer has, made as its DataLoader makes one.
-
-    Every batch in training is padded to its longest example. For each of an example's values
-    (inputs and labels, say) the one with the longest is taken; up to 4096 examples are looked at,
-    evenly over the data set, or 64 where these are all of the same length.
-
-    Returns:
-        The batch, and what the user should know of it.
-
-    Raises:
-        SampleError: there are no examples.
-        Exception: what data set and collator raise.
-    """
-    with preserved_state():
-        loader = trainer.get_train_dataloader()
-        dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
-        if collate is None or not _has_places(dataset):
-            return next(iter(loader)), [
-                "the batches tried are as long as the first one of the Trainer's; give a sample "
-                "as long as any in training"
-            ]
-        return _collated(dataset, collate)
-
-
-def _has_places(dataset: Any) -> bool:
-    return (
-        hasattr(dataset, "__len__")
-        and hasattr(dataset, "__getitem__")
-        and not isinstance(dataset, IterableDataset)
-    )
-
-
-def _collated(dataset: Any, collate: Any) -> tuple[Any, list[str]]:
-    size = len(dataset)
-    if not size:
-        raise SampleError("the Trainer's train_dataset has no examples; give it at least one")
-    places = _spread(range(size), MOST_EXAMPLES)
-    longest, are_alike = _longest(dataset, _spread(places, FIRST_EXAMPLES))
-    if not are_alike:
-        longest, _ = _longest(dataset, places)
-    batch = collate([dataset[place] for place in longest])
-    if are_alike or len(places) == size:
-        return batch, []
-    return batch, [
-        f"the batches tried are as long as the longest of {len(places)} examples of the Trainer's "
-        f"{size}; give a sample as long as any in training"
-    ]
-
-
-def _spread(places: range, most: int) -> range:
-    """At most so many of some places, evenly over them."""
-    return places[:: -(-len(places) // most)]
-
-
-def _longest(dataset: Any, places: range) -> tuple[list[int], bool]:
-    """Where in a data set the longest of each value is, and whether all are of one length."""
-    longest: dict[Any, tuple[int, int]] = {}
-    are_alike = True
-    for place in places:
-        for key, length in _lengths(dataset[place]):
-            most, _ = longest.setdefault(key, (length, place))
-            are_alike = are_alike and length == most
-            if length > most:
-                longest[key] = length, place
-    return sorted({place for _, place in longest.values()}), are_alike
-
-
-def _lengths(example: Any) -> Iterator[tuple[Any, int]]:
-    """How long each value of an example is: a text by its tokens, an image by its pixels."""
-    if isinstance(example, Mapping):
-        items = list(example.items())
-    else:
-        items = list(enumerate(example if isinstance(example, list | tuple) else [example]))
-    for key, value in items:
-        if isinstance(value, Tensor):
-            yield key, value.numel()
-        elif hasattr(value, "__len__"):
-            yield key, len(value)
-        else:
-            yield key, 1
 
 
 def _save_activations(module: Any, args: Any) -> None:
