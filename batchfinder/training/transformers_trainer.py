@@ -11,6 +11,8 @@ precision ``Accelerator.prepare_model``
 from __future__ import annotations
 
 import copy
+import inspect
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +24,10 @@ from torch.optim import Optimizer
 from batchfinder.errors import StepError
 from batchfinder.training.parallel import unwrapped
 from batchfinder.training.setup import Trainer
+from batchfinder.training.tree import named_tensors
+
+# Those whose training_step does no more, as far as memory is concerned, than the loss needs.
+_KNOWN = ("transformers", "trl")
 
 
 class TrainerStep:
@@ -32,30 +38,54 @@ class TrainerStep:
 
     Attributes:
         accumulates: whether it accumulates gradients over several micro-batches.
+        batches_ahead: how many micro-batches it has on the device while it trains on one: all of a
+            step; None where it fetches each in its turn, as before transformers 4.46.
 
     Raises:
-        StepError: it shards its model.
+        StepError: it shards its model, or makes its batches out of its model's answers.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         for option in ("deepspeed", "fsdp"):
-            if getattr(trainer.args, option, None):
+            if getattr(trainer.args, option, None) or getattr(
+                trainer, f"is_{option}_enabled", False
+            ):
                 raise StepError(
                     f"the Trainer shards its model ({option} is set), of which one process alone "
                     "knows nothing: return (model, sample) in place of the Trainer, and search "
                     "with torchrun -m batchfinder find --strategy fsdp"
                 )
+        if hasattr(trainer.args, "steps_per_generation"):  # GRPO and the like
+            raise StepError(
+                f"a {type(trainer).__name__} trains on what its model generates, in parts of a "
+                "batch of prompts: return (model, sample) in place of it, with the longest "
+                "completions that there will be, and give its loss as step"
+            )
         # The data is not needed in a step, and would go to every worker process.
         self._trainer = _acting(trainer, train_dataset=None, eval_dataset=None)
-        self.accumulates = getattr(trainer.args, "gradient_accumulation_steps", 1) > 1
+        vars(self._trainer).update({k: _own(value) for k, value in vars(self._trainer).items()})
+        micro_batches = getattr(trainer.args, "gradient_accumulation_steps", 1)
+        self.accumulates = micro_batches > 1
+        self.batches_ahead = micro_batches if hasattr(trainer, "get_batch_samples") else None
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch that is on the model's device."""
         module = unwrapped(model)
-        _save_activations(module, self._trainer.args)
-        acting = _acting(self._trainer, model=module)
-        with _in_precision(module, self._trainer.args):
-            loss: Tensor = acting.compute_loss(model, batch)
+        args = self._trainer.args
+        _save_activations(module, args)
+        acting = _acting(
+            self._trainer,
+            model=module,
+            model_wrapped=model,
+            current_gradient_accumulation_steps=getattr(args, "gradient_accumulation_steps", 1),
+            # The batch is where it belongs, which need not be the device of the arguments.
+            _prepare_input=_unchanged,
+        )
+        items = _items_in(acting, batch)
+        if hasattr(acting, "_prepare_inputs"):
+            batch = acting._prepare_inputs(batch)
+        with _in_precision(module, _lower_precision(self._trainer)):
+            loss: Tensor = acting.compute_loss(model, batch, **items)
         return loss
 
 
@@ -73,8 +103,10 @@ class TrainerOptimizer:
         """A new optimizer over a model's parameters."""
         acting = _acting(self._trainer, model=model, model_wrapped=model, optimizer=None)
         acting.create_optimizer()
-        optimizer: Optimizer = acting.optimizer
-        return optimizer
+        optimizer: Any = acting.optimizer
+        if callable(getattr(optimizer, "train", None)):
+            optimizer.train()  # one without a schedule refuses its step otherwise
+        return optimizer  # type: ignore[no-any-return]
 
 
 def _acting(trainer: Trainer, **changes: Any) -> Any:
@@ -82,6 +114,37 @@ def _acting(trainer: Trainer, **changes: Any) -> Any:
     acting = copy.copy(trainer)
     vars(acting).update(changes)
     return acting
+
+
+def _own(value: Any) -> Any:
+    """Containers of one's own, in which metrics are noted; what they hold is shared."""
+    if type(value) is list:
+        return [_own(item) for item in value]
+    if type(value) in (set, deque):
+        return copy.copy(value)
+    if type(value) in (dict, defaultdict, Counter, OrderedDict):
+        own = copy.copy(value)
+        for key, item in value.items():
+            own[key] = _own(item)
+        return own
+    return value
+
+
+def _unchanged(data: Any) -> Any:
+    return data
+
+
+def _items_in(acting: Any, batch: Any) -> dict[str, Any]:
+    """What ``compute_loss`` is given to divide a sum by; nothing before transformers 4.46."""
+    get_batch_samples = getattr(acting, "get_batch_samples", None)
+    if get_batch_samples is None:
+        return {}
+    tensors = [tensor for _, tensor in named_tensors(batch)]
+    device = tensors[0].device if tensors else acting.args.device
+    arguments = (iter([batch]), 1, device)
+    takes_device = len(inspect.signature(get_batch_samples).parameters) > 2
+    _, items = get_batch_samples(*arguments if takes_device else arguments[:2])
+    return {"num_items_in_batch": items}
 
 
 def remarks_on(trainer: Trainer) -> list[str]:
@@ -96,6 +159,12 @@ def remarks_on(trainer: Trainer) -> list[str]:
         remarks.append(
             "the Trainer compiles its model, which takes other memory than the uncompiled steps "
             "here; search with --compile (from Python: compile=True)"
+        )
+    own_step = getattr(type(trainer), "training_step", None)
+    if getattr(own_step, "__module__", "transformers").partition(".")[0] not in _KNOWN:
+        remarks.append(
+            f"the training_step of {type(trainer).__name__} is not called, but its compute_loss: "
+            "what else it does is not seen; give a step(model, batch) -> loss that does it"
         )
     return remarks
 
@@ -116,14 +185,23 @@ def _save_activations(module: Any, args: Any) -> None:
         )
 
 
+def _lower_precision(trainer: Any) -> torch.dtype | None:
+    """That of autocast: from the arguments, or as ``accelerate launch`` has been told."""
+    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        if getattr(trainer.args, name, False):
+            return dtype
+        accelerator: Any = getattr(trainer, "accelerator", None)
+        if getattr(accelerator, "native_amp", False) and accelerator.mixed_precision == name:
+            return dtype
+    return None
+
+
 @contextmanager
-def _in_precision(module: nn.Module, args: Any) -> Iterator[None]:
+def _in_precision(module: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     """Run a model's forward pass alone in lower precision; its outputs are in fp32 again."""
-    is_on = {name: getattr(args, name, False) for name in ("bf16", "fp16")}
-    if not any(is_on.values()):
+    if dtype is None:
         yield
         return
-    dtype = torch.bfloat16 if is_on["bf16"] else torch.float16
     forward = module.forward
     own = {name: value for name, value in vars(module).items() if name == "forward"}
     device = next(module.parameters()).device.type

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -130,6 +131,93 @@ def test_without_data_the_model_itself_may_have_an_example() -> None:
         opened(trainer)
     trainer.model.dummy_inputs = {"input_ids": torch.zeros(2, 3, dtype=torch.long)}
     assert "no sample was given" in opened(trainer)[1][0]
+
+
+class Newer(Trainer):
+    """As a Trainer since transformers 4.46 trains: by its batches and what it counts in them."""
+
+    current_gradient_accumulation_steps: int
+
+    def __init__(self, *given: Any, **args: Any) -> None:
+        super().__init__(*given, **args)
+        self.metrics: dict[str, list[Any]] = {"loss": []}
+
+    def get_batch_samples(self, batches: Any, count: int, device: Any) -> tuple[list[Any], Any]:
+        taken = [next(batches) for _ in range(count)]
+        assert device.type == "cpu"
+        return taken, sum(batch["labels"].ne(-100).sum() for batch in taken)
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        return {**self._prepare_input(inputs), "is_prepared": True}
+
+    def _prepare_input(self, data: Any) -> Any:
+        raise AssertionError("moves it to the device of the arguments")
+
+    def compute_loss(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        assert inputs.pop("is_prepared")
+        assert model is self.model is self.model_wrapped
+        loss = super().compute_loss(model, inputs) / num_items_in_batch
+        self.metrics["loss"].append(loss / self.current_gradient_accumulation_steps)
+        return loss
+
+
+class WithoutDevice(Newer):
+    def get_batch_samples(self, batches: Any, count: int) -> tuple[list[Any], Any]:  # type: ignore[override]
+        return super().get_batch_samples(batches, count, CPU)
+
+
+@pytest.mark.parametrize("kind", [Newer, WithoutDevice])
+def test_its_loss_gets_what_it_gets_in_training(kind: type[Newer]) -> None:
+    trainer = kind(Texts(20, longest_at=3))
+    setup, _ = opened(trainer)
+    TrainingStep(setup, CPU).forward_backward(setup.sample)
+    assert estimate_max_batch(trainer, gpu="t4", max_batch_size=8).batch_size == 8
+    assert trainer.metrics == {"loss": []}
+
+
+def test_one_that_trains_on_what_it_generates_is_refused() -> None:
+    with pytest.raises(StepError, match="a Trainer trains on what its model generates"):
+        opened(Trainer(steps_per_generation=2))
+
+
+def test_an_optimizer_without_a_schedule_is_told_that_it_trains() -> None:
+    class ScheduleFree(Adam):
+        is_told = False
+
+        def train(self) -> None:
+            self.is_told = True
+
+    def create(acting: Any) -> None:
+        acting.optimizer = ScheduleFree(acting.model.parameters())
+
+    setup, _ = opened(type("Own", (Trainer,), {"create_optimizer": create})())
+    assert make_optimizer(setup.optimizer, setup.model).is_told  # type: ignore[attr-defined]
+
+
+def test_its_own_training_step_is_not_called_and_the_user_is_told() -> None:
+    class Own(Trainer):
+        def training_step(self) -> None: ...
+
+    (warning,) = opened(Own())[1]
+    assert "the training_step of Own is not called" in warning
+
+
+@pytest.mark.parametrize("option", ["deepspeed", "fsdp"])
+def test_one_that_was_launched_to_shard_is_refused(option: str) -> None:
+    trainer = Trainer()
+    setattr(trainer, f"is_{option}_enabled", True)
+    with pytest.raises(StepError, match="shards its model"):
+        opened(trainer)
+
+
+def test_the_precision_may_come_from_accelerate() -> None:
+    trainer: Any = Trainer()
+    trainer.accelerator = SimpleNamespace(native_amp=True, mixed_precision="bf16")
+    setup, _ = opened(trainer)
+    inside: list[torch.dtype] = []
+    trainer.model.layer.register_forward_hook(lambda *call: inside.append(call[-1].dtype))
+    TrainingStep(setup, CPU).forward_backward(setup.sample)
+    assert inside == [torch.bfloat16]
 
 
 @pytest.mark.parametrize("option", ["deepspeed", "fsdp"])
