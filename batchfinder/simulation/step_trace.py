@@ -136,8 +136,8 @@ class StepTraces:
                     tracker.track(state, Kind.OPTIMIZER_STATE)
                 for _ in range(STEPS):
                     tracker.begin_step()
-                    for _ in range(step.micro_batches):
-                        step.forward_backward(_on_device(host_batch, tracker))
+                    for micro_batch in step.fetch(lambda: _on_device(host_batch, tracker)):
+                        step.forward_backward(micro_batch)
                     step.optimizer_step()
                     if cluster is not None and not step.keeps_gradients:
                         setup.model.zero_grad(set_to_none=True)  # the optimizer may have a part
