@@ -68,6 +68,21 @@ class TrainerStep:
         self.accumulates = micro_batches > 1
         self.batches_ahead = micro_batches if hasattr(trainer, "get_batch_samples") else None
 
+    @property
+    def held(self) -> dict[str, Any]:
+        """The Trainer's modules and tensors beside its model, by name: a reference model, say."""
+        return {
+            name: value
+            for name, value in vars(self._trainer).items()
+            if isinstance(value, nn.Module | Tensor) and name not in ("model", "model_wrapped")
+        }
+
+    def holding(self, held: Mapping[str, Any]) -> TrainerStep:
+        """The same step with other modules and tensors in the place of those held."""
+        step = copy.copy(self)
+        step._trainer = _acting(self._trainer, **held)
+        return step
+
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch that is on the model's device."""
         module = unwrapped(model)

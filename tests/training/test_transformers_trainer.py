@@ -175,6 +175,24 @@ def test_its_loss_gets_what_it_gets_in_training(kind: type[Newer]) -> None:
     assert trainer.metrics == {"loss": []}
 
 
+def test_an_estimate_counts_what_it_holds_beside_its_model() -> None:
+    class Teacher(Trainer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.teacher = torch.nn.Linear(10, 1000, bias=False)
+            self.weights = torch.ones(10)
+
+        def compute_loss(self, model: Any, inputs: Any) -> Any:
+            out = model(**inputs)
+            return out.loss + (self.teacher(out.logits * self.weights) ** 2).mean()
+
+    trainer = Teacher()
+    terms = estimate_max_batch(trainer, gpu="t4", max_batch_size=8).explanation.terms
+    alone = estimate_max_batch(Trainer(), gpu="t4", max_batch_size=8).explanation.terms
+    assert terms["parameters"] - alone["parameters"] == 40_448 + 512  # in whole blocks
+    assert type(trainer.teacher.weight.data) is torch.Tensor
+
+
 def test_one_that_trains_on_what_it_generates_is_refused() -> None:
     with pytest.raises(StepError, match="a Trainer trains on what its model generates"):
         opened(Trainer(steps_per_generation=2))
