@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Number
 from typing import Any
@@ -67,7 +67,7 @@ class Collated:
         return self._collate([copy.copy(self._examples[i % count]) for i in range(batch_size)])
 
 
-def longest_batch(trainer: Trainer, places: Sequence[int] = ()) -> LongestBatch:
+def longest_batch(trainer: Trainer) -> LongestBatch:
     """A batch of the longest examples that a Trainer has, made as its DataLoader makes one.
 
     For each of an example's values (inputs and labels, say) the one with the longest is taken. Up
@@ -76,7 +76,6 @@ def longest_batch(trainer: Trainer, places: Sequence[int] = ()) -> LongestBatch:
 
     Args:
         trainer: stays as it is.
-        places: where the longest examples are, if that is known.
 
     Raises:
         SampleError: there are no examples.
@@ -95,13 +94,12 @@ def longest_batch(trainer: Trainer, places: Sequence[int] = ()) -> LongestBatch:
             )
             return LongestBatch(_first_batch(loader), None, remarks=(remark,))
         remarks = []
-        if not places:
-            places, are_all, looked_at = _longest(dataset)
-            if not are_all:
-                remarks.append(
-                    f"the batches tried are as long as the longest of {looked_at} examples of the "
-                    f"Trainer's {len(dataset)}; give a sample as long as any in training"
-                )
+        places, are_all, looked_at = _longest(dataset)
+        if not are_all:
+            remarks.append(
+                f"the batches tried are as long as the longest of {looked_at} examples of the "
+                f"Trainer's {len(dataset)}; give a sample as long as any in training"
+            )
         make = Collated(collate, [dataset[place] for place in places])
         batch = make(len(places))
         is_repeatable = _as_when_repeated(batch, make, 2 * len(places))
