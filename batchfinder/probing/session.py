@@ -249,8 +249,8 @@ class ProbeSession:
         retries_before = self.device.allocation_retries()
         self.device.reset_peaks()
         hooks = [lambda: self._read(Phase.FORWARD, run)] if self.device.leaves_no_trace else []
-        for _ in range(step.micro_batches):
-            step.forward_backward(next_batch(), *hooks)
+        for batch in step.fetch(next_batch):
+            step.forward_backward(batch, *hooks)
             hooks = []  # from here on gradients are alive
         peak = self._read(Phase.FORWARD_BACKWARD, run)
         self.device.reset_peaks()

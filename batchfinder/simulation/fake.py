@@ -90,25 +90,33 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
 
 
 def fake_copy(
-    thing: T, mode: FakeTensorMode, *modules: nn.Module, optimizer: Optimizer | None = None
+    thing: T,
+    mode: FakeTensorMode,
+    *owners: nn.Module | Tensor,
+    optimizer: Optimizer | None = None,
 ) -> T:
     """A deep copy of anything, with fake CPU tensors in place of its tensors.
 
     Args:
         thing: models, optimizers, batches in any container; it stays as it is.
         mode: the mode that is on.
-        modules: those among it whose parameters may be anywhere: on a GPU, or on "meta".
+        owners: modules and tensors among it that may be anywhere: on a GPU, or on "meta".
         optimizer: the one among it that starts anew, without the states it has gathered anywhere.
     """
     memo: dict[int, Any] = {}
     if optimizer is not None:
         memo[id(optimizer.state)] = defaultdict(dict)
-    for module in modules:
-        for tensor in [*module.parameters(), *module.buffers()]:
+    for owner in owners:
+        for tensor in tensors_of(owner):
             if id(tensor) not in memo:
                 memo[id(tensor)] = _fake_like(tensor, mode)
     with FakeCopyMode(mode):
         return copy.deepcopy(thing, memo)
+
+
+def tensors_of(owner: nn.Module | Tensor) -> list[Tensor]:
+    """The parameters and buffers of a module; a tensor itself."""
+    return [owner] if isinstance(owner, Tensor) else [*owner.parameters(), *owner.buffers()]
 
 
 def _fake_like(tensor: Tensor, mode: FakeTensorMode) -> Tensor:

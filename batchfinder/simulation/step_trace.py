@@ -16,7 +16,7 @@ from batchfinder.errors import StepError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.simulation.attention import FAMILIES, ComputeCapability, kernel_family
 from batchfinder.simulation.cluster import Cluster, resizes_told
-from batchfinder.simulation.fake import fake_copy, fake_cuda
+from batchfinder.simulation.fake import fake_copy, fake_cuda, tensors_of
 from batchfinder.simulation.refusal import USE_FIND, explained
 from batchfinder.simulation.trace import AffineTrace, Kind, NotAffineError, Trace, align
 from batchfinder.simulation.tracker import StorageTracker
@@ -24,6 +24,7 @@ from batchfinder.simulation.workspaces import CudaWorkspaces
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
+from batchfinder.training.transformers_trainer import TrainerStep
 from batchfinder.training.tree import map_leaves
 
 # Small, for sizes cost nothing here but host memory for the batch; even, for what halves a batch.
@@ -128,16 +129,17 @@ class StepTraces:
             tracker = StorageTracker(batch_size, setup.model, workspaces)
             host_batch = fake_copy(batch, mode)
             with tracker, resizes_told(tracker) if cluster else nullcontext():
-                for tensor in [*setup.model.parameters(), *setup.model.buffers()]:
-                    tracker.track(tensor, Kind.PARAMETER)
+                for owner in [setup.model, *_held(setup).values()]:
+                    for tensor in tensors_of(owner):
+                        tracker.track(tensor, Kind.PARAMETER)
                 for bucket in buckets:
                     tracker.track(bucket, Kind.GRADIENT)
                 for state in _states_on_device(step.optimizer):
                     tracker.track(state, Kind.OPTIMIZER_STATE)
                 for _ in range(STEPS):
                     tracker.begin_step()
-                    for _ in range(step.micro_batches):
-                        step.forward_backward(_on_device(host_batch, tracker))
+                    for micro_batch in step.fetch(lambda: _on_device(host_batch, tracker)):
+                        step.forward_backward(micro_batch)
                     step.optimizer_step()
                     if cluster is not None and not step.keeps_gradients:
                         setup.model.zero_grad(set_to_none=True)  # the optimizer may have a part
@@ -146,19 +148,29 @@ class StepTraces:
 
 
 def _fake_setup(setup: TrainingSetup, mode: FakeTensorMode) -> TrainingSetup:
-    """A copy of model and optimizer without data; functions are shared."""
+    """A copy without data of model, optimizer and what a Trainer holds; functions are shared."""
     for name, module in setup.model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise StepError(f"{name or 'the model'} is compiled by TorchScript: {USE_FIND}")
     own = setup.optimizer if isinstance(setup.optimizer, Optimizer) else None
     try:
-        model, optimizer = fake_copy((setup.model, own), mode, setup.model, optimizer=own)
+        held = _held(setup)
+        model, optimizer, held = fake_copy(
+            (setup.model, own, held), mode, setup.model, *held.values(), optimizer=own
+        )
     except (TypeError, RuntimeError, SystemError) as error:
         reason = str(error).partition("\n")[0]
         if "uantized" in reason:
             raise StepError(f"the model holds quantized tensors: {USE_FIND}") from error
         raise StepError(f"the model cannot be copied ({reason}): {USE_FIND}") from error
-    return dataclasses.replace(setup, model=model, optimizer=optimizer or setup.optimizer)
+    step = setup.step.holding(held) if isinstance(setup.step, TrainerStep) else setup.step
+    return dataclasses.replace(
+        setup, model=model, optimizer=optimizer or setup.optimizer, step=step
+    )
+
+
+def _held(setup: TrainingSetup) -> dict[str, Any]:
+    return setup.step.held if isinstance(setup.step, TrainerStep) else {}
 
 
 def _states_on_device(optimizer: Optimizer) -> list[torch.Tensor]:

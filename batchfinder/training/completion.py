@@ -12,12 +12,8 @@ from batchfinder.training.lightning import own_optimizer, own_training_step, tra
 from batchfinder.training.model_hints import sample_from_model
 from batchfinder.training.setup import OptimizerOfModel, Trainer, TrainingSetup
 from batchfinder.training.target import call_with_arguments
-from batchfinder.training.transformers_trainer import (
-    TrainerOptimizer,
-    TrainerStep,
-    longest_batch,
-    remarks_on,
-)
+from batchfinder.training.trainer_batch import longest_batch
+from batchfinder.training.transformers_trainer import TrainerOptimizer, TrainerStep, remarks_on
 from batchfinder.training.tree import described_shapes, named_tensors
 
 
@@ -64,12 +60,14 @@ def completed(
     if setup.sample is None and setup.make_batch is None:
         sample = _given_sample(sample_function, arguments or {}, input_spec)
         if sample is None and trainer is not None and trainer.train_dataset is not None:
-            sample, remarks = longest_batch(trainer)
-            warnings += remarks
-        if sample is None:
+            longest = longest_batch(trainer)
+            warnings += longest.remarks
+            setup = replace(setup, sample=longest.sample, make_batch=longest.make_batch)
+        elif sample is not None:
+            setup = replace(setup, sample=sample)
+        else:
             setup, warning = _with_hint(setup)
             return setup, [*warnings, warning]
-        setup = replace(setup, sample=sample)
     if setup.step is None and setup.loss_fn is None and trains_itself(setup.model):
         setup = replace(setup, step=own_training_step)
     return setup, warnings

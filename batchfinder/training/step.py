@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -111,8 +111,11 @@ class TrainingStep:
         self.setup = setup
         self.device = device
         self.optimizer = make_optimizer(setup.optimizer, setup.model)
-        accumulates = isinstance(setup.step, TrainerStep) and setup.step.accumulates
-        self.micro_batches = 2 if accumulate or accumulates else 1
+        of_trainer = setup.step if isinstance(setup.step, TrainerStep) else None
+        accumulates = accumulate or (of_trainer is not None and of_trainer.accumulates)
+        self.micro_batches = 2 if accumulates else 1
+        self._batches_ahead = of_trainer.batches_ahead if of_trainer else None
+        self._ahead: list[Any] = []
         self.warnings: list[str] = []
         self._autocast_dtype = None if is_sharded_here else AUTOCAST_DTYPES[precision]
         # From a scale of 1 no first step overflows and is skipped, which would leave the
@@ -126,6 +129,25 @@ class TrainingStep:
         self._kept: list[Any] = []
         self.keeps_gradients = setup.step is own_training_step
         self._has_old_gradients = False
+
+    def fetch(self, next_batch: Callable[[], Any]) -> Iterator[Any]:
+        """The micro-batches of one step, on the device as early and as long as in training.
+
+        Args:
+            next_batch: fetches one micro-batch to the device.
+
+        Yields:
+            Each micro-batch when the one before it has been trained on.
+        """
+        if self._batches_ahead is None:
+            for _ in range(self.micro_batches):
+                yield next_batch()
+            return
+        # The last ones go when all of the next are there; and no output is kept.
+        self._ahead = [next_batch() for _ in range(max(self.micro_batches, self._batches_ahead))]
+        for place in range(self.micro_batches):
+            self._kept = self._kept[-1:]
+            yield self._ahead[place]
 
     def forward_backward(self, batch: Any, after_forward: Callable[[], Any] = lambda: None) -> None:
         """Forward pass, loss and backward pass of one micro-batch on the device.
@@ -179,8 +201,9 @@ class TrainingStep:
             )
 
     def release(self) -> None:
-        """Let go of the batch, the output and the gradients of the last step."""
+        """Let go of the batches, the output and the gradients of the last step."""
         self._kept = []
+        self._ahead = []
         self.optimizer.zero_grad(set_to_none=True)
         self._has_old_gradients = False
 

@@ -11,6 +11,8 @@ precision ``Accelerator.prepare_model``
 from __future__ import annotations
 
 import copy
+import inspect
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,16 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import IterableDataset
 
-from batchfinder.errors import SampleError, StepError
+from batchfinder.errors import StepError
 from batchfinder.training.parallel import unwrapped
 from batchfinder.training.setup import Trainer
-from batchfinder.training.state import preserved_state
+from batchfinder.training.tree import named_tensors
 
-# So many examples are looked at for the longest; the first few tell whether lengths differ at all.
-MOST_EXAMPLES = 4096
-FIRST_EXAMPLES = 64
+# Those whose training_step does no more, as far as memory is concerned, than the loss needs.
+_KNOWN = ("transformers", "trl")
 
 
 class TrainerStep:
@@ -38,30 +38,69 @@ class TrainerStep:
 
     Attributes:
         accumulates: whether it accumulates gradients over several micro-batches.
+        batches_ahead: how many micro-batches it has on the device while it trains on one: all of a
+            step; None where it fetches each in its turn, as before transformers 4.46.
 
     Raises:
-        StepError: it shards its model.
+        StepError: it shards its model, or makes its batches out of its model's answers.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         for option in ("deepspeed", "fsdp"):
-            if getattr(trainer.args, option, None):
+            if getattr(trainer.args, option, None) or getattr(
+                trainer, f"is_{option}_enabled", False
+            ):
                 raise StepError(
                     f"the Trainer shards its model ({option} is set), of which one process alone "
                     "knows nothing: return (model, sample) in place of the Trainer, and search "
                     "with torchrun -m batchfinder find --strategy fsdp"
                 )
+        if hasattr(trainer.args, "steps_per_generation"):  # GRPO and the like
+            raise StepError(
+                f"a {type(trainer).__name__} trains on what its model generates, in parts of a "
+                "batch of prompts: return (model, sample) in place of it, with the longest "
+                "completions that there will be, and give its loss as step"
+            )
         # The data is not needed in a step, and would go to every worker process.
         self._trainer = _acting(trainer, train_dataset=None, eval_dataset=None)
-        self.accumulates = getattr(trainer.args, "gradient_accumulation_steps", 1) > 1
+        vars(self._trainer).update({k: _own(value) for k, value in vars(self._trainer).items()})
+        micro_batches = getattr(trainer.args, "gradient_accumulation_steps", 1)
+        self.accumulates = micro_batches > 1
+        self.batches_ahead = micro_batches if hasattr(trainer, "get_batch_samples") else None
+
+    @property
+    def held(self) -> dict[str, Any]:
+        """The Trainer's modules and tensors beside its model, by name: a reference model, say."""
+        return {
+            name: value
+            for name, value in vars(self._trainer).items()
+            if isinstance(value, nn.Module | Tensor) and name not in ("model", "model_wrapped")
+        }
+
+    def holding(self, held: Mapping[str, Any]) -> TrainerStep:
+        """The same step with other modules and tensors in the place of those held."""
+        step = copy.copy(self)
+        step._trainer = _acting(self._trainer, **held)
+        return step
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch that is on the model's device."""
         module = unwrapped(model)
-        _save_activations(module, self._trainer.args)
-        acting = _acting(self._trainer, model=module)
-        with _in_precision(module, self._trainer.args):
-            loss: Tensor = acting.compute_loss(model, batch)
+        args = self._trainer.args
+        _save_activations(module, args)
+        acting = _acting(
+            self._trainer,
+            model=module,
+            model_wrapped=model,
+            current_gradient_accumulation_steps=getattr(args, "gradient_accumulation_steps", 1),
+            # The batch is where it belongs, which need not be the device of the arguments.
+            _prepare_input=_unchanged,
+        )
+        items = _items_in(acting, batch)
+        if hasattr(acting, "_prepare_inputs"):
+            batch = acting._prepare_inputs(batch)
+        with _in_precision(module, _lower_precision(self._trainer)):
+            loss: Tensor = acting.compute_loss(model, batch, **items)
         return loss
 
 
@@ -79,8 +118,10 @@ class TrainerOptimizer:
         """A new optimizer over a model's parameters."""
         acting = _acting(self._trainer, model=model, model_wrapped=model, optimizer=None)
         acting.create_optimizer()
-        optimizer: Optimizer = acting.optimizer
-        return optimizer
+        optimizer: Any = acting.optimizer
+        if callable(getattr(optimizer, "train", None)):
+            optimizer.train()  # one without a schedule refuses its step otherwise
+        return optimizer  # type: ignore[no-any-return]
 
 
 def _acting(trainer: Trainer, **changes: Any) -> Any:
@@ -88,6 +129,37 @@ def _acting(trainer: Trainer, **changes: Any) -> Any:
     acting = copy.copy(trainer)
     vars(acting).update(changes)
     return acting
+
+
+def _own(value: Any) -> Any:
+    """Containers of one's own, in which metrics are noted; what they hold is shared."""
+    if type(value) is list:
+        return [_own(item) for item in value]
+    if type(value) in (set, deque):
+        return copy.copy(value)
+    if type(value) in (dict, defaultdict, Counter, OrderedDict):
+        own = copy.copy(value)
+        for key, item in value.items():
+            own[key] = _own(item)
+        return own
+    return value
+
+
+def _unchanged(data: Any) -> Any:
+    return data
+
+
+def _items_in(acting: Any, batch: Any) -> dict[str, Any]:
+    """What ``compute_loss`` is given to divide a sum by; nothing before transformers 4.46."""
+    get_batch_samples = getattr(acting, "get_batch_samples", None)
+    if get_batch_samples is None:
+        return {}
+    tensors = [tensor for _, tensor in named_tensors(batch)]
+    device = tensors[0].device if tensors else acting.args.device
+    arguments = (iter([batch]), 1, device)
+    takes_device = len(inspect.signature(get_batch_samples).parameters) > 2
+    _, items = get_batch_samples(*arguments if takes_device else arguments[:2])
+    return {"num_items_in_batch": items}
 
 
 def remarks_on(trainer: Trainer) -> list[str]:
@@ -103,90 +175,13 @@ def remarks_on(trainer: Trainer) -> list[str]:
             "the Trainer compiles its model, which takes other memory than the uncompiled steps "
             "here; search with --compile (from Python: compile=True)"
         )
+    own_step = getattr(type(trainer), "training_step", None)
+    if getattr(own_step, "__module__", "transformers").partition(".")[0] not in _KNOWN:
+        remarks.append(
+            f"the training_step of {type(trainer).__name__} is not called, but its compute_loss: "
+            "what else it does is not seen; give a step(model, batch) -> loss that does it"
+        )
     return remarks
-
-
-def longest_batch(trainer: Trainer) -> tuple[Any, list[str]]:
-    """A batch of the longest examples that a Trainer has, made as its DataLoader makes one.
-
-    Every batch in training is padded to its longest example. For each of an example's values
-    (inputs and labels, say) the one with the longest is taken; up to 4096 examples are looked at,
-    evenly over the data set, or 64 where these are all of the same length.
-
-    Returns:
-        The batch, and what the user should know of it.
-
-    Raises:
-        SampleError: there are no examples.
-        Exception: what data set and collator raise.
-    """
-    with preserved_state():
-        loader = trainer.get_train_dataloader()
-        dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
-        if collate is None or not _has_places(dataset):
-            return next(iter(loader)), [
-                "the batches tried are as long as the first one of the Trainer's; give a sample "
-                "as long as any in training"
-            ]
-        return _collated(dataset, collate)
-
-
-def _has_places(dataset: Any) -> bool:
-    return (
-        hasattr(dataset, "__len__")
-        and hasattr(dataset, "__getitem__")
-        and not isinstance(dataset, IterableDataset)
-    )
-
-
-def _collated(dataset: Any, collate: Any) -> tuple[Any, list[str]]:
-    size = len(dataset)
-    if not size:
-        raise SampleError("the Trainer's train_dataset has no examples; give it at least one")
-    places = _spread(range(size), MOST_EXAMPLES)
-    longest, are_alike = _longest(dataset, _spread(places, FIRST_EXAMPLES))
-    if not are_alike:
-        longest, _ = _longest(dataset, places)
-    batch = collate([dataset[place] for place in longest])
-    if are_alike or len(places) == size:
-        return batch, []
-    return batch, [
-        f"the batches tried are as long as the longest of {len(places)} examples of the Trainer's "
-        f"{size}; give a sample as long as any in training"
-    ]
-
-
-def _spread(places: range, most: int) -> range:
-    """At most so many of some places, evenly over them."""
-    return places[:: -(-len(places) // most)]
-
-
-def _longest(dataset: Any, places: range) -> tuple[list[int], bool]:
-    """Where in a data set the longest of each value is, and whether all are of one length."""
-    longest: dict[Any, tuple[int, int]] = {}
-    are_alike = True
-    for place in places:
-        for key, length in _lengths(dataset[place]):
-            most, _ = longest.setdefault(key, (length, place))
-            are_alike = are_alike and length == most
-            if length > most:
-                longest[key] = length, place
-    return sorted({place for _, place in longest.values()}), are_alike
-
-
-def _lengths(example: Any) -> Iterator[tuple[Any, int]]:
-    """How long each value of an example is: a text by its tokens, an image by its pixels."""
-    if isinstance(example, Mapping):
-        items = list(example.items())
-    else:
-        items = list(enumerate(example if isinstance(example, list | tuple) else [example]))
-    for key, value in items:
-        if isinstance(value, Tensor):
-            yield key, value.numel()
-        elif hasattr(value, "__len__"):
-            yield key, len(value)
-        else:
-            yield key, 1
 
 
 def _save_activations(module: Any, args: Any) -> None:
@@ -205,14 +200,23 @@ def _save_activations(module: Any, args: Any) -> None:
         )
 
 
+def _lower_precision(trainer: Any) -> torch.dtype | None:
+    """That of autocast: from the arguments, or as ``accelerate launch`` has been told."""
+    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        if getattr(trainer.args, name, False):
+            return dtype
+        accelerator: Any = getattr(trainer, "accelerator", None)
+        if getattr(accelerator, "native_amp", False) and accelerator.mixed_precision == name:
+            return dtype
+    return None
+
+
 @contextmanager
-def _in_precision(module: nn.Module, args: Any) -> Iterator[None]:
+def _in_precision(module: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     """Run a model's forward pass alone in lower precision; its outputs are in fp32 again."""
-    is_on = {name: getattr(args, name, False) for name in ("bf16", "fp16")}
-    if not any(is_on.values()):
+    if dtype is None:
         yield
         return
-    dtype = torch.bfloat16 if is_on["bf16"] else torch.float16
     forward = module.forward
     own = {name: value for name, value in vars(module).items() if name == "forward"}
     device = next(module.parameters()).device.type

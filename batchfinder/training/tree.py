@@ -38,7 +38,9 @@ def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str = "") -
         # one of its tensors must never leave the host.
         return function(path, tree)
 
-    children, spec = _pytree.tree_flatten(tree, is_leaf=lambda node: node is not tree)
+    # By its id: tree_flatten leaves the function in a cycle, in which the tree would stay alive.
+    root = id(tree)
+    children, spec = _pytree.tree_flatten(tree, is_leaf=lambda node: id(node) != root)
     if not (len(children) == 1 and children[0] is tree):
         names = _child_names(tree, len(children))
         return _pytree.tree_unflatten(

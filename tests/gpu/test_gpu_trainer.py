@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +37,40 @@ def trainer_of_texts(folder: Path, **args: Any) -> Any:
     )
 
 
+class Images(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return 2000
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        return {"pixel_values": torch.zeros(3, 64, 64), "labels": place % 10}
+
+
+def trainer_of_images(folder: Path, **args: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    config = transformers.ViTConfig(
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        image_size=64,
+        num_labels=10,
+    )
+    trainer = trainer_of_texts(folder, **args)
+    return transformers.Trainer(
+        transformers.ViTForImageClassification(config), trainer.args, train_dataset=Images()
+    )
+
+
 def peak_of_training(trainer: Any) -> int:
     transformers = pytest.importorskip("transformers")
     peaks = []
 
     class Readings(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            torch.cuda.reset_peak_memory_stats(DEVICE)
-
         def on_step_end(self, *_: Any, **__: Any) -> None:
+            # Not where a step begins: its batches have been fetched by then.
             peaks.append(torch.cuda.max_memory_allocated(DEVICE))
+            torch.cuda.reset_peak_memory_stats(DEVICE)
 
     trainer.add_callback(Readings())
     trainer.train()
@@ -53,24 +78,28 @@ def peak_of_training(trainer: Any) -> int:
 
 
 @pytest.mark.parametrize(
-    "args",
+    ("build", "args"),
     [
-        {},
-        {"bf16": True},
-        {"gradient_checkpointing": True},
-        {"gradient_accumulation_steps": 4},
-        {"bf16": True, "gradient_checkpointing": True, "gradient_accumulation_steps": 2},
-        {"label_smoothing_factor": 0.1, "optim": "adafactor"},
+        (trainer_of_texts, {}),
+        (trainer_of_texts, {"bf16": True}),
+        (trainer_of_texts, {"gradient_checkpointing": True}),
+        (trainer_of_texts, {"gradient_accumulation_steps": 4}),
+        (
+            trainer_of_texts,
+            {"bf16": True, "gradient_checkpointing": True, "gradient_accumulation_steps": 2},
+        ),
+        (trainer_of_texts, {"label_smoothing_factor": 0.1, "optim": "adafactor"}),
+        (trainer_of_images, {"bf16": True, "gradient_accumulation_steps": 16}),
     ],
-    ids=lambda args: "-".join(args) or "fp32",
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else value.__name__,
 )
 def test_a_trainer_takes_the_memory_that_was_found_and_estimated(
-    args: dict[str, Any], tmp_path: Path
+    build: Callable[..., Any], args: dict[str, Any], tmp_path: Path
 ) -> None:
-    measured = peak_of_training(trainer_of_texts(tmp_path, **args))
+    measured = peak_of_training(build(tmp_path, **args))
     torch.cuda.empty_cache()
 
-    trainer = trainer_of_texts(tmp_path, **args)
+    trainer = build(tmp_path, **args)
     result = find_max_batch(
         trainer, device=DEVICE, min_batch_size=BATCH_SIZE, max_batch_size=BATCH_SIZE
     )

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
+from training.trainers import Trainer, opened
 
 from batchfinder import TrainingSetup
 from batchfinder.errors import StepError, UsageError
@@ -236,3 +237,34 @@ def test_a_transformers_model_trains_on_its_own_batch() -> None:
     step = step_of(transformers.GPT2LMHeadModel(config))
     run(step, batch)
     assert step.warnings == []
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_trainer_has_all_micro_batches_of_a_step_on_the_device(steps: int) -> None:
+    class Ahead(Trainer):
+        def get_batch_samples(self, batches: Any, count: int) -> tuple[list[Any], Any]:
+            return [next(batches) for _ in range(count)], None
+
+        def compute_loss(self, model: Any, inputs: Any, num_items_in_batch: None = None) -> Any:
+            return super().compute_loss(model, inputs)
+
+    setup, _ = opened(Ahead(gradient_accumulation_steps=steps))
+    step = TrainingStep(setup, CPU)
+    alive: list[weakref.ref[Any]] = []
+
+    class Batch(dict[str, Any]): ...
+
+    def next_batch() -> Batch:
+        batch = Batch(setup.sample)
+        alive.append(weakref.ref(batch))
+        return batch
+
+    for _ in range(2):
+        for micro_batch in step.fetch(next_batch):
+            step.forward_backward(micro_batch)
+            assert sum(ref() is not None for ref in alive) == steps
+        step.optimizer_step()
+        del micro_batch
+    assert len(alive) == 2 * steps
+    step.release()
+    assert not any(ref() for ref in alive)

@@ -2,108 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.optim import SGD, Adam
-from torch.utils.data import DataLoader, IterableDataset
+from torch.optim import Adam
+from training.trainers import Output, Tagger, Texts, Trainer, opened
 
 from batchfinder import TrainingSetup, estimate_max_batch, estimate_peak_memory, find_max_batch
 from batchfinder.errors import SampleError, StepError
-from batchfinder.training.completion import completed
 from batchfinder.training.optimizers import make_optimizer
-from batchfinder.training.setup import setup_of
 from batchfinder.training.step import TrainingStep
-from batchfinder.training.transformers_trainer import FIRST_EXAMPLES, MOST_EXAMPLES
 
 CPU = torch.device("cpu")
-Example = dict[str, list[int]]
-
-
-class Output(NamedTuple):
-    loss: Tensor
-    logits: Tensor
-    name: str
-
-
-class Tagger(nn.Module):
-    """The least of a model for texts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(10, 4)
-        self.layer = nn.Linear(4, 10)
-        self.saves_activations: dict[str, Any] | None = None
-
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Output:
-        logits = self.layer(self.embedding(input_ids))
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
-        return Output(loss, logits, "tags")
-
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any) -> None:
-        self.saves_activations = gradient_checkpointing_kwargs
-
-
-class Texts:
-    """So many texts, of one token each unless one is the longest; notes which are looked at."""
-
-    def __init__(self, size: int, longest_at: int | None = None) -> None:
-        self.size, self.longest_at = size, longest_at
-        self.seen: list[int] = []
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, place: int) -> Example:
-        self.seen.append(place)
-        length = 1 if self.longest_at is None else 7 if place == self.longest_at else 1 + place % 3
-        return {"input_ids": [place % 10] * length, "labels": [1] * length}
-
-
-def collate(examples: list[Example]) -> dict[str, Tensor]:
-    def padded(name: str) -> Tensor:
-        longest = max(len(example[name]) for example in examples)
-        return torch.tensor([row[name] + [0] * (longest - len(row[name])) for row in examples])
-
-    return {name: padded(name) for name in examples[0]}
-
-
-class Trainer:
-    """The least that a Trainer of transformers has."""
-
-    def __init__(self, dataset: Any = None, **args: Any) -> None:
-        self.model: Any = Tagger()
-        self.args = SimpleNamespace(learning_rate=0.1, **args)
-        self.train_dataset: Any = Texts(20) if dataset is None else dataset
-        self.eval_dataset = self.train_dataset
-        self.optimizer: Any = None
-        self.model_wrapped = self.model
-        self.batches_seen = 0
-
-    def compute_loss(self, model: Any, inputs: Any) -> Any:
-        self.batches_seen += 1
-        self.output = model(**inputs)
-        return self.output.loss
-
-    def create_optimizer(self) -> Any:
-        named = list(self.model.named_parameters())
-        groups: list[dict[str, Any]] = [
-            {"params": [p for name, p in named if "bias" not in name], "weight_decay": 0.1},
-            {"params": [p for name, p in named if "bias" in name]},
-        ]
-        self.optimizer = SGD(groups, lr=self.args.learning_rate, momentum=0.9)
-        return self.optimizer
-
-    def get_train_dataloader(self) -> Any:
-        return DataLoader(self.train_dataset, batch_size=4, collate_fn=collate)
-
-
-def opened(trainer: Any, *given: Any) -> tuple[TrainingSetup, list[str]]:
-    return completed(setup_of(trainer, *given))
 
 
 def test_a_search_takes_all_from_a_trainer_and_leaves_it_as_it_was() -> None:
@@ -212,53 +124,6 @@ def test_activations_are_checkpointed_as_newer_ones_ask() -> None:
     }
 
 
-class Uneven(Texts):
-    """The longest inputs and the longest labels are not of the same example."""
-
-    def __getitem__(self, place: int) -> Example:
-        example = super().__getitem__(place)
-        return {**example, "labels": [1] * (9 if place == 5 else 2)}
-
-
-def test_the_batch_is_as_long_as_any_in_training() -> None:
-    setup, warnings = opened(Trainer(Texts(300, longest_at=299)))
-    assert setup.sample["input_ids"].shape[1] == 7
-    setup, _ = opened(Trainer(Uneven(20, longest_at=3)))
-    assert (setup.sample["input_ids"].shape[1], setup.sample["labels"].shape[1]) == (7, 9)
-    assert warnings == []
-
-
-def test_where_all_are_of_one_length_few_are_looked_at() -> None:
-    dataset = Texts(10 * MOST_EXAMPLES)
-    _, warnings = opened(Trainer(dataset))
-    assert len(dataset.seen) <= FIRST_EXAMPLES + 2
-    assert warnings == []
-
-
-def test_of_many_that_differ_some_are_looked_at_and_the_user_is_told() -> None:
-    dataset = Texts(2 * MOST_EXAMPLES, longest_at=0)
-    setup, (warning,) = opened(Trainer(dataset))
-    assert setup.sample["input_ids"].shape[1] == 7
-    assert max(dataset.seen) > 1.9 * MOST_EXAMPLES
-    assert "the longest of 4096 examples of the Trainer's 8192" in warning
-
-
-class Stream(IterableDataset[Example]):
-    def __iter__(self) -> Iterator[Example]:
-        yield from Texts(8, longest_at=2)  # type: ignore[misc]
-
-
-def test_of_a_stream_the_first_batch_is_taken_and_the_user_is_told() -> None:
-    setup, (warning,) = opened(Trainer(Stream()))
-    assert setup.sample["input_ids"].shape == (4, 7)
-    assert "give a sample as long as any in training" in warning
-
-
-def test_a_trainer_without_examples_is_refused() -> None:
-    with pytest.raises(SampleError, match="train_dataset has no examples"):
-        opened(Trainer(Texts(0)))
-
-
 def test_without_data_the_model_itself_may_have_an_example() -> None:
     trainer = Trainer()
     trainer.train_dataset = None
@@ -266,6 +131,111 @@ def test_without_data_the_model_itself_may_have_an_example() -> None:
         opened(trainer)
     trainer.model.dummy_inputs = {"input_ids": torch.zeros(2, 3, dtype=torch.long)}
     assert "no sample was given" in opened(trainer)[1][0]
+
+
+class Newer(Trainer):
+    """As a Trainer since transformers 4.46 trains: by its batches and what it counts in them."""
+
+    current_gradient_accumulation_steps: int
+
+    def __init__(self, *given: Any, **args: Any) -> None:
+        super().__init__(*given, **args)
+        self.metrics: dict[str, list[Any]] = {"loss": []}
+
+    def get_batch_samples(self, batches: Any, count: int, device: Any) -> tuple[list[Any], Any]:
+        taken = [next(batches) for _ in range(count)]
+        assert device.type == "cpu"
+        return taken, sum(batch["labels"].ne(-100).sum() for batch in taken)
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        return {**self._prepare_input(inputs), "is_prepared": True}
+
+    def _prepare_input(self, data: Any) -> Any:
+        raise AssertionError("moves it to the device of the arguments")
+
+    def compute_loss(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        assert inputs.pop("is_prepared")
+        assert model is self.model is self.model_wrapped
+        loss = super().compute_loss(model, inputs) / num_items_in_batch
+        self.metrics["loss"].append(loss / self.current_gradient_accumulation_steps)
+        return loss
+
+
+class WithoutDevice(Newer):
+    def get_batch_samples(self, batches: Any, count: int) -> tuple[list[Any], Any]:  # type: ignore[override]
+        return super().get_batch_samples(batches, count, CPU)
+
+
+@pytest.mark.parametrize("kind", [Newer, WithoutDevice])
+def test_its_loss_gets_what_it_gets_in_training(kind: type[Newer]) -> None:
+    trainer = kind(Texts(20, longest_at=3))
+    setup, _ = opened(trainer)
+    TrainingStep(setup, CPU).forward_backward(setup.sample)
+    assert estimate_max_batch(trainer, gpu="t4", max_batch_size=8).batch_size == 8
+    assert trainer.metrics == {"loss": []}
+
+
+def test_an_estimate_counts_what_it_holds_beside_its_model() -> None:
+    class Teacher(Trainer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.teacher = torch.nn.Linear(10, 1000, bias=False)
+            self.weights = torch.ones(10)
+
+        def compute_loss(self, model: Any, inputs: Any) -> Any:
+            out = model(**inputs)
+            return out.loss + (self.teacher(out.logits * self.weights) ** 2).mean()
+
+    trainer = Teacher()
+    terms = estimate_max_batch(trainer, gpu="t4", max_batch_size=8).explanation.terms
+    alone = estimate_max_batch(Trainer(), gpu="t4", max_batch_size=8).explanation.terms
+    assert terms["parameters"] - alone["parameters"] == 40_448 + 512  # in whole blocks
+    assert type(trainer.teacher.weight.data) is torch.Tensor
+
+
+def test_one_that_trains_on_what_it_generates_is_refused() -> None:
+    with pytest.raises(StepError, match="a Trainer trains on what its model generates"):
+        opened(Trainer(steps_per_generation=2))
+
+
+def test_an_optimizer_without_a_schedule_is_told_that_it_trains() -> None:
+    class ScheduleFree(Adam):
+        is_told = False
+
+        def train(self) -> None:
+            self.is_told = True
+
+    def create(acting: Any) -> None:
+        acting.optimizer = ScheduleFree(acting.model.parameters())
+
+    setup, _ = opened(type("Own", (Trainer,), {"create_optimizer": create})())
+    assert make_optimizer(setup.optimizer, setup.model).is_told  # type: ignore[attr-defined]
+
+
+def test_its_own_training_step_is_not_called_and_the_user_is_told() -> None:
+    class Own(Trainer):
+        def training_step(self) -> None: ...
+
+    (warning,) = opened(Own())[1]
+    assert "the training_step of Own is not called" in warning
+
+
+@pytest.mark.parametrize("option", ["deepspeed", "fsdp"])
+def test_one_that_was_launched_to_shard_is_refused(option: str) -> None:
+    trainer = Trainer()
+    setattr(trainer, f"is_{option}_enabled", True)
+    with pytest.raises(StepError, match="shards its model"):
+        opened(trainer)
+
+
+def test_the_precision_may_come_from_accelerate() -> None:
+    trainer: Any = Trainer()
+    trainer.accelerator = SimpleNamespace(native_amp=True, mixed_precision="bf16")
+    setup, _ = opened(trainer)
+    inside: list[torch.dtype] = []
+    trainer.model.layer.register_forward_hook(lambda *call: inside.append(call[-1].dtype))
+    TrainingStep(setup, CPU).forward_backward(setup.sample)
+    assert inside == [torch.bfloat16]
 
 
 @pytest.mark.parametrize("option", ["deepspeed", "fsdp"])

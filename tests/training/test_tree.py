@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import types
+import weakref
 from collections import OrderedDict, UserDict, defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -145,3 +147,17 @@ def test_tensors_by_name() -> None:
         "['b'].inputs",
     ]
     assert [path for path, _ in named_tensors(x)] == [""]
+
+
+def test_a_tree_that_was_walked_is_freed_at_once() -> None:
+    class Batch(dict[str, torch.Tensor]): ...
+
+    batch = Batch(x=torch.zeros(2))
+    alive = weakref.ref(batch)
+    gc.disable()
+    try:
+        named_tensors(batch)
+        del batch
+        assert alive() is None
+    finally:
+        gc.enable()
