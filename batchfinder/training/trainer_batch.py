@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Number
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
@@ -24,11 +22,9 @@ from batchfinder.training.state import preserved_state
 from batchfinder.training.tree import described_shapes, named_tensors
 
 # So many examples are looked at for the longest; the first few tell whether lengths differ at all.
-MOST_EXAMPLES = 4096
+# Always the same ones, since worker processes and ranks look for themselves.
+MOST_EXAMPLES = 2048
 FIRST_EXAMPLES = 64
-
-# Where an example takes long, as where sound is transformed: later ones are not looked at.
-LOOKING_SECONDS = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,13 +34,11 @@ class LongestBatch:
     Attributes:
         sample: a batch of its longest examples, which may be repeated.
         make_batch: makes a batch of those examples, where their repetition would be another one.
-        places: where in the data set the examples are; empty where they have no places.
         remarks: what the user should know of it.
     """
 
     sample: Any
     make_batch: MakeBatch | None
-    places: tuple[int, ...] = ()
     remarks: tuple[str, ...] = ()
 
 
@@ -71,8 +65,8 @@ def longest_batch(trainer: Trainer) -> LongestBatch:
     """A batch of the longest examples that a Trainer has, made as its DataLoader makes one.
 
     For each of an example's values (inputs and labels, say) the one with the longest is taken. Up
-    to 4096 examples are looked at, evenly over the data set and for at most 30 seconds, or 64 where
-    these are all of the same length.
+    to 2048 examples are looked at, evenly over the data set, or 64 where these are all of the same
+    length.
 
     Args:
         trainer: stays as it is.
@@ -106,7 +100,6 @@ def longest_batch(trainer: Trainer) -> LongestBatch:
     return LongestBatch(
         batch if is_repeatable else None,
         None if is_repeatable else make,
-        tuple(places),
         tuple(remarks),
     )
 
@@ -153,43 +146,30 @@ def _as_when_repeated(batch: Any, make: Collated, batch_size: int) -> bool:
 def _longest(dataset: Any) -> tuple[list[int], bool, int]:
     """Where the longest examples are, whether none can be longer, how many were looked at."""
     size = len(dataset)
+    places = _spread(range(size), MOST_EXAMPLES)
+    few = _spread(places, FIRST_EXAMPLES)
+    longest, are_alike = _longest_among(dataset, few)
+    if are_alike:
+        return longest, True, len(few)
+    return _longest_among(dataset, places)[0], len(places) == size, len(places)
+
+
+def _spread(places: range, most: int) -> range:
+    """At most so many of some places, evenly over them."""
+    return places[:: -(-len(places) // most)]
+
+
+def _longest_among(dataset: Any, places: range) -> tuple[list[int], bool]:
+    """Where the longest of each value is, and whether all are of one length."""
     longest: dict[Any, tuple[int, int]] = {}
     are_alike = True
-    started = time.monotonic()
-    looked_at = 0
-    for place in _spread(size):
-        if looked_at == min(FIRST_EXAMPLES, size) and are_alike:
-            return _places_of(longest), True, looked_at
-        if looked_at == MOST_EXAMPLES or (looked_at and _took_too_long(started)):
-            return _places_of(longest), False, looked_at
-        looked_at += 1
+    for place in places:
         for key, length in _lengths(dataset[place]):
             most, _ = longest.setdefault(key, (length, place))
             are_alike = are_alike and length == most
             if length > most:
                 longest[key] = length, place
-    return _places_of(longest), True, looked_at
-
-
-def _places_of(longest: Mapping[Any, tuple[int, int]]) -> list[int]:
-    return sorted({place for _, place in longest.values()})
-
-
-def _took_too_long(started: float) -> bool:
-    # Ranks that train together must come to the same examples.
-    is_alone = not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
-    return is_alone and time.monotonic() - started > LOOKING_SECONDS
-
-
-def _spread(size: int) -> Iterator[int]:
-    """All places, each once, in halves: wherever this is left, those seen lie evenly over all."""
-    step = 1
-    while step < size:
-        step *= 2
-    yield 0
-    while step > 1:
-        yield from range(step // 2, size, step)
-        step //= 2
+    return sorted({place for _, place in longest.values()}), are_alike
 
 
 def _lengths(example: Any) -> Iterator[tuple[Any, int]]:
