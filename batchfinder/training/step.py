@@ -138,6 +138,19 @@ class TrainingStep:
             StepError: the loss is no scalar that requires a gradient.
             Exception: what the model raises, running out of memory included.
         """
+        loss = self.forward(batch)
+        after_forward()
+        if self._has_old_gradients:
+            self.optimizer.zero_grad(set_to_none=True)
+            self._has_old_gradients = False
+        torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
+
+    def forward(self, batch: Any) -> Tensor:
+        """Forward pass and loss of one micro-batch on the device.
+
+        Raises:
+            as :meth:`forward_backward`.
+        """
         if self._compiled:
             for _, tensor in named_tensors(batch):
                 if tensor.dim() > self._batch_dim:
@@ -145,13 +158,8 @@ class TrainingStep:
         with self._autocast():
             output, loss = self._forward(batch)
         self._kept = [batch, output, loss]
-        del output
         self._check(loss)
-        after_forward()
-        if self._has_old_gradients:
-            self.optimizer.zero_grad(set_to_none=True)
-            self._has_old_gradients = False
-        torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
+        return loss
 
     def optimizer_step(self) -> None:
         """Update the parameters, then clear the gradients, unless they are kept for a while."""
