@@ -93,8 +93,8 @@ class ProbeSession:
 
     @property
     def warnings(self) -> list[str]:
-        """What the user should know of the step."""
-        return self._made_step.warnings if self._made_step else []
+        """What the user should know of the step and its batches."""
+        return [*self.batches.warnings, *(self._made_step.warnings if self._made_step else [])]
 
     def clean(self) -> None:
         """Give back all that the last probe left.

@@ -75,6 +75,7 @@ class StepTraces:
         self._batches = BatchMaker(
             setup.sample, make_batch=setup.make_batch, batch_dim=options.batch_dim
         )
+        self.warnings += self._batches.warnings
         self._affine: AffineTrace | None = None
         self.is_affine = True
         self._at = functools.cache(self._trace)
