@@ -21,6 +21,8 @@ from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.transformers_trainer import TrainerStep
 from batchfinder.training.tree import named_tensors
 
+_RETURN_THE_LOSS = "return the loss before its backward pass: that and the optimizer step follow"
+
 AUTOCAST_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -135,7 +137,7 @@ class TrainingStep:
             after_forward: called when the loss is there, before the backward pass.
 
         Raises:
-            StepError: the loss is no scalar that requires a gradient.
+            StepError: the loss is no scalar that requires a gradient, or had its backward pass.
             Exception: what the model raises, running out of memory included.
         """
         loss = self.forward(batch)
@@ -143,7 +145,14 @@ class TrainingStep:
         if self._has_old_gradients:
             self.optimizer.zero_grad(set_to_none=True)
             self._has_old_gradients = False
-        torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
+        try:
+            torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
+        except RuntimeError as error:
+            if "backward through the graph a second time" not in str(error):
+                raise
+            raise StepError(
+                f"{self._source_of_loss()} ran the backward pass by itself: {_RETURN_THE_LOSS}"
+            ) from error
 
     def forward(self, batch: Any) -> Tensor:
         """Forward pass and loss of one micro-batch on the device.
@@ -211,7 +220,9 @@ class TrainingStep:
     def _check(self, loss: Any) -> None:
         source = self._source_of_loss()
         if not isinstance(loss, Tensor):
-            raise StepError(f"{source} gave {type(loss).__name__} as the loss, not a tensor")
+            raise StepError(
+                f"{source} gave {type(loss).__name__} as the loss, not a tensor; {_RETURN_THE_LOSS}"
+            )
         if loss.numel() != 1:
             raise StepError(
                 f"{source} gave a loss of shape {tuple(loss.shape)}; reduce it to one number, "
@@ -220,7 +231,8 @@ class TrainingStep:
         if not loss.requires_grad:
             raise StepError(
                 "the loss does not depend on any parameter that requires a gradient: nothing to "
-                "train; look for torch.no_grad(), detach() or frozen parameters"
+                "train; look for torch.no_grad(), detach() or frozen parameters; "
+                f"{_RETURN_THE_LOSS}"
             )
 
     def _source_of_loss(self) -> str:

@@ -204,6 +204,35 @@ def test_what_is_no_loss_is_refused(loss: Any, message: str) -> None:
         run(step_of(loss_fn=loss))
 
 
+def test_a_step_that_runs_the_backward_pass_is_told_what_to_return() -> None:
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        loss: Tensor = model(batch[0]).exp().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    with pytest.raises(StepError, match="step ran the backward pass by itself: return the loss"):
+        run(step_of(step=step))
+
+
+def test_a_step_may_train_a_part_with_an_optimizer_of_its_own() -> None:
+    """As a GAN's: the discriminator inside the step, the generator after it."""
+    model = nn.ModuleDict({"generator": nn.Linear(4, 4), "judge": nn.Linear(4, 1)})
+    own = Adam(model["judge"].parameters())
+
+    def step(model: nn.ModuleDict, batch: Any) -> Tensor:
+        made = model["generator"](batch[0])
+        own.zero_grad()
+        torch.autograd.backward(model["judge"](made.detach()).exp().mean())
+        own.step()
+        loss: Tensor = -model["judge"](made).mean()
+        return loss
+
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    run(step_of(model, step=step, optimizer=Adam(model["generator"].parameters())))
+    for name, value in model.state_dict().items():
+        assert not torch.equal(value, before[name])
+
+
 def test_a_loss_of_one_number_in_a_list_is_a_loss() -> None:
     run(step_of(loss_fn=lambda output, batch: output.sum().reshape(1)))
 
