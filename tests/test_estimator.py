@@ -217,3 +217,22 @@ def test_no_huge_batch_is_made_where_every_size_is_traced() -> None:
 
     assert 0 < estimate.batch_size < 64
     assert max(sizes) <= 16 * estimate.batch_size
+
+
+def test_a_model_without_shapes_is_refused() -> None:
+    with pytest.raises(StepError, match=r"without a shape yet .*run one batch through it"):
+        estimate_max_batch(nn.LazyLinear(10), SAMPLE, gpu="t4")
+
+
+def test_a_step_with_an_optimizer_of_its_own_cannot_be_simulated() -> None:
+    """It would train the model itself, not its copy without data."""
+    model = mlp()
+    own = torch.optim.Adam(model.parameters())
+
+    def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        own.step()
+        loss: Tensor = model(batch[0]).sum()
+        return loss
+
+    with pytest.raises(StepError, match=r"Adam .*of the step's own.*`batchfinder find`"):
+        estimate_max_batch(model, SAMPLE, step=step, gpu="t4")

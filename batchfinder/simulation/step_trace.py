@@ -30,6 +30,7 @@ from batchfinder.simulation.tracker import StorageTracker
 from batchfinder.simulation.workspaces import CudaWorkspaces
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.state import refuse_lazy
 from batchfinder.training.step import TrainingStep
 from batchfinder.training.tree import map_leaves
 
@@ -167,6 +168,7 @@ def _fake_setup(setup: TrainingSetup, mode: FakeTensorMode) -> TrainingSetup:
     for name, module in setup.model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise StepError(f"{name or 'the model'} is compiled by TorchScript: {USE_FIND}")
+    refuse_lazy(setup.model.parameters())
     own = setup.optimizer if isinstance(setup.optimizer, Optimizer) else None
     try:
         model, optimizer = fake_copy((setup.model, own), mode, setup.model, optimizer=own)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from itertools import chain
 from typing import Any
 
 import torch
@@ -36,11 +35,20 @@ def move_to_device(setup: TrainingSetup, device: torch.device) -> None:
     """Bring the model to a device, in place, and after it a loss module and an optimizer's states.
 
     A loss module may have weights of its own, those of the classes in a cross-entropy, say.
+
+    Raises:
+        StepError: the model is on the meta device.
     """
     for module in (setup.model, setup.loss_fn):
         if not isinstance(module, nn.Module):
             continue
-        tensors = chain(module.parameters(), module.buffers())
+        tensors = [*module.parameters(), *module.buffers()]
+        if device.type != "meta" and any(tensor.is_meta for tensor in tensors):
+            raise StepError(
+                "the model is on the meta device and has no values to train with: build it without "
+                'torch.device("meta"), or end its function with model.to_empty(device="cpu"); '
+                "`batchfinder estimate` takes it as it is"
+            )
         # A model that is there already stays untouched: fake tensors, for one, cannot be moved.
         if any(tensor.device != device for tensor in tensors):
             module.to(device)
@@ -86,7 +94,7 @@ class TrainingStep:
             Lightning's Trainer keeps them, in place of none during the forward pass.
 
     Raises:
-        StepError: the model has nothing to train.
+        StepError: the model has nothing to train, or is on the meta device.
         UsageError: the optimizer or the precision is unknown.
     """
 

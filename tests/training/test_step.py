@@ -61,6 +61,11 @@ def test_a_loss_module_and_the_states_of_an_optimizer_follow_the_model(fused: bo
     assert weighted.training
 
 
+def test_a_model_without_values_is_refused() -> None:
+    with pytest.raises(StepError, match=r"on the meta device.*to_empty.*estimate` takes it"):
+        step_of(nn.Linear(4, 2, device="meta"))
+
+
 def test_micro_batches_add_up_their_gradients() -> None:
     model = nn.Linear(4, 2)
     step = step_of(model)
