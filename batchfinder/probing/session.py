@@ -32,8 +32,8 @@ WARM_UP_STEPS = 2
 THRASHING_STEPS = 2
 
 LEAK_WARNING = (
-    "each step leaves memory behind that no later one gives back: unless that ends, as a history of "
-    "fixed length does, training runs out of it at any batch size; detach() or drop what is kept "
+    "each step leaves memory behind that no later one gives back: unless that ends, as a history "
+    "of fixed length does, training runs out of it at any batch size; detach() or drop what is kept "
     "from step to step, such as outputs in a list"
 )
 

@@ -108,7 +108,8 @@ class BatchMaker:
             return
         # Packed data need not have a tensor of this size, but their shapes still follow it.
         other_size = batch_size // 2 or 2
-        if described_shapes(named_tensors(make_batch(other_size))) == described_shapes(tensors):
+        others = named_tensors(make_batch(other_size))
+        if [(path, x.shape) for path, x in others] == [(path, x.shape) for path, x in tensors]:
             raise SampleError(
                 f"make_batch({batch_size}) and make_batch({other_size}) returned the same shapes: "
                 f"{described_shapes(tensors)}; make_batch must return a batch of the size asked for"

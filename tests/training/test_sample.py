@@ -262,6 +262,11 @@ def test_make_batch_of_packed_data_needs_no_tensor_of_the_size() -> None:
     assert maker.make(5)["tokens"].shape == (1, 50)
 
 
+def test_make_batch_of_a_list_of_images_is_of_the_size_asked_for() -> None:
+    maker = BatchMaker(make_batch=lambda size: [torch.zeros(3, 2, 2) for _ in range(size)])
+    assert len(maker.make(20)) == 20
+
+
 def test_make_batch_of_objects_of_another_kind_passes() -> None:
     assert BatchMaker(make_batch=lambda n: ["graph"] * n).make(2) == ["graph", "graph"]
 
