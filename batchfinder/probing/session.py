@@ -33,8 +33,8 @@ THRASHING_STEPS = 2
 
 LEAK_WARNING = (
     "each step leaves memory behind that no later one gives back: unless that ends, as a history "
-    "of fixed length does, training runs out of it at any batch size; detach() or drop what is kept "
-    "from step to step, such as outputs in a list"
+    "of fixed length does, training runs out of it at any batch size; detach() or drop what is "
+    "kept from step to step, such as outputs in a list"
 )
 
 THRASHING_NOTE = "runs only by flushing the allocator's cache in every step"
