@@ -239,8 +239,8 @@ class TrainingStep:
         if not loss.requires_grad:
             raise StepError(
                 "the loss does not depend on any parameter that requires a gradient: nothing to "
-                "train; look for torch.no_grad(), detach() or frozen parameters; "
-                f"{_RETURN_THE_LOSS}"
+                "train; look for torch.no_grad(), detach() or frozen parameters"
+                f"{f'; {_RETURN_THE_LOSS}' if self.setup.step else ''}"
             )
 
     def _source_of_loss(self) -> str:
