@@ -17,6 +17,10 @@ from batchfinder.simulation.step_trace import StepTraces
 MORE_THAN_SIMULATED = 0.05
 LESS_THAN_SIMULATED = 0.02
 
+# Where no trace tells the others, each size is traced by itself, and a batch of it made for that:
+# no size is more than so many times one that fits.
+GROWTH_UNTOLD = 16
+
 
 def search_on_paper(
     prober: SimulatedProber, bounds: Bounds, expected: float | None = None
@@ -37,13 +41,13 @@ def search_on_paper(
 
     def room(batch_size: int) -> float:
         probes[batch_size], room = prober.probe_with_room(batch_size)
-        return room
+        return room if prober.traces.is_affine else min(room, (GROWTH_UNTOLD - 1) * batch_size)
 
     bound = prober.traces.at(smallest).upper_bound(prober.budget_bytes)
     if max_batch_size is not None:
         bound = max_batch_size if bound is None else min(bound, max_batch_size)
     if not prober.traces.is_affine:
-        bound = max_batch_size
+        bound, expected = max_batch_size, float(smallest)
     answer = largest_that_fits(
         room, bound, smallest=smallest, multiple_of=multiple_of, expected=expected
     )

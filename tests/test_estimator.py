@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -147,7 +148,7 @@ def test_gpus_with_the_same_kernels_share_their_traces() -> None:
 
     gpus = [find_gpu(name) for name in ("t4", "rtx3090", "h100")]
     together = estimate_on_gpus(TrainingSetup(Counts(256, 10), SAMPLE), gpus, ProbeOptions())
-    assert calls == len(TRACED_SIZES) * STEPS
+    assert calls == len(TRACED_SIZES) * STEPS + 1  # the last one checks that two sizes tell all
     apart = [estimate_max_batch(nn.Linear(256, 10), SAMPLE, gpu=gpu) for gpu in gpus]
     assert [e.batch_size for e in together] == [e.batch_size for e in apart]
 
@@ -181,3 +182,58 @@ def test_what_is_no_model_and_no_sample() -> None:
         estimate_max_batch("model", SAMPLE, gpu="t4")  # type: ignore[arg-type]
     with pytest.raises(SampleError, match="there is no example batch"):
         estimate_max_batch(mlp(), gpu="t4")
+
+
+@pytest.mark.parametrize("extra_rows", [0, 16])
+def test_memory_that_grows_with_the_square_of_the_batch(extra_rows: int) -> None:
+    """The small sizes that are traced show next to nothing of it."""
+    queue = torch.zeros(extra_rows, 256)
+
+    def similarities(output: Tensor, batch: Tensor) -> Tensor:
+        rows = torch.cat([output, queue])
+        return (rows @ rows.T).logsumexp(1).mean()
+
+    model, sample = nn.Linear(256, 256), torch.randn(3, 256)
+    gpu = replace(unnamed_gpu(2 * GIB), overhead_bytes=0)
+    estimate = estimate_max_batch(model, sample, loss_fn=similarities, gpu=gpu)
+
+    answer = estimate.batch_size
+    assert 2 * 4 * answer**2 < 2 * GIB < 8 * 4 * answer**2
+    assert any("test_estimator.py:" in warning for warning in estimate.result.warnings)
+
+
+def test_no_huge_batch_is_made_where_every_size_is_traced() -> None:
+    sizes = []
+
+    def make_batch(batch_size: int) -> list[Tensor]:
+        sizes.append(batch_size)
+        return [torch.zeros(256) for _ in range(batch_size)]
+
+    def step(model: nn.Module, batch: list[Tensor]) -> Tensor:
+        loss: Tensor = sum(model(x).expand(1 << 18).exp().sum() for x in batch)
+        return loss
+
+    gpu = replace(unnamed_gpu(64 * MIB), overhead_bytes=0)
+    estimate = estimate_max_batch(nn.Linear(256, 1), make_batch=make_batch, step=step, gpu=gpu)
+
+    assert 0 < estimate.batch_size < 64
+    assert max(sizes) <= 16 * estimate.batch_size
+
+
+def test_a_model_without_shapes_is_refused() -> None:
+    with pytest.raises(StepError, match=r"without a shape yet .*run one batch through it"):
+        estimate_max_batch(nn.LazyLinear(10), SAMPLE, gpu="t4")
+
+
+def test_a_step_with_an_optimizer_of_its_own_cannot_be_simulated() -> None:
+    """It would train the model itself, not its copy without data."""
+    model = mlp()
+    own = torch.optim.Adam(model.parameters())
+
+    def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        own.step()
+        loss: Tensor = model(batch[0]).sum()
+        return loss
+
+    with pytest.raises(StepError, match=r"Adam .*of the step's own.*`batchfinder find`"):
+        estimate_max_batch(model, SAMPLE, step=step, gpu="t4")

@@ -38,6 +38,7 @@ class Run:
     reserved_bytes: int = 0
     phase_peak_bytes: dict[Phase, int] = field(default_factory=dict)
     allocation_retries: int = 0
+    in_use_after_steps: list[int] = field(default_factory=list)
     failure: Failure | None = None
     note: str = ""
 

@@ -87,6 +87,15 @@ class CpuDevice:
     def held_bytes(self) -> int:
         return _status()["VmData"]
 
+    def in_use_bytes(self) -> int:
+        # Not older than glibc 2.33, and other C libraries have none.
+        read = getattr(ctypes.CDLL(None), "mallinfo2", None)
+        if read is None:
+            return 0
+        read.restype = _Mallinfo
+        info = read()
+        return int(info.uordblks + info.hblkhd)
+
     def reset_peaks(self) -> None:
         # Where a container forbids it, the mark only ever rises: right for each larger batch.
         with contextlib.suppress(OSError):
@@ -113,6 +122,16 @@ class CpuDevice:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+
+class _Mallinfo(ctypes.Structure):
+    """What glibc tells of its heap and of what it has mapped apart (mallinfo(3))."""
+
+    _fields_ = (
+        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
+        *((name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks")),
+        ("keepcost", ctypes.c_size_t),
+    )
 
 
 def _fields(path: Path) -> dict[str, int]:

@@ -64,6 +64,9 @@ class CudaDevice:
     def held_bytes(self) -> int:
         return torch.cuda.memory_allocated(self._index)
 
+    def in_use_bytes(self) -> int:
+        return self.held_bytes()
+
     def reset_peaks(self) -> None:
         torch.cuda.reset_peak_memory_stats(self._index)
 

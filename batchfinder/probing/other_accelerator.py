@@ -63,6 +63,9 @@ class OtherAccelerator:
         read = self._function("memory_allocated", "current_allocated_memory")
         return int(read()) if read else 0
 
+    def in_use_bytes(self) -> int:
+        return self.held_bytes()
+
     def reset_peaks(self) -> None:
         reset = self._function("reset_peak_memory_stats")
         if reset:

@@ -16,7 +16,7 @@ from batchfinder.probing.device import Device, Peaks
 from batchfinder.probing.oom import Failure, classify, needs_more_than_one_sample
 from batchfinder.probing.oom_table import Tier
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.steadiness import GROWTH_NOISE, PeakWatch
+from batchfinder.probing.steadiness import GROWTH_NOISE, PeakWatch, left_behind
 from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
@@ -30,6 +30,12 @@ WARM_UP_STEPS = 2
 
 # What flushes the allocator's cache in so many steps in a row has no layout that the next can keep.
 THRASHING_STEPS = 2
+
+LEAK_WARNING = (
+    "each step leaves memory behind that no later one gives back: unless that ends, as a history "
+    "of fixed length does, training runs out of it at any batch size; detach() or drop what is "
+    "kept from step to step, such as outputs in a list"
+)
 
 THRASHING_NOTE = "runs only by flushing the allocator's cache in every step"
 
@@ -70,6 +76,7 @@ class ProbeSession:
         self.is_used = False
         self._made_step: TrainingStep | None = None
         self._baseline_bytes: int | None = None
+        self._leaks: list[str] = []
 
     def probe(self, batch_size: int) -> Attempt:
         """One full step at a batch size, with the optimizer's states in place.
@@ -93,8 +100,9 @@ class ProbeSession:
 
     @property
     def warnings(self) -> list[str]:
-        """What the user should know of the step."""
-        return self._made_step.warnings if self._made_step else []
+        """What the user should know of the step and its batches."""
+        of_step = self._made_step.warnings if self._made_step else []
+        return [*self.batches.warnings, *of_step, *self._leaks]
 
     def clean(self) -> None:
         """Give back all that the last probe left.
@@ -134,6 +142,8 @@ class ProbeSession:
             retry_error_callback=_last_result,
         )
         run: Run = retrying(self._run, batch_size, confirm)
+        if left_behind(run.in_use_after_steps):
+            self._leaks = [LEAK_WARNING]
         is_broken = run.failure is not None and run.failure.tier is Tier.POISONED
         if not is_broken:
             self.clean()
@@ -257,6 +267,7 @@ class ProbeSession:
         step.optimizer_step()
         peak = max(peak, self._read(Phase.OPTIMIZER_STEP, run))
         run.allocation_retries = self.device.allocation_retries() - retries_before
+        run.in_use_after_steps.append(self.device.in_use_bytes())
         run.step_seconds = time.perf_counter() - started
         self.on_step()
         return peak

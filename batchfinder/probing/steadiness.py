@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import fmean, stdev
 
-from batchfinder.units import format_bytes
+from batchfinder.units import MIB, format_bytes
 
 # A confirmation goes on until the peak has not grown for so many steps in a row, but not for ever.
 STEADY_STEPS = 2
@@ -13,6 +14,9 @@ MAX_CONFIRM_STEPS = 10
 
 # Growth below this share of the budget is the noise of the readings.
 GROWTH_NOISE = 1 / 1000
+
+# What each step leaves in use beyond this is a leak; below it are tables and counters.
+LEAK_BYTES = MIB
 
 # How many steps it takes to see how much peaks differ, where they do: a ViT's rose for ten.
 STEPS_FOR_SPREAD = 6
@@ -80,6 +84,25 @@ class PeakWatch:
                 f"{format_bytes(excess)} in some"
             )
         return ""
+
+
+def left_behind(in_use_bytes: Sequence[int]) -> int:
+    """What every step leaves in use, the first one aside, which makes the optimizer's states.
+
+    Args:
+        in_use_bytes: at the end of each step.
+
+    Returns:
+        The bytes of the step that left least; 0 for next to nothing, or too few steps to tell.
+
+    Example:
+        >>> left_behind([100 * MIB, 130 * MIB, 158 * MIB]) // MIB
+        28
+        >>> left_behind([100 * MIB, 130 * MIB, 130 * MIB])
+        0
+    """
+    left = min((after - before for before, after in pairwise(in_use_bytes)), default=0)
+    return left if len(in_use_bytes) > 2 and left >= LEAK_BYTES else 0
 
 
 def steps_without_growth(peaks: Sequence[int], noise_bytes: float) -> int:

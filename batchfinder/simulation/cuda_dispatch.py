@@ -40,9 +40,15 @@ def kernels_replaced(key: str, kernels: dict[str, Callable[..., Any]]) -> Iterat
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
     """A linear layer as on CUDA: where product and bias are two steps, the bias is added in place.
 
+    Fake tensors of different types multiply without a word, real ones never do.
+
     Of fake tensors PyTorch expects the unexpected and adds out of place.
     https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Linear.cpp
     """
+    if input.dtype != weight.dtype:
+        raise RuntimeError(
+            f"mat1 and mat2 must have the same dtype, but got {input.dtype} and {weight.dtype}"
+        )
     if bias is None or input.dim() == 2 or input.is_contiguous():
         output: Tensor = torch.ops.aten.linear.default.decompose(input, weight, bias)
         return output

@@ -18,17 +18,27 @@ from batchfinder.simulation.attention import FAMILIES, ComputeCapability, kernel
 from batchfinder.simulation.cluster import Cluster, resizes_told
 from batchfinder.simulation.fake import fake_copy, fake_cuda, tensors_of
 from batchfinder.simulation.refusal import USE_FIND, explained
-from batchfinder.simulation.trace import AffineTrace, Kind, NotAffineError, Trace, align
+from batchfinder.simulation.trace import (
+    AffineTrace,
+    Kind,
+    NotAffineError,
+    Trace,
+    align,
+    check_line,
+)
 from batchfinder.simulation.tracker import StorageTracker
 from batchfinder.simulation.workspaces import CudaWorkspaces
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.state import refuse_lazy
 from batchfinder.training.step import TrainingStep
 from batchfinder.training.transformers_trainer import TrainerStep
 from batchfinder.training.tree import map_leaves
 
 # Small, for sizes cost nothing here but host memory for the batch; even, for what halves a batch.
 TRACED_SIZES = (4, 8)
+# Whether they tell the others is checked on a forward pass: a backward pass adds little but time.
+CHECKED_SIZE = 32
 STEPS = 2  # the first allocates the optimizer's states, the second is the steady state
 
 
@@ -67,6 +77,7 @@ class StepTraces:
         self._batches = BatchMaker(
             setup.sample, make_batch=setup.make_batch, batch_dim=options.batch_dim
         )
+        self.warnings += self._batches.warnings
         self._affine: AffineTrace | None = None
         self.is_affine = True
         self._at = functools.cache(self._trace)
@@ -81,7 +92,9 @@ class StepTraces:
         """
         if self._affine is None and self.is_affine:
             try:
-                self._affine = align(*(self._at(size) for size in TRACED_SIZES))
+                affine = align(*(self._at(size) for size in TRACED_SIZES))
+                check_line(affine, self._trace(CHECKED_SIZE, forward_only=True))
+                self._affine = affine
             except NotAffineError as error:
                 self.is_affine = False
                 self.warnings.append(
@@ -97,13 +110,15 @@ class StepTraces:
         """Whether a GPU runs the steps traced so far with the same kernels."""
         return kernel_family(capability) in self._alike
 
-    def _trace(self, batch_size: int) -> Trace:
+    def _trace(self, batch_size: int, forward_only: bool = False) -> Trace:
         if self._cluster is None:
-            return self._trace_of(batch_size, None, None)
+            return self._trace_of(batch_size, None, None, forward_only)
         with self._cluster.joined() as mesh:
-            return self._trace_of(batch_size, self._cluster, mesh)
+            return self._trace_of(batch_size, self._cluster, mesh, forward_only)
 
-    def _trace_of(self, batch_size: int, cluster: Cluster | None, mesh: Any) -> Trace:
+    def _trace_of(
+        self, batch_size: int, cluster: Cluster | None, mesh: Any, forward_only: bool
+    ) -> Trace:
         batch = self._batches.make(batch_size)
         names: dict[int, str] = {}
         precision = self._options.precision
@@ -136,13 +151,16 @@ class StepTraces:
                     tracker.track(bucket, Kind.GRADIENT)
                 for state in _states_on_device(step.optimizer):
                     tracker.track(state, Kind.OPTIMIZER_STATE)
-                for _ in range(STEPS):
+                for _ in range(0 if forward_only else STEPS):
                     tracker.begin_step()
                     for micro_batch in step.fetch(lambda: _on_device(host_batch, tracker)):
                         step.forward_backward(micro_batch)
                     step.optimizer_step()
                     if cluster is not None and not step.keeps_gradients:
                         setup.model.zero_grad(set_to_none=True)  # the optimizer may have a part
+                if forward_only:
+                    tracker.begin_step()
+                    step.forward(_on_device(host_batch, tracker))
         self.warnings += [warning for warning in step.warnings if warning not in self.warnings]
         return tracker.trace
 
@@ -152,6 +170,7 @@ def _fake_setup(setup: TrainingSetup, mode: FakeTensorMode) -> TrainingSetup:
     for name, module in setup.model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise StepError(f"{name or 'the model'} is compiled by TorchScript: {USE_FIND}")
+    refuse_lazy(setup.model.parameters())
     own = setup.optimizer if isinstance(setup.optimizer, Optimizer) else None
     try:
         held = _held(setup)

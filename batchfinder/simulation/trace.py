@@ -242,6 +242,29 @@ def align(small: Trace, large: Trace) -> AffineTrace:
     return AffineTrace(large, fixed_bytes, per_sample_bytes)
 
 
+def check_line(trace: AffineTrace, third: Trace) -> None:
+    """Refuse a trace at every size that does not hold at a third one.
+
+    A line through two points always exists. That of a matrix of batch by batch is too low above
+    them, and does not start below nothing where the matrix has further rows and columns.
+
+    Args:
+        trace: from two sizes.
+        third: the beginning of the same steps, traced at a size that is larger by some times.
+
+    Raises:
+        NotAffineError: a storage is none of this size there, or the steps did other things.
+    """
+    small, large = trace.example.batch_size, third.batch_size
+    for index, (storage, size) in enumerate(zip(third.storages, trace.sizes(large), strict=False)):
+        if storage.optional or abs(storage.size_bytes - size) <= round_request(1):
+            continue
+        raise NotAffineError(
+            f"a storage is {trace.example.storages[index].size_bytes} B at batch size {small} and "
+            f"{storage.size_bytes} B at {large}, which is not in line{_place(third, index)}"
+        )
+
+
 def sort_deaths(trace: Trace) -> Trace:
     """The same trace, with deaths between two births in the order of birth.
 

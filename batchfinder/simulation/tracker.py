@@ -22,8 +22,10 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from batchfinder.errors import StepError
 from batchfinder.simulation.callers import user_line, value_for_pytorch_itself
 from batchfinder.simulation.outputs import outputs_of
+from batchfinder.simulation.refusal import USE_FIND
 from batchfinder.simulation.trace import EMPTY_CACHE, Kind, Stage, Storage, Trace
 
 _CPU = torch.device("cpu")
@@ -248,6 +250,12 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._modules.pop()
 
     def _enter_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        held = [_held(p) for group in optimizer.param_groups for p in group["params"]]
+        if not any(tensor.untyped_storage()._cdata in self._live for tensor in held):
+            raise StepError(
+                f"{type(optimizer).__name__} is an optimizer of the step's own, made for the model "
+                f"and not for its copy without data: {USE_FIND}"
+            )
         self._in_optimizer = True
         # The model's too: of a sharded optimizer they are more.
         parameters = {p for group in optimizer.param_groups for p in group["params"]}

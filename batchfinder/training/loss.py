@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - PyTorch's own name for it
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+
+from batchfinder.errors import StepError
 
 MEAN_LOSS_WARNING = (
     "the loss is the mean of the model's outputs, for want of a better one; "
@@ -20,9 +23,41 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     """Call the model on a batch: a mapping as keywords, the inputs of ``(inputs, targets)``.
 
     A list counts as a tuple: it is what a DataLoader makes of a data set's tuples.
+
+    Raises:
+        StepError: the model's forward takes other arguments than these.
+        Exception: what the model raises.
     """
     inputs = batch[0] if _is_pair(batch) or _is_single(batch) else batch
-    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    keywords = dict(inputs) if isinstance(inputs, Mapping) else {}
+    positional = () if isinstance(inputs, Mapping) else (inputs,)
+    try:
+        return model(*positional, **keywords)
+    except TypeError as error:
+        # If the model does take these, the error is one of its own.
+        problem = _refused_call(model, positional, keywords)
+        if not problem:
+            raise
+        call = ", ".join(f"{name}=..." for name in keywords) or (
+            "inputs" if inputs is not batch else "batch"
+        )
+        raise StepError(
+            f"the model is called as model({call}), which {type(model).__name__}.forward does not "
+            f"take ({problem}); give step(model, batch), which calls it and returns the loss"
+        ) from error
+
+
+def _refused_call(model: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any]) -> str:
+    """Why a call does not suit the signature of a model's forward; "" if it does."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # compiled and built-in ones need not have one
+        return ""
+    try:
+        signature.bind(*positional, **keywords)
+    except TypeError as error:
+        return str(error)
+    return ""
 
 
 def default_loss(output: Any, batch: Any) -> tuple[Tensor, str | None]:
@@ -30,7 +65,7 @@ def default_loss(output: Any, batch: Any) -> tuple[Tensor, str | None]:
 
     In this order: the output's own ``loss``; a scalar output; cross-entropy or mean squared error
     with the targets of ``(inputs, targets)``, by their dtype and shape; the mean of all
-    floating-point outputs.
+    floating-point and complex outputs.
 
     Returns:
         The loss, and a warning where it is not one that anybody would train with.
@@ -48,9 +83,11 @@ def default_loss(output: Any, batch: Any) -> tuple[Tensor, str | None]:
             if loss is not None:
                 return loss, None
     floating = [
-        leaf
+        torch.view_as_real(leaf) if leaf.is_complex() else leaf
         for leaf in tree_leaves(_plain(output))
-        if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.requires_grad
+        if isinstance(leaf, Tensor)
+        and (leaf.is_floating_point() or leaf.is_complex())
+        and leaf.requires_grad
     ]
     if not floating:
         return torch.zeros(()), MEAN_LOSS_WARNING

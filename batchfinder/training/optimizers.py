@@ -56,11 +56,12 @@ def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:
         model: where the parameters come from.
 
     Raises:
-        StepError: the model has nothing to train, or the factory made something else.
+        StepError: the model has nothing to train, the factory made something else, or the
+            optimizer's step demands a closure.
         UsageError: no optimizer has this name, or it is nothing of all that.
     """
     if isinstance(spec, Optimizer):
-        return spec
+        return _without_closure(spec)
     factory: Callable[..., Any]
     if spec is None or isinstance(spec, str):
         factory = find_optimizer(spec or DEFAULT_OPTIMIZER)
@@ -83,6 +84,18 @@ def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:
     if not isinstance(optimizer, Optimizer):
         kind = type(optimizer).__name__
         raise StepError(f"the optimizer factory returned {kind}, not a torch.optim.Optimizer")
+    return _without_closure(optimizer)
+
+
+def _without_closure(optimizer: Optimizer) -> Optimizer:
+    """The optimizer, unless its step demands a function that computes loss and gradients anew."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise StepError(
+            f"the step of {type(optimizer).__name__} demands a closure, and is called without one; "
+            "let step(model, batch) call it with your closure, then zero_grad(), and return a loss "
+            'computed anew, with optimizer="sgd", which holds nothing of its own'
+        )
     return optimizer
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,8 +20,9 @@ class BatchMaker:
 
     The sample's batch size is the most common size of its tensors at ``batch_dim``. Tensors of
     another size there (a mask shared by all examples, a scalar) and leaves that are no tensors
-    stay as they are. The examples repeat in turn, so labels and token ids stay valid. Every batch
-    is a fresh copy with the sample's memory format, so a step may write into it.
+    stay as they are, but for NumPy arrays of the batch size. The examples repeat in turn, so labels
+    and token ids stay valid. Every batch is a fresh copy with the sample's memory format, so a step
+    may write into it.
 
     Args:
         sample: a batch as the DataLoader yields it, of any size from 1 on, on any device.
@@ -28,6 +31,7 @@ class BatchMaker:
 
     Attributes:
         batch_size: the sample's; None with ``make_batch``.
+        warnings: which tensors stay as they are, as that may not be meant.
 
     Raises:
         SampleError: no batch of another size can be made from the sample.
@@ -44,11 +48,13 @@ class BatchMaker:
     ) -> None:
         self.batch_dim = batch_dim
         self.batch_size: int | None = None
+        self.warnings: list[str] = []
         self._make_batch = make_batch
         self._checked = False
         if make_batch is None:
             self._sample = map_leaves(_on_host, sample)
             self.batch_size = _common_size(self._sample, batch_dim)
+            self._warn_of_others()
 
     def make(self, batch_size: int) -> Any:
         """A fresh batch on the host.
@@ -72,7 +78,20 @@ class BatchMaker:
             self._checked = True
         return batch
 
+    def _warn_of_others(self) -> None:
+        sizes = [(name, x, _size_at(x, self.batch_dim)) for name, x in named_tensors(self._sample)]
+        # One of no size is a number, and one of size 1 suits every batch.
+        others = [(name, x) for name, x, size in sizes if size not in (None, 1, self.batch_size)]
+        if others:
+            self.warnings.append(
+                f"the sample's batch size is taken to be {self.batch_size}, so this stays as it is "
+                f"in every batch: {described_shapes(others)}; if it should grow with the batch, "
+                "give make_batch(batch_size)"
+            )
+
     def _resized(self, leaf: Any, batch_size: int) -> Any:
+        if _is_array(leaf) and _size_at(leaf, self.batch_dim) == self.batch_size:
+            return leaf.take(range(batch_size), axis=self.batch_dim, mode="wrap")
         if not isinstance(leaf, Tensor):
             return leaf
         if _size_at(leaf, self.batch_dim) != self.batch_size:
@@ -89,7 +108,8 @@ class BatchMaker:
             return
         # Packed data need not have a tensor of this size, but their shapes still follow it.
         other_size = batch_size // 2 or 2
-        if described_shapes(named_tensors(make_batch(other_size))) == described_shapes(tensors):
+        others = named_tensors(make_batch(other_size))
+        if [(path, x.shape) for path, x in others] == [(path, x.shape) for path, x in tensors]:
             raise SampleError(
                 f"make_batch({batch_size}) and make_batch({other_size}) returned the same shapes: "
                 f"{described_shapes(tensors)}; make_batch must return a batch of the size asked for"
@@ -117,7 +137,8 @@ def move_batch(batch: Any, device: torch.device | str) -> Any:
         # A class kept in the batch has a method "to" as well, but is nothing to be moved.
         if isinstance(leaf, type) or not callable(getattr(leaf, "to", None)):
             return leaf
-        return leaf.to(device)
+        moved = leaf.to(device)
+        return leaf if moved is None else moved  # some move themselves, as modules do
 
     return map_leaves(move, batch)
 
@@ -145,8 +166,15 @@ def _holds_tensors(leaf: Any) -> bool:
     return any(isinstance(value, Tensor) for value in held)
 
 
-def _size_at(tensor: Tensor, dim: int) -> int | None:
-    return tensor.shape[dim] if -tensor.dim() <= dim < tensor.dim() else None
+def _is_array(leaf: Any) -> bool:
+    """Whether a leaf is an array of NumPy, which is imported then."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(leaf, numpy.ndarray)
+
+
+def _size_at(tensor: Any, dim: int) -> int | None:
+    shape = tensor.shape
+    return shape[dim] if -len(shape) <= dim < len(shape) else None
 
 
 def _common_size(sample: Any, batch_dim: int) -> int:
@@ -163,17 +191,33 @@ def _common_size(sample: Any, batch_dim: int) -> int:
             f"{described_shapes(tensors)}; give a batch, not one example"
         )
     (size, count), *others = sizes.most_common(2)
+    if others and _has_dicts_in_a_list(sample):
+        raise SampleError(
+            f"the sample has a list of dicts whose tensors disagree about the batch size "
+            f"({described_shapes(tensors)}): if it has one for each example, give "
+            "make_batch(batch_size), which returns a batch of that size"
+        )
     if others and others[0][1] == count:
         raise SampleError(
             f"the sample's tensors disagree about the batch size: {size} or {others[0][0]}? "
-            f"({described_shapes(tensors)}); set batch_dim if their dimension {batch_dim} does "
-            "not count the examples, else give make_batch(batch_size), which returns a batch of "
-            "that size"
+            f"({described_shapes(tensors)}); set batch_dim (in Python) if their dimension "
+            f"{batch_dim} does not count the examples, else give make_batch(batch_size), which "
+            "returns a batch of that size"
         )
     if size == 0:
         shapes = described_shapes(tensors)
         raise SampleError(f"the sample has no examples: {shapes}; give at least one")
     return size
+
+
+def _has_dicts_in_a_list(tree: Any) -> bool:
+    """Whether somewhere there may be one dict for each example, as detection models have it."""
+    if isinstance(tree, Mapping):
+        return any(map(_has_dicts_in_a_list, tree.values()))
+    if not isinstance(tree, list | tuple):
+        return False
+    are_dicts = bool(tree) and all(isinstance(entry, Mapping) for entry in tree)
+    return are_dicts or any(map(_has_dicts_in_a_list, tree))
 
 
 def _repeat(examples: Tensor, dim: int, batch_size: int) -> Tensor:

@@ -12,7 +12,7 @@ import contextlib
 import operator
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -149,11 +149,7 @@ class _Snapshot:
             seen[id(value)] = value
 
     def _save_tensor(self, tensor: Tensor) -> None:
-        if nn.parameter.is_lazy(tensor):
-            raise StepError(
-                "the model has parameters without a shape yet (nn.LazyLinear or the like); run one "
-                "batch through it before looking for a batch size"
-            )
+        refuse_lazy([tensor])
         # Nothing can change in place a tensor made in inference mode.
         if tensor.is_meta or tensor.is_inference():
             return
@@ -169,6 +165,15 @@ class _Snapshot:
         if key not in self._storages:
             self._storages.add(key)
             self._values.append(partial(_refill_storage, storage, _host_copy(_bytes(storage))))
+
+
+def refuse_lazy(tensors: Iterable[Tensor]) -> None:
+    """Raise a StepError if a parameter has no shape yet."""
+    if any(map(nn.parameter.is_lazy, tensors)):
+        raise StepError(
+            "the model has parameters without a shape yet (nn.LazyLinear or the like); run one "
+            "batch through it before looking for a batch size"
+        )
 
 
 class _SavedTensor:

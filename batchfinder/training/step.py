@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from itertools import chain
 from typing import Any
 
 import torch
@@ -21,6 +20,8 @@ from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.transformers_trainer import TrainerStep
 from batchfinder.training.tree import named_tensors
 
+_RETURN_THE_LOSS = "return the loss before its backward pass: that and the optimizer step follow"
+
 AUTOCAST_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -34,11 +35,20 @@ def move_to_device(setup: TrainingSetup, device: torch.device) -> None:
     """Bring the model to a device, in place, and after it a loss module and an optimizer's states.
 
     A loss module may have weights of its own, those of the classes in a cross-entropy, say.
+
+    Raises:
+        StepError: the model is on the meta device.
     """
     for module in (setup.model, setup.loss_fn):
         if not isinstance(module, nn.Module):
             continue
-        tensors = chain(module.parameters(), module.buffers())
+        tensors = [*module.parameters(), *module.buffers()]
+        if device.type != "meta" and any(tensor.is_meta for tensor in tensors):
+            raise StepError(
+                "the model is on the meta device and has no values to train with: build it without "
+                'torch.device("meta"), or end its function with model.to_empty(device="cpu"); '
+                "`batchfinder estimate` takes it as it is"
+            )
         # A model that is there already stays untouched: fake tensors, for one, cannot be moved.
         if any(tensor.device != device for tensor in tensors):
             module.to(device)
@@ -84,7 +94,7 @@ class TrainingStep:
             Lightning's Trainer keeps them, in place of none during the forward pass.
 
     Raises:
-        StepError: the model has nothing to train.
+        StepError: the model has nothing to train, or is on the meta device.
         UsageError: the optimizer or the precision is unknown.
     """
 
@@ -157,8 +167,28 @@ class TrainingStep:
             after_forward: called when the loss is there, before the backward pass.
 
         Raises:
-            StepError: the loss is no scalar that requires a gradient.
+            StepError: the loss is no scalar that requires a gradient, or had its backward pass.
             Exception: what the model raises, running out of memory included.
+        """
+        loss = self.forward(batch)
+        after_forward()
+        if self._has_old_gradients:
+            self.optimizer.zero_grad(set_to_none=True)
+            self._has_old_gradients = False
+        try:
+            torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
+        except RuntimeError as error:
+            if "backward through the graph a second time" not in str(error):
+                raise
+            raise StepError(
+                f"{self._source_of_loss()} ran the backward pass by itself: {_RETURN_THE_LOSS}"
+            ) from error
+
+    def forward(self, batch: Any) -> Tensor:
+        """Forward pass and loss of one micro-batch on the device.
+
+        Raises:
+            as :meth:`forward_backward`.
         """
         if self._compiled:
             for _, tensor in named_tensors(batch):
@@ -167,13 +197,8 @@ class TrainingStep:
         with self._autocast():
             output, loss = self._forward(batch)
         self._kept = [batch, output, loss]
-        del output
         self._check(loss)
-        after_forward()
-        if self._has_old_gradients:
-            self.optimizer.zero_grad(set_to_none=True)
-            self._has_old_gradients = False
-        torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
+        return loss
 
     def optimizer_step(self) -> None:
         """Update the parameters, then clear the gradients, unless they are kept for a while."""
@@ -226,7 +251,9 @@ class TrainingStep:
     def _check(self, loss: Any) -> None:
         source = self._source_of_loss()
         if not isinstance(loss, Tensor):
-            raise StepError(f"{source} gave {type(loss).__name__} as the loss, not a tensor")
+            raise StepError(
+                f"{source} gave {type(loss).__name__} as the loss, not a tensor; {_RETURN_THE_LOSS}"
+            )
         if loss.numel() != 1:
             raise StepError(
                 f"{source} gave a loss of shape {tuple(loss.shape)}; reduce it to one number, "
@@ -236,6 +263,7 @@ class TrainingStep:
             raise StepError(
                 "the loss does not depend on any parameter that requires a gradient: nothing to "
                 "train; look for torch.no_grad(), detach() or frozen parameters"
+                f"{f'; {_RETURN_THE_LOSS}' if self.setup.step else ''}"
             )
 
     def _source_of_loss(self) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import platform
 import resource
 import subprocess
 import sys
@@ -96,6 +97,23 @@ def test_what_is_held_is_what_the_limit_counts() -> None:
         """
     )
     assert printed.split() == ["out", "in"]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library does not tell")
+@pytest.mark.parametrize("size_bytes", [10 * 2**20, 100 * 2**20])
+def test_what_is_in_use_is_not_what_the_heap_keeps(size_bytes: int) -> None:
+    printed = in_a_fresh_process(
+        f"""
+        before = d.in_use_bytes()
+        x = [torch.ones({size_bytes // 4}) for _ in range(3)]
+        print((d.in_use_bytes() - before) / {size_bytes})
+        del x[0]
+        print((d.in_use_bytes() - before) / {size_bytes})
+        """
+    )
+    three, two = map(float, printed.split())
+    assert three == pytest.approx(3, abs=0.1)
+    assert two == pytest.approx(2, abs=0.1)
 
 
 # The machine's memory, as the kernel tells of it.

@@ -15,8 +15,9 @@ from batchfinder import Outcome, Phase, TrainingSetup
 from batchfinder.errors import BatchTooSmallError
 from batchfinder.probing.device import DeviceMemory, Peaks
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.session import ProbeSession
+from batchfinder.probing.session import LEAK_WARNING, ProbeSession
 from batchfinder.training.sample import BatchMaker
+from batchfinder.units import MIB
 
 CPU = torch.device("cpu")
 BUDGET = 10_000
@@ -35,6 +36,7 @@ class FakeDevice:
         grown: what each step adds to the peak of the one before; 0 after the last.
         flushing_phases: in how many phases, forward/backward or optimizer step, the allocator
             flushes its cache.
+        leak: what each step leaves in use.
     """
 
     held: list[int] = field(default_factory=lambda: [1000])
@@ -48,6 +50,8 @@ class FakeDevice:
     readings: int = 0
     releases: int = 0
     retries: int = 0
+    in_use: int = 0
+    leak: int = 0
 
     def memory(self) -> DeviceMemory:
         return DeviceMemory(BUDGET, 0, 0, 0)
@@ -58,6 +62,10 @@ class FakeDevice:
 
     def held_bytes(self) -> int:
         return self.held.pop(0) if len(self.held) > 1 else self.held[0]
+
+    def in_use_bytes(self) -> int:
+        self.in_use += self.leak
+        return self.in_use
 
     def reset_peaks(self) -> None: ...
 
@@ -394,3 +402,12 @@ def test_warnings_of_the_step_are_told() -> None:
     ours.probe(3)
     (warning,) = ours.warnings
     assert warning.startswith("the loss is nan on the sample")
+
+
+def test_what_each_step_leaves_behind_is_told_once() -> None:
+    ours, _ = session(FakeDevice(leak=3 * MIB))
+    ours.probe(5)
+    assert not ours.warnings
+    ours.confirm(5)
+    ours.confirm(4)
+    assert ours.warnings == [LEAK_WARNING]

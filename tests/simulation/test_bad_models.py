@@ -67,6 +67,7 @@ def build(kind):
         "on cuda": lambda inner, x: inner(x) + torch.zeros(8, device="cuda"),
         "autocast": as_half,
         "wrong width": lambda inner, x: inner(x.repeat(1, 2)),
+        "wrong type": lambda inner, x: inner(x.double()),
         "int8": lambda inner, x: inner(x) @ torch.ones(8, 8, dtype=torch.int8).to(x.dtype),
     }[kind]
     return Model(run), SAMPLE
@@ -126,10 +127,11 @@ def test_what_a_cpu_would_refuse_and_a_gpu_runs_is_simulated(tmp_path: Path, kin
     assert stdout.splitlines()[1].split()[3:7] == ["16", "16", "..", "16"]
 
 
+@pytest.mark.parametrize("kind", ["wrong width", "wrong type"])
 def test_a_mistake_of_the_model_shows_its_own_traceback_without_our_simulation(
-    tmp_path: Path,
+    tmp_path: Path, kind: str
 ) -> None:
-    exit_code, stdout, stderr = estimate(tmp_path, "wrong width")
+    exit_code, stdout, stderr = estimate(tmp_path, kind)
 
     assert (exit_code, stdout) == (1, "")
     assert "self.run(self.inner, x)" in stderr

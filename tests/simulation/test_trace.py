@@ -13,6 +13,7 @@ from batchfinder.simulation.trace import (
     Storage,
     Trace,
     align,
+    check_line,
     sort_deaths,
 )
 from batchfinder.units import MIB
@@ -54,6 +55,14 @@ def test_steps_that_part_are_refused_by_name() -> None:
 def test_a_storage_that_shrinks_is_refused() -> None:
     with pytest.raises(NotAffineError, match="at batch size 2 and"):
         align(step(2), step(4, slope=2 * MIB))
+
+
+def test_a_third_size_shows_whether_two_are_on_a_line() -> None:
+    trace = align(*(Trace(size, [Storage((size + 16) ** 2)], [0]) for size in (4, 8)))
+
+    with pytest.raises(NotAffineError, match="576 B at batch size 8 and 2304 B at 32"):
+        check_line(trace, Trace(32, [Storage((32 + 16) ** 2)], [0]))
+    check_line(align(step(2), step(4)), step(32))
 
 
 def test_nothing_above_the_bound_fits() -> None:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - PyTorch's own name for it
 from torch import Tensor, nn
 
+from batchfinder.errors import StepError
 from batchfinder.training.loss import MEAN_LOSS_WARNING, call_model, default_loss
 
 CLASSES = torch.tensor([2, 0, 1, 1])
@@ -49,6 +50,32 @@ def test_a_tuple_of_three_is_one_argument() -> None:
     batch = (X, X, CLASSES)
     call_model(model, batch)
     assert model.seen == ((batch,), {})
+
+
+@pytest.mark.parametrize(
+    ("batch", "call"),
+    [
+        ((X, CLASSES), r"model\(inputs\), .*TwoInputs.forward .*missing .*'boxes'"),
+        ((X, X, CLASSES), r"model\(batch\), "),
+        ({"images": X, "labels": X}, r"model\(images=..., labels=...\), .*missing .*'boxes'"),
+    ],
+)
+def test_a_model_that_is_called_otherwise_needs_a_step(batch: Any, call: str) -> None:
+    class TwoInputs(nn.Module):
+        def forward(self, images: Tensor, boxes: Tensor) -> Tensor:
+            return images + boxes
+
+    with pytest.raises(StepError, match=call + r".*give step\(model, batch\)"):
+        call_model(TwoInputs(), batch)
+
+
+def test_a_type_error_inside_the_model_is_the_models() -> None:
+    class Broken(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return len(3)  # type: ignore[arg-type,return-value]
+
+    with pytest.raises(TypeError, match="has no len"):
+        call_model(Broken(), X)
 
 
 @pytest.mark.parametrize(
@@ -137,8 +164,9 @@ def test_the_logits_among_the_outputs_are_compared_with_the_targets(output: Any)
         ([torch.full((2, 2), 3.0, requires_grad=True), torch.ones(1, requires_grad=True)], X),
         (torch.full((4, 3), 2.0, requires_grad=True), (X, torch.ones(4, 5))),
         ({"a": torch.full((4, 3), 2.0, requires_grad=True), "b": CLASSES}, {"x": X}),
+        (torch.full((4, 3), 2 + 2j, requires_grad=True), X),
     ],
-    ids=["several outputs", "targets of another shape", "no targets"],
+    ids=["several outputs", "targets of another shape", "no targets", "complex"],
 )
 def test_else_it_is_the_mean_of_the_floating_outputs_and_that_is_said(
     output: Any, batch: Any

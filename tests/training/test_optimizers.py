@@ -82,3 +82,10 @@ def test_a_factory_of_something_else() -> None:
 def test_a_model_without_anything_to_train(model: nn.Module) -> None:
     with pytest.raises(StepError, match="nothing to train; call requires_grad_"):
         make_optimizer(None, model)
+
+
+def test_an_optimizer_that_demands_a_closure_is_refused_with_a_way_out() -> None:
+    model = nn.Linear(2, 1)
+    for spec in (torch.optim.LBFGS, torch.optim.LBFGS(model.parameters())):
+        with pytest.raises(StepError, match=r"LBFGS demands a closure.*let step"):
+            make_optimizer(spec, model)

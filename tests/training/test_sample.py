@@ -103,7 +103,8 @@ def test_leaves_of_another_size_stay_as_they_are() -> None:
         "temperature": torch.tensor(0.5),
         "task": "lm",
     }
-    batch = BatchMaker(sample).make(7)
+    maker = BatchMaker(sample)
+    batch = maker.make(7)
     assert {key: tuple(value.shape) for key, value in batch.items() if key != "task"} == {
         "input_ids": (7, 8),
         "labels": (7, 8),
@@ -112,6 +113,16 @@ def test_leaves_of_another_size_stay_as_they_are() -> None:
     }
     assert torch.equal(batch["mask"], sample["mask"])
     assert batch["task"] == "lm"
+    (warning,) = maker.warnings
+    assert "taken to be 3, so this stays as it is in every batch: sample['mask'] [8, 8];" in warning
+
+
+def test_arrays_of_numpy_grow_with_the_batch() -> None:
+    numpy = pytest.importorskip("numpy")
+    sample = {"x": torch.zeros(2, 3), "ids": numpy.array([7, 8]), "names": numpy.array(["a", "b"])}
+    batch = BatchMaker(sample).make(5)
+    assert batch["ids"].tolist() == [7, 8, 7, 8, 7]
+    assert batch["names"].tolist() == ["a", "b", "a", "b", "a"]
 
 
 def test_batch_dim_may_be_another_one() -> None:
@@ -191,6 +202,10 @@ def test_making_a_large_batch_of_one_example_takes_few_copies() -> None:
             r"disagree about the batch size: 4 or 5\? \(sample\['x'\] \[4, 3\], sample\['y'\] "
             r"\[5\]\); set batch_dim .*make_batch\(batch_size\)",
         ),
+        (
+            ([torch.ones(3, 8, 8)] * 2, [{"boxes": torch.ones(7, 4), "labels": torch.ones(7)}] * 2),
+            r"a list of dicts whose tensors disagree about the batch size.*one for each example",
+        ),
         (torch.zeros(0, 3), r"the sample has no examples: sample \[0, 3\]"),
         ((torch.ones(2, 2).to_sparse(), 1), r"sample\[0\] is a sparse tensor.*make_batch"),
         (torch.zeros(2, device="meta"), "sample is a meta tensor.*make_batch"),
@@ -247,6 +262,11 @@ def test_make_batch_of_packed_data_needs_no_tensor_of_the_size() -> None:
     assert maker.make(5)["tokens"].shape == (1, 50)
 
 
+def test_make_batch_of_a_list_of_images_is_of_the_size_asked_for() -> None:
+    maker = BatchMaker(make_batch=lambda size: [torch.zeros(3, 2, 2) for _ in range(size)])
+    assert len(maker.make(20)) == 20
+
+
 def test_make_batch_of_objects_of_another_kind_passes() -> None:
     assert BatchMaker(make_batch=lambda n: ["graph"] * n).make(2) == ["graph", "graph"]
 
@@ -295,6 +315,16 @@ def test_move_batch_moves_other_objects_by_their_own_method() -> None:
             moved = Graph()
             moved.device = device
             return moved
+
+    assert move_batch([Graph()], "meta")[0].device == "meta"
+
+
+def test_move_batch_keeps_what_moves_itself() -> None:
+    class Graph:
+        device = "cpu"
+
+        def to(self, device: str) -> None:
+            self.device = device
 
     assert move_batch([Graph()], "meta")[0].device == "meta"
 

@@ -62,6 +62,11 @@ def test_a_loss_module_and_the_states_of_an_optimizer_follow_the_model(fused: bo
     assert weighted.training
 
 
+def test_a_model_without_values_is_refused() -> None:
+    with pytest.raises(StepError, match=r"on the meta device.*to_empty.*estimate` takes it"):
+        step_of(nn.Linear(4, 2, device="meta"))
+
+
 def test_micro_batches_add_up_their_gradients() -> None:
     model = nn.Linear(4, 2)
     step = step_of(model)
@@ -203,6 +208,35 @@ def test_a_loss_that_is_no_number_is_a_warning(value: float) -> None:
 def test_what_is_no_loss_is_refused(loss: Any, message: str) -> None:
     with pytest.raises(StepError, match=message):
         run(step_of(loss_fn=loss))
+
+
+def test_a_step_that_runs_the_backward_pass_is_told_what_to_return() -> None:
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        loss: Tensor = model(batch[0]).exp().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    with pytest.raises(StepError, match="step ran the backward pass by itself: return the loss"):
+        run(step_of(step=step))
+
+
+def test_a_step_may_train_a_part_with_an_optimizer_of_its_own() -> None:
+    """As a GAN's: the discriminator inside the step, the generator after it."""
+    model = nn.ModuleDict({"generator": nn.Linear(4, 4), "judge": nn.Linear(4, 1)})
+    own = Adam(model["judge"].parameters())
+
+    def step(model: nn.ModuleDict, batch: Any) -> Tensor:
+        made = model["generator"](batch[0])
+        own.zero_grad()
+        torch.autograd.backward(model["judge"](made.detach()).exp().mean())
+        own.step()
+        loss: Tensor = -model["judge"](made).mean()
+        return loss
+
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    run(step_of(model, step=step, optimizer=Adam(model["generator"].parameters())))
+    for name, value in model.state_dict().items():
+        assert not torch.equal(value, before[name])
 
 
 def test_a_loss_of_one_number_in_a_list_is_a_loss() -> None:
