@@ -1,4 +1,6 @@
-"""What CUDA's normalization kernels allocate: their outputs, and two statistics in fp32.
+"""What operators return, where CUDA differs or where saying it directly takes less time.
+
+Normalizations return their outputs, and two statistics in fp32.
 
 PyTorch would derive the same by running each of them as a dozen smaller operators on fake tensors;
 said directly, a trace takes half the time.
@@ -22,6 +24,8 @@ from batchfinder.simulation.convolution import (
     is_well_formed,
 )
 from batchfinder.simulation.elementwise import ELEMENTWISE, cast, elementwise, is_plain_cast
+from batchfinder.simulation.in_place import writes_into_zeros
+from batchfinder.simulation.losses import LOSSES
 from batchfinder.simulation.shapes import new_like, new_tensor, run_on_shapes
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -118,6 +122,18 @@ def _efficient_attention(query: Tensor, *args: Any, **kwargs: Any) -> tuple[Tens
     return output, row_sums, no_seed, no_seed
 
 
+def _col2im(columns: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Allocated like its input, and keeps that storage where it turns out to be smaller.
+
+    https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/Col2Im.cu
+    """
+    output: Tensor = run_on_shapes(_COL2IM, (columns, *args), kwargs)
+    if output.numel() >= columns.numel():
+        return output
+    whole = new_like(columns, torch.contiguous_format)
+    return whole.as_strided(output.shape, output.stride())
+
+
 def _statistics(like: Tensor, shape: Sequence[int]) -> Tensor:
     dtype = torch.float64 if like.dtype is torch.float64 else torch.float32
     return new_tensor(like, shape, dtype)
@@ -144,6 +160,7 @@ _COPIES = {
     _aten.ones_like.default,
     _aten.zeros_like.default,
 }
+_COL2IM = _aten.col2im.default
 _CONVOLUTION = _aten.convolution.default
 _EFFICIENT_ATTENTION = _aten._scaled_dot_product_efficient_attention.default
 _OUTPUTS: dict[Any, Callable[..., Any]] = {
@@ -156,6 +173,8 @@ _OUTPUTS: dict[Any, Callable[..., Any]] = {
     _aten.native_group_norm.default: _group_norm,
     _aten.native_group_norm_backward.default: _group_norm_backward,
     _EFFICIENT_ATTENTION: _efficient_attention,
+    _COL2IM: _col2im,
+    **LOSSES,
 }
 
 
@@ -167,6 +186,8 @@ def outputs_of(func: OpOverload, args: Any, kwargs: Any) -> Any:
         args: its arguments.
         kwargs: its keyword arguments.
     """
+    if writes_into_zeros(func):
+        return args[0]
     rule = _OUTPUTS.get(func)
     if rule is not None and (func is not _CONVOLUTION or is_well_formed(args)):
         return rule(*args, **kwargs)

@@ -11,6 +11,7 @@ Sources: ``aten/src/ATen/native/cudnn/Conv_v8.cpp`` and ``ConvShared.cpp`` of Py
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,16 +24,13 @@ from batchfinder.simulation.attention_memory import (
     flash_backward_bytes,
 )
 from batchfinder.simulation.convolution import compute_format
+from batchfinder.simulation.losses import COPYING_LOSSES
 from batchfinder.simulation.tracker import StorageTracker
 from batchfinder.units import MIB
 
 _aten: Any = torch.ops.aten
 _CONVOLUTION = _aten.convolution.default
 _CONVOLUTION_BACKWARD = _aten.convolution_backward.default
-_LAYER_NORM = _aten.native_layer_norm.default
-_LAYER_NORM_BACKWARD = _aten.native_layer_norm_backward.default
-_FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_backward.default
-_EFFICIENT = _aten._scaled_dot_product_efficient_attention.default
 _EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward.default
 _REDUCTIONS = {
     getattr(getattr(_aten, name), overload)
@@ -97,19 +95,10 @@ class CudaWorkspaces:
                 self._convolve(tracker, [grad], [grad, images], weight, stride)
             if needs_weight:
                 self._convolve(tracker, [grad, images], [grad, images], weight, stride)
-        elif func is _LAYER_NORM or func is _LAYER_NORM_BACKWARD:
-            read = args[:1] if func is _LAYER_NORM else args[:2]
-            _copy_while_running(tracker, [x for x in read if not x.is_contiguous()])
-        elif func in _REDUCTIONS:
-            _read_as(tracker, args[0], output.dtype)
-        elif func is _FLASH_BACKWARD:
-            # The kernel reads these by rows of heads.
-            read = [x for x in (args[0], args[4]) if not x.transpose(1, 2).is_contiguous()]
-            _take(tracker, [*map(_size, read), *flash_backward_bytes(args[1])])
-        elif func is _EFFICIENT:
-            _take(tracker, [efficient_forward_bytes(args[0], args[2])])
         elif func is _EFFICIENT_BACKWARD:
             self._attention_backward(tracker, *args[:4])
+        elif func in _KERNELS:
+            _KERNELS[func](tracker, args, output)
 
     def _attention_backward(
         self, tracker: StorageTracker, grad: Tensor, query: Tensor, key: Tensor, value: Tensor
@@ -199,3 +188,58 @@ def _copy_while_running(
 
 def _size(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+def _normalize(tracker: StorageTracker, args: Any, output: Any) -> None:
+    """Layer norm, forward: reads its input."""
+    _copy_while_running(tracker, _strided(args[:1]))
+
+
+def _normalize_backward(tracker: StorageTracker, args: Any, output: Any) -> None:
+    _copy_while_running(tracker, _strided(args[:2]))
+
+
+def _reduce(tracker: StorageTracker, args: Any, output: Any) -> None:
+    _read_as(tracker, args[0], output.dtype)
+
+
+def _take_values(tracker: StorageTracker, args: Any, output: Any) -> None:
+    """The value of a loss for each element, where it is reduced."""
+    if not output.dim():
+        _take(tracker, [_size(args[0])])
+
+
+def _flash_backward(tracker: StorageTracker, args: Any, output: Any) -> None:
+    # The kernel reads these by rows of heads.
+    read = [x for x in (args[0], args[4]) if not x.transpose(1, 2).is_contiguous()]
+    _take(tracker, [*map(_size, read), *flash_backward_bytes(args[1])])
+
+
+def _efficient(tracker: StorageTracker, args: Any, output: Any) -> None:
+    _take(tracker, [efficient_forward_bytes(args[0], args[2])])
+
+
+def _unfold(tracker: StorageTracker, args: Any, output: Any) -> None:
+    # The output is allocated like the input, and again when it is known to be larger.
+    _take(tracker, [*map(_size, _strided(args[:1])), _size(args[0])])
+
+
+def _fold(tracker: StorageTracker, args: Any, output: Any) -> None:
+    _copy_while_running(tracker, _strided(args[:1]))
+
+
+def _strided(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor for tensor in tensors if not tensor.is_contiguous()]
+
+
+_KERNELS: dict[Any, Callable[[StorageTracker, Any, Any], None]] = {
+    _aten.native_layer_norm.default: _normalize,
+    _aten.native_layer_norm_backward.default: _normalize_backward,
+    _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+    _aten._scaled_dot_product_efficient_attention.default: _efficient,
+    _aten.im2col.default: _unfold,
+    _aten.col2im.default: _fold,
+    **dict.fromkeys(_REDUCTIONS, _reduce),
+    **dict.fromkeys(COPYING_LOSSES, _take_values),
+}
+"""What those take for which that does not depend on the GPU."""

@@ -1,0 +1,88 @@
+"""What losses and selections take beside what they return, as PyTorch's CUDA kernels do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody calls it
+from torch import Tensor, nn
+
+from batchfinder import TrainingSetup, estimate_peak_memory
+
+# As large as the parameter, so that all that counts is a multiple of it.
+SIDE, BYTES = 2048, 2048 * 2048 * 4
+
+
+class Table(nn.Module):
+    """A parameter of 16 MiB, doubled, with targets and places of its size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(SIDE, SIDE))
+        self.register_buffer("targets", torch.zeros(SIDE, SIDE))
+        self.register_buffer("places", torch.zeros(SIDE, SIDE, dtype=torch.long))
+
+    def forward(self, _: Tensor) -> Tensor:
+        return self.table * 2
+
+
+def peak_bytes(loss: Callable[[Tensor, Any], Tensor]) -> int:
+    setup = TrainingSetup(
+        Table(), torch.zeros(1, 1), step=lambda model, x: loss(model(x), model), optimizer="sgd"
+    )
+    return estimate_peak_memory(setup, batch_size=1, gpu="h100").peak_allocated_bytes
+
+
+def tables_more(loss: Callable[[Tensor, Any], Tensor]) -> float:
+    """What a step peaks at, beyond one whose loss is the mean, in multiples of the parameter."""
+    return (peak_bytes(loss) - peak_bytes(lambda output, _: output.mean())) / BYTES
+
+
+# Read off PyTorch 2.11 on the counting runtime of scripts/counting_cuda.
+@pytest.mark.parametrize(
+    ("name", "tables"),
+    [("mse_loss", 2), ("smooth_l1_loss", 2), ("huber_loss", 0), ("l1_loss", 2)],
+)
+def test_some_losses_keep_the_storage_of_their_values(name: str, tables: int) -> None:
+    def loss(output: Tensor, model: Any) -> Tensor:
+        value: Tensor = getattr(F, name)(output, model.targets)
+        return value
+
+    assert tables_more(loss) == pytest.approx(tables, abs=0.01)
+
+
+def test_without_reduction_there_is_nothing_to_keep() -> None:
+    def loss(output: Tensor, model: Any) -> Tensor:
+        return F.mse_loss(output, model.targets, reduction="none").mean()
+
+    assert tables_more(loss) == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("select", "tables"),
+    [
+        (lambda output, model: output.gather(1, model.places[:, :1]), 0),
+        (lambda output, model: output.gather(1, model.places), 1),
+        (lambda output, model: output.index_select(1, model.places[0, ::2]), 0),
+        (lambda output, model: output[:, model.places[0, ::2]], 0),
+        (lambda output, model: output.max(1).values, 0),
+        (lambda output, model: output.sort(1).values, 2),
+    ],
+    ids=["gather", "gather all", "index_select", "index", "max", "sort"],
+)
+def test_gradients_of_a_selection_are_written_into_zeros(
+    select: Callable[[Tensor, Any], Tensor], tables: int
+) -> None:
+    more = tables_more(lambda output, model: select(output, model).mean())
+    assert more == pytest.approx(tables, abs=0.01)
+
+
+def test_columns_of_images_are_folded_into_a_storage_of_their_own_size() -> None:
+    def loss(output: Tensor, model: Any) -> Tensor:
+        return F.unfold(output.view(1, 1, SIDE, SIDE), 3, padding=1).mean()
+
+    # The gradients of the columns, 9 times the image, and what they are folded into, for two.
+    assert tables_more(loss) == pytest.approx(2 * 9 - 2, abs=0.01)
