@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -158,7 +159,8 @@ def test_estimates(command: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "scripts").symlink_to(REPOSITORY / "scripts")
     printed = run(tmp_path, "-m", *shlex.split(command))
     assert "max batch" in printed
-    if expected:
+    # A called function's arguments live a little longer in Python 3.10, so a step peaks elsewhere.
+    if expected and sys.version_info >= (3, 11):
         assert printed.split() == expected.split()
 
 
