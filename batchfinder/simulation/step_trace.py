@@ -93,7 +93,8 @@ class StepTraces:
         if self._affine is None and self.is_affine:
             try:
                 affine = align(*(self._at(size) for size in TRACED_SIZES))
-                check_line(affine, self._trace(CHECKED_SIZE, forward_only=True))
+                if affine.has_offsets:  # which may as well be two points of a curve
+                    check_line(affine, self._trace(CHECKED_SIZE, forward_only=True))
                 self._affine = affine
             except NotAffineError as error:
                 self.is_affine = False

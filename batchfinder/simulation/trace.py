@@ -118,6 +118,12 @@ class AffineTrace:
             sizes[index] = round(fixed + slope * batch_size)
         return sizes
 
+    @property
+    def has_offsets(self) -> bool:
+        """Whether a storage neither stays as it is nor grows as the batch does, but in between."""
+        lines = zip(self.example.storages, self.fixed_bytes, self.per_sample_bytes, strict=True)
+        return any(fixed and slope and not storage.optional for storage, fixed, slope in lines)
+
     @cached_property
     def _parts(self) -> tuple[list[int], list[tuple[int, float, float]]]:
         """The sizes without an example; and the storages that grow, most in whole bytes."""
