@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from fakes import FakeProber
+from marks import needs_fully_shard
 from processes import REPOSITORY, idle_bytes, run_python
 
 from batchfinder.finder import run_search
-from batchfinder.training.parallel import has_fully_shard_on_cpu
 from batchfinder.units import MIB
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -151,11 +151,14 @@ def test_searches_on_ranks(command: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "expected"), [line for line in COMMANDS if line[0].startswith("batchfinder est")]
+    ("command", "expected"),
+    [
+        pytest.param(*line, marks=[needs_fully_shard] if "fsdp" in line[0] else [])
+        for line in COMMANDS
+        if line[0].startswith("batchfinder est")
+    ],
 )
 def test_estimates(command: str, expected: str, tmp_path: Path) -> None:
-    if "fsdp" in command and not has_fully_shard_on_cpu():
-        pytest.skip("fully_shard needs a GPU before PyTorch 2.6")
     (tmp_path / "scripts").symlink_to(REPOSITORY / "scripts")
     printed = run(tmp_path, "-m", *shlex.split(command))
     assert "max batch" in printed

@@ -21,6 +21,7 @@ import ctypes
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -88,8 +89,7 @@ class CpuDevice:
         return _status()["VmData"]
 
     def in_use_bytes(self) -> int:
-        # Not older than glibc 2.33, and other C libraries have none.
-        read = getattr(ctypes.CDLL(None), "mallinfo2", None)
+        read = _glibc("mallinfo2")  # since 2.33
         if read is None:
             return 0
         read.restype = _Mallinfo
@@ -118,10 +118,14 @@ class CpuDevice:
         return 0
 
     def release_cache(self) -> None:
-        # glibc keeps freed memory; other C libraries have no such call, and need none.
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        trim = _glibc("malloc_trim")  # which keeps freed memory; others need no such call
         if trim is not None:
             trim(0)
+
+
+def _glibc(name: str) -> Any:
+    """A function of glibc; None in older ones and in other C libraries."""
+    return getattr(ctypes.CDLL(None), name, None)
 
 
 class _Mallinfo(ctypes.Structure):

@@ -267,8 +267,8 @@ class ProbeSession:
         step.optimizer_step()
         peak = max(peak, self._read(Phase.OPTIMIZER_STEP, run))
         run.allocation_retries = self.device.allocation_retries() - retries_before
-        run.in_use_after_steps.append(self.device.in_use_bytes())
         run.step_seconds = time.perf_counter() - started
+        run.in_use_after_steps.append(self.device.in_use_bytes())
         self.on_step()
         return peak
 

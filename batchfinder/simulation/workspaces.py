@@ -11,8 +11,8 @@ Sources: ``aten/src/ATen/native/cudnn/Conv_v8.cpp`` and ``ConvShared.cpp`` of Py
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -40,6 +40,9 @@ _REDUCTIONS = {
     )
 }  # fmt: skip
 _HALF = (torch.float16, torch.bfloat16)
+
+_Note: TypeAlias = Callable[[StorageTracker, Any, Any], None]
+"""Notes what a kernel takes, by its arguments and its output."""
 
 
 def cublas_workspace_bytes(capability: ComputeCapability) -> int:
@@ -149,23 +152,17 @@ class CudaWorkspaces:
         workspace = 0
         if memory_format is torch.contiguous_format and not is_product and not is_depthwise:
             workspace = sum(map(_size, [*converted, weight]))
-        _copy_while_running(tracker, copied, workspace)
+        copies = [tracker.begin_transient(_size(image)) for image in copied]
+        if workspace:
+            tracker.end_transient(tracker.begin_transient(workspace, optional=True))
+        for copy in copies:
+            tracker.end_transient(copy)
 
     def _time_algorithms(self, tracker: StorageTracker, images: Tensor, weight: Tensor) -> None:
         key = (images.shape, weight.shape, images.dtype)
         if self._benchmark and key not in self._seen:
             self._seen.add(key)
             tracker.empty_cache()
-
-
-def _read_as(tracker: StorageTracker, tensor: Tensor, dtype: torch.dtype) -> None:
-    """Note the copy that a reduction makes of a tensor whose type it does not compute in.
-
-    ``make_reduction`` in ``aten/src/ATen/native/ReduceOpsUtils.h`` of PyTorch.
-    """
-    widens = tensor.dtype in _HALF and dtype is torch.float32
-    if tensor.dtype != dtype and not widens:
-        _take(tracker, [tensor.numel() * dtype.itemsize])
 
 
 def _take(tracker: StorageTracker, sizes: list[int]) -> None:
@@ -175,32 +172,24 @@ def _take(tracker: StorageTracker, sizes: list[int]) -> None:
         tracker.end_transient(index)
 
 
-def _copy_while_running(
-    tracker: StorageTracker, tensors: list[Tensor], workspace_bytes: int = 0
-) -> None:
-    """Note contiguous copies that a kernel makes of what it reads, and its optional workspace."""
-    copies = [tracker.begin_transient(_size(tensor)) for tensor in tensors]
-    if workspace_bytes:
-        tracker.end_transient(tracker.begin_transient(workspace_bytes, optional=True))
-    for copy in copies:
-        tracker.end_transient(copy)
-
-
 def _size(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _normalize(tracker: StorageTracker, args: Any, output: Any) -> None:
-    """Layer norm, forward: reads its input."""
-    _copy_while_running(tracker, _strided(args[:1]))
-
-
-def _normalize_backward(tracker: StorageTracker, args: Any, output: Any) -> None:
-    _copy_while_running(tracker, _strided(args[:2]))
+def _contiguous(*places: int) -> _Note:
+    """Kernels that copy those of their arguments that are not contiguous."""
+    return lambda tracker, args, _: _take(tracker, _copied_sizes(args[at] for at in places))
 
 
 def _reduce(tracker: StorageTracker, args: Any, output: Any) -> None:
-    _read_as(tracker, args[0], output.dtype)
+    """The copy that a reduction makes of a tensor whose type it does not compute in.
+
+    ``make_reduction`` in ``aten/src/ATen/native/ReduceOpsUtils.h`` of PyTorch.
+    """
+    tensor, dtype = args[0], output.dtype
+    widens = tensor.dtype in _HALF and dtype is torch.float32
+    if tensor.dtype != dtype and not widens:
+        _take(tracker, [tensor.numel() * dtype.itemsize])
 
 
 def _take_values(tracker: StorageTracker, args: Any, output: Any) -> None:
@@ -221,24 +210,20 @@ def _efficient(tracker: StorageTracker, args: Any, output: Any) -> None:
 
 def _unfold(tracker: StorageTracker, args: Any, output: Any) -> None:
     # The output is allocated like the input, and again when it is known to be larger.
-    _take(tracker, [*map(_size, _strided(args[:1])), _size(args[0])])
+    _take(tracker, [*_copied_sizes(args[:1]), _size(args[0])])
 
 
-def _fold(tracker: StorageTracker, args: Any, output: Any) -> None:
-    _copy_while_running(tracker, _strided(args[:1]))
+def _copied_sizes(tensors: Iterable[Tensor]) -> list[int]:
+    return [_size(tensor) for tensor in tensors if not tensor.is_contiguous()]
 
 
-def _strided(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [tensor for tensor in tensors if not tensor.is_contiguous()]
-
-
-_KERNELS: dict[Any, Callable[[StorageTracker, Any, Any], None]] = {
-    _aten.native_layer_norm.default: _normalize,
-    _aten.native_layer_norm_backward.default: _normalize_backward,
+_KERNELS: dict[Any, _Note] = {
+    _aten.native_layer_norm.default: _contiguous(0),
+    _aten.native_layer_norm_backward.default: _contiguous(0, 1),
     _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     _aten._scaled_dot_product_efficient_attention.default: _efficient,
     _aten.im2col.default: _unfold,
-    _aten.col2im.default: _fold,
+    _aten.col2im.default: _contiguous(0),
     **dict.fromkeys(_REDUCTIONS, _reduce),
     **dict.fromkeys(COPYING_LOSSES, _take_values),
 }

@@ -19,6 +19,7 @@ from torch._dynamo import OptimizedModule
 from torch.optim import Optimizer
 
 from batchfinder.errors import StepError
+from batchfinder.training.forward import forward_replaced
 from batchfinder.training.parallel import is_wrapped, unwrapped
 
 _LIGHTNING = ("lightning", "pytorch_lightning")
@@ -103,21 +104,13 @@ def _explained(method: str, advice: str) -> Iterator[None]:
 
 def _through_forward(model: nn.Module, module: Any, arguments: tuple[Any, ...]) -> Any:
     """Call ``training_step`` in the place of ``forward``, around which wrappers do their work."""
-    own = {name: value for name, value in vars(module).items() if name == "forward"}
-
-    def put_back() -> None:
-        vars(module).pop("forward", None)
-        vars(module).update(own)
 
     def redirected(*arguments: Any) -> Any:
         put_back()  # the step itself may well call it
         return module.training_step(*arguments)
 
-    module.forward = redirected
-    try:
+    with forward_replaced(module, redirected) as put_back:
         return model(*arguments)
-    finally:
-        put_back()
 
 
 def own_optimizer(model: nn.Module) -> Optimizer:

@@ -10,11 +10,11 @@ precision ``Accelerator.prepare_model``
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from batchfinder.errors import StepError
+from batchfinder.training.forward import forward_replaced
 from batchfinder.training.parallel import unwrapped
 from batchfinder.training.setup import Trainer
 from batchfinder.training.tree import named_tensors
@@ -61,8 +62,7 @@ class TrainerStep:
                 "batch of prompts: return (model, sample) in place of it, with the longest "
                 "completions that there will be, and give its loss as step"
             )
-        # The data is not needed in a step, and would go to every worker process.
-        self._trainer = _acting(trainer, train_dataset=None, eval_dataset=None)
+        self._trainer = _without_data(trainer)
         vars(self._trainer).update({k: _own(value) for k, value in vars(self._trainer).items()})
         micro_batches = getattr(trainer.args, "gradient_accumulation_steps", 1)
         self.accumulates = micro_batches > 1
@@ -112,7 +112,7 @@ class TrainerOptimizer:
     """
 
     def __init__(self, trainer: Trainer) -> None:
-        self._trainer = _acting(trainer, train_dataset=None, eval_dataset=None)
+        self._trainer = _without_data(trainer)
 
     def __call__(self, model: nn.Module) -> Optimizer:
         """A new optimizer over a model's parameters."""
@@ -129,6 +129,11 @@ def _acting(trainer: Trainer, **changes: Any) -> Any:
     acting = copy.copy(trainer)
     vars(acting).update(changes)
     return acting
+
+
+def _without_data(trainer: Trainer) -> Any:
+    """A Trainer of one's own; its data is not needed, and would go to every worker process."""
+    return _acting(trainer, train_dataset=None, eval_dataset=None)
 
 
 def _own(value: Any) -> Any:
@@ -211,14 +216,13 @@ def _lower_precision(trainer: Any) -> torch.dtype | None:
     return None
 
 
-@contextmanager
-def _in_precision(module: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
+def _in_precision(
+    module: nn.Module, dtype: torch.dtype | None
+) -> contextlib.AbstractContextManager[Any]:
     """Run a model's forward pass alone in lower precision; its outputs are in fp32 again."""
     if dtype is None:
-        yield
-        return
+        return contextlib.nullcontext()
     forward = module.forward
-    own = {name: value for name, value in vars(module).items() if name == "forward"}
     device = next(module.parameters()).device.type
 
     def in_autocast(*arguments: Any, **options: Any) -> Any:
@@ -226,12 +230,7 @@ def _in_precision(module: nn.Module, dtype: torch.dtype | None) -> Iterator[None
             output = forward(*arguments, **options)
         return _in_fp32(output)
 
-    module.forward = in_autocast
-    try:
-        yield
-    finally:
-        vars(module).pop("forward", None)
-        vars(module).update(own)
+    return forward_replaced(module, in_autocast)
 
 
 def _in_fp32(output: Any) -> Any:
