@@ -79,7 +79,7 @@ def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:
             "call requires_grad_() on what you want to train"
         )
     if isinstance(spec, OptimizerOfModel):
-        return spec.make(model)
+        return _without_closure(spec.make(model))
     optimizer = factory(parameters)
     if not isinstance(optimizer, Optimizer):
         kind = type(optimizer).__name__

@@ -9,6 +9,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from batchfinder.errors import StepError, UsageError
 from batchfinder.training.optimizers import find_optimizer, make_optimizer, optimizer_names
+from batchfinder.training.setup import OptimizerOfModel
 
 
 def parameters_of(optimizer: Optimizer) -> list[int]:
@@ -86,6 +87,7 @@ def test_a_model_without_anything_to_train(model: nn.Module) -> None:
 
 def test_an_optimizer_that_demands_a_closure_is_refused_with_a_way_out() -> None:
     model = nn.Linear(2, 1)
-    for spec in (torch.optim.LBFGS, torch.optim.LBFGS(model.parameters())):
+    made = torch.optim.LBFGS(model.parameters())
+    for spec in (torch.optim.LBFGS, made, OptimizerOfModel(lambda _: made, "the module")):
         with pytest.raises(StepError, match=r"LBFGS demands a closure.*let step"):
             make_optimizer(spec, model)
