@@ -65,8 +65,9 @@ def find_max_batch(
     On the CPU, and with ``isolate``, sizes are tried in worker processes, which get a pickled copy
     of model, sample and functions: an out-of-memory leaves holes in the heap of the process it
     happens in. What cannot be pickled is tried in this process, with a warning that says so. There,
-    on accelerators as well, only what a plain object of your own counts in the step stays changed:
-    put back are modules, optimizers, tensors, and the dicts, lists and sets reachable from them.
+    as on accelerators, what step and loss function reach in their closures, their globals and the
+    objects whose methods they are is put back as well: all but objects of libraries that have no
+    ``state_dict``, and data sets.
 
     Args:
         model: the module to train; a ``transformers.Trainer``, which brings all that follows; or a
@@ -78,7 +79,8 @@ def find_max_batch(
             of the outputs, with a warning. A LightningModule's: by its ``training_step``.
         optimizer: an instance, a factory ``factory(params)``, or the name of a class of
             ``torch.optim``. Default: what a LightningModule configures, else AdamW.
-        step: ``step(model, batch) -> loss``, in place of forward pass and loss.
+        step: ``step(model, batch) -> loss``, in place of forward pass and loss; or
+            ``step(model, batch) -> None`` in place of all of it: it trains by itself.
         make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample.
         device: such as ``"cuda:0"`` or ``"cpu"``. Default: the model's own if that is an
             accelerator, else the accelerator there is, else the CPU.

@@ -61,7 +61,10 @@ def test_a_row_for_each_gpu(train_file: Path) -> None:
 
 
 def test_explain_fills_in_the_equation(train_file: Path) -> None:
-    result = run("estimate", f"{train_file}:build_model", "--memory", "8GiB", "--explain")
+    result = run(
+        "estimate", f"{train_file}:build_model", "--memory", "8GiB", "--explain",
+        "--arg", "width=64",
+    )  # fmt: skip
 
     assert result.exit_code == 0
     for term in ("parameters", "optimizer states", "activations", "context and libraries"):

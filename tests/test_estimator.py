@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from dataclasses import replace
 
 import pytest
 import torch
+from marks import FSDP
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -13,6 +15,7 @@ from batchfinder.errors import SampleError, StepError, UsageError
 from batchfinder.estimator import estimate_max_batch, estimate_on_gpus, estimate_peak_memory
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.result import Status
+from batchfinder.simulation.cluster import Cluster
 from batchfinder.simulation.gpus import find_gpu, unnamed_gpu
 from batchfinder.simulation.step_trace import STEPS, TRACED_SIZES
 from batchfinder.training.setup import TrainingSetup
@@ -225,15 +228,91 @@ def test_a_model_without_shapes_is_refused() -> None:
         estimate_max_batch(nn.LazyLinear(10), SAMPLE, gpu="t4")
 
 
-def test_a_step_with_an_optimizer_of_its_own_cannot_be_simulated() -> None:
-    """It would train the model itself, not its copy without data."""
+def test_a_step_may_train_by_itself_with_what_it_holds() -> None:
+    """As an optimizer of ours would do it, and nothing of the user's is trained."""
     model = mlp()
     own = torch.optim.Adam(model.parameters())
+    before = copy.deepcopy(model.state_dict())
+
+    def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        torch.autograd.backward(loss)
+        own.step()
+        own.zero_grad()
+
+    by_itself = estimate_peak_memory(model, SAMPLE, step=step, batch_size=64, gpu="t4")
+    by_us = estimate_peak_memory(model, SAMPLE, optimizer="adam", batch_size=64, gpu="t4")
+
+    # A loop keeps the output and the loss of the step before a little longer than a function.
+    kept = 64 * 10 * 4 + 512
+    assert 0 <= by_us.peak_allocated_bytes - by_itself.peak_allocated_bytes <= kept
+    assert by_itself.warnings == ()
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert not own.state
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_what_a_step_holds_beside_the_model_is_counted() -> None:
+    model, teacher = mlp(), nn.Linear(1000, 2560)
+    average = {name: value.clone() for name, value in model.state_dict().items()}
 
     def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        own.step()
+        with torch.no_grad():
+            for name, value in model.state_dict().items():
+                average[name].lerp_(value, 0.1)
+            assert teacher.weight.numel()
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    held = sum(value.nbytes for value in [*average.values(), *teacher.parameters()])
+    alone = estimate_peak_memory(model, SAMPLE, batch_size=64, gpu="t4")
+    beside = estimate_peak_memory(model, SAMPLE, step=step, batch_size=64, gpu="t4")
+
+    assert beside.peak_allocated_bytes - alone.peak_allocated_bytes == pytest.approx(held, rel=0.01)
+
+
+def test_an_optimizer_that_makes_no_step_is_named() -> None:
+    """Its states would be missing in the estimate."""
+    own = torch.optim.AdamW(mlp().parameters())
+
+    def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        own.zero_grad()
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    estimate = estimate_peak_memory(mlp(), SAMPLE, step=step, batch_size=64, gpu="t4")
+    assert ["AdamW" in warning and "made a step" in warning for warning in estimate.warnings] == [
+        True
+    ]
+
+
+def test_a_step_with_an_optimizer_out_of_reach_cannot_be_simulated() -> None:
+    """It would train the model itself, not its copy without data."""
+    model = mlp()
+
+    @functools.cache
+    def own() -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters())
+
+    own()
+
+    def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        own().step()
         loss: Tensor = model(batch[0]).sum()
         return loss
 
     with pytest.raises(StepError, match=r"Adam .*of the step's own.*`batchfinder find`"):
         estimate_max_batch(model, SAMPLE, step=step, gpu="t4")
+
+
+@pytest.mark.parametrize("strategy", ["zero1", FSDP])
+def test_a_step_that_trains_by_itself_is_not_sharded(strategy: str) -> None:
+    own = torch.optim.SGD((model := mlp()).parameters())
+
+    def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
+        torch.autograd.backward(model(batch[0]).sum())
+        own.step()
+
+    with pytest.raises(StepError, match=r"returned None.*sharding cannot be added"):
+        estimate_on_gpus(
+            TrainingSetup(model, SAMPLE, step=step), [find_gpu("t4")], ProbeOptions(),
+            cluster=Cluster(strategy, world_size=2),
+        )  # fmt: skip

@@ -98,8 +98,8 @@ class InProcessProber:
     def _open(self) -> ProbeSession:
         device = self._device.torch_device
         optimizer = self.setup.optimizer if isinstance(self.setup.optimizer, Optimizer) else None
-        # A loss function may be a module, with buffers and random numbers of its own.
-        touched = (self.setup.model, self.setup.loss_fn, optimizer)
+        # Functions may train more than the model: the discriminator of a GAN, the copy of an EMA.
+        touched = (self.setup.model, self.setup.loss_fn, self.setup.step, optimizer)
         with ExitStack() as opened:
             opened.enter_context(preserved_state(*touched, device=device))
             # What is cached lies outside the limit, and where probes find it no fresh allocator.

@@ -27,9 +27,10 @@ from batchfinder.probing.ranked import RankedProber
 from batchfinder.probing.session import ProbeSession
 from batchfinder.probing.verdict import Verdict
 from batchfinder.result import Probe
+from batchfinder.training.placement import move_to_device
 from batchfinder.training.sample import move_batch
 from batchfinder.training.setup import TrainingSetup
-from batchfinder.training.step import TrainingStep, move_to_device
+from batchfinder.training.step import TrainingStep
 from batchfinder.training.user_traceback import user_traceback
 
 

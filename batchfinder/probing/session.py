@@ -222,6 +222,7 @@ class ProbeSession:
                 break
             self._step(batch_size, next_batch, run)
         self._step_of_setup.check_loss()
+        self._step_of_setup.check_optimizers()
         if run.allocation_retries:
             run.note = THRASHING_NOTE
 
@@ -247,6 +248,7 @@ class ProbeSession:
             if self.all_agree(watch.is_settled):
                 break
         self._step_of_setup.check_loss()
+        self._step_of_setup.check_optimizers()
         run.note = watch.objection() or (THRASHING_NOTE if run.allocation_retries else "")
 
     def _step(self, batch_size: int, next_batch: Callable[[], Any], run: Run) -> int:

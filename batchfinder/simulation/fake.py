@@ -6,7 +6,7 @@ import copy
 import gc
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from batchfinder.simulation.attention import ComputeCapability, attention_kernel
 from batchfinder.simulation.autocast import autocast_kernels, cuda_autocast_simulated
+from batchfinder.simulation.copies import copied
 from batchfinder.simulation.cuda_dispatch import dropout, group_norm, kernels_replaced, linear
 from batchfinder.simulation.recurrent import RECURRENT
 from batchfinder.simulation.shapes import new_strided_like
@@ -93,25 +94,30 @@ def fake_copy(
     thing: T,
     mode: FakeTensorMode,
     *owners: nn.Module | Tensor,
-    optimizer: Optimizer | None = None,
+    optimizers: Iterable[Optimizer] = (),
 ) -> T:
-    """A deep copy of anything, with fake CPU tensors in place of its tensors.
+    """A copy of models, optimizers and functions, with fake CPU tensors in place of their tensors.
 
     Args:
-        thing: models, optimizers, batches in any container; it stays as it is.
+        thing: also a tuple of them; it stays as it is. See
+            :func:`~batchfinder.simulation.copies.copied`.
         mode: the mode that is on.
         owners: modules and tensors among it that may be anywhere: on a GPU, or on "meta".
-        optimizer: the one among it that starts anew, without the states it has gathered anywhere.
+        optimizers: those among it, which start anew, without the states that they have gathered.
     """
-    memo: dict[int, Any] = {}
-    if optimizer is not None:
-        memo[id(optimizer.state)] = defaultdict(dict)
+    memo: dict[int, Any] = {id(optimizer.state): defaultdict(dict) for optimizer in optimizers}
     for owner in owners:
         for tensor in tensors_of(owner):
             if id(tensor) not in memo:
                 memo[id(tensor)] = _fake_like(tensor, mode)
     with FakeCopyMode(mode):
-        return copy.deepcopy(thing, memo)
+        return copied(thing, memo)
+
+
+def fake_batch(batch: T, mode: FakeTensorMode) -> T:
+    """A copy of a batch of any kind, with fake CPU tensors in place of its tensors."""
+    with FakeCopyMode(mode):
+        return copy.deepcopy(batch)
 
 
 def tensors_of(owner: nn.Module | Tensor) -> list[Tensor]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
@@ -16,7 +18,7 @@ from batchfinder.errors import StepError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.simulation.attention import FAMILIES, ComputeCapability, kernel_family
 from batchfinder.simulation.cluster import Cluster, resizes_told
-from batchfinder.simulation.fake import fake_copy, fake_cuda, tensors_of
+from batchfinder.simulation.fake import fake_batch, fake_copy, fake_cuda, tensors_of
 from batchfinder.simulation.refusal import USE_FIND, explained
 from batchfinder.simulation.trace import (
     AffineTrace,
@@ -28,11 +30,11 @@ from batchfinder.simulation.trace import (
 )
 from batchfinder.simulation.tracker import StorageTracker
 from batchfinder.simulation.workspaces import CudaWorkspaces
+from batchfinder.training.reach import modules_reached, reachable
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.state import refuse_lazy
 from batchfinder.training.step import TrainingStep
-from batchfinder.training.transformers_trainer import TrainerStep
 from batchfinder.training.tree import map_leaves
 
 # Small, for sizes cost nothing here but host memory for the batch; even, for what halves a batch.
@@ -124,8 +126,8 @@ class StepTraces:
         names: dict[int, str] = {}
         precision = self._options.precision
         with fake_cuda(self._capability, alike=self._alike) as mode, explained(names):
-            setup = _fake_setup(self._setup, mode)
-            names.update((id(module), name) for name, module in setup.model.named_modules())
+            setup, held = _fake_setup(self._setup, mode)
+            names.update(_names_of(setup))
             buckets: list[torch.Tensor] = []
             if cluster is not None:
                 setup = cluster.spread(setup, mesh, precision)
@@ -137,17 +139,17 @@ class StepTraces:
                 precision=precision,
                 accumulate=self._options.accumulate,
                 batch_dim=self._options.batch_dim,
+                is_sharded=cluster is not None and cluster.strategy != "ddp",
             )
-            _choose_as_cuda(step.optimizer)
+            _choose_as_cuda([step.optimizer, *reachable([setup.step, setup.loss_fn])])
             workspaces = CudaWorkspaces(
                 self._capability, self._alike, benchmark=torch.backends.cudnn.benchmark
             )
-            tracker = StorageTracker(batch_size, setup.model, workspaces)
-            host_batch = fake_copy(batch, mode)
+            tracker = StorageTracker(batch_size, setup.model, workspaces, names)
+            host_batch = fake_batch(batch, mode)
             with tracker, resizes_told(tracker) if cluster else nullcontext():
-                for owner in [setup.model, *_held(setup).values()]:
-                    for tensor in tensors_of(owner):
-                        tracker.track(tensor, Kind.PARAMETER)
+                for tensor in [*tensors_of(setup.model), *held]:
+                    tracker.track(tensor, Kind.PARAMETER)
                 for bucket in buckets:
                     tracker.track(bucket, Kind.GRADIENT)
                 for state in _states_on_device(step.optimizer):
@@ -162,35 +164,54 @@ class StepTraces:
                 if forward_only:
                     tracker.begin_step()
                     step.forward(_on_device(host_batch, tracker))
+        if not forward_only:
+            step.check_optimizers()
         self.warnings += [warning for warning in step.warnings if warning not in self.warnings]
         return tracker.trace
 
 
-def _fake_setup(setup: TrainingSetup, mode: FakeTensorMode) -> TrainingSetup:
-    """A copy without data of model, optimizer and what a Trainer holds; functions are shared."""
+def _fake_setup(
+    setup: TrainingSetup, mode: FakeTensorMode
+) -> tuple[TrainingSetup, Sequence[Tensor]]:
+    """A copy without data of model, optimizer and functions, with all that those reach.
+
+    Returns:
+        The copy, and the tensors that its functions reach where the model lies.
+    """
     for name, module in setup.model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise StepError(f"{name or 'the model'} is compiled by TorchScript: {USE_FIND}")
     refuse_lazy(setup.model.parameters())
     own = setup.optimizer if isinstance(setup.optimizer, Optimizer) else None
+    homes = {tensor.device for tensor in tensors_of(setup.model)}
+    reached = [*reachable([setup.step, setup.loss_fn])]
+    tensors = [thing for thing in reached if isinstance(thing, Tensor)]
+    held = tuple(tensor for tensor in tensors if tensor.device in homes)
+    optimizers = [thing for thing in (own, *reached) if isinstance(thing, Optimizer)]
+    things = (setup.model, own, setup.step, setup.loss_fn, held)
     try:
-        held = _held(setup)
-        model, optimizer, held = fake_copy(
-            (setup.model, own, held), mode, setup.model, *held.values(), optimizer=own
+        model, optimizer, step, loss_fn, held = fake_copy(
+            things, mode, setup.model, *tensors, optimizers=optimizers
         )
     except (TypeError, RuntimeError, SystemError) as error:
         reason = str(error).partition("\n")[0]
         if "uantized" in reason:
             raise StepError(f"the model holds quantized tensors: {USE_FIND}") from error
         raise StepError(f"the model cannot be copied ({reason}): {USE_FIND}") from error
-    step = setup.step.holding(held) if isinstance(setup.step, TrainerStep) else setup.step
-    return dataclasses.replace(
-        setup, model=model, optimizer=optimizer or setup.optimizer, step=step
-    )
+    changes: dict[str, Any] = {"model": model, "step": step, "loss_fn": loss_fn}
+    if optimizer is not None:
+        changes["optimizer"] = optimizer
+    return dataclasses.replace(setup, **changes), held
 
 
-def _held(setup: TrainingSetup) -> dict[str, Any]:
-    return setup.step.held if isinstance(setup.step, TrainerStep) else {}
+def _names_of(setup: TrainingSetup) -> dict[int, str]:
+    """The name of each module that may run, by its id."""
+    beside = modules_reached([setup.step, setup.loss_fn])
+    return {
+        id(module): name
+        for outer, prefix in {**beside, setup.model: ""}.items()
+        for name, module in outer.named_modules(prefix=prefix)
+    }
 
 
 def _states_on_device(optimizer: Optimizer) -> list[torch.Tensor]:
@@ -199,13 +220,14 @@ def _states_on_device(optimizer: Optimizer) -> list[torch.Tensor]:
     return [state for state in states if isinstance(state, torch.Tensor) and state.dim()]
 
 
-def _choose_as_cuda(optimizer: Optimizer) -> None:
-    """Let an optimizer without a choice of its own work on all parameters at once, as on CUDA.
+def _choose_as_cuda(things: Iterable[Any]) -> None:
+    """Let optimizers without a choice of their own work on all parameters at once, as on CUDA.
 
     ``capturable`` ones refuse tensors on the CPU; it changes where the step counter lies, no more.
     https://docs.pytorch.org/docs/stable/optim.html#algorithms
     """
-    for group in optimizer.param_groups:
+    optimizers = [thing for thing in things if isinstance(thing, Optimizer)]
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         if group.get("capturable"):
             group["capturable"] = False
         if group.get("foreach", False) is None and not group.get("fused"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -49,6 +49,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         batch_size: of the steps that will run.
         model: its modules give storages their names.
+        names: of modules, by their id, where other modules run too.
         workspaces: what the target device's kernels take beside their outputs; None: nothing.
 
     Attributes:
@@ -64,14 +65,18 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(
-        self, batch_size: int, model: nn.Module, workspaces: Workspaces | None = None
+        self,
+        batch_size: int,
+        model: nn.Module,
+        workspaces: Workspaces | None = None,
+        names: Mapping[int, str] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace(batch_size)
         self._model = model
         self._workspaces = workspaces
         self._live: dict[int, _Live] = {}
-        self._names = {id(module): name for name, module in model.named_modules()}
+        self._names = names or {id(module): name for name, module in model.named_modules()}
         self._modules: list[str] = []
         self._in_optimizer = False
         # Which module and line made an autograd node, by the node's sequence number.

@@ -93,8 +93,7 @@ def _without_closure(optimizer: Optimizer) -> Optimizer:
     if closure is not None and closure.default is closure.empty:
         raise StepError(
             f"the step of {type(optimizer).__name__} demands a closure, and is called without one; "
-            "let step(model, batch) call it with your closure, then zero_grad(), and return a loss "
-            'computed anew, with optimizer="sgd", which holds nothing of its own'
+            "let step(model, batch) call it with your closure, and return None"
         )
     return optimizer
 

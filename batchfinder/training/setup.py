@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from batchfinder.errors import UsageError
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
-StepFunction: TypeAlias = Callable[[nn.Module, Any], Tensor]
+StepFunction: TypeAlias = Callable[[nn.Module, Any], Tensor | None]
 MakeBatch: TypeAlias = Callable[[int], Any]
 
 
@@ -65,7 +65,9 @@ class TrainingSetup:
             the ``training_step`` of a LightningModule.
         optimizer: an instance over the model's parameters, a factory ``factory(params)``, or the
             name of a class of ``torch.optim``. None: what a LightningModule configures, else AdamW.
-        step: ``step(model, batch) -> loss``, in place of forward pass and loss function.
+        step: ``step(model, batch) -> loss``, in place of forward pass and loss function; its
+            backward pass and the step of ``optimizer`` follow. Or ``step(model, batch) -> None``,
+            in place of all of it: it runs its own backward passes and optimizers.
         make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample.
 
     Example:

@@ -1,19 +1,19 @@
 """All that training steps touch, put back bit for bit.
 
-One rule covers modules, optimizers, scalers and schedulers alike: every dict and list reachable
-from them gets its old items back, and every tensor in them its old values, place and gradient.
-The values wait in host memory.
+One rule covers modules, optimizers, scalers, schedulers and the user's functions alike: every dict
+and list reachable from them gets its old items back, every tensor in them its old values, place and
+gradient, and every variable of a closure its old value. The values wait in host memory.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import operator
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -21,18 +21,9 @@ from torch import Tensor, nn
 
 from batchfinder.errors import DeviceError, StepError
 from batchfinder.training.process_settings import device_generator, process_settings
+from batchfinder.training.reach import CONTAINERS, contents_of, globals_named, is_users, reachable
 
 _Undo = Callable[[], object]
-
-_CONTAINERS = (
-    dict,
-    collections.OrderedDict,
-    collections.defaultdict,
-    collections.Counter,
-    list,
-    set,
-    collections.deque,
-)
 
 
 @contextlib.contextmanager
@@ -43,6 +34,8 @@ def preserved_state(*objects: object, device: torch.device | str | None = None) 
 
     - of each object: attributes, dicts and lists; so parameters, buffers, train/eval mode, hooks,
       optimizer states and groups, the scaler's scale, the scheduler's counters;
+    - of each function: what it reaches in its closure, its globals and the object that it belongs
+      to, as far as that is the user's code, and which objects the variables there name;
     - of each tensor in them: the object, its values, its device and storage (tied and shared ones
       stay so), ``requires_grad`` and the gradient (the same object; None stays None);
     - of the process: random number generators (Python, NumPy, PyTorch on the CPU and the devices),
@@ -51,12 +44,12 @@ def preserved_state(*objects: object, device: torch.device | str | None = None) 
     Inside, every gradient is None, as at the start of a training step, and the model may be moved
     to another device. A second Ctrl-C waits until everything is back.
 
-    Not covered: what only other objects or closures hold; the allocator's cap; tensors on the meta
-    device, which have no values.
+    Not covered: what only objects of libraries hold, unless they have a ``state_dict``; data sets;
+    the allocator's cap; tensors on the meta device, which have no values.
 
     Args:
-        objects: modules, optimizer, GradScaler, scheduler, …; None is ignored. What an optimizer
-            or scheduler holds is covered with it.
+        objects: modules, optimizer, GradScaler, scheduler, functions, …; None is ignored. What an
+            optimizer or scheduler holds is covered with it.
         device: where the steps run, for its random numbers; the devices of the tensors are known.
 
     Raises:
@@ -116,37 +109,21 @@ class _Snapshot:
             ) from failures[0]
 
     def _collect(self, objects: tuple[object, ...]) -> None:
-        """Walk over all that is reachable, by a stack: users' structures may be deep or cyclic."""
         roots = [vars(item) for item in objects if hasattr(item, "__dict__")]
-        pending: list[Any] = [torch.default_generator, *roots, *objects]
-        seen: dict[int, Any] = {}
-        while pending:
-            value = pending.pop()
-            if id(value) in seen:
-                continue
+        for value in reachable([torch.default_generator, *roots, *objects]):
             if isinstance(value, Tensor):
                 self._save_tensor(value)
-                if value.is_leaf and value.grad is not None and not _moves_to_host(value.grad):
-                    pending.append(value.grad)
             elif isinstance(value, torch.Generator):
                 self._settings.append(partial(value.set_state, value.get_state()))
-            elif type(value) in _CONTAINERS:
+            elif type(value) in CONTAINERS:
                 items = list(value.items()) if isinstance(value, dict) else list(value)
                 self._containers.append(partial(_refill, value, items))
-                pending += [*value, *value.values()] if isinstance(value, dict) else items
-            elif isinstance(value, tuple):
-                pending += value
-            elif hasattr(type(value), "state_dict") and hasattr(value, "__dict__"):
-                pending.append(vars(value))
-                if isinstance(value, nn.Module):
-                    # A scripted module keeps these outside its __dict__.
-                    pending += value.parameters(recurse=False)
-                    pending += value.buffers(recurse=False)
-                    pending += value.children()
-            else:
-                continue
-            # Held, not just noted: a dead object's id may be given to another.
-            seen[id(value)] = value
+            elif isinstance(value, CellType):
+                self._containers.append(partial(_refill_cell, value, contents_of(value)))
+            elif isinstance(value, FunctionType) and is_users(value):
+                known = value.__globals__
+                named = {name: known[name] for name in globals_named(value.__code__) & known.keys()}
+                self._containers.append(partial(_rename, known, named))
 
     def _save_tensor(self, tensor: Tensor) -> None:
         refuse_lazy([tensor])
@@ -155,6 +132,8 @@ class _Snapshot:
             return
         self._devices.add(tensor.device)
         self._tensors.append(_SavedTensor(tensor))
+        if tensor.is_leaf and tensor.grad is not None and not _moves_to_host(tensor.grad):
+            self._save_tensor(tensor.grad)
         if not _is_plain(tensor):
             # DTensors, quantized wrappers, sparse tensors: by what they all understand, and on
             # their own device.
@@ -261,6 +240,20 @@ def _refill(container: Any, items: list[Any]) -> None:
         container.update(dict(items) if is_dict else items)  # pairs are elements to a Counter
     else:
         container.extend(items)
+
+
+def _refill_cell(cell: CellType, contents: tuple[Any, ...]) -> None:
+    if contents != ():
+        cell.cell_contents = contents[0]
+    elif contents_of(cell) != ():
+        del cell.cell_contents
+
+
+def _rename(names: dict[str, Any], known: dict[str, Any]) -> None:
+    """Let global names stand for the objects again that they stood for."""
+    for name, value in known.items():
+        if names.get(name) is not value:
+            names[name] = value
 
 
 def _run(undos: Any) -> list[RuntimeError]:

@@ -8,19 +8,22 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
+from torch.optim import SGD, Optimizer
 
 from batchfinder.errors import StepError, UsageError
 from batchfinder.training.lightning import own_training_step
 from batchfinder.training.loss import call_model, default_loss
 from batchfinder.training.optimizers import make_optimizer
 from batchfinder.training.parallel import is_wrapped, parallelized
+from batchfinder.training.placement import homes_of, move_beside, move_to_device
+from batchfinder.training.reach import reachable
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.transformers_trainer import TrainerStep
 from batchfinder.training.tree import named_tensors
 
 _RETURN_THE_LOSS = "return the loss before its backward pass: that and the optimizer step follow"
+_OR_NONE = "; or let the step do all of it and return None"
 
 AUTOCAST_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -29,44 +32,6 @@ def check_precision(precision: str) -> None:
     """Raise a UsageError unless the precision is fp32, bf16 or fp16."""
     if precision not in AUTOCAST_DTYPES:
         raise UsageError(f"precision is fp32, bf16 or fp16, not {precision!r}")
-
-
-def move_to_device(setup: TrainingSetup, device: torch.device) -> None:
-    """Bring the model to a device, in place, and after it a loss module and an optimizer's states.
-
-    A loss module may have weights of its own, those of the classes in a cross-entropy, say.
-
-    Raises:
-        StepError: the model is on the meta device.
-    """
-    for module in (setup.model, setup.loss_fn):
-        if not isinstance(module, nn.Module):
-            continue
-        tensors = [*module.parameters(), *module.buffers()]
-        if device.type != "meta" and any(tensor.is_meta for tensor in tensors):
-            raise StepError(
-                "the model is on the meta device and has no values to train with: build it without "
-                'torch.device("meta"), or end its function with model.to_empty(device="cpu"); '
-                "`batchfinder estimate` takes it as it is"
-            )
-        # A model that is there already stays untouched: fake tensors, for one, cannot be moved.
-        if any(tensor.device != device for tensor in tensors):
-            module.to(device)
-        if not module.training:
-            module.train()
-    if isinstance(setup.optimizer, Optimizer):
-        _move_optimizer(setup.optimizer, device)
-
-
-def _move_optimizer(optimizer: Optimizer, device: torch.device) -> None:
-    for group in optimizer.param_groups:
-        # Adam's step counters stay on the host, unless a kernel on the device reads them.
-        counts_on_host = not (group.get("fused") or group.get("capturable"))
-        for parameter in group["params"]:
-            state = optimizer.state.get(parameter, {})
-            for name, value in state.items():
-                if isinstance(value, Tensor) and not (name == "step" and counts_on_host):
-                    state[name] = value.to(device)
 
 
 class TrainingStep:
@@ -84,11 +49,14 @@ class TrainingStep:
         accumulate: train with gradient accumulation.
         batch_dim: the index of the batch dimension.
         strategy: ``"ddp"`` or ``"fsdp"``, together with the other ranks; None: alone.
+        is_sharded: whether somebody else has sharded the model, or will shard the optimizer.
 
     Attributes:
         optimizer: made from the setup, or the user's own.
         micro_batches: how many make a step that shows the peak: with accumulation 2, as the
             gradients of the first are alive in the second.
+        trains_itself: whether the user's step has returned None: then it has run its own backward
+            pass and optimizer.
         warnings: what the user should know of the step, such as a NaN loss.
         keeps_gradients: whether those of the last step are there until the next backward pass, as
             Lightning's Trainer keeps them, in place of none during the forward pass.
@@ -108,11 +76,14 @@ class TrainingStep:
         accumulate: bool = False,
         batch_dim: int = 0,
         strategy: str | None = None,
+        is_sharded: bool = False,
     ) -> None:
         check_precision(precision)
         # Sharding brings the model to the device itself, block by block, and casts by itself.
         is_sharded_here = strategy == "fsdp" and not is_wrapped(setup.model)
-        if not is_sharded_here:
+        if is_sharded_here:
+            move_beside(setup, device, homes_of(setup.model))
+        else:
             move_to_device(setup, device)
         model = setup.model
         if strategy is not None:
@@ -126,7 +97,16 @@ class TrainingStep:
         self.micro_batches = 2 if accumulates else 1
         self._batches_ahead = of_trainer.batches_ahead if of_trainer else None
         self._ahead: list[Any] = []
+        self.trains_itself = False
         self.warnings: list[str] = []
+        self._is_users_step = setup.step not in (None, own_training_step) and of_trainer is None
+        # What a step that trains by itself has to do by itself.
+        asked = {
+            f"precision {precision}": precision != "fp32",
+            "gradient accumulation": accumulate,
+            "sharding": is_sharded or is_sharded_here,
+        }
+        self._added = [option for option, is_asked in asked.items() if is_asked]
         self._autocast_dtype = None if is_sharded_here else AUTOCAST_DTYPES[precision]
         # From a scale of 1 no first step overflows and is skipped, which would leave the
         # optimizer without its states. The scale changes no tensor's size.
@@ -137,6 +117,11 @@ class TrainingStep:
         self._batch_dim = batch_dim
         self._model: Any = torch.compile(model) if compiled else model
         self._kept: list[Any] = []
+        reached = [*reachable([setup.step, setup.loss_fn])]
+        self._optimizers_reached = [thing for thing in reached if isinstance(thing, Optimizer)]
+        for scaler in reached:
+            if isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled():
+                scaler.load_state_dict({**scaler.state_dict(), "scale": 1.0})
         self.keeps_gradients = setup.step is own_training_step
         self._has_old_gradients = False
 
@@ -156,7 +141,7 @@ class TrainingStep:
         # The last ones go when all of the next are there; and no output is kept.
         self._ahead = [next_batch() for _ in range(max(self.micro_batches, self._batches_ahead))]
         for place in range(self.micro_batches):
-            self._kept = self._kept[-1:]
+            self._kept = [None, *self._kept[-1:]]
             yield self._ahead[place]
 
     def forward_backward(self, batch: Any, after_forward: Callable[[], Any] = lambda: None) -> None:
@@ -164,13 +149,16 @@ class TrainingStep:
 
         Args:
             batch: the micro-batch.
-            after_forward: called when the loss is there, before the backward pass.
+            after_forward: called when the loss is there, before the backward pass; not at all where
+                the step trains by itself.
 
         Raises:
             StepError: the loss is no scalar that requires a gradient, or had its backward pass.
             Exception: what the model raises, running out of memory included.
         """
         loss = self.forward(batch)
+        if loss is None:
+            return
         after_forward()
         if self._has_old_gradients:
             self.optimizer.zero_grad(set_to_none=True)
@@ -181,11 +169,14 @@ class TrainingStep:
             if "backward through the graph a second time" not in str(error):
                 raise
             raise StepError(
-                f"{self._source_of_loss()} ran the backward pass by itself: {_RETURN_THE_LOSS}"
+                f"{self._source_of_loss()} ran the backward pass by itself: {self._advice()}"
             ) from error
 
-    def forward(self, batch: Any) -> Tensor:
+    def forward(self, batch: Any) -> Tensor | None:
         """Forward pass and loss of one micro-batch on the device.
+
+        Returns:
+            The loss; None if the step has trained by itself.
 
         Raises:
             as :meth:`forward_backward`.
@@ -194,14 +185,28 @@ class TrainingStep:
             for _, tensor in named_tensors(batch):
                 if tensor.dim() > self._batch_dim:
                     torch._dynamo.maybe_mark_dynamic(tensor, self._batch_dim)
+        self._kept[:1] = [batch]
         with self._autocast():
             output, loss = self._forward(batch)
         self._kept = [batch, output, loss]
+        self.trains_itself = loss is None and self._is_users_step
+        if self.trains_itself:
+            if self._added:
+                raise StepError(
+                    f"step returned None, as it trains by itself; {self._added[0]} cannot be added "
+                    "from outside: leave the option away, and let the step and the target do it"
+                )
+            return None
         self._check(loss)
         return loss
 
     def optimizer_step(self) -> None:
-        """Update the parameters, then clear the gradients, unless they are kept for a while."""
+        """Update the parameters, then clear the gradients, unless they are kept for a while.
+
+        Nothing is left to do where the step trains by itself.
+        """
+        if self.trains_itself:
+            return
         if self._scaler is None:
             self.optimizer.step()
         else:
@@ -225,6 +230,16 @@ class TrainingStep:
                 "look at the model, its inputs or the precision before training"
             )
 
+    def check_optimizers(self) -> None:
+        """Warn of optimizers that the user's functions reach and that have not made a step."""
+        for optimizer in self._optimizers_reached:
+            is_plain = isinstance(optimizer, SGD) and not optimizer.defaults["momentum"]
+            if not optimizer.state and not is_plain:
+                self._warn(
+                    f"{type(optimizer).__name__}, which the step reaches, has not made a step: the "
+                    "memory of its states is not counted; let every training step end with it"
+                )
+
     def release(self) -> None:
         """Let go of the batches, the output and the gradients of the last step."""
         self._kept = []
@@ -237,7 +252,7 @@ class TrainingStep:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self._autocast_dtype)
 
-    def _forward(self, batch: Any) -> tuple[Any, Tensor]:
+    def _forward(self, batch: Any) -> tuple[Any, Tensor | None]:
         if self.setup.step is not None:
             return None, self.setup.step(self._model, batch)
         output = call_model(self._model, batch)
@@ -252,7 +267,7 @@ class TrainingStep:
         source = self._source_of_loss()
         if not isinstance(loss, Tensor):
             raise StepError(
-                f"{source} gave {type(loss).__name__} as the loss, not a tensor; {_RETURN_THE_LOSS}"
+                f"{source} gave {type(loss).__name__} as the loss, not a tensor; {self._advice()}"
             )
         if loss.numel() != 1:
             raise StepError(
@@ -263,8 +278,11 @@ class TrainingStep:
             raise StepError(
                 "the loss does not depend on any parameter that requires a gradient: nothing to "
                 "train; look for torch.no_grad(), detach() or frozen parameters"
-                f"{f'; {_RETURN_THE_LOSS}' if self.setup.step else ''}"
+                f"{f'; {self._advice()}' if self.setup.step else ''}"
             )
+
+    def _advice(self) -> str:
+        return _RETURN_THE_LOSS + (_OR_NONE if self._is_users_step else "")
 
     def _source_of_loss(self) -> str:
         if isinstance(self.setup.step, TrainerStep):

@@ -39,6 +39,7 @@ class TrainerStep:
 
     Attributes:
         accumulates: whether it accumulates gradients over several micro-batches.
+        held: the Trainer's modules and tensors beside its model, by name: a reference model, say.
         batches_ahead: how many micro-batches it has on the device while it trains on one: all of a
             step; None where it fetches each in its turn, as before transformers 4.46.
 
@@ -64,23 +65,19 @@ class TrainerStep:
             )
         self._trainer = _without_data(trainer)
         vars(self._trainer).update({k: _own(value) for k, value in vars(self._trainer).items()})
-        micro_batches = getattr(trainer.args, "gradient_accumulation_steps", 1)
-        self.accumulates = micro_batches > 1
-        self.batches_ahead = micro_batches if hasattr(trainer, "get_batch_samples") else None
-
-    @property
-    def held(self) -> dict[str, Any]:
-        """The Trainer's modules and tensors beside its model, by name: a reference model, say."""
-        return {
+        self.held = {
             name: value
             for name, value in vars(self._trainer).items()
             if isinstance(value, nn.Module | Tensor) and name not in ("model", "model_wrapped")
         }
+        micro_batches = getattr(trainer.args, "gradient_accumulation_steps", 1)
+        self.accumulates = micro_batches > 1
+        self.batches_ahead = micro_batches if hasattr(trainer, "get_batch_samples") else None
 
-    def holding(self, held: Mapping[str, Any]) -> TrainerStep:
-        """The same step with other modules and tensors in the place of those held."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> TrainerStep:
+        """The same step with copies of what is held; the Trainer around it is shared."""
         step = copy.copy(self)
-        step._trainer = _acting(self._trainer, **held)
+        step.held = copy.deepcopy(self.held, memo)
         return step
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
@@ -90,6 +87,7 @@ class TrainerStep:
         _save_activations(module, args)
         acting = _acting(
             self._trainer,
+            **self.held,
             model=module,
             model_wrapped=model,
             current_gradient_accumulation_steps=getattr(args, "gradient_accumulation_steps", 1),

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -586,3 +587,55 @@ def test_nested_searches_come_back_one_by_one() -> None:
             train(model, optimizer)
         assert checksum(model, optimizer) == between
     assert checksum(model, optimizer) == before
+
+
+COUNTS = {"steps": 0}
+LAST: Tensor | None = None
+
+
+def test_what_functions_reach_comes_back() -> None:
+    """A GAN's discriminator with its optimizer, an EMA in a dict, counters, rebound names."""
+    model, judge = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.Adam(judge.parameters())
+    average = {name: value.clone() for name, value in model.state_dict().items()}
+    steps = 0
+
+    def step(model: nn.Module, batch: Tensor) -> None:
+        nonlocal steps
+        global LAST
+        steps += 1
+        COUNTS["steps"] += 1
+        LAST = model(batch)
+        torch.autograd.backward(judge(LAST.detach()).sum())
+        optimizer.step()
+        for name, value in model.state_dict().items():
+            average[name] = average[name] + value
+
+    def all_of_it() -> str:
+        rest = SimpleNamespace(average=average, steps=steps, counts=COUNTS, last=LAST)
+        return checksum(model, judge, optimizer, rest)
+
+    before = all_of_it()
+    with preserved_state(model, step):
+        step(model, torch.randn(2, 4))
+        assert steps == COUNTS["steps"] == 1
+        assert all_of_it() != before
+    assert all_of_it() == before
+
+
+def test_the_object_of_a_method_comes_back() -> None:
+    class Loop:
+        def __init__(self) -> None:
+            self.steps = 0
+            self.seen: list[Tensor] = []
+
+        def step(self, model: nn.Module, batch: Tensor) -> None:
+            self.steps += 1
+            self.seen.append(model(batch))
+            self.last = batch
+
+    loop = Loop()
+    with preserved_state(loop.step):
+        loop.step(nn.Linear(4, 4), torch.randn(2, 4))
+        assert loop.steps == len(loop.seen) == 1
+    assert vars(loop) == {"steps": 0, "seen": []}

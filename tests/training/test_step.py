@@ -12,18 +12,20 @@ from training.trainers import Trainer, opened
 
 from batchfinder import TrainingSetup
 from batchfinder.errors import StepError, UsageError
-from batchfinder.training.step import TrainingStep, move_to_device
+from batchfinder.training.placement import move_to_device
+from batchfinder.training.step import TrainingStep
 
 CPU = torch.device("cpu")
 BATCH = torch.randn(3, 4), torch.tensor([0, 1, 1])
 
 
 def step_of(model: nn.Module | None = None, **options: Any) -> TrainingStep:
-    precision = options.pop("precision", "fp32")
-    compiled = options.pop("compiled", False)
-    model = model or nn.Linear(4, 2)
-    setup = TrainingSetup(model, **options)
-    return TrainingStep(setup, CPU, precision=precision, compiled=compiled)
+    how = {
+        name: options.pop(name)
+        for name in ("precision", "compiled", "accumulate")
+        if name in options
+    }
+    return TrainingStep(TrainingSetup(model or nn.Linear(4, 2), **options), CPU, **how)
 
 
 def run(step: TrainingStep, batch: Any = BATCH, micro_batches: int = 1) -> None:
@@ -302,3 +304,56 @@ def test_a_trainer_has_all_micro_batches_of_a_step_on_the_device(steps: int) -> 
     assert len(alive) == 2 * steps
     step.release()
     assert not any(ref() for ref in alive)
+
+
+def test_a_step_may_train_by_itself() -> None:
+    """All of it, as loops do that need more than one pass or optimizer."""
+    model, twin = nn.Linear(4, 2), nn.Linear(4, 2)
+    twin.load_state_dict(model.state_dict())
+    own = Adam(model.parameters(), lr=0.1)
+
+    def alone(model: nn.Module, batch: Any) -> None:
+        own.zero_grad()
+        torch.autograd.backward(nn.functional.cross_entropy(model(batch[0]), batch[1]))
+        own.step()
+
+    seen: list[str] = []
+    by_itself = step_of(model, step=alone)
+    by_us = step_of(twin, optimizer=Adam(twin.parameters(), lr=0.1))
+    for _ in range(3):
+        by_itself.forward_backward(BATCH, lambda: seen.append("after forward"))
+        by_itself.optimizer_step()
+        run(by_us)
+    by_itself.check_loss()
+    by_itself.check_optimizers()
+
+    torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=0, atol=0)
+    assert by_itself.trains_itself
+    assert seen == []  # where the forward pass ends, nobody knows
+    assert by_itself.warnings == []
+
+
+@pytest.mark.parametrize(
+    ("options", "added"),
+    [({"precision": "bf16"}, "precision bf16"), ({"accumulate": True}, "gradient accumulation")],
+)
+def test_to_a_step_that_trains_by_itself_nothing_can_be_added(
+    options: dict[str, Any], added: str
+) -> None:
+    with pytest.raises(StepError, match=f"step returned None.*{added} cannot be added"):
+        run(step_of(step=lambda model, batch: None, **options))
+
+
+def test_a_scaler_of_the_users_skips_no_first_step() -> None:
+    """A skipped step would leave its optimizer without the states that later steps allocate."""
+    scaler = torch.amp.GradScaler("cpu")
+    own = Adam((model := nn.Linear(4, 3)).parameters())
+
+    def alone(model: nn.Module, batch: Any) -> None:
+        loss = model(batch[0]).sum() * 1e36  # times the usual scale of 65536 it overflows
+        torch.autograd.backward(scaler.scale(loss))
+        scaler.step(own)
+        scaler.update()
+
+    run(step_of(model, step=alone))
+    assert own.state

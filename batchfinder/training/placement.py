@@ -1,0 +1,87 @@
+"""A setup on the device that it is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from batchfinder.errors import StepError
+from batchfinder.training.reach import reachable
+from batchfinder.training.setup import TrainingSetup
+
+
+def move_to_device(setup: TrainingSetup, device: torch.device) -> None:
+    """Bring the model to a device, in place and into training mode, and what is trained with it.
+
+    That is a loss module, which may have weights of its own, the states of an optimizer, and what
+    :func:`move_beside` moves.
+
+    Raises:
+        StepError: the model is on the meta device.
+    """
+    modules = [part for part in (setup.model, setup.loss_fn) if isinstance(part, nn.Module)]
+    tensors = [tensor for module in modules for tensor in _tensors(module)]
+    if device.type != "meta" and any(tensor.is_meta for tensor in tensors):
+        raise StepError(
+            "the model is on the meta device and has no values to train with: build it without "
+            'torch.device("meta"), or end its function with model.to_empty(device="cpu"); '
+            "`batchfinder estimate` takes it as it is"
+        )
+    homes = homes_of(setup.model)
+    for module in modules:
+        _move_module(module, device)
+        if not module.training:
+            module.train()
+    if isinstance(setup.optimizer, Optimizer):
+        _move_optimizer(setup.optimizer, device)
+    move_beside(setup, device, homes)
+
+
+def homes_of(model: nn.Module) -> set[torch.device]:
+    """The devices that a model's tensors lie on."""
+    return {tensor.device for tensor in _tensors(model)}
+
+
+def move_beside(setup: TrainingSetup, device: torch.device, homes: set[torch.device]) -> None:
+    """Bring what the step and the loss function reach to a device.
+
+    Modules, if they lie where the model lay, and the states of optimizers whose parameters are
+    there: the discriminator of a GAN, say. Their training mode stays, as a teacher's does.
+    """
+    own = {*setup.model.modules()}
+    reached = [*reachable([setup.step, setup.loss_fn])]
+    for module in reached:
+        if not isinstance(module, nn.Module) or module in own:
+            continue
+        if all(tensor.device in homes for tensor in _tensors(module)):
+            _move_module(module, device)
+    for optimizer in reached:
+        if not isinstance(optimizer, Optimizer):
+            continue
+        if all(p.device == device for group in optimizer.param_groups for p in group["params"]):
+            _move_optimizer(optimizer, device)
+
+
+def _move_module(module: nn.Module, device: torch.device) -> None:
+    # One that is there already stays untouched: fake tensors, for one, cannot be moved.
+    if any(tensor.device != device for tensor in _tensors(module)):
+        module.to(device)
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def _move_optimizer(optimizer: Optimizer, device: torch.device) -> None:
+    for group in optimizer.param_groups:
+        # Adam's step counters stay on the host, unless a kernel on the device reads them.
+        counts_on_host = not (group.get("fused") or group.get("capturable"))
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            for name, value in state.items():
+                if isinstance(value, Tensor) and not (name == "step" and counts_on_host):
+                    state[name] = value.to(device)

@@ -1,0 +1,157 @@
+"""Steps that reach more than the model, and steps that train by themselves, as loops run them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from gpu.models import DEVICE, needs_cuda
+from torch import Tensor, nn
+
+from batchfinder import estimate_peak_memory, find_max_batch
+
+pytestmark = needs_cuda
+
+BATCH_SIZE = 512
+Step = Callable[[nn.Module, Tensor], Tensor | None]
+
+
+def network(width: int = 1024) -> nn.Sequential:
+    layers = [nn.Linear(256, width), nn.GELU(), nn.Linear(width, width), nn.GELU()]
+    return nn.Sequential(*layers, nn.Linear(width, 256)).to(DEVICE)
+
+
+def adversarial() -> tuple[nn.Module, Step]:
+    """Two networks, two optimizers."""
+    generator, discriminator = network(), network(2048)
+    optimizer = torch.optim.Adam(generator.parameters())
+    its_optimizer = torch.optim.Adam(discriminator.parameters())
+
+    def step(model: nn.Module, real: Tensor) -> None:
+        fake = model(torch.randn_like(real))
+        its_loss = discriminator(fake.detach()).mean() - discriminator(real).mean()
+        its_optimizer.zero_grad()
+        its_loss.backward()
+        its_optimizer.step()
+        loss = -discriminator(fake).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return generator, step
+
+
+def averaged() -> tuple[nn.Module, Step]:
+    """An EMA copy in a dict, and a teacher that gives the targets."""
+    model, teacher = network(), network(512).eval().requires_grad_(False)
+    average = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        with torch.no_grad():
+            targets = teacher(batch)
+            for name, value in model.state_dict().items():
+                average[name].lerp_(value, 0.1)
+        return nn.functional.mse_loss(model(batch), targets)
+
+    return model, step
+
+
+def in_lower_precision() -> tuple[nn.Module, Step]:
+    """Autocast, clipped gradients and a scheduler by hand."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+
+    def step(model: nn.Module, batch: Tensor) -> None:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = nn.functional.mse_loss(model(batch), batch)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+
+    return model, step
+
+
+class Sharpness:
+    """Two passes for each step, as sharpness-aware minimization makes them."""
+
+    def __init__(self) -> None:
+        self.model = network()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.steps = 0
+
+    def step(self, model: nn.Module, batch: Tensor) -> None:
+        self.steps += 1
+        nn.functional.mse_loss(model(batch), batch).backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            old = [parameter.clone() for parameter in model.parameters()]
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.add_(parameter.grad, alpha=0.05)
+        self.optimizer.zero_grad()
+        nn.functional.mse_loss(model(batch), batch).backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for parameter, value in zip(model.parameters(), old, strict=True):
+                parameter.copy_(value)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def sharpness_aware() -> tuple[nn.Module, Step]:
+    loop = Sharpness()
+    return loop.model, loop.step
+
+
+@pytest.mark.parametrize("build", [adversarial, averaged, in_lower_precision, sharpness_aware])
+def test_a_loop_takes_the_memory_that_was_found_and_estimated(
+    build: Callable[[], tuple[nn.Module, Step]],
+) -> None:
+    model, step = build()
+    estimate = estimate_peak_memory(
+        model, torch.randn(2, 256), step=step, batch_size=BATCH_SIZE, gpu="h200"
+    )
+    result = find_max_batch(
+        model, torch.randn(2, 256), step=step, device=DEVICE,
+        min_batch_size=BATCH_SIZE, max_batch_size=BATCH_SIZE,
+    )  # fmt: skip
+    found = result.probes[-1].peak_allocated_bytes
+    measured = peak_of_loop(model, step)
+    assert result.warnings == ()
+    assert found == pytest.approx(measured, rel=0.001)
+    assert estimate.peak_allocated_bytes == pytest.approx(measured, rel=0.001)
+
+
+def peak_of_loop(model: nn.Module, step: Step) -> int:
+    """The peak of a plain loop, with what it holds, once the optimizers' states are there."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch: Any = None
+    for _ in range(3):
+        torch.cuda.reset_peak_memory_stats(DEVICE)
+        batch = torch.randn(BATCH_SIZE, 256).to(DEVICE)
+        loss = step(model, batch)
+        if loss is not None:
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+    return torch.cuda.max_memory_allocated(DEVICE)
+
+
+def test_what_a_step_reaches_is_moved_with_the_model_and_comes_back() -> None:
+    model, teacher = network().cpu(), network().cpu().eval()
+    twin = copy.deepcopy(teacher.state_dict())
+    places = []
+
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        places.append(next(teacher.parameters()).device.type)
+        return nn.functional.mse_loss(model(batch), teacher(batch))
+
+    find_max_batch(model, torch.randn(2, 256), step=step, device=DEVICE, max_batch_size=4)
+    assert places == []  # what a step noted is undone too
+    assert all(value.device.type == "cpu" for value in teacher.state_dict().values())
+    torch.testing.assert_close(teacher.state_dict(), twin, rtol=0, atol=0)
+    assert not teacher.training
