@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from batchfinder.training.reach import CONTAINERS, contents_of, globals_named, is_followed, is_users
 
 T = TypeVar("T")
+_BY_SCHEDULER = "_wrapped_by_lr_sched"
 
 
 def copied(thing: T, memo: dict[int, Any]) -> T:
@@ -102,20 +103,20 @@ def _object(value: Any, memo: dict[int, Any]) -> Any:
     memo[id(value)] = twin
     for name, attribute in vars(value).items():
         vars(twin)[name] = copied(attribute, memo)
-    if is_optimizer and hasattr(vars(value).get("step"), "__wrapped__"):
-        vars(twin)["step"] = _counted_step(twin, vars(value)["step"])
+    if is_optimizer and getattr(vars(value).get("step"), _BY_SCHEDULER, False):
+        vars(twin)["step"] = _counted_step(twin)
     return twin
 
 
-def _counted_step(twin: Any, step: Any) -> Any:
+def _counted_step(optimizer: Any) -> Any:
     """What a scheduler puts before its optimizer's ``step``; the original holds its optimizer.
 
     https://github.com/pytorch/pytorch/blob/main/torch/optim/lr_scheduler.py
     """
 
-    @functools.wraps(step)
     def counted(*arguments: Any, **options: Any) -> Any:
-        twin._opt_called = True
-        return step.__wrapped__(twin, *arguments, **options)
+        optimizer._opt_called = True
+        return type(optimizer).step(optimizer, *arguments, **options)
 
+    setattr(counted, _BY_SCHEDULER, True)
     return counted
