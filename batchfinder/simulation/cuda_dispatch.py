@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 
 @contextmanager
@@ -86,3 +87,16 @@ def group_norm(
         input.contiguous(), weight, bias, batch_size, channels, others, num_groups, eps
     )[0]
     return output
+
+
+def foreach_as_cuda(optimizer: Optimizer, *_: Any) -> None:
+    """Let an optimizer without a choice of its own work on all parameters at once, as on CUDA.
+
+    Called before each of its steps. ``capturable`` ones refuse tensors on the CPU; it changes where
+    the step counter lies, no more. https://docs.pytorch.org/docs/stable/optim.html#algorithms
+    """
+    for group in optimizer.param_groups:
+        if group.get("capturable"):
+            group["capturable"] = False
+        if group.get("foreach", False) is None and not group.get("fused"):
+            group["foreach"] = True

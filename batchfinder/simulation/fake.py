@@ -14,11 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from batchfinder.simulation.attention import ComputeCapability, attention_kernel
 from batchfinder.simulation.autocast import autocast_kernels, cuda_autocast_simulated
 from batchfinder.simulation.copies import copied
-from batchfinder.simulation.cuda_dispatch import dropout, group_norm, kernels_replaced, linear
+from batchfinder.simulation.cuda_dispatch import (
+    dropout,
+    foreach_as_cuda,
+    group_norm,
+    kernels_replaced,
+    linear,
+)
 from batchfinder.simulation.recurrent import RECURRENT
 from batchfinder.simulation.shapes import new_strided_like
 
@@ -60,6 +67,7 @@ def fake_cuda(
         stack.enter_context(kernels_replaced("AutocastCPU", autocast_kernels(torch_version)))
         stack.enter_context(kernels_replaced("AutogradCPU", autograd))
         stack.enter_context(cuda_autocast_simulated())
+        stack.callback(register_optimizer_step_pre_hook(foreach_as_cuda).remove)
         # A fallback would run the real kernel, on tensors of real size.
         mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         stack.enter_context(mode)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -141,7 +141,6 @@ class StepTraces:
                 batch_dim=self._options.batch_dim,
                 is_sharded=cluster is not None and cluster.strategy != "ddp",
             )
-            _choose_as_cuda([step.optimizer, *reachable([setup.step, setup.loss_fn])])
             workspaces = CudaWorkspaces(
                 self._capability, self._alike, benchmark=torch.backends.cudnn.benchmark
             )
@@ -218,20 +217,6 @@ def _states_on_device(optimizer: Optimizer) -> list[torch.Tensor]:
     """What an optimizer holds from the start; counters of steps stay on the host."""
     states = tree_leaves(list(optimizer.state.values()))
     return [state for state in states if isinstance(state, torch.Tensor) and state.dim()]
-
-
-def _choose_as_cuda(things: Iterable[Any]) -> None:
-    """Let optimizers without a choice of their own work on all parameters at once, as on CUDA.
-
-    ``capturable`` ones refuse tensors on the CPU; it changes where the step counter lies, no more.
-    https://docs.pytorch.org/docs/stable/optim.html#algorithms
-    """
-    optimizers = [thing for thing in things if isinstance(thing, Optimizer)]
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        if group.get("capturable"):
-            group["capturable"] = False
-        if group.get("foreach", False) is None and not group.get("fused"):
-            group["foreach"] = True
 
 
 def _on_device(batch: Any, tracker: StorageTracker) -> Any:

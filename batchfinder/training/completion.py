@@ -9,6 +9,7 @@ from typing import Any
 from batchfinder.errors import SampleError
 from batchfinder.training.input_spec import parse_input_spec
 from batchfinder.training.lightning import own_optimizer, own_training_step, trains_itself
+from batchfinder.training.manual_optimization import ManualStep, optimizes_by_hand
 from batchfinder.training.model_hints import sample_from_model
 from batchfinder.training.setup import OptimizerOfModel, Trainer, TrainingSetup
 from batchfinder.training.target import call_with_arguments
@@ -54,7 +55,8 @@ def completed(
     if trainer is not None:
         setup = _trained_by(trainer, setup)
         warnings += remarks_on(trainer)
-    if setup.optimizer is None and trains_itself(setup.model):
+    by_hand = trains_itself(setup.model) and optimizes_by_hand(setup.model)
+    if setup.optimizer is None and trains_itself(setup.model) and not by_hand:
         optimizer = OptimizerOfModel(own_optimizer, "configure_optimizers of the LightningModule")
         setup = replace(setup, optimizer=optimizer)
     if setup.sample is None and setup.make_batch is None:
@@ -69,7 +71,7 @@ def completed(
             setup, warning = _with_hint(setup)
             return setup, [*warnings, warning]
     if setup.step is None and setup.loss_fn is None and trains_itself(setup.model):
-        setup = replace(setup, step=own_training_step)
+        setup = replace(setup, step=ManualStep() if by_hand else own_training_step)
     return setup, warnings
 
 

@@ -17,9 +17,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from batchfinder.errors import StepError
-from batchfinder.training.forward import forward_replaced
+from batchfinder.training.methods import methods_replaced
 from batchfinder.training.parallel import is_wrapped, unwrapped
 
 _LIGHTNING = ("lightning", "pytorch_lightning")
@@ -49,27 +50,10 @@ def own_training_step(model: nn.Module, batch: Any) -> Tensor:
         batch: as the DataLoader yields it.
 
     Raises:
-        StepError: the module optimizes by hand, is compiled, asks for its Trainer, or gives no
-            loss.
+        StepError: the module gives no loss; or as :func:`call_training_step`.
         Exception: what ``training_step`` raises, running out of memory included.
     """
-    module: Any = unwrapped(model)
-    if isinstance(module, OptimizedModule):
-        raise StepError(
-            "torch.compile does not reach the training_step of a LightningModule; give a step that "
-            "calls the model: TrainingSetup(model, sample, step=)"
-        )
-    if getattr(module, "automatic_optimization", True) is False:
-        raise StepError(
-            "the LightningModule optimizes by hand (automatic_optimization is False); give the "
-            "step and the optimizer: TrainingSetup(model, sample, step=, optimizer=)"
-        )
-    arguments = (batch, 0) if _takes_index(module.training_step) else (batch,)
-    with _explained("training_step", "give a step: TrainingSetup(model, sample, step=)"):
-        if is_wrapped(model):
-            output = _through_forward(model, module, arguments)
-        else:
-            output = module.training_step(*arguments)
+    output = call_training_step(model, batch)
     loss = output.get("loss") if isinstance(output, Mapping) else output
     if not isinstance(loss, Tensor):
         raise StepError(
@@ -78,6 +62,30 @@ def own_training_step(model: nn.Module, batch: Any) -> Tensor:
             'or a dict with "loss"'
         )
     return loss
+
+
+def call_training_step(model: nn.Module, batch: Any) -> Any:
+    """What a LightningModule's ``training_step`` returns for the first batch of an epoch.
+
+    Args:
+        model: the module; also as DistributedDataParallel or ``fully_shard`` wrap it.
+        batch: as the DataLoader yields it.
+
+    Raises:
+        StepError: the module is compiled, or asks for its Trainer.
+        Exception: what ``training_step`` raises, running out of memory included.
+    """
+    module: Any = unwrapped(model)
+    if isinstance(module, OptimizedModule):
+        raise StepError(
+            "torch.compile does not reach the training_step of a LightningModule; give a step that "
+            "calls the model: TrainingSetup(model, sample, step=)"
+        )
+    arguments = (batch, 0) if _takes_index(module.training_step) else (batch,)
+    with _explained("training_step", "give a step: TrainingSetup(model, sample, step=)"):
+        if is_wrapped(model):
+            return _through_forward(model, module, arguments)
+        return module.training_step(*arguments)
 
 
 def _takes_index(function: Callable[..., Any]) -> bool:
@@ -109,7 +117,7 @@ def _through_forward(model: nn.Module, module: Any, arguments: tuple[Any, ...]) 
         put_back()  # the step itself may well call it
         return module.training_step(*arguments)
 
-    with forward_replaced(module, redirected) as put_back:
+    with methods_replaced(module, forward=redirected) as put_back:
         return model(*arguments)
 
 
@@ -120,17 +128,7 @@ def own_optimizer(model: nn.Module) -> Optimizer:
         StepError: there is none, or more than one; or the module asks for its Trainer.
         Exception: what ``configure_optimizers`` raises.
     """
-    module: Any = unwrapped(model)
-    with _explained(
-        "configure_optimizers", "name the optimizer: --optimizer adamw, or optimizer= from Python"
-    ):
-        configured = module.configure_optimizers()
-    optimizers = list(_optimizers_in(configured))
-    if not optimizers:
-        raise StepError(
-            "configure_optimizers of the LightningModule gave no optimizer; name one: --optimizer "
-            "adamw, or optimizer= from Python"
-        )
+    optimizers, _ = own_optimizers(model)
     if len(optimizers) > 1:
         raise StepError(
             f"configure_optimizers of the LightningModule gave {len(optimizers)} optimizers; give "
@@ -139,12 +137,35 @@ def own_optimizer(model: nn.Module) -> Optimizer:
     return optimizers[0]
 
 
-def _optimizers_in(configured: Any) -> Iterator[Optimizer]:
+def own_optimizers(model: nn.Module) -> tuple[list[Optimizer], list[Any]]:
+    """The optimizers that a LightningModule configures, and its schedulers.
+
+    Raises:
+        StepError: there is no optimizer; or the module asks for its Trainer.
+        Exception: what ``configure_optimizers`` raises.
+    """
+    module: Any = unwrapped(model)
+    with _explained(
+        "configure_optimizers", "name the optimizer: --optimizer adamw, or optimizer= from Python"
+    ):
+        configured = module.configure_optimizers()
+    parts = [*_configured(configured)]
+    optimizers = [part for part in parts if isinstance(part, Optimizer)]
+    if not optimizers:
+        raise StepError(
+            "configure_optimizers of the LightningModule gave no optimizer; name one: --optimizer "
+            "adamw, or optimizer= from Python"
+        )
+    return optimizers, [part for part in parts if not isinstance(part, Optimizer)]
+
+
+def _configured(parts: Any) -> Iterator[Any]:
     """One; a list; a list beside one of schedulers; or a dict, or a list of dicts, with them."""
-    if isinstance(configured, Optimizer):
-        yield configured
-    elif isinstance(configured, Mapping):
-        yield from _optimizers_in(configured.get("optimizer"))
-    elif isinstance(configured, (list, tuple)):
-        for item in configured:
-            yield from _optimizers_in(item)
+    if isinstance(parts, Optimizer | LRScheduler):
+        yield parts
+    elif isinstance(parts, Mapping):
+        for name in ("optimizer", "lr_scheduler", "scheduler"):
+            yield from _configured(parts.get(name))
+    elif isinstance(parts, (list, tuple)):
+        for part in parts:
+            yield from _configured(part)

@@ -14,6 +14,7 @@ from torch.optim import SGD, Optimizer
 from batchfinder.errors import StepError, UsageError
 from batchfinder.training.lightning import own_training_step
 from batchfinder.training.loss import call_model, default_loss
+from batchfinder.training.manual_optimization import ManualStep
 from batchfinder.training.optimizers import make_optimizer
 from batchfinder.training.parallel import is_wrapped, parallelized
 from batchfinder.training.placement import homes_of, move_beside, move_to_device
@@ -100,9 +101,10 @@ class TrainingStep:
         self.trains_itself = False
         self.warnings: list[str] = []
         self._is_users_step = setup.step not in (None, own_training_step) and of_trainer is None
-        # What a step that trains by itself has to do by itself.
+        # What a step that trains by itself has to do by itself; Lightning runs one in autocast.
+        in_autocast = precision == "bf16" and isinstance(setup.step, ManualStep)
         asked = {
-            f"precision {precision}": precision != "fp32",
+            f"precision {precision}": precision != "fp32" and not in_autocast,
             "gradient accumulation": accumulate,
             "sharding": is_sharded or is_sharded_here,
         }
@@ -117,9 +119,7 @@ class TrainingStep:
         self._batch_dim = batch_dim
         self._model: Any = torch.compile(model) if compiled else model
         self._kept: list[Any] = []
-        reached = [*reachable([setup.step, setup.loss_fn])]
-        self._optimizers_reached = [thing for thing in reached if isinstance(thing, Optimizer)]
-        for scaler in reached:
+        for scaler in reachable([setup.step, setup.loss_fn]):
             if isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled():
                 scaler.load_state_dict({**scaler.state_dict(), "scale": 1.0})
         self.keeps_gradients = setup.step is own_training_step
@@ -232,7 +232,9 @@ class TrainingStep:
 
     def check_optimizers(self) -> None:
         """Warn of optimizers that the user's functions reach and that have not made a step."""
-        for optimizer in self._optimizers_reached:
+        for optimizer in reachable([self.setup.step, self.setup.loss_fn]):
+            if not isinstance(optimizer, Optimizer):
+                continue
             is_plain = isinstance(optimizer, SGD) and not optimizer.defaults["momentum"]
             if not optimizer.state and not is_plain:
                 self._warn(

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from batchfinder.errors import StepError
-from batchfinder.training.forward import forward_replaced
+from batchfinder.training.methods import methods_replaced
 from batchfinder.training.parallel import unwrapped
 from batchfinder.training.setup import Trainer
 from batchfinder.training.tree import named_tensors
@@ -228,7 +228,7 @@ def _in_precision(
             output = forward(*arguments, **options)
         return _in_fp32(output)
 
-    return forward_replaced(module, in_autocast)
+    return methods_replaced(module, forward=in_autocast)
 
 
 def _in_fp32(output: Any) -> Any:

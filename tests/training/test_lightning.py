@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -87,11 +88,81 @@ def test_the_loss_is_that_of_the_training_step(kind: type[Regression]) -> None:
     assert model.indices == [0]
 
 
-def test_a_module_that_optimizes_by_hand_needs_a_step() -> None:
-    model = Regression()
-    model.automatic_optimization = False
-    with pytest.raises(StepError, match="automatic_optimization is False"):
-        own_training_step(model, BATCH)
+class Adversarial(nn.Module):
+    """Optimizes by hand, with what LightningModules ask their Trainer for."""
+
+    automatic_optimization = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maker, self.judge = nn.Linear(8, 2), nn.Linear(2, 1)
+        self.trained: list[list[bool]] = []
+
+    def note(self) -> None:
+        self.trained.append([part.weight.requires_grad for part in (self.maker, self.judge)])
+
+    def training_step(self: Any, batch: Any) -> None:
+        rows, targets = batch
+        made_by, judged_by = self.optimizers()
+        self.toggle_optimizer(judged_by)
+        self.note()
+        loss = self.judge(self.maker(rows)).mean() - self.judge(targets).mean()
+        judged_by.zero_grad()
+        self.manual_backward(loss)
+        self.clip_gradients(judged_by, gradient_clip_val=0.1, gradient_clip_algorithm="value")
+        judged_by.step()
+        self.untoggle_optimizer(judged_by)
+        self.note()
+        made_by.zero_grad()
+        self.manual_backward(-self.judge(self.maker(rows)).mean())
+        self.clip_gradients(made_by, gradient_clip_val=1.0)
+        made_by.step()
+        self.lr_schedulers().step()
+
+    def configure_optimizers(self) -> Any:
+        made_by, judged_by = (Adam(part.parameters()) for part in (self.maker, self.judge))
+        return [made_by, judged_by], [StepLR(made_by, 1)]
+
+
+def by_hand() -> TrainingSetup:
+    setup, _ = completed(TrainingSetup(Adversarial(), BATCH))
+    return setup
+
+
+def test_a_module_that_optimizes_by_hand_trains_all_its_parts() -> None:
+    setup = by_hand()
+    before = copy.deepcopy(setup.model.state_dict())
+    step = TrainingStep(setup, torch.device("cpu"))
+    for _ in range(2):
+        step.forward_backward(BATCH)
+        step.optimizer_step()
+    step.check_optimizers()
+    after = setup.model.state_dict()
+    assert not any(
+        torch.equal(before[f"{name}.weight"], after[f"{name}.weight"])
+        for name in ("maker", "judge")
+    )
+    assert setup.model.trained == [[False, True], [True, True]] * 2
+    assert step.warnings == []
+    assert not hasattr(setup.model, "optimizers")
+
+
+def test_a_search_leaves_a_module_that_optimizes_by_hand_as_it_was() -> None:
+    model = Adversarial()
+    before = copy.deepcopy(model.state_dict())
+    result = find_max_batch(model, BATCH, device="cpu", memory_limit="2GiB", max_batch_size=8)
+    estimate = estimate_max_batch(model, BATCH, gpu="t4", max_batch_size=8)
+    assert result.batch_size == estimate.batch_size == 8
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert model.trained == []
+    assert estimate.explanation is not None
+
+
+def test_by_hand_in_lower_precision() -> None:
+    step = TrainingStep(by_hand(), torch.device("cpu"), precision="bf16")
+    step.forward_backward(BATCH)
+    with pytest.raises(StepError, match=r"returned None.*precision fp16 cannot be added"):
+        TrainingStep(by_hand(), torch.device("cpu"), precision="fp16").forward_backward(BATCH)
 
 
 def test_a_compiled_module_needs_a_step() -> None:
