@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 
@@ -110,18 +111,23 @@ def plausible_interval(
 ) -> tuple[int, int]:
     """What the batch size is if the step needs more, or less, than simulated."""
     answer = result.batch_size
-    trace = traces.at(answer or 1)
+    model = result.memory_model
 
     def shifted(needs: float) -> int:
-        bounds = [
-            trace.upper_bound(round(budget))
-            for budget in (result.budget_bytes, result.budget_bytes / (1 + needs))
-        ]
-        if bounds[0] is None or bounds[1] is None:
+        budget = result.budget_bytes / (1 + needs)
+        if traces.is_affine:
+            trace = traces.at(answer or 1)
+            bounds = [trace.upper_bound(round(size)) for size in (result.budget_bytes, budget)]
+            if bounds[0] is None or bounds[1] is None:
+                return answer
+            # What fragmentation takes; unknown where nothing ran out of memory.
+            lost = 0 if result.status is Status.CAPPED else bounds[0] - answer
+            size = bounds[1] - lost
+        elif model is None or not model.per_sample_bytes:
             return answer
-        # What fragmentation takes; unknown where nothing ran out of memory.
-        lost = 0 if result.status is Status.CAPPED else bounds[0] - answer
-        size = (bounds[1] - lost) // multiple_of * multiple_of
+        else:  # as steep as between the sizes tried
+            size = answer + math.floor((budget - result.budget_bytes) / model.per_sample_bytes)
+        size = size // multiple_of * multiple_of
         return max(0, size if max_batch_size is None else min(size, max_batch_size))
 
     return min(answer, shifted(MORE_THAN_SIMULATED)), max(answer, shifted(-LESS_THAN_SIMULATED))

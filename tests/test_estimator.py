@@ -203,6 +203,9 @@ def test_memory_that_grows_with_the_square_of_the_batch(extra_rows: int) -> None
     answer = estimate.batch_size
     assert 2 * 4 * answer**2 < 2 * GIB < 8 * 4 * answer**2
     assert any("test_estimator.py:" in warning for warning in estimate.result.warnings)
+    # 5 % more memory, 2 % less: by the slope between half the answer and the answer.
+    assert 0.93 * answer < estimate.low < 0.98 * answer
+    assert 1.005 * answer < estimate.high < 1.03 * answer
 
 
 def test_no_huge_batch_is_made_where_every_size_is_traced() -> None:
