@@ -19,12 +19,14 @@ from batchfinder.training.optimizers import make_optimizer
 from batchfinder.training.parallel import is_wrapped, parallelized
 from batchfinder.training.placement import homes_of, move_beside, move_to_device
 from batchfinder.training.reach import reachable
+from batchfinder.training.returned_loss import (
+    checked_loss,
+    had_its_backward_pass,
+    may_train_itself,
+)
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.transformers_trainer import TrainerStep
 from batchfinder.training.tree import named_tensors
-
-_RETURN_THE_LOSS = "return the loss before its backward pass: that and the optimizer step follow"
-_OR_NONE = "; or let the step do all of it and return None"
 
 AUTOCAST_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -100,7 +102,6 @@ class TrainingStep:
         self._ahead: list[Any] = []
         self.trains_itself = False
         self.warnings: list[str] = []
-        self._is_users_step = setup.step not in (None, own_training_step) and of_trainer is None
         # What a step that trains by itself has to do by itself; Lightning runs one in autocast.
         in_autocast = precision == "bf16" and isinstance(setup.step, ManualStep)
         asked = {
@@ -168,9 +169,7 @@ class TrainingStep:
         except RuntimeError as error:
             if "backward through the graph a second time" not in str(error):
                 raise
-            raise StepError(
-                f"{self._source_of_loss()} ran the backward pass by itself: {self._advice()}"
-            ) from error
+            raise had_its_backward_pass(self.setup) from error
 
     def forward(self, batch: Any) -> Tensor | None:
         """Forward pass and loss of one micro-batch on the device.
@@ -189,16 +188,11 @@ class TrainingStep:
         with self._autocast():
             output, loss = self._forward(batch)
         self._kept = [batch, output, loss]
-        self.trains_itself = loss is None and self._is_users_step
+        self.trains_itself = loss is None and may_train_itself(self.setup)
         if self.trains_itself:
-            if self._added:
-                raise StepError(
-                    f"step returned None, as it trains by itself; {self._added[0]} cannot be added "
-                    "from outside: leave the option away, and let the step and the target do it"
-                )
+            self._check_alone()
             return None
-        self._check(loss)
-        return loss
+        return checked_loss(loss, self.setup)
 
     def optimizer_step(self) -> None:
         """Update the parameters, then clear the gradients, unless they are kept for a while.
@@ -265,33 +259,18 @@ class TrainingStep:
             self._warn(warning)
         return output, loss
 
-    def _check(self, loss: Any) -> None:
-        source = self._source_of_loss()
-        if not isinstance(loss, Tensor):
+    def _check_alone(self) -> None:
+        """Say what a step that trains by itself makes of the options, or refuse them."""
+        if self._added:
             raise StepError(
-                f"{source} gave {type(loss).__name__} as the loss, not a tensor; {self._advice()}"
+                f"step returned None, as it trains by itself; {self._added[0]} cannot be added "
+                "from outside: leave the option away, and let the step and the target do it"
             )
-        if loss.numel() != 1:
-            raise StepError(
-                f"{source} gave a loss of shape {tuple(loss.shape)}; reduce it to one number, "
-                "with .mean() for example"
+        given = self.setup.optimizer
+        if given is not None and not any(given is thing for thing in reachable([self.setup.step])):
+            self._warn(
+                "step returned None, as it trains by itself: the optimizer given is not used"
             )
-        if not loss.requires_grad:
-            raise StepError(
-                "the loss does not depend on any parameter that requires a gradient: nothing to "
-                "train; look for torch.no_grad(), detach() or frozen parameters"
-                f"{f'; {self._advice()}' if self.setup.step else ''}"
-            )
-
-    def _advice(self) -> str:
-        return _RETURN_THE_LOSS + (_OR_NONE if self._is_users_step else "")
-
-    def _source_of_loss(self) -> str:
-        if isinstance(self.setup.step, TrainerStep):
-            return "compute_loss of the Trainer"
-        if self.setup.step is own_training_step:
-            return "training_step"
-        return "step" if self.setup.step else "loss_fn" if self.setup.loss_fn else "the model"
 
     def _warn(self, warning: str) -> None:
         if warning not in self.warnings:

@@ -333,6 +333,19 @@ def test_a_step_may_train_by_itself() -> None:
     assert by_itself.warnings == []
 
 
+def test_an_optimizer_given_beside_a_step_that_trains_by_itself_is_not_used() -> None:
+    own = Adam((model := nn.Linear(4, 2)).parameters())
+
+    def alone(model: nn.Module, batch: Any) -> None:
+        torch.autograd.backward(model(batch[0]).sum())
+        own.step()
+
+    for optimizer, said in (("sgd", 1), (own, 0), (None, 0)):
+        step = step_of(model, step=alone, optimizer=optimizer)
+        run(step)
+        assert len([warning for warning in step.warnings if "is not used" in warning]) == said
+
+
 @pytest.mark.parametrize(
     ("options", "added"),
     [({"precision": "bf16"}, "precision bf16"), ({"accumulate": True}, "gradient accumulation")],
