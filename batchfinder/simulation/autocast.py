@@ -29,7 +29,7 @@ LOWER_PRECISION = (
 FP32 = (
     "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p",
     "reciprocal", "rsqrt", "sinh", "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar",
-    "softplus", "layer_norm", "native_layer_norm", "rms_norm", "group_norm", "frobenius_norm.dim",
+    "softplus", "layer_norm", "native_layer_norm", "group_norm", "frobenius_norm.dim",
     "nuclear_norm", "nuclear_norm.dim", "cosine_similarity", "poisson_nll_loss",
     "cosine_embedding_loss", "nll_loss", "nll_loss2d", "hinge_embedding_loss", "kl_div", "l1_loss",
     "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss", "multilabel_margin_loss",
@@ -45,6 +45,9 @@ FP32_SINCE_2_0 = (
     "upsample_bicubic2d", "_upsample_bicubic2d_aa",
 )  # fmt: skip
 """The same, since PyTorch 2.0."""
+
+FP32_SINCE_2_13 = ("rms_norm",)
+"""The same, in PyTorch 2.13 and not in 2.11."""
 
 FP32_BY_DTYPE = (
     "prod", "prod.dim_int", "cumprod", "cumsum", "linalg_vector_norm", "linalg_matrix_norm",
@@ -74,6 +77,7 @@ def autocast_kernels(torch_version: tuple[int, int]) -> dict[str, Kernel]:
     """
     since_2_0 = torch_version >= (2, 0)
     fp32 = FP32 + (FP32_SINCE_2_0 if since_2_0 else ())
+    fp32 += FP32_SINCE_2_13 if torch_version >= (2, 13) else ()
     as_is = cast_on_cpu_only() + (() if since_2_0 else FP32_SINCE_2_0)
     makers: tuple[tuple[tuple[str, ...], Callable[[Any], Kernel]], ...] = (
         (LOWER_PRECISION, lambda op: _after_cast(op, lambda _: torch.get_autocast_dtype("cpu"))),

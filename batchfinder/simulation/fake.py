@@ -27,6 +27,7 @@ from batchfinder.simulation.cuda_dispatch import (
     linear,
 )
 from batchfinder.simulation.recurrent import RECURRENT
+from batchfinder.simulation.rms_norm import FUSED_SINCE, rms_norm
 from batchfinder.simulation.shapes import new_strided_like
 
 T = TypeVar("T")
@@ -63,6 +64,8 @@ def fake_cuda(
         "scaled_dot_product_attention": attention_kernel(capability, alike),
         **RECURRENT,
     }
+    if torch_version >= FUSED_SINCE:
+        autograd["rms_norm"] = rms_norm
     with ExitStack() as stack:
         stack.enter_context(kernels_replaced("AutocastCPU", autocast_kernels(torch_version)))
         stack.enter_context(kernels_replaced("AutogradCPU", autograd))

@@ -213,6 +213,18 @@ def _unfold(tracker: StorageTracker, args: Any, output: Any) -> None:
     _take(tracker, [*_copied_sizes(args[:1]), _size(args[0])])
 
 
+def _softmax_backward(tracker: StorageTracker, args: Any, output: Any) -> None:
+    # The product of both comes first, whatever kernel sums it up.
+    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/SoftMax.cu
+    _take(tracker, [max(_size(args[0]), _size(args[1]))])
+
+
+def _soft_margin_backward(tracker: StorageTracker, args: Any, output: Any) -> None:
+    # -target, -target * input and its exponential are alive at once.
+    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Loss.cpp
+    _take(tracker, [_size(output)] * 2)
+
+
 def _copied_sizes(tensors: Iterable[Tensor]) -> list[int]:
     return [_size(tensor) for tensor in tensors if not tensor.is_contiguous()]
 
@@ -220,6 +232,9 @@ def _copied_sizes(tensors: Iterable[Tensor]) -> list[int]:
 _KERNELS: dict[Any, _Note] = {
     _aten.native_layer_norm.default: _contiguous(0),
     _aten.native_layer_norm_backward.default: _contiguous(0, 1),
+    _aten._softmax_backward_data.default: _softmax_backward,
+    _aten.soft_margin_loss_backward.default: _soft_margin_backward,
+    _aten._log_softmax_backward_data.default: _contiguous(0),
     _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     _aten._scaled_dot_product_efficient_attention.default: _efficient,
     _aten.im2col.default: _unfold,

@@ -11,6 +11,8 @@ import torch.nn.functional as F  # noqa: N812 - as everybody calls it
 from torch import Tensor, nn
 
 from batchfinder import TrainingSetup, estimate_peak_memory
+from batchfinder.simulation.fake import TORCH_VERSION
+from batchfinder.simulation.rms_norm import FUSED_SINCE
 
 # As large as the parameter, so that all that counts is a multiple of it.
 SIDE, BYTES = 2048, 2048 * 2048 * 4
@@ -86,3 +88,24 @@ def test_columns_of_images_are_folded_into_a_storage_of_their_own_size() -> None
 
     # The gradients of the columns, 9 times the image, and what they are folded into, for two.
     assert tables_more(loss) == pytest.approx(2 * 9 - 2, abs=0.01)
+
+
+def test_the_gradient_of_a_softmax_takes_a_product_beside_it() -> None:
+    """It needs the weights and their gradient anyway: two tables, and the product is the third."""
+    assert tables_more(lambda output, _: output.softmax(-1).mean()) == pytest.approx(2, abs=0.01)
+
+
+def test_the_gradient_of_a_soft_margin_takes_two_tables_beside_it() -> None:
+    def loss(output: Tensor, model: Any) -> Tensor:
+        return F.soft_margin_loss(output, model.targets)
+
+    assert tables_more(loss) == pytest.approx(3, abs=0.01)
+
+
+@pytest.mark.skipif(TORCH_VERSION < FUSED_SINCE, reason="made of other operators there")
+def test_rms_norm_keeps_a_number_for_each_row() -> None:
+    def loss(output: Tensor, _: Any) -> Tensor:
+        return F.rms_norm(output, [SIDE]).mean()
+
+    # Its input, which a mean does not keep.
+    assert tables_more(loss) == pytest.approx(1, abs=0.01)
