@@ -180,6 +180,8 @@ def is_users(thing: Any) -> bool:
     Or of batchfinder. Code of the standard library and what is installed as a package are others'.
     """
     if isinstance(thing, FunctionType):
+        if not thing.__closure__ and (thing.__module__ or "").startswith("batchfinder."):
+            return False  # ours hold something of the user's in closures alone
         return _is_users_file(thing.__module__ or "", thing.__code__.co_filename)
     if isinstance(thing, ModuleType):
         return _is_users_file(thing.__name__, getattr(thing, "__file__", None) or "")
