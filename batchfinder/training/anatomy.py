@@ -6,6 +6,7 @@ import dis
 import enum
 import functools
 import inspect
+import os
 import sys
 import sysconfig
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -28,6 +29,7 @@ CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
 # Nothing hangs from these, and there may be millions of them in a list.
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
+_BATCHFINDER = str(Path(__file__).parents[1]) + os.sep
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -180,7 +182,7 @@ def is_users(thing: Any) -> bool:
     Or of batchfinder. Code of the standard library and what is installed as a package are others'.
     """
     if isinstance(thing, FunctionType):
-        if not thing.__closure__ and (thing.__module__ or "").startswith("batchfinder."):
+        if not thing.__closure__ and thing.__code__.co_filename.startswith(_BATCHFINDER):
             return False  # ours hold something of the user's in closures alone
         return _is_users_file(thing.__module__ or "", thing.__code__.co_filename)
     if isinstance(thing, ModuleType):
