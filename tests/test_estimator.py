@@ -4,6 +4,7 @@ import copy
 import functools
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -304,6 +305,60 @@ def test_a_step_with_an_optimizer_out_of_reach_cannot_be_simulated() -> None:
 
     with pytest.raises(StepError, match=r"Adam .*of the step's own.*`batchfinder find`"):
         estimate_max_batch(model, SAMPLE, step=step, gpu="t4")
+
+
+def test_a_step_whose_passes_hang_on_values_cannot_be_simulated() -> None:
+    own = torch.optim.LBFGS((model := mlp()).parameters())
+
+    def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
+        def closure() -> Tensor:
+            own.zero_grad()
+            loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+            torch.autograd.backward(loss)
+            return loss
+
+        own.step(closure)  # type: ignore[no-untyped-call]
+
+    with pytest.raises(StepError, match=r"a value of a tensor is read.*`batchfinder find`"):
+        estimate_max_batch(model, SAMPLE, step=step, gpu="t4")
+
+
+class Held:
+    teacher = nn.Linear(256, 10)
+
+
+def test_what_cannot_be_copied_is_refused_before_it_is_trained() -> None:
+    def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return nn.functional.mse_loss(model(batch[0]), Held.teacher(batch[0]))
+
+    with pytest.raises(StepError, match=r"a Linear that the step reaches.*`batchfinder find`"):
+        estimate_max_batch(mlp(), SAMPLE, step=step, gpu="t4")
+    assert Held.teacher.weight.grad is None
+
+
+def test_optimizers_that_hooks_run_have_states_and_no_gradients_remain() -> None:
+    def peak(is_run_by_hooks: bool) -> int:
+        model = mlp()
+        optimizers: dict[Any, Any] = {one: torch.optim.Adam([one]) for one in model.parameters()}
+
+        def update(parameter: Tensor) -> None:
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
+
+        def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
+            loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+            torch.autograd.backward(loss)
+            for parameter in () if is_run_by_hooks else optimizers:
+                update(parameter)
+
+        for parameter in optimizers if is_run_by_hooks else ():
+            parameter.register_post_accumulate_grad_hook(update)
+        estimate = estimate_peak_memory(model, SAMPLE, step=step, batch_size=4, gpu="t4")
+        assert not any(optimizer.state for optimizer in optimizers.values())
+        return estimate.peak_allocated_bytes
+
+    states = 2 * sum(parameter.nbytes for parameter in mlp().parameters())
+    assert states < peak(True) < peak(False)
 
 
 @pytest.mark.parametrize("strategy", ["zero1", FSDP])

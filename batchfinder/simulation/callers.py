@@ -13,6 +13,8 @@ _PYTORCH = (str(Path(torch.__file__).parent) + os.sep, "<")
 _SIMULATION = str(Path(__file__).parent) + os.sep
 _BATCHFINDER = str(Path(__file__).parents[1]) + os.sep
 _OPTIMIZERS = str(Path(torch.__file__).parent / "optim") + os.sep
+# How many passes it makes in a step hangs on the values.
+_LBFGS = _OPTIMIZERS + "lbfgs.py"
 _GRAD_SCALERS = str(Path(torch.__file__).parent / "amp") + os.sep
 
 
@@ -45,7 +47,7 @@ def value_for_pytorch_itself() -> float | None:
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(_OPTIMIZERS):
-            return 1000.0
+            return None if name == _LBFGS else 1000.0
         if name.startswith(_GRAD_SCALERS):
             return 0.0
         if is_user_code(name):

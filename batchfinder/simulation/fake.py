@@ -6,7 +6,7 @@ import copy
 import gc
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from batchfinder.errors import StepError
 from batchfinder.simulation.attention import ComputeCapability, attention_kernel
 from batchfinder.simulation.autocast import autocast_kernels, cuda_autocast_simulated
 from batchfinder.simulation.copies import copied
@@ -27,8 +28,10 @@ from batchfinder.simulation.cuda_dispatch import (
     linear,
 )
 from batchfinder.simulation.recurrent import RECURRENT
+from batchfinder.simulation.refusal import USE_FIND
 from batchfinder.simulation.rms_norm import FUSED_SINCE, rms_norm
 from batchfinder.simulation.shapes import new_strided_like
+from batchfinder.training.reach import tensor_hooks
 
 T = TypeVar("T")
 
@@ -105,7 +108,7 @@ def fake_copy(
     thing: T,
     mode: FakeTensorMode,
     *owners: nn.Module | Tensor,
-    optimizers: Iterable[Optimizer] = (),
+    optimizers: Sequence[Optimizer] = (),
 ) -> T:
     """A copy of models, optimizers and functions, with fake CPU tensors in place of their tensors.
 
@@ -115,14 +118,34 @@ def fake_copy(
         mode: the mode that is on.
         owners: modules and tensors among it that may be anywhere: on a GPU, or on "meta".
         optimizers: those among it, which start anew, without the states that they have gathered.
+
+    Raises:
+        StepError: an owner or optimizer is not among it after all, as far as that can be copied.
     """
     memo: dict[int, Any] = {id(optimizer.state): defaultdict(dict) for optimizer in optimizers}
-    for owner in owners:
-        for tensor in tensors_of(owner):
-            if id(tensor) not in memo:
-                memo[id(tensor)] = _fake_like(tensor, mode)
+    tensors = {id(tensor): tensor for owner in owners for tensor in tensors_of(owner)}
+    memo.update({key: _fake_like(tensor, mode) for key, tensor in tensors.items()})
     with FakeCopyMode(mode):
-        return copied(thing, memo)
+        copies = copied(thing, memo)
+        for key, tensor in tensors.items():
+            _hook(memo[key], tensor, memo)
+    for owner in (*owners, *optimizers):
+        if id(owner) not in memo:
+            raise StepError(
+                f"a {type(owner).__name__} that the step reaches cannot be copied, as a class or a "
+                f"cache holds it: {USE_FIND}"
+            )
+    return copies
+
+
+def _hook(fake: Tensor, tensor: Tensor, memo: dict[int, Any]) -> None:
+    """Give a fake tensor copies of the hooks that are the user's own."""
+    registers = (fake.register_hook, fake.register_post_accumulate_grad_hook)
+    for register, hooks in zip(registers, tensor_hooks(tensor), strict=True):
+        for hook in hooks.values():
+            own = copied(hook, memo)
+            if own != hook and fake.requires_grad:
+                register(own)  # type: ignore[no-untyped-call]
 
 
 def fake_batch(batch: T, mode: FakeTensorMode) -> T:
@@ -140,4 +163,4 @@ def _fake_like(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
     fake = new_strided_like(tensor, mode)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(fake, requires_grad=tensor.requires_grad)
-    return fake
+    return fake.requires_grad_(tensor.requires_grad and tensor.is_leaf)

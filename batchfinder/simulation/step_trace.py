@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
@@ -183,14 +183,14 @@ def _fake_setup(
     refuse_lazy(setup.model.parameters())
     own = setup.optimizer if isinstance(setup.optimizer, Optimizer) else None
     homes = {tensor.device for tensor in tensors_of(setup.model)}
-    reached = [*reachable([setup.step, setup.loss_fn])]
-    tensors = [thing for thing in reached if isinstance(thing, Tensor)]
-    held = tuple(tensor for tensor in tensors if tensor.device in homes)
+    reached = [*reachable(setup.functions)]
+    owners = [thing for thing in reached if isinstance(thing, Tensor | nn.Module)]
+    held = tuple(o for o in owners if isinstance(o, Tensor) and o.device in homes)
     optimizers = [thing for thing in (own, *reached) if isinstance(thing, Optimizer)]
     things = (setup.model, own, setup.step, setup.loss_fn, held)
     try:
         model, optimizer, step, loss_fn, held = fake_copy(
-            things, mode, setup.model, *tensors, optimizers=optimizers
+            things, mode, setup.model, *owners, optimizers=optimizers
         )
     except (TypeError, RuntimeError, SystemError) as error:
         reason = str(error).partition("\n")[0]
@@ -205,7 +205,7 @@ def _fake_setup(
 
 def _names_of(setup: TrainingSetup) -> dict[int, str]:
     """The name of each module that may run, by its id."""
-    beside = modules_reached([setup.step, setup.loss_fn])
+    beside = modules_reached(setup.functions)
     return {
         id(module): name
         for outer, prefix in {**beside, setup.model: ""}.items()

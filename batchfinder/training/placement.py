@@ -52,7 +52,7 @@ def move_beside(setup: TrainingSetup, device: torch.device, homes: set[torch.dev
     there: the discriminator of a GAN, say. Their training mode stays, as a teacher's does.
     """
     own = {*setup.model.modules()}
-    reached = [*reachable([setup.step, setup.loss_fn])]
+    reached = [*reachable(setup.functions)]
     for module in reached:
         if not isinstance(module, nn.Module) or module in own:
             continue

@@ -112,3 +112,22 @@ def device_generator(device: torch.device) -> Undo:
     # Apple's has one generator, whatever the index.
     where = () if device.type == "mps" else (device,)
     return partial(module.set_rng_state, module.get_rng_state(*where), *where)
+
+
+def generator(thing: Any) -> list[Undo]:
+    """How to put back a generator of random numbers of the user's own; nothing for other things.
+
+    Args:
+        thing: a ``torch.Generator``, ``random.Random``, or a generator of NumPy.
+    """
+    if isinstance(thing, torch.Generator):
+        return [partial(thing.set_state, thing.get_state())]
+    if isinstance(thing, random.Random) and not isinstance(thing, random.SystemRandom):
+        return [partial(thing.setstate, thing.getstate())]
+    numpy = sys.modules.get("numpy")
+    if numpy and isinstance(thing, numpy.random.RandomState):
+        return [partial(thing.set_state, thing.get_state())]
+    if numpy and isinstance(thing, numpy.random.Generator):
+        bits: Any = thing.bit_generator
+        return [partial(setattr, bits, "state", bits.state)]
+    return []

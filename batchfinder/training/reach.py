@@ -7,31 +7,35 @@ in the object that a method belongs to.
 
 from __future__ import annotations
 
-import dis
 import functools
-import sys
-import sysconfig
-from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from types import CellType, CodeType, FunctionType, MethodType, SimpleNamespace
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
-CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
-_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
-_INSTALLED = {"site-packages", "dist-packages"}
+from batchfinder.training.anatomy import (
+    ATOMS,
+    container_of,
+    contents_of,
+    contents_of_slot,
+    is_followed,
+    items_of,
+    namespaces_of,
+    parts_of,
+    slots_of,
+    users_classes,
+    wraps_users,
+)
 
 
 def reachable(roots: Iterable[object]) -> Iterator[Any]:
     """All that is reachable from some objects, each thing once.
 
-    Followed are the items of plain containers; the attributes of what has a ``state_dict``
-    (modules, optimizers, scalers, schedulers) and of objects of the user's own classes; and what
-    the user's functions read: closures, defaults, globals. Data sets are not followed, nor are
-    objects of libraries.
+    Followed are the items of containers; the attributes of what has a ``state_dict`` (modules,
+    optimizers, scalers, schedulers), of objects of the user's own classes, and of these classes;
+    the hooks of tensors; and what the user's functions read: closures, defaults, globals, names in
+    modules of the user's own. Data sets are not followed, nor are objects of libraries.
 
     Args:
         roots: where to start.
@@ -57,7 +61,7 @@ def reachable(roots: Iterable[object]) -> Iterator[Any]:
         # Held, not just noted: a dead object's id may be given to another.
         seen[id(value)] = value
         yield value
-        pending += _held_by(value)
+        pending += [held for held in _held_by(value) if type(held) not in ATOMS]
 
 
 def modules_reached(functions: Iterable[object]) -> dict[nn.Module, str]:
@@ -89,24 +93,54 @@ def modules_reached(functions: Iterable[object]) -> dict[nn.Module, str]:
 
 
 def _variables_of(thing: Any) -> Iterable[tuple[Any, Any]]:
-    if isinstance(thing, FunctionType) and is_users(thing):
+    if isinstance(thing, FunctionType) and wraps_users(thing):
         cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=False)
         inside = [(name, value) for name, cell in cells for value in contents_of(cell)]
-        named = globals_named(thing.__code__) & thing.__globals__.keys()
-        return [*inside, *((name, thing.__globals__[name]) for name in sorted(named))]
-    return thing.items() if type(thing) in CONTAINERS and isinstance(thing, dict) else ()
+        named = [(space, name) for space, names in namespaces_of(thing) for name in sorted(names)]
+        return [*inside, *((name, space[name]) for space, name in named if name in space)]
+    return items_of(thing) if isinstance(thing, dict) else ()
 
 
 def _held_by(value: Any) -> Iterable[Any]:
-    if isinstance(value, Tensor | type):
-        return ()
-    if type(value) in CONTAINERS:
-        return [*value, *value.values()] if isinstance(value, dict) else value
+    if isinstance(value, Tensor):
+        return tensor_hooks(value)
+    if isinstance(value, type):
+        return [part for cls in users_classes(value) for part in parts_of(cls)]
     if isinstance(value, tuple):
         return value
     if isinstance(value, FunctionType | CellType | MethodType | functools.partial):
         return _held_by_callable(value)
-    return _held_by_object(value) if hasattr(value, "__dict__") else ()
+    if isinstance(value, functools._lru_cache_wrapper):
+        return (value.__wrapped__,)
+    if container_of(value) is not None:
+        items = items_of(value)
+        inside = [part for pair in items for part in pair] if isinstance(value, dict) else items
+        return [*inside, vars(value)] if hasattr(value, "__dict__") else inside
+    return _held_by_object(value)
+
+
+def tensor_hooks(tensor: Tensor) -> list[dict[int, Any]]:
+    """The hooks on a tensor's gradient: before it is accumulated, and after."""
+    return [tensor._backward_hooks or {}, tensor._post_accumulate_grad_hooks or {}]
+
+
+def hooks_of(model: nn.Module) -> list[Any]:
+    """The hooks of a model: of its modules, and of their parameters.
+
+    Example:
+        >>> model = nn.Linear(2, 2)
+        >>> _ = model.register_forward_hook(print)
+        >>> hooks_of(model)
+        [<built-in function print>]
+    """
+    of_modules = [
+        hooks
+        for module in model.modules()
+        for name, hooks in vars(module).items()
+        if name.endswith("_hooks") and isinstance(hooks, dict)
+    ]
+    of_tensors = [hooks for tensor in model.parameters() for hooks in tensor_hooks(tensor)]
+    return [hook for hooks in (*of_modules, *of_tensors) for hook in hooks.values()]
 
 
 def _held_by_callable(value: Any) -> Iterable[Any]:
@@ -116,15 +150,14 @@ def _held_by_callable(value: Any) -> Iterable[Any]:
         return (value.__self__, value.__func__)
     if isinstance(value, functools.partial):
         return (value.func, value.args, value.keywords)
-    if not is_users(value):
+    if not wraps_users(value):
         return ()
-    named = globals_named(value.__code__) & value.__globals__.keys()
     return [
         *(value.__closure__ or ()),
         value.__defaults__,
         value.__kwdefaults__,
         vars(value),
-        *(value.__globals__[name] for name in sorted(named)),
+        *(space[name] for space, names in namespaces_of(value) for name in names & space.keys()),
     ]
 
 
@@ -135,56 +168,5 @@ def _held_by_object(value: Any) -> Iterable[Any]:
         return [vars(value), *(item for items in inside for item in items)]
     if not is_followed(value):
         return ()
-    classes = type(value).__mro__ if is_users(value) else ()
-    methods = [method for cls in classes for method in vars(cls).values()]
-    return [vars(value), *(method for method in methods if isinstance(method, FunctionType))]
-
-
-def is_followed(value: Any) -> bool:
-    """Whether the attributes of an object, which is no module, may change in a training step."""
-    if isinstance(value, type | Dataset | DataLoader) or not hasattr(value, "__dict__"):
-        return False
-    return (
-        hasattr(type(value), "state_dict") or is_users(value) or isinstance(value, SimpleNamespace)
-    )
-
-
-def contents_of(cell: CellType) -> tuple[Any, ...]:
-    """What a closure's cell holds: one thing, or none yet."""
-    try:
-        return (cell.cell_contents,)
-    except ValueError:
-        return ()
-
-
-def globals_named(code: CodeType) -> set[str]:
-    """The global names that a function's code reads or binds, and the functions inside it.
-
-    Example:
-        >>> sorted(globals_named((lambda: (len, [print for _ in ()])).__code__))
-        ['len', 'print']
-    """
-    names = {step.argval for step in dis.get_instructions(code) if step.opname.endswith("_GLOBAL")}
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            names |= globals_named(constant)
-    return names
-
-
-def is_users(thing: Any) -> bool:
-    """Whether a function, or the class of an object, is the user's code, or of batchfinder.
-
-    Code of the standard library and what is installed as a package are others'.
-    """
-    if isinstance(thing, FunctionType):
-        module, file = thing.__module__ or "", thing.__code__.co_filename
-    else:
-        module = type(thing).__module__
-        file = getattr(sys.modules.get(module), "__file__", None) or ""
-    top = module.partition(".")[0]
-    if top == "batchfinder":
-        return True
-    if top in sys.stdlib_module_names:
-        return False
-    is_installed = not _INSTALLED.isdisjoint(Path(file).parts)
-    return not is_installed and not file.startswith(_STANDARD_LIBRARY)
+    slots = [content for slot in slots_of(value) for content in contents_of_slot(slot, value)]
+    return [*slots, *([vars(value)] if hasattr(value, "__dict__") else ()), type(value)]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from batchfinder.errors import UsageError
+from batchfinder.training.reach import hooks_of
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 StepFunction: TypeAlias = Callable[[nn.Module, Any], Tensor | None]
@@ -81,6 +82,11 @@ class TrainingSetup:
     optimizer: OptimizerSpec | None = None
     step: StepFunction | None = None
     make_batch: MakeBatch | None = None
+
+    @property
+    def functions(self) -> list[Any]:
+        """The functions of the user's that a step runs: step, loss, and the hooks of the model."""
+        return [self.step, self.loss_fn, *hooks_of(self.model)]
 
 
 def setup_of(model: nn.Module | Trainer | TrainingSetup, *given: Any) -> TrainingSetup:

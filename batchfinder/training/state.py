@@ -8,22 +8,24 @@ gradient, and every variable of a closure its old value. The values wait in host
 from __future__ import annotations
 
 import contextlib
-import operator
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
-from types import CellType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from batchfinder.errors import DeviceError, StepError
-from batchfinder.training.process_settings import device_generator, process_settings
-from batchfinder.training.reach import CONTAINERS, contents_of, globals_named, is_users, reachable
-
-_Undo = Callable[[], object]
+from batchfinder.training.process_settings import (
+    Undo,
+    device_generator,
+    generator,
+    process_settings,
+)
+from batchfinder.training.reach import reachable
+from batchfinder.training.undo import undo_of
 
 
 @contextlib.contextmanager
@@ -34,8 +36,9 @@ def preserved_state(*objects: object, device: torch.device | str | None = None) 
 
     - of each object: attributes, dicts and lists; so parameters, buffers, train/eval mode, hooks,
       optimizer states and groups, the scaler's scale, the scheduler's counters;
-    - of each function: what it reaches in its closure, its globals and the object that it belongs
-      to, as far as that is the user's code, and which objects the variables there name;
+    - of each function: what it reaches in its closure, its globals, the user's modules and the
+      object that it belongs to, as far as that is the user's code, and which objects the variables
+      there name; and the user's generators of random numbers;
     - of each tensor in them: the object, its values, its device and storage (tied and shared ones
       stay so), ``requires_grad`` and the gradient (the same object; None stays None);
     - of the process: random number generators (Python, NumPy, PyTorch on the CPU and the devices),
@@ -44,8 +47,8 @@ def preserved_state(*objects: object, device: torch.device | str | None = None) 
     Inside, every gradient is None, as at the start of a training step, and the model may be moved
     to another device. A second Ctrl-C waits until everything is back.
 
-    Not covered: what only objects of libraries hold, unless they have a ``state_dict``; data sets;
-    the allocator's cap; tensors on the meta device, which have no values.
+    Not covered: what only objects of libraries hold, unless they have a ``state_dict``; data sets,
+    iterators, NumPy arrays; the allocator's cap; tensors on the meta device, which have no values.
 
     Args:
         objects: modules, optimizer, GradScaler, scheduler, functions, …; None is ignored. What an
@@ -77,10 +80,10 @@ class _Snapshot:
     """What was there. Taken once; restoring it twice is the same as once."""
 
     def __init__(self, objects: tuple[object, ...], device: torch.device | str | None) -> None:
-        self._containers: list[_Undo] = []
-        self._values: list[_Undo] = []
+        self._containers: list[Undo] = []
+        self._values: list[Undo] = []
         self._tensors: list[_SavedTensor] = []
-        self._settings: list[_Undo] = process_settings()
+        self._settings: list[Undo] = process_settings()
         self._storages: set[tuple[torch.device, int]] = set()
         self._devices = set() if device is None else {torch.device(device)}
         self._collect(objects)
@@ -113,17 +116,9 @@ class _Snapshot:
         for value in reachable([torch.default_generator, *roots, *objects]):
             if isinstance(value, Tensor):
                 self._save_tensor(value)
-            elif isinstance(value, torch.Generator):
-                self._settings.append(partial(value.set_state, value.get_state()))
-            elif type(value) in CONTAINERS:
-                items = list(value.items()) if isinstance(value, dict) else list(value)
-                self._containers.append(partial(_refill, value, items))
-            elif isinstance(value, CellType):
-                self._containers.append(partial(_refill_cell, value, contents_of(value)))
-            elif isinstance(value, FunctionType) and is_users(value):
-                known = value.__globals__
-                named = {name: known[name] for name in globals_named(value.__code__) & known.keys()}
-                self._containers.append(partial(_rename, known, named))
+            else:
+                self._settings += generator(value)
+                self._containers += undo_of(value)
 
     def _save_tensor(self, tensor: Tensor) -> None:
         refuse_lazy([tensor])
@@ -223,37 +218,6 @@ def _refill_storage(storage: torch.UntypedStorage, values: Tensor) -> None:
     # What did not change is not written: it may be mapped from a file, read-only.
     if not torch.equal(now.cpu(), values):
         now.copy_(values)
-
-
-def _refill(container: Any, items: list[Any]) -> None:
-    """Give a container its old items, in their old order, unless it has them still."""
-    is_dict = isinstance(container, dict)
-    now = list(container.items()) if is_dict else list(container)
-    # By identity: tensors do not compare to a bool, and an equal object is not the same object.
-    flat_now, flat_items = (
-        [part for pair in pairs for part in pair] if is_dict else pairs for pairs in (now, items)
-    )
-    if len(now) == len(items) and all(map(operator.is_, flat_now, flat_items)):
-        return
-    container.clear()
-    if isinstance(container, (dict, set)):
-        container.update(dict(items) if is_dict else items)  # pairs are elements to a Counter
-    else:
-        container.extend(items)
-
-
-def _refill_cell(cell: CellType, contents: tuple[Any, ...]) -> None:
-    if contents != ():
-        cell.cell_contents = contents[0]
-    elif contents_of(cell) != ():
-        del cell.cell_contents
-
-
-def _rename(names: dict[str, Any], known: dict[str, Any]) -> None:
-    """Let global names stand for the objects again that they stood for."""
-    for name, value in known.items():
-        if names.get(name) is not value:
-            names[name] = value
 
 
 def _run(undos: Any) -> list[RuntimeError]:

@@ -120,7 +120,7 @@ class TrainingStep:
         self._batch_dim = batch_dim
         self._model: Any = torch.compile(model) if compiled else model
         self._kept: list[Any] = []
-        for scaler in reachable([setup.step, setup.loss_fn]):
+        for scaler in reachable(setup.functions):
             if isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled():
                 scaler.load_state_dict({**scaler.state_dict(), "scale": 1.0})
         self.keeps_gradients = setup.step is own_training_step
@@ -226,7 +226,7 @@ class TrainingStep:
 
     def check_optimizers(self) -> None:
         """Warn of optimizers that the user's functions reach and that have not made a step."""
-        for optimizer in reachable([self.setup.step, self.setup.loss_fn]):
+        for optimizer in reachable(self.setup.functions):
             if not isinstance(optimizer, Optimizer):
                 continue
             is_plain = isinstance(optimizer, SGD) and not optimizer.defaults["momentum"]

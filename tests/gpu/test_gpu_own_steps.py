@@ -77,6 +77,47 @@ def in_lower_precision() -> tuple[nn.Module, Step]:
     return model, step
 
 
+def of_features() -> tuple[nn.Module, Step]:
+    """What hooks keep is compared with a teacher's, and a decorated function updates that."""
+    model, teacher = network(), network().requires_grad_(False)
+    features: dict[str, Tensor] = {}
+    model[2].register_forward_hook(lambda _, args, output: features.update(own=output))
+    teacher[2].register_forward_hook(lambda _, args, output: features.update(its=output))
+
+    @torch.no_grad()
+    def taught(batch: Tensor) -> None:
+        for ours, its in zip(model.parameters(), teacher.parameters(), strict=True):
+            its.lerp_(ours, 0.1)
+        teacher(batch)
+
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        taught(batch)
+        output = model(batch)
+        loss = nn.functional.mse_loss(features["own"], features["its"])
+        return loss + nn.functional.mse_loss(output, batch)
+
+    return model, step
+
+
+def updated_in_the_backward_pass() -> tuple[nn.Module, Step]:
+    """An optimizer for each parameter, run by its hook."""
+    model = network()
+    optimizers = {one: torch.optim.Adam([one]) for one in model.parameters()}
+
+    def update(parameter: Any) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for one in optimizers:
+        one.register_post_accumulate_grad_hook(update)  # type: ignore[no-untyped-call]
+
+    def step(model: nn.Module, batch: Tensor) -> None:
+        loss = nn.functional.mse_loss(model(batch), batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    return model, step
+
+
 class Sharpness:
     """Two passes for each step, as sharpness-aware minimization makes them."""
 
@@ -107,7 +148,13 @@ def sharpness_aware() -> tuple[nn.Module, Step]:
     return loop.model, loop.step
 
 
-@pytest.mark.parametrize("build", [adversarial, averaged, in_lower_precision, sharpness_aware])
+@pytest.mark.parametrize(
+    "build",
+    [
+        adversarial, averaged, in_lower_precision, sharpness_aware, of_features,
+        updated_in_the_backward_pass,
+    ],
+)  # fmt: skip
 def test_a_loop_takes_the_memory_that_was_found_and_estimated(
     build: Callable[[], tuple[nn.Module, Step]],
 ) -> None:

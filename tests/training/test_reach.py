@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,3 +113,95 @@ def test_what_holds_itself_ends() -> None:
         return step(_, ring)
 
     assert ring in [*reachable([step])]
+
+
+class Attributes(dict[str, Any]):
+    __getattr__ = dict.__getitem__
+
+
+class Slots:
+    __slots__ = ("empty", "module")
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+
+class Static:
+    module = nn.Linear(2, 2)
+
+    @staticmethod
+    def step(model: nn.Module, batch: Any) -> Any:
+        return Static.module(batch)
+
+    @classmethod
+    def step_of_class(cls, model: nn.Module, batch: Any) -> Any:
+        return cls.module(batch)
+
+
+class Judge:
+    @property
+    def teacher(self) -> nn.Module:
+        return BY_GLOBAL
+
+    def __call__(self, model: nn.Module, batch: Any) -> Any:
+        return self.teacher(batch)
+
+
+def by_attribute_of_dict(model: nn.Module) -> Any:
+    holder: Any = Attributes(model=model)
+    return lambda _, batch: holder.model(batch)
+
+
+def by_slot(model: nn.Module) -> Any:
+    holder = Slots(model)
+    return lambda _, batch: holder.module(batch)
+
+
+def by_decorated_function(model: nn.Module) -> Any:
+    @torch.no_grad()
+    def teach(batch: Any) -> Any:
+        return model(batch)
+
+    return lambda _, batch: teach(batch)
+
+
+def by_cached_function(model: nn.Module) -> Any:
+    @functools.cache
+    def teacher() -> Any:
+        return model
+
+    return lambda _, batch: teacher()(batch)
+
+
+def by_hook(model: nn.Module) -> Any:
+    weight = torch.zeros(2, requires_grad=True)
+    weight.register_hook(lambda grad: model(grad))  # type: ignore[no-untyped-call]
+    return lambda _, batch: weight.sum()
+
+
+@pytest.mark.parametrize(
+    "function_of",
+    [by_attribute_of_dict, by_slot, by_decorated_function, by_cached_function, by_hook],
+)
+def test_a_module_is_reached_through_what_holds_it(function_of: Any) -> None:
+    module = nn.Linear(2, 2)
+    assert list(modules_reached([function_of(module)])) == [module]
+
+
+def test_classes_and_properties_are_followed() -> None:
+    assert list(modules_reached([Static.step])) == [Static.module]
+    assert list(modules_reached([Static.step_of_class])) == [Static.module]
+    assert list(modules_reached([Judge()])) == [BY_GLOBAL]
+
+
+def test_names_in_a_module_of_the_user_s_are_followed() -> None:
+    other = ModuleType("other")
+    exec("teacher = unused = None\ndef teach(batch): return teacher(batch)", vars(other))
+    vars(other).update(teacher=nn.Linear(2, 2), unused=nn.Linear(2, 2))
+    found = modules_reached([lambda _, batch: other.teach(batch)])
+    assert found == {vars(other)["teacher"]: "teacher"}
+
+
+def test_a_million_numbers_cost_little() -> None:
+    numbers = list(range(10**6))
+    assert len([*reachable([lambda _, batch: numbers])]) < 100

@@ -639,3 +639,54 @@ def test_the_object_of_a_method_comes_back() -> None:
         loop.step(nn.Linear(4, 4), torch.randn(2, 4))
         assert loop.steps == len(loop.seen) == 1
     assert vars(loop) == {"steps": 0, "seen": []}
+
+
+class Counter(dict[str, int]):
+    """With a slot, a class attribute, and an item that only the class knows to set."""
+
+    __slots__ = ("empty", "steps")
+    of_all = 0
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+
+def test_slots_classes_and_containers_by_inheritance_come_back() -> None:
+    counter, items = Counter(), [1, 2]
+
+    def step() -> None:
+        global NEW
+        NEW = items  # type: ignore[name-defined]
+        Counter.of_all += 1
+        Counter.new = 1  # type: ignore[attr-defined]
+        counter["item"] = counter.steps = counter.empty = 1  # type: ignore[attr-defined]
+
+    with preserved_state(step):
+        step()
+    assert (counter, counter.steps, Counter.of_all) == ({}, 0, 0)
+    assert not hasattr(counter, "empty")
+    assert not hasattr(Counter, "new")
+    assert "NEW" not in globals()
+
+
+def test_optimizers_that_only_hooks_reach_come_back() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    hook: Any = lambda parameter: optimizer.step()  # noqa: E731
+    model.weight.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    with preserved_state(model):
+        torch.autograd.backward(model(torch.randn(2, 4)).sum())
+        assert optimizer.state
+    assert not optimizer.state
+
+
+def test_generators_of_a_loop_come_back() -> None:
+    own, old, new = random.Random(1), np.random.RandomState(1), np.random.default_rng(1)
+    first = random.Random(1).random(), np.random.RandomState(1).rand()
+
+    def step() -> tuple[float, float, float]:
+        return own.random(), float(old.rand()), float(new.random())
+
+    with preserved_state(step):
+        numbers = step()
+    assert step() == numbers == (*first, numbers[2])
