@@ -31,6 +31,7 @@ from batchfinder.simulation.recurrent import RECURRENT
 from batchfinder.simulation.refusal import USE_FIND
 from batchfinder.simulation.rms_norm import FUSED_SINCE, rms_norm
 from batchfinder.simulation.shapes import new_strided_like
+from batchfinder.training.anatomy import tensors_of
 from batchfinder.training.reach import tensor_hooks
 
 T = TypeVar("T")
@@ -152,11 +153,6 @@ def fake_batch(batch: T, mode: FakeTensorMode) -> T:
     """A copy of a batch of any kind, with fake CPU tensors in place of its tensors."""
     with FakeCopyMode(mode):
         return copy.deepcopy(batch)
-
-
-def tensors_of(owner: nn.Module | Tensor) -> list[Tensor]:
-    """The parameters and buffers of a module; a tensor itself."""
-    return [owner] if isinstance(owner, Tensor) else [*owner.parameters(), *owner.buffers()]
 
 
 def _fake_like(tensor: Tensor, mode: FakeTensorMode) -> Tensor:

@@ -18,7 +18,7 @@ from batchfinder.errors import StepError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.simulation.attention import FAMILIES, ComputeCapability, kernel_family
 from batchfinder.simulation.cluster import Cluster, resizes_told
-from batchfinder.simulation.fake import fake_batch, fake_copy, fake_cuda, tensors_of
+from batchfinder.simulation.fake import fake_batch, fake_copy, fake_cuda
 from batchfinder.simulation.refusal import USE_FIND, explained
 from batchfinder.simulation.trace import (
     AffineTrace,
@@ -30,6 +30,8 @@ from batchfinder.simulation.trace import (
 )
 from batchfinder.simulation.tracker import StorageTracker
 from batchfinder.simulation.workspaces import CudaWorkspaces
+from batchfinder.training.anatomy import tensors_of
+from batchfinder.training.placement import homes_of
 from batchfinder.training.reach import modules_reached, reachable
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
@@ -182,7 +184,7 @@ def _fake_setup(
             raise StepError(f"{name or 'the model'} is compiled by TorchScript: {USE_FIND}")
     refuse_lazy(setup.model.parameters())
     own = setup.optimizer if isinstance(setup.optimizer, Optimizer) else None
-    homes = {tensor.device for tensor in tensors_of(setup.model)}
+    homes = homes_of(setup.model)
     reached = [*reachable(setup.functions)]
     owners = [thing for thing in reached if isinstance(thing, Tensor | nn.Module)]
     held = tuple(o for o in owners if isinstance(o, Tensor) and o.device in homes)

@@ -33,6 +33,11 @@ _BATCHFINDER = str(Path(__file__).parents[1]) + os.sep
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
+def tensors_of(owner: nn.Module | Tensor) -> list[Tensor]:
+    """The parameters and buffers of a module; a tensor itself."""
+    return [owner] if isinstance(owner, Tensor) else [*owner.parameters(), *owner.buffers()]
+
+
 def is_followed(value: Any) -> bool:
     """Whether the attributes of an object, which is no module, may change in a training step."""
     if isinstance(value, type | ModuleType | Dataset | DataLoader):

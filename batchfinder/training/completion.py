@@ -55,10 +55,7 @@ def completed(
     if trainer is not None:
         setup = _trained_by(trainer, setup)
         warnings += remarks_on(trainer)
-    by_hand = trains_itself(setup.model) and optimizes_by_hand(setup.model)
-    if setup.optimizer is None and trains_itself(setup.model) and not by_hand:
-        optimizer = OptimizerOfModel(own_optimizer, "configure_optimizers of the LightningModule")
-        setup = replace(setup, optimizer=optimizer)
+    is_hint = False
     if setup.sample is None and setup.make_batch is None:
         sample = _given_sample(sample_function, arguments or {}, input_spec)
         if sample is None and trainer is not None and trainer.train_dataset is not None:
@@ -69,10 +66,9 @@ def completed(
             setup = replace(setup, sample=sample)
         else:
             setup, warning = _with_hint(setup)
-            return setup, [*warnings, warning]
-    if setup.step is None and setup.loss_fn is None and trains_itself(setup.model):
-        setup = replace(setup, step=ManualStep() if by_hand else own_training_step)
-    return setup, warnings
+            warnings.append(warning)
+            is_hint = True
+    return _trained_by_module(setup, with_its_step=not is_hint), warnings
 
 
 def _trained_by(trainer: Trainer, setup: TrainingSetup) -> TrainingSetup:
@@ -85,6 +81,19 @@ def _trained_by(trainer: Trainer, setup: TrainingSetup) -> TrainingSetup:
         given = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         made = OptimizerOfModel(TrainerOptimizer(trainer), "create_optimizer of the Trainer")
         setup = replace(setup, optimizer=given or made)
+    return setup
+
+
+def _trained_by_module(setup: TrainingSetup, *, with_its_step: bool) -> TrainingSetup:
+    """A setup with what it leaves open as its LightningModule, if it is one, does it."""
+    if not trains_itself(setup.model):
+        return setup
+    if with_its_step and setup.step is None and setup.loss_fn is None:
+        by_hand = optimizes_by_hand(setup.model)
+        setup = replace(setup, step=ManualStep() if by_hand else own_training_step)
+    if setup.optimizer is None and not isinstance(setup.step, ManualStep):
+        optimizer = OptimizerOfModel(own_optimizer, "configure_optimizers of the LightningModule")
+        setup = replace(setup, optimizer=optimizer)
     return setup
 
 

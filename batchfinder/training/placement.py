@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from batchfinder.errors import StepError
+from batchfinder.training.anatomy import tensors_of
 from batchfinder.training.reach import reachable
 from batchfinder.training.setup import TrainingSetup
 
@@ -23,7 +22,7 @@ def move_to_device(setup: TrainingSetup, device: torch.device) -> None:
         StepError: the model is on the meta device.
     """
     modules = [part for part in (setup.model, setup.loss_fn) if isinstance(part, nn.Module)]
-    tensors = [tensor for module in modules for tensor in _tensors(module)]
+    tensors = [tensor for module in modules for tensor in tensors_of(module)]
     if device.type != "meta" and any(tensor.is_meta for tensor in tensors):
         raise StepError(
             "the model is on the meta device and has no values to train with: build it without "
@@ -42,7 +41,7 @@ def move_to_device(setup: TrainingSetup, device: torch.device) -> None:
 
 def homes_of(model: nn.Module) -> set[torch.device]:
     """The devices that a model's tensors lie on."""
-    return {tensor.device for tensor in _tensors(model)}
+    return {tensor.device for tensor in tensors_of(model)}
 
 
 def move_beside(setup: TrainingSetup, device: torch.device, homes: set[torch.device]) -> None:
@@ -56,7 +55,7 @@ def move_beside(setup: TrainingSetup, device: torch.device, homes: set[torch.dev
     for module in reached:
         if not isinstance(module, nn.Module) or module in own:
             continue
-        if all(tensor.device in homes for tensor in _tensors(module)):
+        if all(tensor.device in homes for tensor in tensors_of(module)):
             _move_module(module, device)
     for optimizer in reached:
         if not isinstance(optimizer, Optimizer):
@@ -67,13 +66,8 @@ def move_beside(setup: TrainingSetup, device: torch.device, homes: set[torch.dev
 
 def _move_module(module: nn.Module, device: torch.device) -> None:
     # One that is there already stays untouched: fake tensors, for one, cannot be moved.
-    if any(tensor.device != device for tensor in _tensors(module)):
+    if any(tensor.device != device for tensor in tensors_of(module)):
         module.to(device)
-
-
-def _tensors(module: nn.Module) -> Iterator[Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
 
 
 def _move_optimizer(optimizer: Optimizer, device: torch.device) -> None:

@@ -120,7 +120,7 @@ class TrainingStep:
         self._batch_dim = batch_dim
         self._model: Any = torch.compile(model) if compiled else model
         self._kept: list[Any] = []
-        for scaler in reachable(setup.functions):
+        for scaler in reachable(setup.functions):  # of the user's own: likewise from a scale of 1
             if isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled():
                 scaler.load_state_dict({**scaler.state_dict(), "scale": 1.0})
         self.keeps_gradients = setup.step is own_training_step

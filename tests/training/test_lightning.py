@@ -158,6 +158,15 @@ def test_a_search_leaves_a_module_that_optimizes_by_hand_as_it_was() -> None:
     assert estimate.explanation is not None
 
 
+def test_a_step_of_the_users_goes_with_the_optimizer_of_a_module_by_hand() -> None:
+    model = Regression()
+    model.automatic_optimization = False
+    setup, _ = completed(
+        TrainingSetup(model, BATCH, step=lambda model, batch: model(batch[0]).sum())
+    )
+    assert isinstance(make_optimizer(setup.optimizer, model), SGD)
+
+
 def test_by_hand_in_lower_precision() -> None:
     step = TrainingStep(by_hand(), torch.device("cpu"), precision="bf16")
     step.forward_backward(BATCH)
