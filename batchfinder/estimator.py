@@ -153,18 +153,15 @@ def estimate_peak_memory(
         headroom=headroom, precision=precision, accumulate=accumulate, batch_dim=batch_dim
     )
     device = find_gpu(gpu) if isinstance(gpu, str) else gpu
-    prober = SimulatedProber(
-        StepTraces(setup, options, device.compute_capability),
-        device,
-        options,
-        AllocatorSettings(expandable_segments=expandable_segments),
-    )
+    settings = AllocatorSettings(expandable_segments=expandable_segments)
+    traces = StepTraces(setup, options, device.compute_capability)
+    prober = SimulatedProber(traces, device, options, settings)
     run = prober.replay(batch_size)
     fits = run.fits
     if not fits:
         # The peak that would be needed, not the one at which it ran out.
         roomy = dataclasses.replace(device, total_bytes=1 << 50)
-        run = SimulatedProber(prober.traces, roomy, options).replay(batch_size)
+        run = SimulatedProber(traces, roomy, options, settings).replay(batch_size)
     return PeakEstimate(
         device,
         batch_size,
@@ -172,13 +169,13 @@ def estimate_peak_memory(
         run.peak_allocated_bytes,
         run.peak_reserved_bytes,
         explain(
-            prober.traces.at(batch_size),
+            traces.at(batch_size),
             batch_size,
             reserved_bytes=run.peak_reserved_bytes,
             overhead_bytes=device.overhead_bytes,
             workspace_bytes=prober.kept_workspace_bytes,
         ),
-        (*warnings, *prober.traces.warnings),
+        (*warnings, *traces.warnings),
     )
 
 

@@ -40,6 +40,25 @@ def test_the_answer_fits_and_the_next_one_does_not() -> None:
         assert estimate_peak_memory(mlp(), SAMPLE, batch_size=batch_size, gpu="t4").fits is fits
 
 
+@pytest.mark.parametrize("expandable", [False, True])
+def test_a_size_that_does_not_fit_is_said_to_need_what_it_would_take(expandable: bool) -> None:
+    t4 = find_gpu("t4")
+    model = nn.Sequential(nn.Linear(256, 5000), nn.ReLU(), nn.Linear(5000, 10))
+    small, large = (
+        estimate_peak_memory(
+            model,
+            SAMPLE,
+            batch_size=400_001,
+            gpu=replace(t4, total_bytes=gib * GIB),
+            expandable_segments=expandable,
+        )
+        for gib in (16, 64)
+    )
+    assert not small.fits
+    assert large.fits
+    assert small.peak_bytes == large.peak_bytes
+
+
 def test_the_textbook_equation_adds_up() -> None:
     model = mlp()
     parameters = sum(4 * p.numel() for p in model.parameters())
