@@ -3,14 +3,19 @@
     python scripts/bench_gpus.py [--rounds N]
 
 Counts the seconds that the processor spends on one and on ten GPUs in turn, in the fastest of some
-rounds each: what else runs on the machine only adds to them. And the sizes that are replayed.
-Writes scripts/results/estimate_gpus.json.
+rounds each: what else runs on the machine only adds to them. Once for the whole command
+``batchfinder estimate``, with Python and its imports, and once for the estimate alone, in a process
+that is warm. And the sizes that are replayed. Writes scripts/results/estimate_gpus.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import os
+import resource
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -43,17 +48,23 @@ def main() -> None:
     torch.set_num_threads(1)
     models = {name: measure(*model, options.rounds) for name, model in MODELS.items()}
     rows = [
-        (name, f"{m['one_s']:.2f} s", f"{m['ten_s']:.2f} s", f"{m['ratio']:.2f}", m["replays"])
+        (name, *[f"{m[key]:.2f}" for key in list(m)[:-1]], m["replays"])
         for name, m in models.items()
     ]
-    print(markdown_table(("model", "one GPU", "ten", "ratio", "sizes replayed for ten"), rows))
+    header = ("model", "command, one GPU [s]", "ten [s]", "ratio")
+    header += ("estimate alone, one [s]", "ten [s]", "ratio", "sizes replayed for ten")
+    print(markdown_table(header, rows))
     content = {"versions": versions(), **vars(options), "gpus": GPUS, "models": models}
     save(RESULTS / "estimate_gpus.json", content)
 
 
 def measure(family: str, arguments: dict[str, Any], rounds: int) -> dict[str, Any]:
     """The least seconds that one and ten GPUs take, their ratio, and the sizes replayed for ten."""
-    setup = load_target(str(ROOT / f"scripts/examples/train_{family}.py:build_model"), arguments)
+    target = str(ROOT / f"scripts/examples/train_{family}.py:build_model")
+    given = [f"--arg={name}={value}" for name, value in arguments.items()]
+    pairs = [(command(target, given, 1), command(target, given, len(GPUS))) for _ in range(rounds)]
+    command_one, command_ten = (min(seconds) for seconds in zip(*pairs, strict=True))
+    setup = load_target(target, arguments)
     gpus = [find_gpu(name) for name in GPUS]
 
     def run(number: int) -> tuple[float, list[Estimate]]:
@@ -67,11 +78,28 @@ def measure(family: str, arguments: dict[str, Any], rounds: int) -> dict[str, An
     one, ten = (min(seconds) for seconds in zip(*pairs, strict=True))
     _, estimates = run(len(gpus))
     return {
+        "command_one_s": round(command_one, 3),
+        "command_ten_s": round(command_ten, 3),
+        "command_ratio": round(command_ten / command_one, 3),
         "one_s": round(one, 3),
         "ten_s": round(ten, 3),
         "ratio": round(ten / one, 3),
         "replays": sum(len(estimate.result.probes) for estimate in estimates),
     }
+
+
+def command(target: str, arguments: list[str], number: int) -> float:
+    """The seconds of the processor that ``batchfinder estimate`` takes for so many GPUs."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        [sys.executable, "-m", "batchfinder", "estimate", target, *arguments]
+        + [f"--gpu={name}" for name in GPUS[:number]],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
 if __name__ == "__main__":
