@@ -23,6 +23,7 @@ from batchfinder.simulation.convolution import (
     convolution_backward,
     is_well_formed,
 )
+from batchfinder.simulation.ctc import CTC
 from batchfinder.simulation.elementwise import ELEMENTWISE, cast, elementwise, is_plain_cast
 from batchfinder.simulation.in_place import writes_into_zeros
 from batchfinder.simulation.losses import LOSSES
@@ -122,6 +123,33 @@ def _efficient_attention(query: Tensor, *args: Any, **kwargs: Any) -> tuple[Tens
     return output, row_sums, no_seed, no_seed
 
 
+def _grouped_mm(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The product of a group's rows and its own matrix, as of experts, in rows of whole 16 bytes.
+
+    PyTorch's kernel for "meta" knows bfloat16 alone. What happens to a group runs into the output.
+    https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/GroupedMMUtils.h
+    """
+    if mat_a.size(-1) != mat_b.size(-2):
+        refused: Tensor = run_on_shapes(_GROUPED_MM, (mat_a, mat_b, offs, bias, out_dtype), {})
+        return refused
+    groups = 0 if offs is None else offs.size(0)
+    rows, columns = mat_a.size(-2), mat_b.size(-1)
+    if mat_a.dim() != mat_b.dim():
+        shape = [rows, columns]
+    else:
+        shape = [groups if mat_a.dim() == 2 else mat_a.size(0), rows, columns]
+    dtype = out_dtype or mat_a.dtype
+    aligned = 16 // dtype.itemsize
+    whole = new_tensor(mat_a, [*shape[:-1], -(-columns // aligned) * aligned], dtype)
+    return whole[..., :columns]
+
+
 def _col2im(columns: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Allocated like its input, and keeps that storage where it turns out to be smaller.
 
@@ -174,8 +202,12 @@ _OUTPUTS: dict[Any, Callable[..., Any]] = {
     _aten.native_group_norm_backward.default: _group_norm_backward,
     _EFFICIENT_ATTENTION: _efficient_attention,
     _COL2IM: _col2im,
+    **CTC,
     **LOSSES,
 }
+if hasattr(_aten, "_grouped_mm"):  # since 2.8
+    _GROUPED_MM = _aten._grouped_mm.default
+    _OUTPUTS[_GROUPED_MM] = _grouped_mm
 
 
 def outputs_of(func: OpOverload, args: Any, kwargs: Any) -> Any:

@@ -24,6 +24,7 @@ from batchfinder.simulation.attention_memory import (
     flash_backward_bytes,
 )
 from batchfinder.simulation.convolution import compute_format
+from batchfinder.simulation.ctc import CTC_BACKWARDS
 from batchfinder.simulation.losses import COPYING_LOSSES
 from batchfinder.simulation.tracker import StorageTracker
 from batchfinder.units import MIB
@@ -225,6 +226,10 @@ def _soft_margin_backward(tracker: StorageTracker, args: Any, output: Any) -> No
     _take(tracker, [_size(output)] * 2)
 
 
+def _ctc_backward(tracker: StorageTracker, args: Any, output: Any) -> None:
+    _take(tracker, [_size(args[6])])
+
+
 def _copied_sizes(tensors: Iterable[Tensor]) -> list[int]:
     return [_size(tensor) for tensor in tensors if not tensor.is_contiguous()]
 
@@ -239,6 +244,7 @@ _KERNELS: dict[Any, _Note] = {
     _aten._scaled_dot_product_efficient_attention.default: _efficient,
     _aten.im2col.default: _unfold,
     _aten.col2im.default: _contiguous(0),
+    **dict.fromkeys(CTC_BACKWARDS, _ctc_backward),
     **dict.fromkeys(_REDUCTIONS, _reduce),
     **dict.fromkeys(COPYING_LOSSES, _take_values),
 }
