@@ -27,10 +27,12 @@ from batchfinder.simulation.cuda_dispatch import (
     kernels_replaced,
     linear,
 )
+from batchfinder.simulation.packing import PACKING
 from batchfinder.simulation.recurrent import RECURRENT
 from batchfinder.simulation.refusal import USE_FIND
 from batchfinder.simulation.rms_norm import FUSED_SINCE, rms_norm
 from batchfinder.simulation.shapes import new_strided_like
+from batchfinder.simulation.values import know
 from batchfinder.training.anatomy import tensors_of
 from batchfinder.training.reach import tensor_hooks
 
@@ -66,6 +68,7 @@ def fake_cuda(
         "group_norm": group_norm,
         "linear": linear,
         "scaled_dot_product_attention": attention_kernel(capability, alike),
+        **PACKING,
         **RECURRENT,
     }
     if torch_version >= FUSED_SINCE:
@@ -130,6 +133,13 @@ def fake_copy(
         copies = copied(thing, memo)
         for key, tensor in tensors.items():
             _hook(memo[key], tensor, memo)
+    for tensor in (*tensors.values(), *memo.get(id(memo), ())):  # and what deepcopy kept alive
+        if (
+            isinstance(tensor, Tensor)
+            and id(tensor) in memo
+            and _stays(tensor, id(tensor) in tensors)
+        ):
+            know(memo[id(tensor)], tensor)
     for owner in (*owners, *optimizers):
         if id(owner) not in memo:
             raise StepError(
@@ -137,6 +147,14 @@ def fake_copy(
                 f"cache holds it: {USE_FIND}"
             )
     return copies
+
+
+def _stays(tensor: Tensor, is_registered: bool) -> bool:
+    """Whether no training step is known to change a tensor: anchors, positions, masks.
+
+    Buffers that are no whole numbers are statistics, which kernels write to without saying so.
+    """
+    return not (tensor.requires_grad or (is_registered and tensor.is_floating_point()))
 
 
 def _hook(fake: Tensor, tensor: Tensor, memo: dict[int, Any]) -> None:

@@ -27,6 +27,7 @@ from batchfinder.simulation.ctc import CTC
 from batchfinder.simulation.elementwise import ELEMENTWISE, cast, elementwise, is_plain_cast
 from batchfinder.simulation.in_place import writes_into_zeros
 from batchfinder.simulation.losses import LOSSES
+from batchfinder.simulation.packing import PACK
 from batchfinder.simulation.shapes import new_like, new_tensor, run_on_shapes
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -204,6 +205,7 @@ _OUTPUTS: dict[Any, Callable[..., Any]] = {
     _COL2IM: _col2im,
     **CTC,
     **LOSSES,
+    **PACK,
 }
 if hasattr(_aten, "_grouped_mm"):  # since 2.8
     _GROUPED_MM = _aten._grouped_mm.default

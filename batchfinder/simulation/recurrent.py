@@ -57,7 +57,44 @@ def gru(
     return output, state
 
 
-RECURRENT: dict[str, Callable[..., Any]] = {"lstm.input": lstm, "gru.input": gru}
+def packed_lstm(
+    data: Tensor,
+    batch_sizes: Tensor,
+    hx: Sequence[Tensor],
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``aten::lstm.data`` on CUDA."""
+    output, *states = _run(_LSTM_RESERVE, data, hx, params, num_layers, bidirectional, False)
+    return output, states[0], states[1]
+
+
+def packed_gru(
+    data: Tensor,
+    batch_sizes: Tensor,
+    hx: Tensor,
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+) -> tuple[Tensor, Tensor]:
+    """``aten::gru.data`` on CUDA."""
+    output, state = _run(_GRU_RESERVE, data, [hx], params, num_layers, bidirectional, False)
+    return output, state
+
+
+RECURRENT: dict[str, Callable[..., Any]] = {
+    "lstm.input": lstm,
+    "lstm.data": packed_lstm,
+    "gru.input": gru,
+    "gru.data": packed_gru,
+}
 """The replacements by operator."""
 
 
@@ -102,7 +139,7 @@ class _Recurrent(torch.autograd.Function):
         dtype = sequence.dtype
         # The weights lie in one piece already, but not in this type.
         flat = params[:1] if params[0].dtype is dtype else (_flat(params, dtype),)
-        steps, size = sequence.shape[:2], states[0].size(-1)
+        steps, size = sequence.shape[:-1], states[0].size(-1)
         # cuDNN reads one time step of all examples after the other.
         turned = torch.empty_like(sequence) if batch_first else sequence
         output = sequence.new_empty((*steps, directions * size))

@@ -38,6 +38,7 @@ _REASONS = {
     ".numpy() is not supported": "the values of a tensor go to NumPy",
     "Cannot access data pointer": "a custom or Triton kernel reads the memory of a tensor",
     "SparseTensor": "a sparse tensor appears",
+    "shape_env must not be None": "a nested tensor appears",
     "NYI: aten": "an operator has no simulation (pin_memory, say)",
 }
 USE_FIND = "this step cannot be simulated; `batchfinder find` runs it on the device itself"
@@ -53,6 +54,8 @@ def explained(names: dict[int, str]) -> Iterator[None]:
     try:
         yield
     except _UNFAKEABLE as error:
+        if _is_users(error):
+            raise
         raise StepError(f"{_reason(error)}{place(error, names)}: {USE_FIND}") from error
     except ValueError as error:
         if "more than 1 value per channel" in str(error):
@@ -91,8 +94,19 @@ def _reason(error: BaseException) -> str:
         return "the shape of a result depends on the data (nonzero, unique, a boolean mask)"
     if "SparseTensor" in str(error):
         return _REASONS["SparseTensor"]
-    operator = str(getattr(error, "func", error)).partition("\n")[0]
+    operator = getattr(error, "func", None)
+    if operator is None:
+        return str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
     return f"{operator} says nothing of its output's shape"
+
+
+def _is_users(error: BaseException) -> bool:
+    """Whether the user's code says itself that something is not there, as any device would hear."""
+    *_, last = _frames(error.__traceback__)
+    name = last.f_code.co_filename
+    return isinstance(error, NotImplementedError) and (
+        is_user_code(name) or last.f_code.co_name == "_forward_unimplemented"
+    )
 
 
 def place(error: BaseException, names: Mapping[int, str]) -> str:

@@ -2,13 +2,12 @@
 
 The batch is real, and so is what a step makes of nothing but the batch and numbers: the largest
 label, the length of the longest text, which tokens are masked. A step that reads such values, or
-picks by them, runs without data too. What comes from parameters is not known, but that it is
-finite, as in any training that goes well.
+picks by them, runs without data too. What comes from parameters is not known, but for what
+:mod:`~batchfinder.simulation.assumptions` takes for granted.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
@@ -20,37 +19,25 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from batchfinder.simulation.assumptions import ASSUMED, drawn, if_finite
 from batchfinder.simulation.shapes import new_strided_like
 
 MOST_ELEMENTS = 1 << 22
 """Larger values are let go: to compute with them would take longer than the trace."""
 
-DRAWN = 0.999
-"""What a single number drawn from 0 to 1 is taken for.
-
-Layers are skipped by chance where it is small (``torch.rand([]) < 0.1``), and the step that skips
-none takes most memory.
-"""
-
 _aten: Any = torch.ops.aten
-_DRAW = _aten.rand.default
 _PICK = _aten.index.Tensor
-# What they return hangs on the shape of a tensor alone, or on what is in the memory.
+# What they return hangs on the shape of their tensor alone, not on its values.
 _FILLS = {
     getattr(_aten, name).default
     for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
 }
-_LEAVE_OPEN = {
+# Whatever the memory held: as good as zeros, since nobody reads it before it is written.
+_EMPTIES = {
     getattr(_aten, name)
-    for name in (
-        "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_",
-    )
-}  # fmt: skip
+    for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+}
 _MASKS = (torch.bool, torch.uint8)
-# True or false for all that is finite; with isfinite(), which PyTorch composes of them.
-_SAME = {_aten.eq.Tensor: True, _aten.ne.Tensor: False}
-_INFINITE = {_aten.eq.Scalar: False, _aten.ne.Scalar: True}
-_FINITE = {_aten.isnan.default: False, _aten.isinf.default: False, **_SAME, **_INFINITE}
 _SUM_UP = {_aten.all.default, _aten.any.default}
 
 
@@ -160,10 +147,15 @@ def follow(func: OpOverload, args: Any, kwargs: Any, output: Any) -> None:
         kwargs: its keyword arguments.
         output: its fake outputs.
     """
-    result = _result(func, args, kwargs, output)
+    first = args[0] if args else None
+    is_unknown = isinstance(first, FakeTensor) and _known(first) is None  # as most are
+    result = None
+    if _is_telling(func):
+        result = _told(func, args, kwargs, output, is_unknown)
+    if result is None and not is_unknown:
+        result = _result(func, args, kwargs, output)
     if result is None:
-        if func._schema.is_mutable:
-            _forget(func, args, kwargs)
+        _forget(func, args, kwargs)
         return
     known = [_known(tensor) for tensor in _tensors((args, kwargs))]
     cells = {one.value.untyped_storage()._cdata: one.cell for one in known if one is not None}
@@ -172,19 +164,24 @@ def follow(func: OpOverload, args: Any, kwargs: Any, output: Any) -> None:
             vars(fake)["_known"] = _Known(value, cells.get(value.untyped_storage()._cdata))
 
 
+def _told(func: OpOverload, args: Any, kwargs: Any, output: Any, is_unknown: bool) -> Any:
+    """The values of an operator's output that do not hang on those of its tensor."""
+    if func.overloadpacket in _EMPTIES:
+        return _zeros(output)
+    if func in _FILLS:
+        zeros = _zeros(args[0])
+        return None if zeros is None else _result(func, (zeros, *args[1:]), kwargs, output)
+    number = drawn(func, args)
+    if number is not None:
+        return _alike(number, output) if output.numel() == 1 else None
+    told = if_finite(func, args) if is_unknown else None
+    return None if told is None else _alike(told, output)
+
+
 def _result(func: OpOverload, args: Any, kwargs: Any, output: Any) -> Any:
     """The values of an operator's outputs; None if they are not known."""
-    first = args[0] if args else None
-    if isinstance(first, FakeTensor) and _known(first) is None:
-        if func in _FINITE:
-            return _if_finite(func, args, output.shape)
-        if func not in _FILLS or first.numel() > MOST_ELEMENTS:
-            return None
-        with no_dispatch():
-            args = (torch.empty(first.shape, dtype=first.dtype), *args[1:])
-    if _is_open(func):
-        return _alike(DRAWN, output) if func is _DRAW and output.numel() == 1 else None
-    values = _values((args, kwargs))
+    is_random = torch.Tag.nondeterministic_seeded in func.tags
+    values = None if is_random else _values((args, kwargs))
     if values is None:
         return None
     if all(part.numel() <= MOST_ELEMENTS for part in _tensors((output, values))):
@@ -198,13 +195,11 @@ def _result(func: OpOverload, args: Any, kwargs: Any, output: Any) -> Any:
         return None if result is None else result.expand(output.shape)
 
 
-def _if_finite(func: OpOverload, args: Any, shape: torch.Size) -> Tensor | None:
-    if func in _SAME and args[0] is not args[1]:
-        return None
-    if func in _INFINITE and not (isinstance(args[1], float) and math.isinf(args[1])):
+def _zeros(like: Tensor) -> Tensor | None:
+    if like.numel() > MOST_ELEMENTS:
         return None
     with no_dispatch():
-        return torch.full((), _FINITE[func]).expand(shape)
+        return torch.zeros(like.shape, dtype=like.dtype)
 
 
 def _alike(number: float, like: Tensor) -> Tensor:
@@ -278,9 +273,8 @@ def _hangs_on_values(func: OpOverload) -> bool:
 
 
 @cache
-def _is_open(func: OpOverload) -> bool:
-    """Whether the outcome is random, or whatever the memory held."""
-    return torch.Tag.nondeterministic_seeded in func.tags or func.overloadpacket in _LEAVE_OPEN
+def _is_telling(func: OpOverload) -> bool:
+    return func.overloadpacket in _EMPTIES or func in _FILLS or func in ASSUMED
 
 
 @cache

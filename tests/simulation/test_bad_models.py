@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,18 @@ def with_optimizer(**options):
 @torch.library.custom_op("batchfinder_test::double", mutates_args=())
 def double(x: torch.Tensor) -> torch.Tensor:
     return x * 2
+
+def later(inner, x):
+    raise NotImplementedError("comes later")
+
+def attend(inner, x):
+    from torch.nn.attention.flex_attention import flex_attention
+    q = inner(x).view(1, 1, -1, 8)
+    return flex_attention(q, q, q).view(-1, 8)
+
+def jagged(inner, x):
+    rows = torch.nested.nested_tensor([inner(x)[:1], inner(x)], layout=torch.jagged)
+    return rows.values()
 
 def as_half(inner, x):
     with torch.autocast("cuda", torch.float16):
@@ -66,6 +79,9 @@ def build(kind):
         "pinned": lambda inner, x: inner(x.pin_memory()),
         "on cuda": lambda inner, x: inner(x) + torch.zeros(8, device="cuda"),
         "autocast": as_half,
+        "later": later,
+        "flex attention": attend,
+        "nested": jagged,
         "wrong width": lambda inner, x: inner(x.repeat(1, 2)),
         "wrong type": lambda inner, x: inner(x.double()),
         "int8": lambda inner, x: inner(x) @ torch.ones(8, 8, dtype=torch.int8).to(x.dtype),
@@ -75,6 +91,9 @@ def build(kind):
 
 WITHOUT_CUDA = pytest.mark.skipif(
     torch.cuda.is_available(), reason="here CUDA is to be had, and nothing is wrong"
+)
+FLEX_ATTENTION = pytest.mark.skipif(
+    find_spec("torch.nn.attention.flex_attention") is None, reason="since PyTorch 2.5"
 )
 BUILT_WITHOUT_CUDA = pytest.mark.skipif(
     torch.version.cuda is not None, reason="the simulated device stands for any that is asked for"
@@ -101,6 +120,13 @@ def estimate(tmp_path: Path, kind: str) -> tuple[int, str, str]:
         ("item", "a value of a tensor is read", True),
         ("mask", "the shape of a result depends on the data", True),
         ("pinned", "an operator has no simulation", True),
+        pytest.param(
+            "flex attention",
+            "FlexAttention does not support backward on CPU in",
+            True,
+            marks=FLEX_ATTENTION,
+        ),
+        ("nested", "a nested tensor appears", True),
         ("sparse", "a sparse tensor appears", False),
         ("quantized", "the model holds quantized tensors", False),
         ("script", "1 is compiled by TorchScript", False),
@@ -127,7 +153,7 @@ def test_what_a_cpu_would_refuse_and_a_gpu_runs_is_simulated(tmp_path: Path, kin
     assert stdout.splitlines()[1].split()[3:7] == ["16", "16", "..", "16"]
 
 
-@pytest.mark.parametrize("kind", ["wrong width", "wrong type"])
+@pytest.mark.parametrize("kind", ["wrong width", "wrong type", "later"])
 def test_a_mistake_of_the_model_shows_its_own_traceback_without_our_simulation(
     tmp_path: Path, kind: str
 ) -> None:
@@ -138,4 +164,4 @@ def test_a_mistake_of_the_model_shows_its_own_traceback_without_our_simulation(
     assert "batchfinder/simulation" not in stderr
     told, error = stderr.splitlines()[-2:]
     assert error == f"Error: {told}"
-    assert told.startswith("RuntimeError: ")
+    assert told.startswith(("RuntimeError: ", "NotImplementedError: comes later"))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from batchfinder import estimate_max_batch, estimate_peak_memory
+from batchfinder.errors import StepError
 from batchfinder.simulation.attention import FAMILIES
 from batchfinder.simulation.fake import fake_cuda
 from batchfinder.simulation.trace import Stage
@@ -34,6 +35,7 @@ READS: dict[str, Callable[[Tensor], Any]] = {
     "repeated": lambda x: torch.repeat_interleave(torch.arange(8), x).numel(),
     "new tensors": lambda x: (torch.arange(8) + torch.ones_like(x) * 2 + x.new_full((8,), 3))[1],
     "literal": lambda x: (x == torch.tensor([3, 4])[0]).nonzero().tolist(),
+    "filled": lambda x: torch.empty(3).fill_(5).tolist() + x.new_empty(2).copy_(x[:2]).tolist(),
     "in place": lambda x: x.clone().fill_(7).sum().item(),
     "through a view": lambda x: _written_through_a_view(x.clone()).tolist(),
     "equal": lambda x: torch.equal(x, x + 0),
@@ -71,14 +73,14 @@ def test_what_the_batch_tells_is_read_as_it_is(name: str) -> None:
     [
         lambda x: x + torch.randint(0, 9, (8,)),
         lambda x: F.dropout(x.float()),
-        lambda x: x + torch.empty(8),
-        lambda x: x.clone().add_(torch.empty(8, dtype=torch.int64)),
-        lambda x: _viewed_and_written(x.clone()),
-        lambda x: torch.cat([x, torch.empty(1, dtype=torch.int64)]),
-        lambda x: torch.add(torch.empty(8), 1, out=x.float()),
+        lambda x: x.float() + torch.randn(8),
+        lambda x: x.float().add_(torch.randn(8)),
+        lambda x: _viewed_and_written(x.float()),
+        lambda x: torch.cat([x, torch.randn(1)]),
+        lambda x: torch.add(torch.randn(8), 1, out=x.float()),
+        lambda x: torch.empty(8).copy_(torch.randn(8)),
         lambda x: x.float().normal_(),
-        lambda x: torch.where(torch.empty(8, dtype=torch.bool), x, x + 1),
-        lambda x: x.new_empty(8),
+        lambda x: torch.where(torch.randn(8) > 0, x, x + 1),
         lambda x: x.expand(MOST_ELEMENTS, 8) + x,
     ],
 )
@@ -88,14 +90,14 @@ def test_what_comes_from_elsewhere_is_not_known(unknown: Callable[[Tensor], Tens
 
 
 def _viewed_and_written(x: Tensor) -> Tensor:
-    x.view(2, 4)[0].copy_(torch.empty(4, dtype=torch.int64))
+    x.view(2, 4)[0].copy_(torch.randn(4))
     return x
 
 
 @pytest.mark.parametrize("elements", [8, 2 * MOST_ELEMENTS])
 def test_what_is_not_known_is_finite(elements: int) -> None:
     with without_data():
-        x = torch.empty(elements)
+        x = torch.randn(elements)
         assert torch.isfinite(x).all()
         assert not torch.isnan(x).any()
         assert not (torch.isinf(x) | torch.isnan(x)).any().item()
@@ -208,3 +210,76 @@ def test_products_of_experts_are_in_rows_of_whole_16_bytes(dtype: torch.dtype) -
     aligned = 36 if dtype is torch.float32 else 40
     assert output.stride() == (aligned, 1)
     assert tracker.trace.storages[-1].size_bytes == 100 * aligned * dtype.itemsize
+
+
+class Speller(nn.Module):
+    """Reads texts of different lengths with a recurrent layer."""
+
+    def __init__(self, packs: bool) -> None:
+        super().__init__()
+        self.packs = packs
+        self.layer = nn.LSTM(32, 256, num_layers=2, batch_first=True)
+
+    def forward(self, texts: Tensor, lengths: Tensor) -> Tensor:
+        if not self.packs:
+            output: Tensor = self.layer(texts)[0]
+            return output
+        packed = nn.utils.rnn.pack_padded_sequence(
+            texts, lengths.cpu(), batch_first=True, enforce_sorted=False
+        )
+        padded, found = nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)
+        assert found.tolist() == lengths.tolist()
+        return padded
+
+
+def test_packed_sequences_are_as_long_as_all_of_them() -> None:
+    peaks = {}
+    for name, packs, lengths in (
+        ("padded", False, [50, 50]),
+        ("packed", True, [50, 50]),
+        ("short", True, [50, 10]),
+    ):
+        sample = {"texts": torch.randn(2, 50, 32), "lengths": torch.tensor(lengths)}
+        peaks[name] = estimate_peak_memory(
+            Speller(packs), sample, batch_size=1000, gpu="t4", optimizer="sgd"
+        ).peak_allocated_bytes
+    kept = 4 * 1000 * 50 * 256 * (2 * 5 + 1)  # by cuDNN, of two layers
+    assert peaks["packed"] > kept
+    # What is kept shrinks with the tokens; the padded output does not.
+    assert 0.35 * kept < peaks["packed"] - peaks["short"] < 0.6 * kept
+
+
+def test_what_a_model_holds_is_known_but_not_its_statistics() -> None:
+    class Anchored(nn.Module):
+        order: Tensor
+        mean: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+            self.anchors = [torch.tensor([0.2, 0.6, 0.9])]
+            self.register_buffer("order", torch.tensor([2, 0, 1]))
+            self.register_buffer("mean", torch.zeros(8))
+
+        def forward(self, x: Tensor, reads_mean: Tensor) -> Tensor:
+            assert self.order.tolist() == [2, 0, 1]
+            chosen = self.anchors[0] > 0.5
+            if reads_mean.any():
+                assert self.mean.sum().item() == 0
+            return self.layer(x)[:, : int(chosen.sum())].sum()  # type: ignore[no-any-return]
+
+    sample = {"x": torch.randn(2, 8), "reads_mean": torch.tensor([False, False])}
+    before = copy.deepcopy(Anchored().state_dict())
+    assert estimate_peak_memory(Anchored(), sample, batch_size=4, gpu="t4").fits
+    assert Anchored().state_dict()["order"].equal(before["order"])
+    sample["reads_mean"] = ~sample["reads_mean"]
+    with pytest.raises(StepError, match="a value of a tensor is read"):
+        estimate_peak_memory(Anchored(), sample, batch_size=4, gpu="t4")
+
+
+def test_a_number_that_is_drawn_is_the_highest() -> None:
+    with without_data():
+        assert torch.randint(3, 10, (1,)).item() == 9
+        assert 1.99 < torch.empty(1).uniform_(1, 2).item() < 2
+        with pytest.raises(DataDependentOutputException):
+            torch.randint(3, 10, (2,)).max().item()

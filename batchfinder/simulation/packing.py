@@ -1,0 +1,77 @@
+"""Sequences of different lengths packed into one, for recurrent layers: as long as all together.
+
+PyTorch's kernels read the lengths from memory, so here they have to be known.
+
+Source: ``aten/src/ATen/native/PackedSequence.cpp`` of PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
+from torch.utils._mode_utils import no_dispatch
+
+from batchfinder.simulation.shapes import new_tensor
+from batchfinder.simulation.values import know, numbers_of
+
+_aten: Any = torch.ops.aten
+_PACK = _aten._pack_padded_sequence.default
+
+
+def _pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:  # noqa: A002
+    """The time steps one after the other, and how many sequences each has."""
+    known = numbers_of(lengths)
+    if known is None:
+        raise DynamicOutputShapeException(_PACK)
+    batch_sizes = [sum(length > step for length in known) for step in range(max(known))]
+    with no_dispatch():
+        value = torch.tensor(batch_sizes)
+    sizes = new_tensor(lengths, value.shape, torch.int64)
+    know(sizes, value)
+    return new_tensor(input, [sum(known), *input.shape[2:]]), sizes
+
+
+def pack_padded_sequence_backward(
+    grad: Tensor, input_size: Sequence[int], batch_sizes: Tensor, batch_first: bool
+) -> Tensor:
+    """``aten::_pack_padded_sequence_backward``: zeros, filled one time step after the other."""
+    if not batch_first:
+        return grad.new_zeros(input_size)
+    batch_size, steps, *features = input_size
+    return grad.new_zeros([steps, batch_size, *features]).transpose(0, 1)
+
+
+def pad_packed_sequence(
+    data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int
+) -> tuple[Tensor, Tensor]:
+    """``aten::_pad_packed_sequence``, which copies what lies together at once."""
+    known = numbers_of(batch_sizes)
+    if known is None:
+        raise DynamicOutputShapeException(_aten._pad_packed_sequence.default)
+    steps = max(total_length, len(known))
+    output = data.new_full((steps, known[0], *data.shape[1:]), padding_value)
+    step = offset = 0
+    for batch_size, run in groupby(known):
+        length = len(list(run))
+        piece = data[offset : offset + length * batch_size]
+        piece = piece.view(length, batch_size, *data.shape[1:])
+        output[step : step + length, :batch_size].copy_(piece)
+        step += length
+        offset += length * batch_size
+    lengths = torch.tensor([sum(size > place for size in known) for place in range(known[0])])
+    return output.transpose(0, 1) if batch_first else output, lengths
+
+
+PACKING: dict[str, Callable[..., Any]] = {
+    "_pack_padded_sequence_backward": pack_padded_sequence_backward,
+    "_pad_packed_sequence": pad_packed_sequence,
+}
+"""The replacements of composite operators."""
+
+PACK: dict[Any, Callable[..., Any]] = {_PACK: _pack}
+"""The outputs of the one that is not composite."""
