@@ -41,17 +41,19 @@ def align(*traces: Trace) -> GeneralTrace:
                 f"the steps at batch sizes {first.batch_size} and {other.batch_size} part"
                 f"{_place(other, _parting(first.events, other.events))}"
             )
-    batch_sizes = [trace.batch_size for trace in traces]
+    small, large, *further = traces
+    span = large.batch_size - small.batch_size
     curves = []
-    for index, storages in enumerate(zip(*(trace.storages for trace in traces), strict=True)):
-        sizes = [storage.size_bytes for storage in storages]
-        curve = _curve(batch_sizes, sizes, storages[0].optional)
-        if curve is None:
-            raise NotInLineError(
-                f"a storage is {_told(batch_sizes, sizes)}{_place(traces[-1], index)}"
-            )
+    for index, (before, after) in enumerate(zip(small.storages, large.storages, strict=True)):
+        slope = (after.size_bytes - before.size_bytes) / span
+        line = Curve(after.size_bytes - slope * large.batch_size, slope)
+        is_checked = further and not after.optional
+        curve = _bent(line, [_point(trace, index) for trace in traces]) if is_checked else line
+        # What starts below nothing bends somewhere: a line through it would mislead.
+        if curve is None or curve.shrinks or curve.fixed_bytes < -round_request(1):
+            raise _not_in_line(traces, index)
         curves.append(curve)
-    return GeneralTrace(traces[1], curves)
+    return GeneralTrace(large, curves)
 
 
 def check_lines(trace: GeneralTrace, third: Trace) -> None:
@@ -67,15 +69,11 @@ def check_lines(trace: GeneralTrace, third: Trace) -> None:
     Raises:
         NotInLineError: a storage is none of this size there, or the steps did other things.
     """
-    small, large = trace.example.batch_size, third.batch_size
-    for index, (storage, size) in enumerate(zip(third.storages, trace.sizes(large), strict=False)):
+    sizes = trace.sizes(third.batch_size)
+    for index, (storage, size) in enumerate(zip(third.storages, sizes, strict=False)):
         if storage.optional or abs(storage.size_bytes - size) <= round_request(1):
             continue
-        sizes = [trace.example.storages[index].size_bytes, storage.size_bytes]
-        raise NotInLineError(
-            f"a storage is {_told([small, large], sizes)}, which is not in line"
-            f"{_place(third, index)}"
-        )
+        raise _not_in_line([trace.example, third], index)
 
 
 def sort_deaths(trace: Trace) -> Trace:
@@ -91,32 +89,23 @@ def sort_deaths(trace: Trace) -> Trace:
     return replace(trace, events=events)
 
 
-def _curve(batch_sizes: Sequence[int], sizes: Sequence[int], optional: bool) -> Curve | None:
-    """The line through the first two sizes if it holds at the others, or else the parabola."""
-    slope = (sizes[1] - sizes[0]) / (batch_sizes[1] - batch_sizes[0])
-    curve = Curve(sizes[1] - slope * batch_sizes[1], slope)
-    further = zip(batch_sizes[2:], sizes[2:], strict=True)
-    miss = max((abs(size - curve.bytes_at(b)) for b, size in further), default=0)
-    if miss and not optional:
-        parabola = _parabola(batch_sizes, sizes)
-        # What is rounded up to whole blocks is near its line, and a parabola through it misleads.
-        if parabola is None and miss > round_request(1):
-            return None
-        curve = parabola or curve
-    # What starts below nothing bends somewhere: a line through it would mislead.
-    return None if curve.shrinks or curve.fixed_bytes < -round_request(1) else curve
+def _bent(line: Curve, points: Sequence[tuple[int, int]]) -> Curve | None:
+    """The line through the first two points if it meets all, or else the parabola that does."""
+    miss = max(abs(size - line.bytes_at(batch_size)) for batch_size, size in points)
+    parabola = _parabola(points) if miss else None
+    # What is rounded up to whole blocks is near its line, and on a parabola by chance at most.
+    return parabola or (line if miss <= round_request(1) else None)
 
 
-def _parabola(batch_sizes: Sequence[int], sizes: Sequence[int]) -> Curve | None:
-    """The parabola through the first three sizes, if it meets the others to the byte."""
-    (a, b, c), (at_a, at_b, at_c) = batch_sizes[:3], sizes[:3]
+def _parabola(points: Sequence[tuple[int, int]]) -> Curve | None:
+    """The one through the first three points, if it meets the others to the byte."""
+    (a, at_a), (b, at_b), (c, at_c), *others = points
     slope = Fraction(at_b - at_a, b - a)
     per_pair = (Fraction(at_c - at_b, c - b) - slope) / (c - a)
     per_sample = slope - per_pair * (a + b)
     fixed = at_a - (per_sample + per_pair * a) * a
-    for batch_size, size in zip(batch_sizes[3:], sizes[3:], strict=True):
-        if fixed + (per_sample + per_pair * batch_size) * batch_size != size:
-            return None
+    if any(fixed + (per_sample + per_pair * at) * at != size for at, size in others):
+        return None
     return Curve(float(fixed), float(per_sample), float(per_pair))
 
 
@@ -126,10 +115,15 @@ def _parting(events: Sequence[int], others: Sequence[int]) -> int:
     return next((i for i, (event, other) in enumerate(pairs) if event != other), shorter)
 
 
-def _told(batch_sizes: Sequence[int], sizes: Sequence[int]) -> str:
-    first, *others = zip(sizes, batch_sizes, strict=True)
-    parts = [f"{first[0]} B at batch size {first[1]}", *(f"{size} B at {b}" for size, b in others)]
-    return f"{', '.join(parts[:-1])} and {parts[-1]}"
+def _point(trace: Trace, index: int) -> tuple[int, int]:
+    return trace.batch_size, trace.storages[index].size_bytes
+
+
+def _not_in_line(traces: Sequence[Trace], index: int) -> NotInLineError:
+    first, *others = (_point(trace, index) for trace in traces)
+    parts = [f"{first[1]} B at batch size {first[0]}", *(f"{size} B at {b}" for b, size in others)]
+    told = f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return NotInLineError(f"a storage is {told}, which is not in line{_place(traces[-1], index)}")
 
 
 def _place(trace: Trace, at: int) -> str:
