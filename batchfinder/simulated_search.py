@@ -97,7 +97,7 @@ def expected_size(bound: int | None, answers: Mapping[int, int]) -> float | None
 
 
 def _memory_model(traces: StepTraces, at_answer: Probe) -> MemoryModel:
-    """Lines through the peaks at the answer, as steep as what is alive there is above nothing."""
+    """Lines through the peaks at the answer: each example adds its share of what grows then."""
     size = at_answer.batch_size
     highest = max(at_answer.phase_peak_bytes.values())
     phases = {}
