@@ -42,12 +42,12 @@ def search_on_paper(
 
     def room(batch_size: int) -> float:
         probes[batch_size], room = prober.probe_with_room(batch_size)
-        return room if prober.traces.is_affine else min(room, (GROWTH_UNTOLD - 1) * batch_size)
+        return room if prober.traces.are_general else min(room, (GROWTH_UNTOLD - 1) * batch_size)
 
     bound = prober.traces.at(smallest).upper_bound(prober.budget_bytes)
     if max_batch_size is not None:
         bound = max_batch_size if bound is None else min(bound, max_batch_size)
-    if not prober.traces.is_affine:
+    if not prober.traces.are_general:
         bound, expected = max_batch_size, float(smallest)
     answer = largest_that_fits(
         room, bound, smallest=smallest, multiple_of=multiple_of, expected=expected
@@ -57,7 +57,7 @@ def search_on_paper(
     if answer and max_batch_size is None and answer + multiple_of not in probes:
         room(answer + multiple_of)
     # Where the trace does not tell the slope, a second size far below does.
-    if answer // 2 >= smallest and not prober.traces.is_affine:
+    if answer // 2 >= smallest and not prober.traces.are_general:
         room(answer // 2 // multiple_of * multiple_of or smallest)
     status = Status.NOTHING_FITS
     if answer:
@@ -68,7 +68,7 @@ def search_on_paper(
     if answer and probes[answer].note:
         warnings.append(f"{prober.gpu.name} at {answer}: {probes[answer].note}")
     model = None
-    if answer and prober.traces.is_affine:
+    if answer and prober.traces.are_general:
         model = _memory_model(prober.traces, probes[answer])
     return conclude(prober, list(probes.values()), status, seconds, warnings, model)
 
@@ -97,12 +97,15 @@ def expected_size(bound: int | None, answers: Mapping[int, int]) -> float | None
 
 
 def _memory_model(traces: StepTraces, at_answer: Probe) -> MemoryModel:
-    """Lines through the peaks at the answer, as steep as what is alive at those peaks grows."""
+    """Lines through the peaks at the answer: each example adds its share of what grows then."""
     size = at_answer.batch_size
+    highest = max(at_answer.phase_peak_bytes.values())
     phases = {}
     for phase, peak in at_answer.phase_peak_bytes.items():
-        slope = traces.at(size).growth_at(size, STAGES_OF_PHASE[phase])
-        phases[phase] = PhaseModel(peak - slope * size, slope)
+        curve = traces.at(size).highest_at(size, STAGES_OF_PHASE[phase])
+        slope = curve.per_sample_at(size)
+        miss = curve.per_pair_bytes * size * size / 4  # of the chord, halfway
+        phases[phase] = PhaseModel(peak - slope * size, slope, miss / highest)
     return MemoryModel(phases)
 
 
@@ -115,7 +118,7 @@ def plausible_interval(
 
     def shifted(needs: float) -> int:
         budget = result.budget_bytes / (1 + needs)
-        if traces.is_affine:
+        if traces.are_general:
             trace = traces.at(answer or 1)
             bounds = [trace.upper_bound(round(size)) for size in (result.budget_bytes, budget)]
             if bounds[0] is None or bounds[1] is None:

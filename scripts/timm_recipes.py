@@ -10,9 +10,10 @@ import torch.nn.functional as F  # noqa: N812 - PyTorch's own name for it
 from inplace_abn import with_inplace_abn
 from torch import nn
 
+from batchfinder.simulation.alignment import align
 from batchfinder.simulation.attention import ComputeCapability
 from batchfinder.simulation.fake import fake_copy, fake_cuda
-from batchfinder.simulation.trace import AffineTrace, Kind, Trace, align
+from batchfinder.simulation.trace import GeneralTrace, Kind, Trace
 from batchfinder.simulation.tracker import StorageTracker
 from batchfinder.simulation.workspaces import CudaWorkspaces
 
@@ -21,7 +22,7 @@ from batchfinder.simulation.workspaces import CudaWorkspaces
 class TracedModel:
     """The trace of a model's steps, and the number of its parameters."""
 
-    trace: AffineTrace
+    trace: GeneralTrace
     parameters: int
 
 
@@ -102,7 +103,7 @@ def trace_model(
         sizes: the two batch sizes that are traced.
 
     Raises:
-        NotAffineError: they do not tell the others.
+        NotGeneralError: they do not tell the others.
         Exception: what the model raises.
     """
     import timm

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from batchfinder.accumulation import AccumulationPlan, plan_accumulation
 from batchfinder.memory_model import MemoryModel, Phase, PhaseModel
 from batchfinder.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
+from batchfinder.simulation.curve import Curve as StorageCurve
 from batchfinder.units import GIB, MIB, TIB
 
 thoroughly = settings(max_examples=max(500, settings().max_examples))
@@ -28,6 +29,13 @@ texts = st.text(max_size=300)
 def lines(draw: st.DrawFn) -> PhaseModel:
     """The line of a phase, in whole bytes."""
     return PhaseModel(draw(st.integers(0, 2**40)), draw(st.integers(0, 2**32)))
+
+
+@st.composite
+def curves(draw: st.DrawFn) -> StorageCurve:
+    """Bytes that never shrink as the batch grows, in whole bytes."""
+    pairs = draw(st.integers(0, 2**10))
+    return StorageCurve(draw(st.integers(0, 2**30)), draw(st.integers(-pairs, 2**24)), pairs)
 
 
 def two_phase_models() -> st.SearchStrategy[MemoryModel]:

@@ -209,7 +209,7 @@ def test_what_is_no_model_and_no_sample() -> None:
 
 @pytest.mark.parametrize("extra_rows", [0, 16])
 def test_memory_that_grows_with_the_square_of_the_batch(extra_rows: int) -> None:
-    """The small sizes that are traced show next to nothing of it."""
+    """The small sizes that are traced show next to nothing of it, but bend."""
     queue = torch.zeros(extra_rows, 256)
 
     def similarities(output: Tensor, batch: Tensor) -> Tensor:
@@ -222,10 +222,10 @@ def test_memory_that_grows_with_the_square_of_the_batch(extra_rows: int) -> None
 
     answer = estimate.batch_size
     assert 2 * 4 * answer**2 < 2 * GIB < 8 * 4 * answer**2
-    assert any("test_estimator.py:" in warning for warning in estimate.result.warnings)
-    # 5 % more memory, 2 % less: by the slope between half the answer and the answer.
-    assert 0.93 * answer < estimate.low < 0.98 * answer
-    assert 1.005 * answer < estimate.high < 1.03 * answer
+    assert not any("traced by itself" in warning for warning in estimate.result.warnings)
+    # 5 % more memory, 2 % less: half as many examples.
+    assert 0.97 * answer < estimate.low < 0.98 * answer
+    assert 1.008 * answer < estimate.high < 1.012 * answer
 
 
 def test_no_huge_batch_is_made_where_every_size_is_traced() -> None:

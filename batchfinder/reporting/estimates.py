@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from batchfinder.units import format_bytes
 
 if TYPE_CHECKING:
+    from batchfinder.memory_model import MemoryModel
     from batchfinder.simulation.estimate import ClusterEstimate, Estimate
     from batchfinder.simulation.explanation import Explanation
     from batchfinder.simulation.gpus import Gpu
@@ -31,7 +32,7 @@ def estimate_table(estimates: Sequence[Estimate]) -> list[str]:
                 f"{estimate.low} .. {estimate.high}",
                 format_bytes(estimate.peak_bytes) if estimate.batch_size else "-",
                 format_bytes(states),
-                format_bytes(model.per_sample_bytes) if model else "-",
+                _per_sample(model) if model else "-",
             )
         )
     return _aligned(rows)
@@ -89,6 +90,10 @@ def gpu_table(gpus: Sequence[Gpu]) -> list[str]:
         for gpu in gpus
     ]
     return _aligned(rows, left=(0, 4))
+
+
+def _per_sample(model: MemoryModel) -> str:
+    return ("" if model.is_linear else "~") + format_bytes(model.per_sample_bytes)
 
 
 def _timeline(explanation: Explanation) -> list[str]:

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from batchfinder.simulation.rounding import MIN_BLOCK_BYTES, round_up
-from batchfinder.simulation.trace import EMPTY_CACHE, AffineTrace, Kind, Stage
+from batchfinder.simulation.trace import EMPTY_CACHE, GeneralTrace, Kind, Stage
 
 TIMELINE_POINTS = 60
 TOP_MODULES = 10
@@ -69,7 +69,7 @@ class Explanation:
 
 
 def explain(
-    trace: AffineTrace,
+    trace: GeneralTrace,
     batch_size: int,
     *,
     reserved_bytes: int,
@@ -109,7 +109,7 @@ def explain(
         culprit.stage,
         culprit.module,
         culprit.line,
-        _top_modules(trace),
+        _top_modules(trace, batch_size),
         _timeline(trace, curve),
     )
 
@@ -119,12 +119,12 @@ def _alive_after(moves: list[int]) -> set[int]:
     return {event for event in moves if event >= 0} - died
 
 
-def _top_modules(trace: AffineTrace) -> tuple[tuple[str, float], ...]:
-    largest = trace.module_growth.most_common(TOP_MODULES)
+def _top_modules(trace: GeneralTrace, batch_size: int) -> tuple[tuple[str, float], ...]:
+    largest = trace.activations_per_sample(batch_size).most_common(TOP_MODULES)
     return tuple((name or "(outside any module)", float(size)) for name, size in largest)
 
 
-def _timeline(trace: AffineTrace, curve: list[int]) -> tuple[Moment, ...]:
+def _timeline(trace: GeneralTrace, curve: list[int]) -> tuple[Moment, ...]:
     stride = max(1, -(-len(curve) // TIMELINE_POINTS))
     moments = []
     for start in range(0, len(curve), stride):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from batchfinder.simulation.allocator import Block, CachingAllocator, DeviceFullError
-from batchfinder.simulation.trace import EMPTY_CACHE, AffineTrace, Stage
+from batchfinder.simulation.trace import EMPTY_CACHE, GeneralTrace, Stage
 
 # So many tries may fail to halve what is left, before what they tell of the room is not believed.
 PATIENCE = 2
@@ -43,7 +43,7 @@ class Replay:
         return max(self.stage_peak_bytes.values(), default=0)
 
 
-def replay(trace: AffineTrace, batch_size: int, allocator: CachingAllocator) -> Replay:
+def replay(trace: GeneralTrace, batch_size: int, allocator: CachingAllocator) -> Replay:
     """Serve every birth and death of a trace.
 
     Args:
@@ -73,18 +73,19 @@ def replay(trace: AffineTrace, batch_size: int, allocator: CachingAllocator) -> 
 
 
 def _room(
-    trace: AffineTrace, batch_size: int, allocator: CachingAllocator, missing_bytes: int
+    trace: GeneralTrace, batch_size: int, allocator: CachingAllocator, missing_bytes: int
 ) -> float:
     capacity = allocator.capacity_bytes
     if capacity is None:
         return math.inf
     left = -missing_bytes if missing_bytes else max(0, capacity - allocator.peak_reserved_bytes)
+    growth = trace.highest_at(batch_size, list(Stage)).growth_at(batch_size)
     # Where no other size is known, what is needed passes for proportional to the size.
-    return left / (trace.growth_at(batch_size, list(Stage)) or max(1, capacity - left) / batch_size)
+    return left / (growth or max(1, capacity - left) / batch_size)
 
 
 def _serve(
-    trace: AffineTrace,
+    trace: GeneralTrace,
     events: list[int],
     sizes: list[int],
     blocks: list[Block | None],

@@ -16,18 +16,18 @@ from torch.utils._pytree import tree_leaves
 
 from batchfinder.errors import StepError
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.simulation.alignment import (
+    NotGeneralError,
+    NotInLineError,
+    align,
+    check_lines,
+)
 from batchfinder.simulation.attention import FAMILIES, ComputeCapability, kernel_family
 from batchfinder.simulation.cluster import Cluster, resizes_told
+from batchfinder.simulation.curve import Curve
 from batchfinder.simulation.fake import fake_batch, fake_copy, fake_cuda
 from batchfinder.simulation.refusal import USE_FIND, explained
-from batchfinder.simulation.trace import (
-    AffineTrace,
-    Kind,
-    NotAffineError,
-    Trace,
-    align,
-    check_line,
-)
+from batchfinder.simulation.trace import GeneralTrace, Kind, Trace
 from batchfinder.simulation.tracker import StorageTracker
 from batchfinder.simulation.values import know
 from batchfinder.simulation.workspaces import CudaWorkspaces
@@ -44,6 +44,9 @@ from batchfinder.training.tree import map_leaves
 TRACED_SIZES = (4, 8)
 # Whether they tell the others is checked on a forward pass: a backward pass adds little but time.
 CHECKED_SIZE = 32
+# Parabolas need one more, and a check by whole steps, as gradients bend too. Not all sizes are
+# powers of two: what is padded to those would pass for a line.
+FURTHER_SIZES = (12, 32)
 STEPS = 2  # the first allocates the optimizer's states, the second is the steady state
 
 
@@ -59,7 +62,7 @@ class StepTraces:
         cluster: whose rank trains; None: a single GPU.
 
     Attributes:
-        is_affine: False once two traces were seen not to tell the others.
+        are_general: False once a few traces were seen not to tell the others.
         warnings: what the user should know.
 
     Raises:
@@ -83,11 +86,11 @@ class StepTraces:
             setup.sample, make_batch=setup.make_batch, batch_dim=options.batch_dim
         )
         self.warnings += self._batches.warnings
-        self._affine: AffineTrace | None = None
-        self.is_affine = True
+        self._general: GeneralTrace | None = None
+        self.are_general = True
         self._at = functools.cache(self._trace)
 
-    def at(self, batch_size: int) -> AffineTrace:
+    def at(self, batch_size: int) -> GeneralTrace:
         """A trace that holds at a batch size, and at every other one where that is possible.
 
         Raises:
@@ -95,22 +98,28 @@ class StepTraces:
             BatchTooSmallError: a layer needs more examples.
             Exception: what the user's own code raised.
         """
-        if self._affine is None and self.is_affine:
+        if self._general is None and self.are_general:
             try:
-                affine = align(*(self._at(size) for size in TRACED_SIZES))
-                if affine.has_offsets:  # which may as well be two points of a curve
-                    check_line(affine, self._trace(CHECKED_SIZE, forward_only=True))
-                self._affine = affine
-            except NotAffineError as error:
-                self.is_affine = False
+                self._general = self._aligned()
+            except NotGeneralError as error:
+                self.are_general = False
                 self.warnings.append(
                     f"{error}; every batch size is traced by itself, which takes longer"
                 )
-        if self._affine is not None:
-            return self._affine
+        if self._general is not None:
+            return self._general
         trace = self._at(batch_size)
-        sizes = [float(storage.size_bytes) for storage in trace.storages]
-        return AffineTrace(trace, sizes, [0.0] * len(sizes))
+        return GeneralTrace(trace, [Curve(storage.size_bytes) for storage in trace.storages])
+
+    def _aligned(self) -> GeneralTrace:
+        traces = [self._at(size) for size in TRACED_SIZES]
+        try:
+            lines = align(*traces)
+            if lines.has_offsets:  # which may as well be two points of a curve
+                check_lines(lines, self._trace(CHECKED_SIZE, forward_only=True))
+        except NotInLineError:
+            return align(*traces, *(self._at(size) for size in FURTHER_SIZES))
+        return lines
 
     def hold_for(self, capability: ComputeCapability) -> bool:
         """Whether a GPU runs the steps traced so far with the same kernels."""

@@ -3,19 +3,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies import curves
 
+from batchfinder.simulation.alignment import align
 from batchfinder.simulation.allocator import CachingAllocator
+from batchfinder.simulation.curve import Curve
 from batchfinder.simulation.replay import largest_that_fits, replay
-from batchfinder.simulation.trace import (
-    EMPTY_CACHE,
-    NotAffineError,
-    Stage,
-    Storage,
-    Trace,
-    align,
-    check_line,
-    sort_deaths,
-)
+from batchfinder.simulation.trace import GeneralTrace, Kind, Stage, Storage, Trace
 from batchfinder.units import MIB
 
 
@@ -30,41 +24,6 @@ def step(batch_size: int, *, slope: int = 10 * MIB, events: list[int] | None = N
     )
 
 
-def test_two_traces_tell_every_size() -> None:
-    trace = align(step(2), step(4))
-
-    assert trace.sizes(7) == [30 * MIB, 70 * MIB, 50 * MIB]
-
-
-def test_the_order_of_deaths_does_not_matter() -> None:
-    assert sort_deaths(step(1, events=[0, 1, ~0, ~1])).events == [0, 1, ~0, ~1]
-    assert sort_deaths(step(1, events=[0, 1, ~1, ~0])).events == [0, 1, ~0, ~1]
-    assert sort_deaths(step(1, events=[0, ~0, EMPTY_CACHE, 1, ~1])).events == [
-        0, ~0, EMPTY_CACHE, 1, ~1,
-    ]  # fmt: skip
-
-
-def test_steps_that_part_are_refused_by_name() -> None:
-    other = step(4, events=[0, 1, ~1, 2, ~2])
-    other.storages[1].module = "layer1"
-
-    with pytest.raises(NotAffineError, match="batch sizes 2 and 4 part"):
-        align(step(2), other)
-
-
-def test_a_storage_that_shrinks_is_refused() -> None:
-    with pytest.raises(NotAffineError, match="at batch size 2 and"):
-        align(step(2), step(4, slope=2 * MIB))
-
-
-def test_a_third_size_shows_whether_two_are_on_a_line() -> None:
-    trace = align(*(Trace(size, [Storage((size + 16) ** 2)], [0]) for size in (4, 8)))
-
-    with pytest.raises(NotAffineError, match="576 B at batch size 8 and 2304 B at 32"):
-        check_line(trace, Trace(32, [Storage((32 + 16) ** 2)], [0]))
-    check_line(align(step(2), step(4)), step(32))
-
-
 def test_nothing_above_the_bound_fits() -> None:
     trace = align(step(2), step(4))
 
@@ -72,20 +31,45 @@ def test_nothing_above_the_bound_fits() -> None:
     assert not replay(trace, 8, CachingAllocator(100 * MIB)).fits
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 100), st.integers(0, 9)), min_size=1),
-    st.integers(0, 1000),
-)
-def test_the_bound_is_that_of_all_lines(lines: list[tuple[int, int]], capacity: int) -> None:
-    """Storages that live one after the other: each is a line of its own."""
-    storages = [[Storage(fixed + slope * size) for fixed, slope in lines] for size in (2, 4)]
-    events = [event for i in range(len(lines)) for event in (i, ~i)]
-    trace = align(*(Trace(size, s, events) for size, s in zip((2, 4), storages, strict=True)))
+@given(st.lists(curves(), min_size=1), st.integers(0, 2**40))
+def test_the_bound_is_that_of_all_curves(known: list[Curve], capacity: int) -> None:
+    """Storages that live one after the other: each is a curve of its own."""
+    example = Trace(4, [Storage(0) for _ in known], [e for i in range(len(known)) for e in (i, ~i)])
+    trace = GeneralTrace(example, known)
 
-    bounds = [(capacity - fixed) // slope for fixed, slope in lines if slope]
-    if any(fixed > capacity for fixed, _ in lines):
-        bounds.append(0)
-    assert trace.upper_bound(capacity) == (max(0, min(bounds)) if bounds else None)
+    bound = trace.upper_bound(capacity)
+
+    if bound is None:
+        assert max(trace.sizes(2**40)) == max(trace.sizes(1)) <= capacity
+    else:
+        assert max(trace.sizes(bound + 1)) > capacity
+        assert bound == 0 or max(trace.sizes(bound)) <= capacity
+
+
+@given(st.lists(st.tuples(curves(), st.booleans()), min_size=1), st.integers(0, 2**20))
+def test_the_highest_is_that_of_all_alive(known: list[tuple[Curve, bool]], batch_size: int) -> None:
+    """Storages that are born one after the other; after some births the oldest one dies."""
+    events: list[int] = []
+    alive: list[int] = []
+    most = 0.0
+    for index, (_, ends_one) in enumerate(known):
+        events.append(index)
+        alive.append(index)
+        most = max(most, sum(known[i][0].bytes_at(batch_size) for i in alive))
+        if ends_one:
+            events.append(~alive.pop(0))
+    example = Trace(4, [Storage(0) for _ in known], events)
+    trace = GeneralTrace(example, [curve for curve, _ in known])
+
+    assert trace.highest_at(batch_size, list(Stage)).bytes_at(batch_size) == most
+
+
+def test_what_the_activations_of_a_module_take_for_each_example() -> None:
+    storages = [Storage(0, Kind.ACTIVATION, module="head"), Storage(0, Kind.INPUT)] * 2
+    curves_known = [Curve(7, 10), Curve(0, 8), Curve(0, -1, 2), Curve(0, 8)]
+    trace = GeneralTrace(Trace(4, storages, [0, 1, 2, 3]), curves_known)
+
+    assert trace.activations_per_sample(5) == {"head": 10 - 1 + 2 * 5}
 
 
 def test_an_optional_workspace_never_makes_a_step_fail() -> None:
