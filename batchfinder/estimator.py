@@ -59,7 +59,8 @@ def estimate_max_batch(
     """Estimate the largest batch size that trains on a GPU, without that GPU or any other.
 
     The training step is run on tensors without data, and its allocations are replayed in a model
-    of the CUDA caching allocator. Model, optimizer and sample stay as they are.
+    of the CUDA caching allocator. Model, optimizer, sample and random numbers stay as they are, and
+    a step that draws some draws the same in each estimate.
 
     Args:
         model: the module to train; a ``transformers.Trainer``, which brings all that follows; or a

@@ -3,9 +3,11 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from marks import FSDP
@@ -57,6 +59,41 @@ def test_a_size_that_does_not_fit_is_said_to_need_what_it_would_take(expandable:
     assert not small.fits
     assert large.fits
     assert small.peak_bytes == large.peak_bytes
+
+
+def test_random_numbers_are_the_same_in_each_estimate_and_go_on_after_it() -> None:
+    model, own = mlp(), random.Random(3)
+
+    def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        own.random()
+        x, labels = batch
+        times = random.choice([1, 2, 3]) * int(np.random.choice([1, 2, 3]))
+        return nn.functional.cross_entropy(model(x.repeat(times, 1)), labels.repeat(times))
+
+    def made(batch_size: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(batch_size, 256), torch.randint(0, 10, (batch_size,))
+
+    def drawn() -> tuple[float, ...]:
+        return random.random(), np.random.rand(), torch.rand(()).item(), own.random()
+
+    answers = set()
+    for seed in (1, 2, 3):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        states = random.getstate(), np.random.get_state(), torch.get_rng_state(), own.getstate()
+        expected = drawn()
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+        own.setstate(states[3])
+        answers.add(
+            estimate_max_batch(model, make_batch=made, step=step, gpu="t4", max_batch_size=10**6)
+            .result.probes[0]
+            .peak_allocated_bytes
+        )
+        assert drawn() == expected
+    assert len(answers) == 1
 
 
 def test_the_textbook_equation_adds_up() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from batchfinder.simulation.values import know
 from batchfinder.simulation.workspaces import CudaWorkspaces
 from batchfinder.training.anatomy import tensors_of
 from batchfinder.training.placement import homes_of
+from batchfinder.training.process_settings import repeatable
 from batchfinder.training.reach import modules_reached, reachable
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
@@ -82,9 +83,10 @@ class StepTraces:
         self._capability = capability
         self._alike = set(FAMILIES)
         self._cluster = cluster
-        self._batches = BatchMaker(
-            setup.sample, make_batch=setup.make_batch, batch_dim=options.batch_dim
-        )
+        with self._repeatable():
+            self._batches = BatchMaker(
+                setup.sample, make_batch=setup.make_batch, batch_dim=options.batch_dim
+            )
         self.warnings += self._batches.warnings
         self._general: GeneralTrace | None = None
         self.are_general = True
@@ -126,10 +128,14 @@ class StepTraces:
         return kernel_family(capability) in self._alike
 
     def _trace(self, batch_size: int, forward_only: bool = False) -> Trace:
-        if self._cluster is None:
-            return self._trace_of(batch_size, None, None, forward_only)
-        with self._cluster.joined() as mesh:
-            return self._trace_of(batch_size, self._cluster, mesh, forward_only)
+        with self._repeatable():
+            if self._cluster is None:
+                return self._trace_of(batch_size, None, None, forward_only)
+            with self._cluster.joined() as mesh:
+                return self._trace_of(batch_size, self._cluster, mesh, forward_only)
+
+    def _repeatable(self) -> AbstractContextManager[None]:
+        return repeatable(reachable([*self._setup.functions, self._setup.make_batch]))
 
     def _trace_of(
         self, batch_size: int, cluster: Cluster | None, mesh: Any, forward_only: bool

@@ -7,7 +7,7 @@ import operator
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -56,6 +56,30 @@ def process_settings() -> list[Undo]:
             partial(operator.attrgetter(flag), torch.backends), partial(_set_backend_flag, flag)
         )
     return undo
+
+
+@contextlib.contextmanager
+def repeatable(things: Iterable[Any]) -> Iterator[None]:
+    """Run what follows with the same random numbers each time; the user's go on as they were.
+
+    Settings of the process are put back too.
+
+    Args:
+        things: among them generators of the user's own, which are only put back.
+    """
+    torch_numbers = torch.default_generator
+    undo = process_settings()
+    for thing in (torch_numbers, *things):
+        undo += generator(thing)
+    random.seed(0)
+    torch_numbers.manual_seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
+    try:
+        yield
+    finally:
+        for put_back in undo:
+            put_back()
 
 
 def _set_default_device(device: torch.device) -> None:
