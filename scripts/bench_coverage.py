@@ -4,9 +4,9 @@
 
 Builds each model on the "meta" device, in the configuration that its class has by default but for
 the number of its layers, where one number tells that, and estimates its largest batch on an H200 in
-bf16. What does not build so (a part that has to be
-installed, values that are read) is no matter of ours, and is only counted. Writes each row as it
-comes to scripts/results/coverage.json. Needs transformers.
+bf16. Counted apart is what does not build so (a part has to be installed, or values are read), and
+what fails by an error of its own (its batch or configuration has to be another). Writes each row
+as it comes to scripts/results/coverage.json. Needs transformers.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ TEXTS, TOKENS, CLASSES = 2, 128, 2
 SECONDS_OF_SOUND, SAMPLES_PER_SECOND = 2, 16000
 LAYERS = 4
 DEPTHS = ("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers", "n_layer")
+OUTCOMES = ("estimated", "refused", "too slow", "failed", "not built")
 GPU, PRECISION = "h200", "bf16"
 
 
@@ -79,8 +80,7 @@ def tried(
     """How an estimate of one architecture ended.
 
     Returns:
-        ``outcome``: "estimated", "refused", "failed" or "not built"; and ``reason`` or
-        ``batch_size``, ``seconds``.
+        ``outcome``: one of OUTCOMES; and ``reason`` or ``batch_size``, ``seconds``.
     """
     signal.signal(signal.SIGALRM, _give_up)
     signal.alarm(seconds)
@@ -98,6 +98,8 @@ def tried(
     setup = TrainingSetup(model, sample)
     try:
         estimate = estimate_max_batch(setup, gpu=GPU, precision=PRECISION)
+    except TimeoutError:
+        return {"outcome": "too slow", "reason": f"more than {seconds} s"}
     except Exception as error:  # noqa: BLE001 - that is what is counted
         outcome = "refused" if "batchfinder find" in str(error) else "failed"
         return {"outcome": outcome, "reason": _told(error)}
@@ -173,13 +175,12 @@ TASKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 def summary(rows: list[dict[str, Any]]) -> str:
     """A table of the outcomes of each task."""
-    outcomes = ("estimated", "refused", "failed", "not built")
     counts = {
         task: Counter(row["outcome"] for row in rows if row["task"] == task) for task in TASKS
     }
     counts["all"] = Counter(row["outcome"] for row in rows)
-    table = [(task, *(count[outcome] for outcome in outcomes)) for task, count in counts.items()]
-    return markdown_table(("task", *outcomes), [row for row in table if any(row[1:])])
+    table = [(task, *(count[outcome] for outcome in OUTCOMES)) for task, count in counts.items()]
+    return markdown_table(("task", *OUTCOMES), [row for row in table if any(row[1:])])
 
 
 def _give_up(number: int, frame: FrameType | None) -> None:
