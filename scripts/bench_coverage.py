@@ -3,7 +3,7 @@
     python scripts/bench_coverage.py [--task masked] [--only llama] [--seconds 60]
 
 Builds each model on the "meta" device, in the configuration that its class has by default but for
-the number of its layers, where one number tells that, and estimates its largest batch on an H200 in
+the number of layers that read text, where one number tells that, and estimates its largest batch on an H200 in
 bf16. Counted apart is what does not build so (a part has to be installed, or values are read), and
 what fails by an error of its own (its batch or configuration has to be another). Writes each row
 as it comes to scripts/results/coverage.json. Needs transformers.
@@ -33,7 +33,7 @@ from batchfinder.probing.versions import versions
 
 TEXTS, TOKENS, CLASSES = 2, 128, 2
 SECONDS_OF_SOUND, SAMPLES_PER_SECOND = 2, 16000
-LAYERS = 4
+LAYERS, PAD = 4, 0
 DEPTHS = ("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers", "n_layer")
 OUTCOMES = ("estimated", "refused", "too slow", "failed", "not built")
 GPU, PRECISION = "h200", "bf16"
@@ -88,7 +88,7 @@ def tried(
     name = names if isinstance(names, str) else names[0]
     try:
         config = transformers.AutoConfig.for_model(model_type)
-        flatten(config)
+        prepare(config)
         with torch.device("meta"):
             model = getattr(transformers, name)(config)
         sample = make_sample(model.config)
@@ -112,9 +112,12 @@ def tried(
     }
 
 
-def flatten(config: Any) -> None:
-    """Leave a few layers of a model: the others are as they are."""
-    if getattr(config, "layer_types", None) is None:
+def prepare(config: Any) -> None:
+    """Leave a few layers of a model, as the others are alike, and name the tokens it asks for."""
+    for name, token in (("pad_token_id", PAD), ("decoder_start_token_id", PAD)):
+        if getattr(config, name, None) is None:
+            setattr(config, name, token)
+    if hasattr(config, "vocab_size") and getattr(config, "layer_types", None) is None:
         for name in DEPTHS:
             if isinstance(getattr(config, name, None), int):
                 setattr(config, name, min(LAYERS, getattr(config, name)))
@@ -124,6 +127,8 @@ def texts(config: Any) -> dict[str, torch.Tensor]:
     """Tokens, each of which is to be told again."""
     text = getattr(config, "text_config", config)
     tokens = torch.randint(10, min(text.vocab_size, 1000), (TEXTS, TOKENS))
+    end = getattr(text, "eos_token_id", None)
+    tokens[:, -1] = end if isinstance(end, int) else PAD
     return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens}
 
 

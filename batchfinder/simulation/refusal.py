@@ -39,6 +39,7 @@ _REASONS = {
     "Cannot access data pointer": "a custom or Triton kernel reads the memory of a tensor",
     "SparseTensor": "a sparse tensor appears",
     "shape_env must not be None": "a nested tensor appears",
+    "_apply(): Couldn't swap": "a module is converted in the step (.to() or .half() of it)",
     "NYI: aten": "an operator has no simulation (pin_memory, say)",
 }
 USE_FIND = "this step cannot be simulated; `batchfinder find` runs it on the device itself"
