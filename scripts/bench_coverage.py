@@ -2,11 +2,11 @@
 
     python scripts/bench_coverage.py [--task masked] [--only llama] [--seconds 60]
 
-Builds each model on the "meta" device, in the configuration that its class has by default but for
-the number of layers that read text, where one number tells that, and estimates its largest batch on an H200 in
-bf16. Counted apart is what does not build so (a part has to be installed, or values are read), and
-what fails by an error of its own (its batch or configuration has to be another). Writes each row
-as it comes to scripts/results/coverage.json. Needs transformers.
+Builds each model on the "meta" device, in the configuration that its class has by default but with
+four layers where it reads text and one number tells them, and estimates its largest batch on an
+H200 in bf16. Counted apart is what does not build so (a part has to be installed, or values are
+read), and what fails by an error of its own (its batch or configuration has to be another). Writes
+each row as it comes to scripts/results/coverage.json. Needs transformers.
 """
 
 from __future__ import annotations
