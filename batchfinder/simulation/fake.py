@@ -27,12 +27,12 @@ from batchfinder.simulation.cuda_dispatch import (
     kernels_replaced,
     linear,
 )
+from batchfinder.simulation.known import know
 from batchfinder.simulation.packing import PACKING
 from batchfinder.simulation.recurrent import RECURRENT
 from batchfinder.simulation.refusal import USE_FIND
 from batchfinder.simulation.rms_norm import FUSED_SINCE, rms_norm
 from batchfinder.simulation.shapes import new_strided_like
-from batchfinder.simulation.values import know
 from batchfinder.training.anatomy import tensors_of
 from batchfinder.training.reach import tensor_hooks
 
@@ -133,13 +133,14 @@ def fake_copy(
         copies = copied(thing, memo)
         for key, tensor in tensors.items():
             _hook(memo[key], tensor, memo)
+    values: dict[int, torch.UntypedStorage] = {}
     for tensor in (*tensors.values(), *memo.get(id(memo), ())):  # and what deepcopy kept alive
         if (
             isinstance(tensor, Tensor)
             and id(tensor) in memo
             and _stays(tensor, id(tensor) in tensors)
         ):
-            know(memo[id(tensor)], tensor)
+            know(memo[id(tensor)], tensor, values)
     for owner in (*owners, *optimizers):
         if id(owner) not in memo:
             raise StepError(

@@ -159,9 +159,11 @@ def _is_simple(func: OpOverload) -> bool:
     """Whether the kernel for "meta" tells all there is to tell.
 
     So it is for operators that work element by element, for views, and for those that only change
-    what they are given.
+    what they are given; not for those that write to a tensor for their output, and resize it.
     """
     if func.namespace != "aten" or torch.Tag.data_dependent_output in func.tags:
+        return False
+    if any(argument.is_out for argument in func._schema.arguments):
         return False
     returns = func._schema.returns
     is_view = bool(returns) and all(r.alias_info and not r.alias_info.is_write for r in returns)

@@ -26,10 +26,10 @@ from batchfinder.simulation.attention import FAMILIES, ComputeCapability, kernel
 from batchfinder.simulation.cluster import Cluster, resizes_told
 from batchfinder.simulation.curve import Curve
 from batchfinder.simulation.fake import fake_batch, fake_copy, fake_cuda
+from batchfinder.simulation.known import know
 from batchfinder.simulation.refusal import USE_FIND, explained
 from batchfinder.simulation.trace import GeneralTrace, Kind, Trace
 from batchfinder.simulation.tracker import StorageTracker
-from batchfinder.simulation.values import know
 from batchfinder.simulation.workspaces import CudaWorkspaces
 from batchfinder.training.anatomy import tensors_of
 from batchfinder.training.placement import homes_of
