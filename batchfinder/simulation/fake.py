@@ -169,9 +169,14 @@ def _hook(fake: Tensor, tensor: Tensor, memo: dict[int, Any]) -> None:
 
 
 def fake_batch(batch: T, mode: FakeTensorMode) -> T:
-    """A copy of a batch of any kind, with fake CPU tensors in place of its tensors."""
+    """A copy of a batch of any kind, with fake CPU tensors of the same values in place of its own."""
+    memo: dict[int, Any] = {}
     with FakeCopyMode(mode):
-        return copy.deepcopy(batch)
+        twin = copy.deepcopy(batch, memo)
+    for tensor in memo.get(id(memo), ()):  # what deepcopy kept alive
+        if isinstance(tensor, Tensor) and id(tensor) in memo:
+            know(memo[id(tensor)], tensor)
+    return twin
 
 
 def _fake_like(tensor: Tensor, mode: FakeTensorMode) -> Tensor:

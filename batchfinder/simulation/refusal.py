@@ -37,6 +37,7 @@ _REASONS = {
     "no fake impl": "a custom operator says nothing of its output's shape (register_fake)",
     ".numpy() is not supported": "the values of a tensor go to NumPy",
     "Cannot access data pointer": "a custom or Triton kernel reads the memory of a tensor",
+    "its data is not allocated yet": "values of tensors go into a new one (torch.tensor([...]))",
     "SparseTensor": "a sparse tensor appears",
     "shape_env must not be None": "a nested tensor appears",
     "NYI: aten": "an operator has no simulation (pin_memory, say)",

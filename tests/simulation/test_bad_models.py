@@ -73,6 +73,7 @@ def build(kind):
     run = {
         "cuda in forward": lambda inner, x: inner(x.cuda()),
         "custom operator": lambda inner, x: double(inner(x)),
+        "literal": lambda inner, x: inner(x) + torch.tensor([x[0].max(), x[1].max()]).sum(),
         "numpy": lambda inner, x: inner(x) + x.sum().numpy(),
         "item": lambda inner, x: inner(x) if inner(x).sum().item() > 0 else x,
         "mask": lambda inner, x: x[inner(x)[:, 0] > 0],
@@ -116,6 +117,7 @@ def estimate(tmp_path: Path, kind: str) -> tuple[int, str, str]:
         pytest.param("cuda device", "CUDA is asked for", True, marks=WITHOUT_CUDA),
         pytest.param("cuda in forward", "CUDA is asked for", True, marks=BUILT_WITHOUT_CUDA),
         ("custom operator", "a custom operator says nothing of its output's shape", True),
+        ("literal", "values of tensors go into a new one", True),
         ("numpy", "the values of a tensor go to NumPy", True),
         ("item", "a value of a tensor is read", True),
         ("mask", "the shape of a result depends on the data", True),

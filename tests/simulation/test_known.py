@@ -192,3 +192,50 @@ def test_a_mask_of_all_of_a_large_tensor_picks_all() -> None:
         x = torch.randn(4, MOST_ELEMENTS)
         assert x[torch.isfinite(x)].shape == (4 * MOST_ELEMENTS,)
         assert x[torch.isnan(x)].shape == (0,)
+
+
+class Texts:
+    """A batch that is no tree of tensors."""
+
+    def __init__(self, size: int) -> None:
+        self.x = torch.randn(size, 8)
+        self.lengths = torch.arange(size) % 4
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+class Packed(nn.GRU):
+    """Reads sequences that were packed with the batch."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+
+    def forward(self, batch: Any) -> Tensor:  # type: ignore[override]
+        output: Tensor = super().forward(batch)[0].data
+        return output.sum()
+
+
+class Picking(nn.Linear):
+    """Reads an object."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+
+    def forward(self, batch: Texts) -> Tensor:  # type: ignore[override]
+        return super().forward(batch.x[batch.lengths > 0])[:, : batch.lengths.max()].sum()
+
+
+@pytest.mark.parametrize(
+    ("model", "make_batch"),
+    [
+        (Picking(), Texts),
+        (Packed(), lambda n: nn.utils.rnn.pack_sequence([torch.randn(5, 8)] * n)),
+    ],
+)
+def test_values_in_objects_are_known_too(
+    model: nn.Module, make_batch: Callable[[int], Any]
+) -> None:
+    assert estimate_peak_memory(
+        model, make_batch(2), make_batch=make_batch, batch_size=8, gpu="t4"
+    ).fits
