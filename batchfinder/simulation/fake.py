@@ -169,7 +169,7 @@ def _hook(fake: Tensor, tensor: Tensor, memo: dict[int, Any]) -> None:
 
 
 def fake_batch(batch: T, mode: FakeTensorMode) -> T:
-    """A copy of a batch of any kind, with fake CPU tensors of the same values in place of its own."""
+    """A copy of a batch of any kind, with fake CPU tensors, of the same values, for its own."""
     memo: dict[int, Any] = {}
     with FakeCopyMode(mode):
         twin = copy.deepcopy(batch, memo)

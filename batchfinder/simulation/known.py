@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
+from batchfinder.simulation.shapes import lacks_memory
+
 MOST_ELEMENTS = 1 << 22
 """Larger values are let go: to compute with them would take longer than the trace."""
 
@@ -100,8 +102,7 @@ def _is_plain(value: Tensor) -> bool:
     plain = type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided
     if not plain or value.is_meta or value.numel() > MOST_ELEMENTS:
         return False
-    # To read what from_dlpack() makes of a fake tensor would end the process.
-    return not value.numel() or value.data_ptr() != 0
+    return not lacks_memory(value)
 
 
 def _place(tensor: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:

@@ -194,6 +194,15 @@ def test_a_mask_of_all_of_a_large_tensor_picks_all() -> None:
         assert x[torch.isnan(x)].shape == (0,)
 
 
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer")
+def test_a_tensor_without_memory_is_never_read() -> None:
+    with without_data() as ids:
+        shared = torch.utils.dlpack.from_dlpack(ids)
+        assert shared.sum(0).shape == ()
+        with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+            shared + 1  # as told in one line
+
+
 class Texts:
     """A batch that is no tree of tensors."""
 
