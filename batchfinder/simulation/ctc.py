@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from batchfinder.simulation.known import numbers_of
 from batchfinder.simulation.shapes import new_like, new_tensor, run_on_shapes
-from batchfinder.simulation.values import numbers_of
 
 _aten: Any = torch.ops.aten
 _LOSS = _aten._ctc_loss.Tensor

@@ -27,12 +27,12 @@ from batchfinder.simulation.cuda_dispatch import (
     kernels_replaced,
     linear,
 )
+from batchfinder.simulation.known import know
 from batchfinder.simulation.packing import PACKING
 from batchfinder.simulation.recurrent import RECURRENT
 from batchfinder.simulation.refusal import USE_FIND
 from batchfinder.simulation.rms_norm import FUSED_SINCE, rms_norm
 from batchfinder.simulation.shapes import new_strided_like
-from batchfinder.simulation.values import know
 from batchfinder.training.anatomy import tensors_of
 from batchfinder.training.reach import tensor_hooks
 
@@ -133,13 +133,14 @@ def fake_copy(
         copies = copied(thing, memo)
         for key, tensor in tensors.items():
             _hook(memo[key], tensor, memo)
+    values: dict[int, torch.UntypedStorage] = {}
     for tensor in (*tensors.values(), *memo.get(id(memo), ())):  # and what deepcopy kept alive
         if (
             isinstance(tensor, Tensor)
             and id(tensor) in memo
             and _stays(tensor, id(tensor) in tensors)
         ):
-            know(memo[id(tensor)], tensor)
+            know(memo[id(tensor)], tensor, values)
     for owner in (*owners, *optimizers):
         if id(owner) not in memo:
             raise StepError(
@@ -168,9 +169,14 @@ def _hook(fake: Tensor, tensor: Tensor, memo: dict[int, Any]) -> None:
 
 
 def fake_batch(batch: T, mode: FakeTensorMode) -> T:
-    """A copy of a batch of any kind, with fake CPU tensors in place of its tensors."""
+    """A copy of a batch of any kind, with fake CPU tensors, of the same values, for its own."""
+    memo: dict[int, Any] = {}
     with FakeCopyMode(mode):
-        return copy.deepcopy(batch)
+        twin = copy.deepcopy(batch, memo)
+    for tensor in memo.get(id(memo), ()):  # what deepcopy kept alive
+        if isinstance(tensor, Tensor) and id(tensor) in memo:
+            know(memo[id(tensor)], tensor)
+    return twin
 
 
 def _fake_like(tensor: Tensor, mode: FakeTensorMode) -> Tensor:

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.utils._mode_utils import no_dispatch
 
+from batchfinder.simulation.known import know, numbers_of
 from batchfinder.simulation.shapes import new_tensor
-from batchfinder.simulation.values import know, numbers_of
 
 _aten: Any = torch.ops.aten
 _PACK = _aten._pack_padded_sequence.default

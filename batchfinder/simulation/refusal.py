@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
+import torch
 from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -37,6 +38,7 @@ _REASONS = {
     "no fake impl": "a custom operator says nothing of its output's shape (register_fake)",
     ".numpy() is not supported": "the values of a tensor go to NumPy",
     "Cannot access data pointer": "a custom or Triton kernel reads the memory of a tensor",
+    "its data is not allocated yet": "values of tensors go into a new one (torch.tensor([...]))",
     "SparseTensor": "a sparse tensor appears",
     "shape_env must not be None": "a nested tensor appears",
     "_apply(): Couldn't swap": "a module is converted in the step (.to() or .half() of it)",
@@ -106,7 +108,10 @@ def _is_users(error: BaseException) -> bool:
     *_, last = _frames(error.__traceback__)
     name = last.f_code.co_filename
     return isinstance(error, NotImplementedError) and (
-        is_user_code(name) or last.f_code.co_name == "_forward_unimplemented"
+        is_user_code(name)
+        or last.f_code.co_name == "_forward_unimplemented"
+        or name == torch.autograd.function.__file__  # no backward()
+        or not str(error)  # as of a method that a class is to have
     )
 
 

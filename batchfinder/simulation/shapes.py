@@ -44,6 +44,8 @@ def run_on_shapes(func: OpOverload, args: Any, kwargs: Any) -> Any:
     for tensor in _tensors(args):
         # FakeTensorMode computes with the values it knows, and converts what is no fake tensor.
         if not isinstance(tensor, FakeTensor) or tensor.constant is not None:
+            if lacks_memory(tensor):
+                raise RuntimeError("Cannot access data pointer of what was made of a fake tensor")
             return func(*args, **kwargs)
         mode = tensor.fake_mode
     if mode is None:
@@ -60,6 +62,15 @@ def run_on_shapes(func: OpOverload, args: Any, kwargs: Any) -> Any:
         if isinstance(output, Tensor):
             return _fake(mode, output)
         return [_fake(mode, part) for part in output]
+
+
+def lacks_memory(tensor: Tensor) -> bool:
+    """Whether a tensor passes for a real one, but to read it would end the process.
+
+    ``torch.from_dlpack`` makes such a one of a fake tensor.
+    """
+    is_real = type(tensor) is Tensor and not tensor.is_meta and tensor.layout is torch.strided
+    return is_real and tensor.numel() > 0 and tensor.data_ptr() == 0
 
 
 def _fake(mode: FakeTensorMode, meta: Tensor) -> Tensor:
@@ -159,9 +170,11 @@ def _is_simple(func: OpOverload) -> bool:
     """Whether the kernel for "meta" tells all there is to tell.
 
     So it is for operators that work element by element, for views, and for those that only change
-    what they are given.
+    what they are given; not for those that write to a tensor for their output, and resize it.
     """
     if func.namespace != "aten" or torch.Tag.data_dependent_output in func.tags:
+        return False
+    if any(argument.is_out for argument in func._schema.arguments):
         return False
     returns = func._schema.returns
     is_view = bool(returns) and all(r.alias_info and not r.alias_info.is_write for r in returns)

@@ -26,10 +26,10 @@ from batchfinder.simulation.attention import FAMILIES, ComputeCapability, kernel
 from batchfinder.simulation.cluster import Cluster, resizes_told
 from batchfinder.simulation.curve import Curve
 from batchfinder.simulation.fake import fake_batch, fake_copy, fake_cuda
+from batchfinder.simulation.known import know, let_go, value_of
 from batchfinder.simulation.refusal import USE_FIND, explained
 from batchfinder.simulation.trace import GeneralTrace, Kind, Trace
 from batchfinder.simulation.tracker import StorageTracker
-from batchfinder.simulation.values import know
 from batchfinder.simulation.workspaces import CudaWorkspaces
 from batchfinder.training.anatomy import tensors_of
 from batchfinder.training.placement import homes_of
@@ -173,14 +173,14 @@ class StepTraces:
                     tracker.track(state, Kind.OPTIMIZER_STATE)
                 for _ in range(0 if forward_only else STEPS):
                     tracker.begin_step()
-                    for micro_batch in step.fetch(lambda: _on_device(host_batch, batch, tracker)):
+                    for micro_batch in step.fetch(lambda: _on_device(host_batch, tracker)):
                         step.forward_backward(micro_batch)
                     step.optimizer_step()
                     if cluster is not None and not step.keeps_gradients:
                         setup.model.zero_grad(set_to_none=True)  # the optimizer may have a part
                 if forward_only:
                     tracker.begin_step()
-                    step.forward(_on_device(host_batch, batch, tracker))
+                    step.forward(_on_device(host_batch, tracker))
         if not forward_only:
             step.check_optimizers()
         self.warnings += [warning for warning in step.warnings if warning not in self.warnings]
@@ -237,22 +237,23 @@ def _states_on_device(optimizer: Optimizer) -> list[torch.Tensor]:
     return [state for state in states if isinstance(state, torch.Tensor) and state.dim()]
 
 
-def _on_device(host_batch: Any, batch: Any, tracker: StorageTracker) -> Any:
+def _on_device(host_batch: Any, tracker: StorageTracker) -> Any:
     """A batch as if just moved to the device: the one of the step before is another.
 
     Args:
         host_batch: without data.
-        batch: the same with data.
         tracker: of the step.
     """
-    values: dict[str, Any] = {}
-    map_leaves(values.__setitem__, batch)
 
-    def move(path: str, leaf: Any) -> Any:
+    def move(_: str, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         moved = torch.empty_like(leaf)
-        know(moved, values[path])
+        value = value_of(leaf)
+        if value is None:
+            let_go(moved)
+        else:
+            know(moved, value)
         tracker.label([moved], Kind.INPUT)
         return moved
 

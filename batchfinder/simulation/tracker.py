@@ -27,7 +27,7 @@ from batchfinder.simulation.callers import user_line, value_for_pytorch_itself
 from batchfinder.simulation.outputs import outputs_of
 from batchfinder.simulation.refusal import USE_FIND
 from batchfinder.simulation.trace import EMPTY_CACHE, Kind, Stage, Storage, Trace
-from batchfinder.simulation.values import follow, outcome, places
+from batchfinder.simulation.values import follow, forget, outcome, places
 
 _CPU = torch.device("cpu")
 _DEVICE_OF = torch.ops.prim.device.default
@@ -188,7 +188,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if index is not None:
                     self.track(index)
         output = outputs_of(func, args, kwargs)
-        if not self._in_optimizer:
+        if self._in_optimizer:  # which makes nothing that a step reads
+            forget(func, args, kwargs)
+        else:
             follow(func, args, kwargs, output)
         return output
 

@@ -9,23 +9,23 @@ picks by them, runs without data too. What comes from parameters is not known, b
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from batchfinder.simulation.assumptions import ASSUMED, drawn, if_finite
-from batchfinder.simulation.shapes import new_strided_like
-
-MOST_ELEMENTS = 1 << 22
-"""Larger values are let go: to compute with them would take longer than the trace."""
+from batchfinder.simulation.known import MOST_ELEMENTS, let_go, note, value_of
+from batchfinder.simulation.shapes import new_strided_like, new_tensor
 
 _aten: Any = torch.ops.aten
+_NONZERO = _aten.nonzero.default
 _PICK = _aten.index.Tensor
 # What they return hangs on the shape of their tensor alone, not on its values.
 _FILLS = {
@@ -39,50 +39,8 @@ _EMPTIES = {
 }
 _MASKS = (torch.bool, torch.uint8)
 _SUM_UP = {_aten.all.default, _aten.any.default}
-
-
-class _Cell:
-    """Whether the values in a storage still hold; shared by all that look at it."""
-
-    __slots__ = ("holds",)
-
-    def __init__(self) -> None:
-        self.holds = True
-
-
-class _Known:
-    """The value of a fake tensor, and the cell of the value's storage."""
-
-    __slots__ = ("cell", "value")
-
-    def __init__(self, value: Tensor, cell: _Cell | None = None) -> None:
-        self.value = value
-        self.cell = cell or _Cell()
-
-    def __deepcopy__(self, memo: Any) -> None:
-        return None  # a copy has a storage of its own: let it be unknown
-
-
-def know(tensor: Tensor, value: Tensor) -> None:
-    """Note the value of a fake tensor, unless it is too large.
-
-    Args:
-        tensor: a fake one.
-        value: of the same shape and type; it is copied.
-    """
-    known = _copied(value)
-    if known is not None:
-        vars(tensor)["_known"] = known
-
-
-def numbers_of(tensor: Tensor) -> list[Any] | None:
-    """The values of a tensor, as Python's; None if they are not known."""
-    known = _known(tensor)
-    if known is None:
-        return None
-    with no_dispatch():
-        numbers: list[Any] = known.value.tolist()
-        return numbers
+# What they write to without saying so: statistics.
+_WRITTEN = {_aten.native_batch_norm.default: ("running_mean", "running_var")}
 
 
 def outcome(func: OpOverload, args: Any, kwargs: Any) -> Any:
@@ -95,18 +53,25 @@ def outcome(func: OpOverload, args: Any, kwargs: Any) -> Any:
 
     Returns:
         A number, or fake tensors; None where it does not hang on values, or they are not known.
+
+    Raises:
+        Exception: what PyTorch finds wrong with the values.
     """
-    if not _hangs_on_values(func):
+    if not _hangs_on_values(func) or (func is _PICK and not _has_mask(args)):
         return None
-    values = _values((args, kwargs))
-    result = None if values is None else _run(func, *values)
     mode = next((t.fake_mode for t in _tensors(args) if isinstance(t, FakeTensor)), None)
-    if mode is None:
+    values = None if mode is None else _values((args, kwargs))
+    if mode is None or values is None:
         return None
+    if any(value.numel() > MOST_ELEMENTS for value in _tensors(values)):
+        return _places_of_all(args[0], values[0][0]) if func is _NONZERO else None
+    result = None
+    with no_dispatch(), suppress(NotImplementedError):  # by the CPU, for such a type
+        result = func(*values[0], **values[1])
 
     def stand_in(value: Tensor) -> Tensor:
         fake = new_strided_like(value, mode)
-        vars(fake)["_known"] = _Known(value)
+        note(fake, value)
         return fake
 
     return tree_map_only(Tensor, stand_in, result)
@@ -121,21 +86,47 @@ def places(func: OpOverload, args: Any) -> list[Tensor | None] | None:
 
     Returns:
         None where it picks by no mask, or that is not known.
+
+    Raises:
+        IndexError: a mask is of another shape than what it picks from.
     """
-    if func is not _PICK:
-        return None
-    if not any(index is not None and index.dtype in _MASKS for index in args[1]):
+    if func is not _PICK or not _has_mask(args):
         return None
     found: list[Tensor | None] = []
     for index in args[1]:
         if index is None or index.dtype not in _MASKS:
             found.append(index)
             continue
-        columns = outcome(_aten.nonzero.default, (index,), {})
+        _check_mask(index, args[0], len(found))
+        columns = outcome(_NONZERO, (index,), {})
         if columns is None:
             return None
         found += columns.unbind(1)
     return found
+
+
+def _has_mask(args: Any) -> bool:
+    return any(index is not None and index.dtype in _MASKS for index in args[1])
+
+
+def _places_of_all(mask: Tensor, value: Tensor) -> Tensor | None:
+    """The places of all elements of a mask, or of none, too many to write down."""
+    if not _is_uniform(value):
+        return None
+    with no_dispatch():
+        count = value.numel() if _first_of(value).all() else 0
+    return new_tensor(mask, [count, value.dim()], torch.int64)
+
+
+def _check_mask(mask: Tensor, picked: Tensor, first: int) -> None:
+    """Say what PyTorch says of a mask that does not fit the dimensions from the first one on."""
+    sizes = picked.shape[first:]
+    for place, size in enumerate(mask.shape):
+        if place >= len(sizes) or sizes[place] != size:
+            raise IndexError(
+                f"The shape of the mask {[*mask.shape]} at index {place} does not match the shape "
+                f"of the indexed tensor {[*picked.shape]} at index {first + place}"
+            )
 
 
 def follow(func: OpOverload, args: Any, kwargs: Any, output: Any) -> None:
@@ -148,20 +139,34 @@ def follow(func: OpOverload, args: Any, kwargs: Any, output: Any) -> None:
         output: its fake outputs.
     """
     first = args[0] if args else None
-    is_unknown = isinstance(first, FakeTensor) and _known(first) is None  # as most are
+    is_unknown = isinstance(first, FakeTensor) and value_of(first) is None  # as most are
     result = None
     if _is_telling(func):
         result = _told(func, args, kwargs, output, is_unknown)
     if result is None and not is_unknown:
         result = _result(func, args, kwargs, output)
     if result is None:
-        _forget(func, args, kwargs)
+        forget(func, args, kwargs)
         return
-    known = [_known(tensor) for tensor in _tensors((args, kwargs))]
-    cells = {one.value.untyped_storage()._cdata: one.cell for one in known if one is not None}
     for fake, value in zip(_tensors(output), _tensors(result), strict=False):
         if fake.shape == value.shape and fake.dtype == value.dtype:
-            vars(fake)["_known"] = _Known(value, cells.get(value.untyped_storage()._cdata))
+            note(fake, value)
+        else:
+            let_go(fake)
+
+
+def forget(func: OpOverload, args: Any, kwargs: Any) -> None:
+    """Let go of what an operator writes to, as nobody knows what.
+
+    Args:
+        func: the operator.
+        args: its arguments.
+        kwargs: its keyword arguments.
+    """
+    for position, name in _written(func):
+        written = args[position] if position < len(args) else kwargs.get(name)
+        for tensor in _tensors(written):
+            let_go(tensor)
 
 
 def _told(func: OpOverload, args: Any, kwargs: Any, output: Any, is_unknown: bool) -> Any:
@@ -180,8 +185,9 @@ def _told(func: OpOverload, args: Any, kwargs: Any, output: Any, is_unknown: boo
 
 def _result(func: OpOverload, args: Any, kwargs: Any, output: Any) -> Any:
     """The values of an operator's outputs; None if they are not known."""
-    is_random = torch.Tag.nondeterministic_seeded in func.tags
-    values = None if is_random else _values((args, kwargs))
+    if not _is_pytorchs(func) or torch.Tag.nondeterministic_seeded in func.tags:
+        return None
+    values = _values((args, kwargs))
     if values is None:
         return None
     if all(part.numel() <= MOST_ELEMENTS for part in _tensors((output, values))):
@@ -199,48 +205,24 @@ def _zeros(like: Tensor) -> Tensor | None:
     if like.numel() > MOST_ELEMENTS:
         return None
     with no_dispatch():
-        return torch.zeros(like.shape, dtype=like.dtype)
+        return torch.zeros(like.shape, dtype=like.dtype, device="cpu")
 
 
 def _alike(number: float, like: Tensor) -> Tensor:
     with no_dispatch():
-        return torch.full((), number, dtype=like.dtype).expand(like.shape)
-
-
-def _forget(func: OpOverload, args: Any, kwargs: Any) -> None:
-    """What an operator writes to, with unknown values, is not known any more."""
-    for position, name in _written(func):
-        written = args[position] if position < len(args) else kwargs.get(name)
-        for tensor in _tensors(written):
-            known = vars(tensor).get("_known")
-            if known is not None:
-                known.cell.holds = False
-
-
-def _known(tensor: Tensor) -> _Known | None:
-    if isinstance(tensor, FakeTensor):
-        known: _Known | None = vars(tensor).get("_known")
-        return known if known is not None and known.cell.holds else None
-    return _copied(tensor)
-
-
-def _copied(value: Tensor) -> _Known | None:
-    """A real tensor's value, apart from it: the user's own is never written to."""
-    plain = type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided
-    if not plain or value.is_meta or value.numel() > MOST_ELEMENTS:
-        return None
-    with no_dispatch():
-        return _Known(value.detach().to("cpu", copy=True))
+        if like.numel() <= MOST_ELEMENTS:
+            return torch.full(like.shape, number, dtype=like.dtype, device="cpu")
+        return torch.full((), number, dtype=like.dtype, device="cpu").expand(like.shape)
 
 
 def _values(arguments: Any) -> Any:
     """The same arguments with values in place of tensors; None if one is not known."""
     values = {}
     for tensor in _tensors(arguments):
-        known = _known(tensor)
-        if known is None:
+        value = value_of(tensor)
+        if value is None:
             return None
-        values[id(tensor)] = known.value
+        values[id(tensor)] = value
     return tree_map_only(Tensor, lambda tensor: values[id(tensor)], arguments)
 
 
@@ -248,7 +230,7 @@ def _run(func: OpOverload, args: Any, kwargs: Any) -> Any:
     try:
         with no_dispatch():
             return func(*args, **kwargs)
-    except (RuntimeError, IndexError, TypeError, ValueError):
+    except (RuntimeError, TypeError, ValueError):
         return None  # what is wrong with it is told by the step, not by its shadow
 
 
@@ -268,8 +250,16 @@ def _tensors(arguments: Any) -> Iterable[Tensor]:
 
 @cache
 def _hangs_on_values(func: OpOverload) -> bool:
+    if not _is_pytorchs(func) or func._schema.is_mutable:  # which would write to the value alone
+        return False
     tags = func.tags
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+
+
+@cache
+def _is_pytorchs(func: OpOverload) -> bool:
+    """Others may be for a GPU alone, or do more than they return."""
+    return func.namespace in ("aten", "prims", "prim")
 
 
 @cache
@@ -283,5 +273,6 @@ def _written(func: OpOverload) -> list[tuple[int, str]]:
     return [
         (position, argument.name)
         for position, argument in enumerate(func._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
+        if argument.name in _WRITTEN.get(func, ())
+        or (argument.alias_info is not None and argument.alias_info.is_write)
     ]

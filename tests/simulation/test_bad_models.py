@@ -35,6 +35,14 @@ def with_optimizer(**options):
 def double(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
+class Sampled(torch.distributions.Distribution):
+    pass
+
+class Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
 def later(inner, x):
     raise NotImplementedError("comes later")
 
@@ -73,6 +81,7 @@ def build(kind):
     run = {
         "cuda in forward": lambda inner, x: inner(x.cuda()),
         "custom operator": lambda inner, x: double(inner(x)),
+        "literal": lambda inner, x: inner(x) + torch.tensor([x[0].max(), x[1].max()]).sum(),
         "numpy": lambda inner, x: inner(x) + x.sum().numpy(),
         "item": lambda inner, x: inner(x) if inner(x).sum().item() > 0 else x,
         "mask": lambda inner, x: x[inner(x)[:, 0] > 0],
@@ -80,6 +89,8 @@ def build(kind):
         "on cuda": lambda inner, x: inner(x) + torch.zeros(8, device="cuda"),
         "autocast": as_half,
         "later": later,
+        "no backward": lambda inner, x: Forward.apply(inner(x)),
+        "no sample": lambda inner, x: inner(x) + Sampled(validate_args=False).rsample(),
         "flex attention": attend,
         "nested": jagged,
         "wrong width": lambda inner, x: inner(x.repeat(1, 2)),
@@ -116,6 +127,7 @@ def estimate(tmp_path: Path, kind: str) -> tuple[int, str, str]:
         pytest.param("cuda device", "CUDA is asked for", True, marks=WITHOUT_CUDA),
         pytest.param("cuda in forward", "CUDA is asked for", True, marks=BUILT_WITHOUT_CUDA),
         ("custom operator", "a custom operator says nothing of its output's shape", True),
+        ("literal", "values of tensors go into a new one", True),
         ("numpy", "the values of a tensor go to NumPy", True),
         ("item", "a value of a tensor is read", True),
         ("mask", "the shape of a result depends on the data", True),
@@ -153,7 +165,7 @@ def test_what_a_cpu_would_refuse_and_a_gpu_runs_is_simulated(tmp_path: Path, kin
     assert stdout.splitlines()[1].split()[3:7] == ["16", "16", "..", "16"]
 
 
-@pytest.mark.parametrize("kind", ["wrong width", "wrong type", "later"])
+@pytest.mark.parametrize("kind", ["wrong width", "wrong type", "later", "no sample"])
 def test_a_mistake_of_the_model_shows_its_own_traceback_without_our_simulation(
     tmp_path: Path, kind: str
 ) -> None:
@@ -163,5 +175,12 @@ def test_a_mistake_of_the_model_shows_its_own_traceback_without_our_simulation(
     assert "self.run(self.inner, x)" in stderr
     assert "batchfinder/simulation" not in stderr
     told, error = stderr.splitlines()[-2:]
-    assert error == f"Error: {told}"
-    assert told.startswith(("RuntimeError: ", "NotImplementedError: comes later"))
+    assert error.removesuffix(": ") == f"Error: {told}"
+    assert told.startswith(("RuntimeError: ", "NotImplementedError"))
+
+
+def test_a_function_without_a_backward_pass_is_no_want_of_the_simulation(tmp_path: Path) -> None:
+    exit_code, _, stderr = estimate(tmp_path, "no backward")
+
+    assert exit_code == 1
+    assert stderr.splitlines()[-1].startswith("Error: NotImplementedError: You must implement")

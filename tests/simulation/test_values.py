@@ -17,9 +17,9 @@ from batchfinder import estimate_max_batch, estimate_peak_memory
 from batchfinder.errors import StepError
 from batchfinder.simulation.attention import FAMILIES
 from batchfinder.simulation.fake import fake_cuda
+from batchfinder.simulation.known import MOST_ELEMENTS, know
 from batchfinder.simulation.trace import Stage
 from batchfinder.simulation.tracker import StorageTracker
-from batchfinder.simulation.values import MOST_ELEMENTS, know
 from batchfinder.simulation.workspaces import CudaWorkspaces
 
 IDS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
