@@ -11,7 +11,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from batchfinder.simulation.shapes import lacks_memory
 
-MOST_ELEMENTS = 1 << 22
+MOST_ELEMENTS = 1 << 23
 """Larger values are let go: to compute with them would take longer than the trace."""
 
 

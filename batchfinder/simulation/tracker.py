@@ -24,10 +24,9 @@ from torch.utils._pytree import tree_leaves
 
 from batchfinder.errors import StepError
 from batchfinder.simulation.callers import user_line, value_for_pytorch_itself
-from batchfinder.simulation.outputs import outputs_of
+from batchfinder.simulation.operators import run_operator
 from batchfinder.simulation.refusal import USE_FIND
 from batchfinder.simulation.trace import EMPTY_CACHE, Kind, Stage, Storage, Trace
-from batchfinder.simulation.values import follow, forget, outcome, places
 
 _CPU = torch.device("cpu")
 _DEVICE_OF = torch.ops.prim.device.default
@@ -168,30 +167,12 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kwargs = {**kwargs, "device": _CPU}
         self._sum = None
         births = len(self.trace.storages)
-        output = self._outputs(func, args, kwargs or {})
+        output = run_operator(func, args, kwargs or {}, self.track, in_optimizer=self._in_optimizer)
         self._track_outputs(func, output)
         if func is _ADD and len(self.trace.storages) == births + 1:
             self._note_sum(args[0], output)
         if self._workspaces is not None:
             self._workspaces(self, func, args, output)
-        return output
-
-    def _outputs(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
-        """What an operator returns, and what is known of it."""
-        output = outcome(func, args, kwargs)
-        if output is not None:
-            return output
-        indices = places(func, args)
-        if indices is not None:
-            args = (args[0], indices)
-            for index in indices:
-                if index is not None:
-                    self.track(index)
-        output = outputs_of(func, args, kwargs)
-        if self._in_optimizer:  # which makes nothing that a step reads
-            forget(func, args, kwargs)
-        else:
-            follow(func, args, kwargs, output)
         return output
 
     def _track_outputs(self, func: OpOverload, output: Any) -> None:
