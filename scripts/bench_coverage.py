@@ -12,6 +12,7 @@ each row as it comes to scripts/results/coverage.json. Needs transformers.
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import sys
 import time
@@ -193,7 +194,8 @@ def _give_up(number: int, frame: FrameType | None) -> None:
 
 
 def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
+    text = f"{type(error).__name__}: {error}".replace("\n", " ")
+    return re.sub(r"/\S*site-packages/", "", text)[:300]  # wherever that is here
 
 
 if __name__ == "__main__":
