@@ -156,12 +156,12 @@ def speech(config: Any) -> dict[str, torch.Tensor]:
     return {"input_values": sound, "labels": torch.randint(1, 20, (TEXTS, 10))}
 
 
-def sounds(config: Any) -> dict[str, torch.Tensor]:
+def sounds_with_classes(config: Any) -> dict[str, torch.Tensor]:
     """Waveforms with their classes."""
     return speech(config) | {"labels": torch.arange(TEXTS) % CLASSES}
 
 
-def sorted_texts(config: Any) -> dict[str, torch.Tensor]:
+def texts_with_classes(config: Any) -> dict[str, torch.Tensor]:
     """Texts with their classes."""
     return texts(config) | {"labels": torch.arange(TEXTS) % CLASSES}
 
@@ -170,11 +170,11 @@ TASKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "causal": ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", texts),
     "masked": ("MODEL_FOR_MASKED_LM_MAPPING_NAMES", texts),
     "translation": ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", texts),
-    "text classes": ("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES", sorted_texts),
+    "text classes": ("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES", texts_with_classes),
     "image classes": ("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", images),
     "segmentation": ("MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES", maps),
     "speech": ("MODEL_FOR_CTC_MAPPING_NAMES", speech),
-    "sound classes": ("MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES", sounds),
+    "sound classes": ("MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES", sounds_with_classes),
 }
 """The table of transformers in which the models of each task stand, and what to train them with."""
 

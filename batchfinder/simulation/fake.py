@@ -134,12 +134,8 @@ def fake_copy(
         for key, tensor in tensors.items():
             _hook(memo[key], tensor, memo)
     values: dict[int, torch.UntypedStorage] = {}
-    for tensor in (*tensors.values(), *memo.get(id(memo), ())):  # and what deepcopy kept alive
-        if (
-            isinstance(tensor, Tensor)
-            and id(tensor) in memo
-            and _stays(tensor, id(tensor) in tensors)
-        ):
+    for tensor in (*tensors.values(), *_deepcopied(memo)):
+        if _stays(tensor, id(tensor) in tensors):
             know(memo[id(tensor)], tensor, values)
     for owner in (*owners, *optimizers):
         if id(owner) not in memo:
@@ -173,10 +169,15 @@ def fake_batch(batch: T, mode: FakeTensorMode) -> T:
     memo: dict[int, Any] = {}
     with FakeCopyMode(mode):
         twin = copy.deepcopy(batch, memo)
-    for tensor in memo.get(id(memo), ()):  # what deepcopy kept alive
-        if isinstance(tensor, Tensor) and id(tensor) in memo:
-            know(memo[id(tensor)], tensor)
+    for tensor in _deepcopied(memo):
+        know(memo[id(tensor)], tensor)
     return twin
+
+
+def _deepcopied(memo: dict[int, Any]) -> list[Tensor]:
+    """The tensors that ``copy.deepcopy`` has made copies of: it keeps those things alive."""
+    kept = memo.get(id(memo), ())
+    return [thing for thing in kept if isinstance(thing, Tensor) and id(thing) in memo]
 
 
 def _fake_like(tensor: Tensor, mode: FakeTensorMode) -> Tensor:

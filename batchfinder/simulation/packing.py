@@ -7,6 +7,7 @@ Source: ``aten/src/ATen/native/PackedSequence.cpp`` of PyTorch.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
@@ -28,9 +29,8 @@ def _pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Te
     known = numbers_of(lengths)
     if known is None:
         raise DynamicOutputShapeException(_PACK)
-    batch_sizes = [sum(length > step for length in known) for step in range(max(known))]
     with no_dispatch():
-        value = torch.tensor(batch_sizes)
+        value = torch.tensor(_numbers_above(known))
     sizes = new_tensor(lengths, value.shape, torch.int64)
     know(sizes, value)
     return new_tensor(input, [sum(known), *input.shape[2:]]), sizes
@@ -63,8 +63,19 @@ def pad_packed_sequence(
         output[step : step + length, :batch_size].copy_(piece)
         step += length
         offset += length * batch_size
-    lengths = torch.tensor([sum(size > place for size in known) for place in range(known[0])])
+    lengths = torch.tensor(_numbers_above(known))
     return output.transpose(0, 1) if batch_first else output, lengths
+
+
+def _numbers_above(numbers: Sequence[int]) -> list[int]:
+    """How many numbers are above each place: of lengths the batch sizes, and the other way round.
+
+    Example:
+        >>> _numbers_above([4, 2, 1]), _numbers_above([3, 2, 1, 1])
+        ([3, 2, 1, 1], [4, 2, 1])
+    """
+    rising = sorted(numbers)
+    return [len(rising) - bisect_right(rising, place) for place in range(rising[-1])]
 
 
 PACKING: dict[str, Callable[..., Any]] = {

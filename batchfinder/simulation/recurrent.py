@@ -57,43 +57,16 @@ def gru(
     return output, state
 
 
-def packed_lstm(
-    data: Tensor,
-    batch_sizes: Tensor,
-    hx: Sequence[Tensor],
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """``aten::lstm.data`` on CUDA."""
-    output, *states = _run(_LSTM_RESERVE, data, hx, params, num_layers, bidirectional, False)
-    return output, states[0], states[1]
-
-
-def packed_gru(
-    data: Tensor,
-    batch_sizes: Tensor,
-    hx: Tensor,
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-) -> tuple[Tensor, Tensor]:
-    """``aten::gru.data`` on CUDA."""
-    output, state = _run(_GRU_RESERVE, data, [hx], params, num_layers, bidirectional, False)
-    return output, state
+def _packed(layer: Callable[..., Any]) -> Callable[..., Any]:
+    """The same on sequences packed into one, where there is no dimension of examples."""
+    return lambda data, batch_sizes, *others: layer(data, *others, batch_first=False)
 
 
 RECURRENT: dict[str, Callable[..., Any]] = {
     "lstm.input": lstm,
-    "lstm.data": packed_lstm,
+    "lstm.data": _packed(lstm),
     "gru.input": gru,
-    "gru.data": packed_gru,
+    "gru.data": _packed(gru),
 }
 """The replacements by operator."""
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,24 +14,15 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
 )
+from without_data import IDS, without_data
 
 from batchfinder import estimate_peak_memory
 from batchfinder.errors import StepError
 from batchfinder.simulation.fake import fake_copy, fake_cuda
-from batchfinder.simulation.known import MOST_ELEMENTS, know
+from batchfinder.simulation.known import MOST_ELEMENTS
 from batchfinder.simulation.tracker import StorageTracker
 
-IDS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
 SAMPLE = torch.randn(2, 8), torch.randn(2, 8)
-
-
-@contextmanager
-def without_data() -> Iterator[Tensor]:
-    """Where steps run without data; yields a stand-in for IDS, of which the value is known."""
-    with fake_cuda((8, 0)), StorageTracker(1, nn.Identity()):
-        ids = torch.empty(8, dtype=torch.int64)
-        know(ids, IDS)
-        yield ids
 
 
 def _another_storage(x: Tensor) -> Tensor:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
+from without_data import IDS, without_data
 
 from batchfinder import estimate_max_batch, estimate_peak_memory
 from batchfinder.errors import StepError
@@ -22,7 +22,6 @@ from batchfinder.simulation.trace import Stage
 from batchfinder.simulation.tracker import StorageTracker
 from batchfinder.simulation.workspaces import CudaWorkspaces
 
-IDS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
 READS: dict[str, Callable[[Tensor], Any]] = {
     "largest": lambda x: x.max().item(),
     "any": lambda x: bool((x > 5).any()),
@@ -48,15 +47,6 @@ def _written_through_a_view(x: Tensor) -> Tensor:
     x.view(2, 4)[1].add_(10)
     x[0] = 7
     return x
-
-
-@contextmanager
-def without_data() -> Iterator[Tensor]:
-    """Where steps run without data; yields a stand-in for IDS, of which the value is known."""
-    with fake_cuda((8, 0)), StorageTracker(1, nn.Identity()):
-        ids = torch.empty(8, dtype=torch.int64)
-        know(ids, IDS)
-        yield ids
 
 
 @pytest.mark.parametrize("name", list(READS))

@@ -1,0 +1,24 @@
+"""Where steps run without data, beside a tensor of which the value is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from batchfinder.simulation.fake import fake_cuda
+from batchfinder.simulation.known import know
+from batchfinder.simulation.tracker import StorageTracker
+
+IDS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
+
+
+@contextmanager
+def without_data() -> Iterator[Tensor]:
+    """Where steps run without data; yields a stand-in for IDS, of which the value is known."""
+    with fake_cuda((8, 0)), StorageTracker(1, nn.Identity()):
+        ids = torch.empty(8, dtype=torch.int64)
+        know(ids, IDS)
+        yield ids
