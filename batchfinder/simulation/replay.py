@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 
 from batchfinder.simulation.allocator import Block, CachingAllocator, DeviceFullError
 from batchfinder.simulation.trace import EMPTY_CACHE, GeneralTrace, Stage
 
 # So many tries may fail to halve what is left, before what they tell of the room is not believed.
 PATIENCE = 2
+
+# Steps are run until so many in a row have reserved nothing more, and flushed no cache, but not for
+# ever.
+STEADY_STEPS = 2
+MAX_STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -44,26 +48,45 @@ class Replay:
 
 
 def replay(trace: GeneralTrace, batch_size: int, allocator: CachingAllocator) -> Replay:
-    """Serve every birth and death of a trace.
+    """Serve every birth and death of a trace, and of further steps like its last one.
+
+    What a step leaves to the next comes to lie elsewhere than before, and with it all that follows:
+    memory that served two steps may not serve the third. So steps are run until what is reserved is
+    steady, as in a confirmation.
 
     Args:
         trace: of some training steps.
         batch_size: examples per forward/backward pass.
-        allocator: fresh; it keeps the state in which the trace left it.
+        allocator: fresh; it keeps the state in which the steps left it.
     """
     sizes = trace.sizes(batch_size)
     blocks: list[Block | None] = [None] * len(sizes)
-    stages = [*trace.example.stages, (len(trace.events), Stage.OPTIMIZER)]
     peaks: dict[Stage, int] = {}
-    retries = missing_bytes = 0
-    for (start, stage), (end, _) in pairwise(stages):
-        if start <= trace.last_step:
-            retries = allocator.retries
-        missing_bytes = _serve(trace, trace.events[start:end], sizes, blocks, allocator)
-        peaks[stage] = max(allocator.peak_allocated_bytes, peaks.get(stage, 0))
-        allocator.peak_allocated_bytes = allocator.allocated_bytes
+
+    def run(parts: Iterable[tuple[int, int, Stage]]) -> int:
+        for start, end, stage in parts:
+            missing_bytes = _serve(trace, trace.events[start:end], sizes, blocks, allocator)
+            peaks[stage] = max(allocator.peak_allocated_bytes, peaks.get(stage, 0))
+            allocator.peak_allocated_bytes = allocator.allocated_bytes
+            if missing_bytes:
+                return missing_bytes
+        return 0
+
+    last_step = trace.parts(trace.last_step, len(trace.events))
+    missing_bytes = run(trace.parts(0, trace.last_step))
+    retries = allocator.retries
+    steady = 0
+    for _ in range(MAX_STEPS):
         if missing_bytes:
             break
+        retries, reserved = allocator.retries, allocator.peak_reserved_bytes
+        missing_bytes = run(last_step)
+        is_as_before = (allocator.retries, allocator.peak_reserved_bytes) == (retries, reserved)
+        steady = steady + 1 if is_as_before else 0
+        if steady == STEADY_STEPS or trace.successors is None:
+            break
+        for found, left in trace.successors:
+            blocks[found] = blocks[left]
     return Replay(
         _room(trace, batch_size, allocator, missing_bytes),
         peaks,

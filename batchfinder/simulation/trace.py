@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 
 from batchfinder.simulation.curve import Curve
 
@@ -216,6 +216,37 @@ class GeneralTrace:
     def last_step(self) -> int:
         """The event with which the last step begins."""
         return self.example.steps[-1] if self.example.steps else 0
+
+    def parts(self, start: int, end: int) -> list[tuple[int, int, Stage]]:
+        """The runs of events between two that belong to one stage: start, end and stage of each."""
+        stages = [(0, Stage.SETUP), *self.example.stages, (len(self.events), Stage.OPTIMIZER)]
+        clipped = [
+            (max(begin, start), min(until, end), stage)
+            for (begin, stage), (until, _) in pairwise(stages)
+        ]
+        return [(begin, until, stage) for begin, until, stage in clipped if begin < until]
+
+    @cached_property
+    def successors(self) -> list[tuple[int, int]] | None:
+        """How the last step runs once more.
+
+        Pairs of a storage that the last step found, and got rid of, with the one that it leaves to
+        the next in its place: the batch that lives until there is another, say. None: what it
+        leaves is not what it found.
+
+        Example:
+            >>> events = [0, 1, ~1, 2, ~0, 3, ~3]  # batches 0 and 2, activations 1 and 3
+            >>> curves = [Curve(0, 8), Curve(0, 100), Curve(0, 8), Curve(0, 100)]
+            >>> GeneralTrace(Trace(1, [Storage(8)] * 4, events, steps=[0, 3]), curves).successors
+            [(0, 2)]
+        """
+        events = [event for event in self.events[self.last_step :] if event != EMPTY_CACHE]
+        born = {event for event in events if event >= 0}
+        died = {~event for event in events if event < 0}
+        found, left = sorted(died - born), sorted(born - died)
+        if [self.curves[index] for index in found] != [self.curves[index] for index in left]:
+            return None
+        return list(zip(found, left, strict=True))
 
 
 def _whole(number: float) -> float:

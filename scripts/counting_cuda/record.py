@@ -3,17 +3,20 @@
 
     scripts/counting_cuda/run.sh python scripts/counting_cuda/record.py
 
-Random requests under a limit, with each setting of the allocator, and whole training steps of the
-bundled GPT. A setting is fixed once the allocator is in use, so each runs in a process of its own.
+Random requests under a limit, with each setting of the allocator; and of the bundled GPT whole
+training steps, and how many of ten run under a limit. A setting is fixed once the allocator is in
+use, so each runs in a process of its own.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +42,22 @@ STEPS = [
         ("fp16", "adam", False, 32),
     )
 ]
+TEN_STEPS_LIMIT_BYTES = 1024 * MIB
+TEN_STEPS_SIZES = {"fp32": range(36, 52), "bf16": range(46, 70)}
 MODEL = {"width": 256, "depth": 4, "vocabulary": 5000, "max_tokens": 128}
 
 
 def main() -> None:
     """Record one kind of fact, or all of them in processes of their own."""
     if len(sys.argv) == 2:
-        print(json.dumps(requests() if sys.argv[1] == "requests" else steps()))
+        facts = {"requests": requests, "steps": steps, "ten_steps": ten_steps}[sys.argv[1]]()
+        print(json.dumps(facts))
         return
     FACTS.mkdir(exist_ok=True)
     for name, setting in SETTINGS.items():
         write(f"requests_{name}", run("requests", setting))
     write("steps_gpt", run("steps", ""))
+    write("ten_steps_gpt", run("ten_steps", ""))
 
 
 def run(kind: str, setting: str) -> dict[str, Any]:
@@ -111,29 +118,74 @@ def steps() -> dict[str, Any]:
 
 def peaks(precision: str, optimizer: str, accumulate: bool, batch_size: int) -> dict[str, int]:
     """The highest peaks of two training steps, with an empty allocator before them."""
+    train = trainer(precision, optimizer, accumulate, batch_size)
+    for _ in range(2):
+        train()
+    return {
+        "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+        "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+    }
+
+
+def ten_steps() -> dict[str, Any]:
+    """How many of ten training steps ran under a limit, batch size by batch size.
+
+    Of each: the size, the steps that ran, and if all did, the peak of the reserved bytes and how
+    often the last step had to flush the allocator's cache.
+    """
+    sys.path[:0] = [str(ROOT), str(ROOT / "scripts/examples")]
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction(TEN_STEPS_LIMIT_BYTES / total)
+    ran = {
+        precision: [[size, *survival(precision, size)] for size in sizes]
+        for precision, sizes in TEN_STEPS_SIZES.items()
+    }
+    return {"model": MODEL, "capacity_bytes": int(TEN_STEPS_LIMIT_BYTES / total * total)} | ran
+
+
+def survival(precision: str, batch_size: int) -> list[int]:
+    """The steps that ran; if all ten did, the bytes reserved at most, the last step's retries."""
+    train = trainer(precision, "adamw", False, batch_size)
+    retries = 0
+    for step in range(10):
+        before = retries
+        try:
+            train()
+        except torch.OutOfMemoryError:
+            return [step]
+        retries = torch.cuda.memory_stats()["num_alloc_retries"]
+    return [10, torch.cuda.max_memory_reserved(), retries - before]
+
+
+def trainer(
+    precision: str, optimizer: str, accumulate: bool, batch_size: int
+) -> Callable[[], None]:
+    """What trains one step, with an empty allocator before the first."""
     import train_gpt
 
     from batchfinder.training.setup import TrainingSetup
     from batchfinder.training.step import TrainingStep
 
-    torch.cuda.empty_cache()
+    gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    assert torch.cuda.memory_allocated() == 0, "something was left of the case before"
     setup = TrainingSetup(train_gpt.build_model(**MODEL), None, optimizer=optimizer)
-    step = TrainingStep(setup, torch.device("cuda"), precision=precision)
+    device = torch.device("cuda")
+    step = TrainingStep(setup, device, precision=precision, accumulate=accumulate)
     sizes = {"vocabulary": MODEL["vocabulary"], "max_tokens": MODEL["max_tokens"]}
     sample = train_gpt.build_sample(batch_size, **sizes)
-    for _ in range(2):
-        for _ in range(2 if accumulate else 1):
-            step.forward_backward({name: tensor.to("cuda") for name, tensor in sample.items()})
+
+    def on_device() -> dict[str, torch.Tensor]:
+        return {name: tensor.to(device) for name, tensor in sample.items()}
+
+    def train() -> None:
+        for batch in step.fetch(on_device):
+            step.forward_backward(batch)
         step.optimizer_step()
-    assert before == 0, "something was left of the case before"
-    return {
-        "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
-        "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
-    }
+
+    return train
 
 
 if __name__ == "__main__":

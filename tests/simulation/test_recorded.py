@@ -79,3 +79,29 @@ def test_a_step_peaks_where_it_peaked_in_pytorch(step: dict[str, Any]) -> None:
 
     assert run.peak_allocated_bytes == step["peak_allocated_bytes"]
     assert run.peak_reserved_bytes == step["peak_reserved_bytes"]
+
+
+TEN_STEPS = recorded("ten_steps_gpt")
+
+
+@pytest.mark.skipif(TORCH_VERSION < (2, 11), reason="recorded with PyTorch 2.11")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_ten_steps_run_where_they_ran_in_pytorch(precision: str) -> None:
+    """Some of the sizes ran out of memory only in the third step, the fourth or the sixth."""
+    setup = load_target(f"{EXAMPLES}/train_gpt.py:build_model", TEN_STEPS["model"])
+    h200 = find_gpu("h200")
+    gpu = dataclasses.replace(h200, total_bytes=TEN_STEPS["capacity_bytes"], overhead_bytes=0)
+    options = ProbeOptions(precision=precision, headroom=0.0)
+    traces = StepTraces(
+        dataclasses.replace(setup, optimizer="adamw"), options, gpu.compute_capability
+    )
+    prober = SimulatedProber(traces, gpu, options)
+    steps_run = {size: steps for size, steps, *_ in TEN_STEPS[precision]}
+    held = {size: held for size, _, *held in TEN_STEPS[precision] if held}
+
+    runs = {size: prober.replay(size) for size in steps_run}
+
+    assert {0 < steps < 10 for steps in steps_run.values()} == {True, False}
+    assert held == {
+        size: [run.peak_reserved_bytes, run.retries] for size, run in runs.items() if run.fits
+    }

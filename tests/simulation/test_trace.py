@@ -83,6 +83,49 @@ def test_an_optional_workspace_never_makes_a_step_fail() -> None:
     assert roomy.stage_peak_bytes == {Stage.FORWARD: 150 * MIB}
 
 
+def training(steps: int) -> Trace:
+    """A weight; of each step a batch, which lives until the next is there, and an activation.
+
+    And a state of the optimizer, which the first step makes while the activation lies below it.
+    """
+    storages = [Storage(30 * MIB)]
+    events, starts = [0], []
+    batch = state = None
+    for _ in range(steps):
+        starts.append(len(events))
+        for size in (40, 100) if state else (40, 100, 20):
+            events.append(len(storages))
+            storages.append(Storage(size * MIB))
+        state = state or events[-1]
+        if batch:
+            events.insert(starts[-1] + 1, ~batch)
+        batch = len(storages) - (2 if batch else 3)
+        events.append(~(batch + 1))
+    return Trace(1, storages, events, [(0, Stage.SETUP), (1, Stage.FORWARD)], starts)
+
+
+def replayed(trace: Trace, capacity_mib: int) -> tuple[int, int] | None:
+    general = GeneralTrace(trace, [Curve(storage.size_bytes) for storage in trace.storages])
+    run = replay(general, 1, CachingAllocator(capacity_mib * MIB))
+    return (run.peak_reserved_bytes, run.retries) if run.fits else None
+
+
+@pytest.mark.parametrize("capacity_mib", range(180, 420, 20))
+def test_two_steps_tell_those_that_follow(capacity_mib: int) -> None:
+    traced = replayed(training(8), capacity_mib)
+
+    assert (traced is not None) == (capacity_mib >= 260)
+    assert replayed(training(2), capacity_mib) == traced
+
+
+def test_a_step_that_leaves_something_else_than_it_found_is_not_repeated() -> None:
+    """Two more of the same would not fit."""
+    storages = [Storage(40 * MIB), Storage(40 * MIB)]
+    trace = Trace(1, storages, [0, 1], [(0, Stage.FORWARD)], [0, 1])
+
+    assert replayed(trace, 100) == (80 * MIB, 0)
+
+
 @pytest.mark.parametrize("answer", [0, 1, 2, 63, 64, 97, 100])
 @pytest.mark.parametrize("multiple_of", [1, 8])
 @pytest.mark.parametrize("told", [1e-9, 0.3, 1.0, 30.0])
