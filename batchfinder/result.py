@@ -14,6 +14,8 @@ from batchfinder.units import format_seconds
 
 SCHEMA_VERSION = 1
 
+THRASHING_NOTE = "runs only by flushing the allocator's cache in every step"
+
 
 class Outcome(enum.Enum):
     """How a probe ended."""

@@ -65,8 +65,6 @@ def search_on_paper(
         status = Status.FOUND if larger_failed else Status.CAPPED
     seconds = time.monotonic() - started
     warnings = list(prober.warnings)
-    if answer and probes[answer].note:
-        warnings.append(f"{prober.gpu.name} at {answer}: {probes[answer].note}")
     model = None
     if answer and prober.traces.are_general:
         model = _memory_model(prober.traces, probes[answer])

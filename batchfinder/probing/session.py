@@ -17,6 +17,7 @@ from batchfinder.probing.oom import Failure, classify, needs_more_than_one_sampl
 from batchfinder.probing.oom_table import Tier
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.steadiness import GROWTH_NOISE, PeakWatch, left_behind
+from batchfinder.result import THRASHING_NOTE
 from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
@@ -36,8 +37,6 @@ LEAK_WARNING = (
     "of fixed length does, training runs out of it at any batch size; detach() or drop what is "
     "kept from step to step, such as outputs in a list"
 )
-
-THRASHING_NOTE = "runs only by flushing the allocator's cache in every step"
 
 
 class ProbeSession:

@@ -43,7 +43,7 @@ def guess_batch_size(
         traces, simulated = _simulated(setup, options, device, budget_bytes)
         bound = traces.at(first).upper_bound(budget_bytes)
         guess = largest_that_fits(
-            lambda batch_size: simulated.replay(batch_size).room,
+            lambda batch_size: simulated.probe_with_room(batch_size)[1],
             last if bound is None else min(bound, last),
             smallest=first,
             multiple_of=bounds[2],

@@ -9,7 +9,7 @@ from batchfinder.errors import DeviceError
 from batchfinder.memory_model import Phase
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.versions import versions
-from batchfinder.result import Outcome, Probe
+from batchfinder.result import THRASHING_NOTE, Outcome, Probe
 from batchfinder.simulation.allocator import (
     AllocatorSettings,
     CachingAllocator,
@@ -22,6 +22,8 @@ from batchfinder.simulation.step_trace import STEPS, StepTraces
 from batchfinder.simulation.trace import Stage
 from batchfinder.simulation.workspaces import CUBLASLT_WORKSPACE_BYTES, cublas_workspace_bytes
 from batchfinder.units import format_bytes
+
+NO_ROOM = -1.0
 
 STAGES_OF_PHASE = {
     Phase.FORWARD: (Stage.SETUP, Stage.FORWARD),
@@ -76,28 +78,35 @@ class SimulatedProber:
         return self.probe_with_room(batch_size, confirm=confirm)[0]
 
     def probe_with_room(self, batch_size: int, *, confirm: bool = False) -> tuple[Probe, float]:
-        """A probe, and the :attr:`~batchfinder.simulation.replay.Replay.room` that it showed."""
+        """A probe, and the :attr:`~batchfinder.simulation.replay.Replay.room` that it showed.
+
+        A size that runs only by flushing the allocator's cache in every step is refused, as it is
+        on a device: it has about one example too many.
+        """
         started = time.perf_counter()
         run = self.replay(batch_size)
         phases = phase_peaks(run)
         # What is reserved decides; it is all taken by the end of the backward pass.
         phases[Phase.FORWARD_BACKWARD] = run.peak_reserved_bytes
-        note = "" if run.fits else "out of memory"
-        if run.fits and run.retries:
-            note = "the allocator may have to flush its cache in every step, which is slow"
+        note, room = "", run.room
+        if not run.fits:
+            note = "out of memory"
+        elif run.retries:
+            note, room = THRASHING_NOTE, NO_ROOM
         probe = Probe(
             batch_size,
-            Outcome.FITS if run.fits else Outcome.OOM,
+            Outcome.OOM if note else Outcome.FITS,
             steps=STEPS,
             samples=batch_size * STEPS,
             seconds=time.perf_counter() - started,
             peak_allocated_bytes=run.peak_allocated_bytes,
             peak_reserved_bytes=run.peak_reserved_bytes,
             phase_peak_bytes=phases,
+            allocation_retries=run.retries if run.fits else 0,
             confirmed=confirm,
             note=note,
         )
-        return probe, run.room
+        return probe, room
 
     def replay(self, batch_size: int) -> Replay:
         """The steps at a batch size, in a fresh allocator of this GPU's budget."""
