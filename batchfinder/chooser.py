@@ -7,18 +7,20 @@ Brent's and of the ITP method, https://en.wikipedia.org/wiki/ITP_method).
 
 Where the allocator is fragmented, the answer is expected where the line of what it holds, instead
 of what its tensors take, meets the budget; beyond that it is chance which sizes it has room for.
+Or somebody knows better: a guess that the readings do not refute is confirmed, then a size just
+above it, or below if it failed, in growing strides.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from batchfinder.bracket import FRAGMENTED_RESOLUTION, Bracket
 from batchfinder.prediction import predict_easy_maximum, predict_maximum
 from batchfinder.result import Probe
+from batchfinder.search_pace import Pace
 
 # Batches are made in host memory, whose end is not tested: no size is more than so many times the
 # largest that has run, where its memory was seen to rise and where it was not.
@@ -39,6 +41,9 @@ EASY_MARGIN = 1 / 200
 # Where several steps from scratch need more than a probe has shown, that can be a fifth of it.
 RETREAT = 0.75
 
+# Where a guess failed, the answer is looked for below it in strides of at most this share of it.
+MOST_BELOW_GUESS = 1 / 10
+
 # A failure below this share of the predicted maximum shows that the model is no guide.
 TRUST = 0.8
 
@@ -54,37 +59,9 @@ SPARE_PROBES_WITH_MODEL = 8
 SPARE_PROBES = 4
 
 
-@dataclass(frozen=True)
-class Pace:
-    """How a search goes about it, by what a verdict is worth.
-
-    Attributes:
-        approach: while nothing has failed, go this far towards the predicted maximum,
-        close_enough: and once a reading lies beyond this share of it, to the size that should fail.
-        apart: a slope is taken between the largest reading and one at most this share of it:
-            between two sizes close to each other it would show little but noise.
-        reading_noise: readings are trusted to this share of the budget: a slope that two small
-            sizes show less clearly than that is not extended all the way.
-        resolution: the bracket is drawn no closer than this share of the size.
-    """
-
-    approach: float
-    close_enough: float
-    apart: float
-    reading_noise: float
-    resolution: float
-
-
-REPEATABLE = Pace(approach=0.75, close_enough=0.5, apart=0.9, reading_noise=1 / 1000, resolution=0)
-
-# The same size needs some percent more or less from run to run: a nearer reading tells hardly more.
-UNREPEATABLE = Pace(
-    approach=0.6, close_enough=0.25, apart=0.7, reading_noise=1 / 100, resolution=1 / 20
-)
-
-
-MakeGuess: TypeAlias = Callable[[Probe], int | None]
-"""``guess(smallest) -> batch size``: from the probe of the smallest size; None: unknown."""
+MakeGuess: TypeAlias = Callable[[Probe, float], int | None]
+"""``guess(largest, predicted) -> batch size``: where the answer may be, by something else than the
+probes: the largest of the two that ran, and the maximum that they predict; None: unknown."""
 
 
 class Chooser:
@@ -93,11 +70,12 @@ class Chooser:
     Args:
         known: what the search knows so far.
         pace: how it goes about it.
-        guess: asked where the answer may be when one size has run; None: nobody knows.
+        guess: asked once where the answer may be, when two sizes have run; None: nobody knows.
         is_open: whether no largest size was given.
 
     Attributes:
         expects_the_answer: whether the size chosen last is where the answer is expected.
+        is_guessed: whether the answer is looked for around a guess.
         has_aimed: whether an answer was expected where all that a fragmented allocator holds fits.
         has_looked_above: whether a size just above that was tried.
     """
@@ -107,7 +85,8 @@ class Chooser:
     ) -> None:
         self.known, self.pace, self.guess, self.is_open = known, pace, guess, is_open
         self.overruns = self.strides = 0
-        self.expects_the_answer = self.has_aimed = self.has_looked_above = False
+        self.expects_the_answer = self.is_guessed = False
+        self.has_aimed = self.has_looked_above = False
 
     def next_size(self) -> int:
         """The size to try next: inside the bracket, or ``low`` where nothing is left inside."""
@@ -120,12 +99,18 @@ class Chooser:
         return min(max(on_grid, known.low + known.unit), known.high - known.unit)
 
     def _choose(self) -> float:
+        if self.is_guessed and self.known.is_fragmented:
+            # Right next to the limit, where what a probe has run is no proof.
+            self.known.needs_confirmations = True
         if not self._has_probes_to_spare():
             return self._bisect()
         if self.known.failure is None:
             return self._extend()
         if not self.known.is_repeatable:
             return self._step_down()
+        if self.is_guessed and not self.known.confirmed and (stride := self._stride_below_guess()):
+            self.expects_the_answer = True
+            return self.known.high - stride
         return self._bisect() if self.known.misses_in_a_row >= PATIENCE else self._close_in()
 
     def _has_probes_to_spare(self) -> bool:
@@ -156,9 +141,15 @@ class Chooser:
             # the budget; some of it never is, so twice that likely fits and is still cheap.
             peak = max(known.fits[known.low].phase_peak_bytes.values(), default=0) or 1
             growth = min(max(2 * known.budget_bytes / peak, 2), SECOND_GROWTH)
-            expected = self.guess(known.fits[known.low]) if self.guess else None
-            return expected or known.low * growth
+            return known.low * growth
         predicted = self._predicted_maximum()
+        ran, ask = known.largest_that_ran(), self.guess
+        if ask and ran:
+            expected, self.guess = ask(ran, predicted), None
+            # What tensors take leaves no room for more than is predicted.
+            if expected is not None and expected <= predicted and self._aim_at(expected):
+                self.is_guessed = True
+                return expected
         if known.low < self.pace.close_enough * predicted:
             growth = BLIND_GROWTH if math.isinf(predicted) else MEASURED_GROWTH
             cautious = self._predicted_maximum(self.pace.reading_noise * known.budget_bytes)
@@ -209,7 +200,7 @@ class Chooser:
         if known.low not in known.confirmed:
             return known.high * (RETREAT if known.is_fragmented else 1 - STRIDE)
         if known.failure is None:
-            return self._stride_up()
+            return max(easy, self._just_above) if self._aim_at(easy) else self._stride_up()
         ran = max((size for size in known.fits if known.low < size < known.high), default=0)
         if known.failures_in_a_row == 1 and known.high - ran <= 2 * known.resolution:
             return ran  # a probe ran it, and where something is confirmed these are not far off
@@ -228,6 +219,13 @@ class Chooser:
     def _just_above(self) -> float:
         """As far above what runs as counts where the allocator is fragmented."""
         return self.known.low * (1 + FRAGMENTED_RESOLUTION)
+
+    def _stride_below_guess(self) -> float:
+        """How far to go below a guess that failed: twice as far each time; 0: it is of no use."""
+        known = self.known
+        least = max(known.resolution, math.floor(FRAGMENTED_RESOLUTION * known.high))
+        stride = least * 2.0 ** (known.failures_in_a_row - 1)
+        return stride if stride <= MOST_BELOW_GUESS * known.high else 0
 
     def _stride_up(self) -> float:
         """A size above all that ran, in growing strides, where nothing tells what fails."""

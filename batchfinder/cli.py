@@ -129,7 +129,7 @@ def cli() -> None:
 @click.option(
     "--start-from-estimate",
     is_flag=True,
-    help="Try early what `estimate` expects of this GPU. [default: if its smallest step takes 5 s]",
+    help="Confirm early what `estimate` expects of this GPU. [default: where full steps take 2 s]",
 )
 @click.option(
     "--global-batch-size",

@@ -99,9 +99,10 @@ def find_max_batch(
         isolate: try every size in a worker process.
         strategy: ``"ddp"`` or ``"fsdp"``: all ranks of this job search together, and each has to
             make this call. Default: ``"ddp"`` in a process group of several ranks, else none.
-        start_from_estimate: after the smallest size, try what :func:`estimate_max_batch` expects
+        start_from_estimate: after two small sizes, confirm what :func:`estimate_max_batch` expects
             of this device. Without, that is done where it pays: on an accelerator where a single
-            process trains without ``compile``, and the smallest step takes 5 seconds or more.
+            process trains without ``compile``, and by the two a step at the answer's size should
+            take 2 seconds or more.
         on_probe: called with each :class:`Probe` as it ends.
 
     Returns:
@@ -204,11 +205,8 @@ def run_search(
             on_probe(probe)
         return probe
 
-    def guess(first: Probe) -> int | None:
-        bounds = (first.batch_size, max_batch_size, multiple_of)
-        return head_start.after(first, prober, bounds) if head_start else None
-
     def search_from(smallest: int) -> Finding:
+        bounds = (smallest, max_batch_size, multiple_of)
         return search(
             run,
             budget_bytes=prober.budget_bytes,
@@ -216,7 +214,7 @@ def run_search(
             largest=max_batch_size,
             multiple_of=multiple_of,
             is_repeatable=prober.is_repeatable,
-            guess=guess,
+            guess=head_start.of(prober, bounds) if head_start else None,
         )
 
     try:

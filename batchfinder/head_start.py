@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeAlias
 
 from batchfinder.bounds import Bounds
+from batchfinder.chooser import MakeGuess
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.prober import Prober
 from batchfinder.result import Probe
 
-# Most estimates take 1 to 5 seconds. The first large probe, of up to 64 times as many examples, and
-# the one that follows it take several times as long as the smallest step; an estimate saves about
-# one of them.
-SLOW_STEP_SECONDS = 5.0
+# Most estimates take 1 to 5 seconds, where they need a process of their own about twice as many. An
+# estimate within a percent of the answer saves half of the search's full-size steps, about 6 of 12
+# where the allocator is fragmented.
+SLOW_STEP_SECONDS = 2.0
 
 MakeEstimate: TypeAlias = Callable[[str, int, Bounds], tuple[int | None, list[str]]]
 """From a device's name and budget to the size expected, None if that cannot be told; and what the
@@ -22,10 +24,10 @@ user should know."""
 
 
 class HeadStart:
-    """The estimate that a search starts from, made when the smallest size has run.
+    """The estimate that a search starts from, made when two small sizes have run.
 
-    Without being asked for it is made where it pays: on an accelerator whose step was slow. There
-    it is an extra, of which no failure is told. There is none for the CPU: its heap and its
+    Without being asked for it is made where it pays: on an accelerator whose steps will be slow.
+    There it is an extra, of which no failure is told. There is none for the CPU: its heap and its
     libraries take some ten percent beside the tensors, more for some models than for others, and an
     estimate above the answer costs more probes than it saves.
 
@@ -48,27 +50,33 @@ class HeadStart:
         self.batch_size: int | None = None
         self.notes: list[str] = []
 
-    def after(self, first: Probe, prober: Prober, bounds: Bounds) -> int | None:
-        """Where the answer may be, now that the smallest size has run; None: unknown.
+    def of(self, prober: Prober, bounds: Bounds) -> MakeGuess:
+        """What a search asks where the answer may be.
 
-        Raises:
-            Exception: what the estimate raises, if it was asked for.
+        Args:
+            prober: that runs the search.
+            bounds: its smallest size, the largest or None, and what each is a multiple of.
         """
-        if self._is_asked_for:
-            self.batch_size, self.notes = self._made(prober, bounds)
-        elif self._pays(first):
-            with suppress(Exception):  # the user's code runs in it, and the search goes on
-                self.batch_size, _ = self._made(prober, bounds)
-        return self.batch_size
+
+        def guess(largest: Probe, predicted: float) -> int | None:
+            if self._is_asked_for:
+                self.batch_size, self.notes = self._made(prober, bounds)
+            elif self._pays(largest, predicted):
+                with suppress(Exception):  # the user's code runs in it, and the search goes on
+                    self.batch_size, _ = self._made(prober, bounds)
+            return self.batch_size
+
+        return guess
 
     def _made(self, prober: Prober, bounds: Bounds) -> tuple[int | None, list[str]]:
         if prober.device.partition(" ")[0] == "cpu":
             return None, ["the search started without an estimate: there is none for the CPU"]
         return self._estimate(prober.device, prober.budget_bytes, bounds)
 
-    def _pays(self, first: Probe) -> bool:
+    def _pays(self, largest: Probe, predicted: float) -> bool:
         # Ranks must all try the same sizes, and their clocks differ. A compiled step takes less
         # than is simulated.
         if self._options.strategy is not None or self._options.compiled:
             return False
-        return (first.step_seconds or 0) >= SLOW_STEP_SECONDS
+        full_size_seconds = (largest.step_seconds or 0) * predicted / largest.batch_size
+        return SLOW_STEP_SECONDS <= full_size_seconds < math.inf

@@ -21,8 +21,9 @@ from typing import TypeAlias
 
 from batchfinder.bounds import check_bounds
 from batchfinder.bracket import Bracket
-from batchfinder.chooser import REPEATABLE, UNREPEATABLE, Chooser, MakeGuess
+from batchfinder.chooser import Chooser, MakeGuess
 from batchfinder.result import Probe, Status
+from batchfinder.search_pace import REPEATABLE, UNREPEATABLE
 
 RunProbe: TypeAlias = Callable[[int, bool], Probe]
 """``run(batch_size, confirm) -> Probe``: what the search does not want to know more of."""
@@ -63,7 +64,7 @@ def search(
         multiple_of: every size tried is a multiple of it.
         is_repeatable: whether a size that ran one step will run many, in any process. If not,
             only confirmations count near the limit.
-        guess: asked where the answer may be when the smallest size has run; tried next.
+        guess: asked once where the answer may be, when two sizes have run; confirmed next.
 
     Returns:
         The confirmed answer, and the failure one unit above it (at most 1/20 above it where

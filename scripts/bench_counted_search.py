@@ -1,15 +1,17 @@
 """What a search costs with PyTorch's own caching allocator, without a GPU.
 
-    scripts/counting_cuda/run.sh python scripts/bench_counted_search.py
+    scripts/counting_cuda/run.sh python scripts/bench_counted_search.py [--start-from-estimate]
 
 Searches in this process on a CUDA runtime that only counts memory (see ``scripts/counting_cuda``):
 limits, fragmentation, retries and out-of-memory errors are those of PyTorch's allocator; kernels do
 nothing, and cuDNN is off, so convolutions and LSTMs take other memory than on a GPU. Needs a build
-of PyTorch with CUDA. Writes each row as it comes to scripts/results/search_counted.json.
+of PyTorch with CUDA. Writes each row as it comes to scripts/results/search_counted.json, or with
+estimates to search_counted_from_estimate.json.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import warnings
 from typing import Any
@@ -22,11 +24,13 @@ from batchfinder import find_max_batch
 from batchfinder.training.loading import load_setup
 from batchfinder.units import GIB
 
-RESULT_FILE = RESULTS / "search_counted.json"
-
 
 def main() -> None:
     """Search for every family, precision and limit."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--start-from-estimate", action="store_true")
+    options = parser.parse_args()
+    name = "search_counted" + ("_from_estimate" if options.start_from_estimate else "")
     warnings.simplefilter("ignore")  # of models without a learning-rate scheduler, and the like
     rows: list[dict[str, Any]] = []
     for family, arguments in FAMILIES.items():
@@ -39,6 +43,7 @@ def main() -> None:
                     device="cuda",
                     precision=precision,
                     memory_limit=limit and limit * GIB,
+                    start_from_estimate=options.start_from_estimate,
                 )
                 rows.append(
                     {
@@ -46,6 +51,7 @@ def main() -> None:
                         "precision": precision,
                         "limit_gib": limit,
                         "batch_size": result.batch_size,
+                        "estimated": result.estimated_batch_size,
                         "next_failure": result.next_failure and result.next_failure.batch_size,
                         "probes": len(result.probes),
                         "full_size_steps": result.cost_full_size_steps,
@@ -54,7 +60,10 @@ def main() -> None:
                     }
                 )
                 print(rows[-1], file=sys.stderr, flush=True)
-                save(RESULT_FILE, {"versions": {"torch": torch.__version__}, "searches": rows})
+                save(
+                    RESULTS / f"{name}.json",
+                    {"versions": {"torch": torch.__version__}, "searches": rows},
+                )
     print(costs_table(rows))
 
 

@@ -23,6 +23,7 @@ LEAVES = (
     "prediction",
     "result",
     "search",
+    "search_pace",
     "units",
 )
 MOST_LINES = 300

@@ -41,7 +41,7 @@ def run_search(
         largest=largest,
         multiple_of=unit,
         is_repeatable=prober.is_repeatable,
-        guess=None if guess is None else lambda _: guess,
+        guess=None if guess is None else lambda *_: guess,
     )
     return finding, probes
 
@@ -82,15 +82,18 @@ def was_refuted(prober: FakeProber, probes: list[Probe]) -> bool:
     return any(p.batch_size in plain or p.steps > 1 for p in failures)
 
 
+guesses = st.none() | st.integers(1, 10**7)
+
+
 # Every device, whatever it does.
 
 
 @thoroughly
-@given(fake_probers(), search_bounds())
+@given(fake_probers(), search_bounds(), guesses)
 def test_the_answer_was_confirmed_and_the_size_above_it_failed(
-    prober: FakeProber, bounds: Bounds
+    prober: FakeProber, bounds: Bounds, guess: int | None
 ) -> None:
-    finding, probes = run_search(prober, *bounds)
+    finding, probes = run_search(prober, *bounds, guess)
     first, last = check_bounds(*bounds)
     failed = [p.batch_size for p in probes if not p.fits]
     answer = size_of(finding)
@@ -116,9 +119,11 @@ def test_the_answer_was_confirmed_and_the_size_above_it_failed(
 
 
 @thoroughly
-@given(fake_probers(), search_bounds())
-def test_no_size_is_run_twice_or_out_of_bounds(prober: FakeProber, bounds: Bounds) -> None:
-    _, probes = run_search(prober, *bounds)
+@given(fake_probers(), search_bounds(), guesses)
+def test_no_size_is_run_twice_or_out_of_bounds(
+    prober: FakeProber, bounds: Bounds, guess: int | None
+) -> None:
+    _, probes = run_search(prober, *bounds, guess)
     first, last = check_bounds(*bounds)
     tried = [(p.batch_size, p.confirmed) for p in probes]
     assert len(tried) == len(set(tried))
@@ -126,9 +131,11 @@ def test_no_size_is_run_twice_or_out_of_bounds(prober: FakeProber, bounds: Bound
 
 
 @thoroughly
-@given(fake_probers(), search_bounds())
-def test_a_search_ends_within_its_bound(prober: FakeProber, bounds: Bounds) -> None:
-    _, probes = run_search(prober, *bounds)
+@given(fake_probers(), search_bounds(), guesses)
+def test_a_search_ends_within_its_bound(
+    prober: FakeProber, bounds: Bounds, guess: int | None
+) -> None:
+    _, probes = run_search(prober, *bounds, guess)
     allowed = halvings(bounds) + 8
     if was_refuted(prober, probes):
         # The search started over, with confirmations.
@@ -482,13 +489,31 @@ def test_bounds_without_a_size_are_a_usage_error(bounds: Bounds, message: str) -
         check_bounds(*bounds)
 
 
-def test_the_first_large_probe_is_at_the_guess() -> None:
+def test_the_first_large_probe_confirms_the_guess() -> None:
     prober = exact_device(990)
 
     finding, probes = run_search(prober, guess=985)
 
-    assert story(probes) == ["1+", "985+", "991-", "990+!"]
+    assert story(probes) == ["1+", "6+", "985+!", "991-", "990+!"]
     assert size_of(finding) == 990
+
+
+@pytest.mark.parametrize(
+    ("guess", "sizes"),
+    [
+        (762, ["762+!", "769-!"]),  # right
+        (768, ["768-!", "761+!"]),  # too high by little
+        (780, ["780-!", "773-!", "759+!", "766-!"]),
+        (738, ["738+!", "745+!", "759+!", "789-!", "766-!"]),
+    ],
+)
+def test_around_a_guess_where_the_allocator_is_fragmented(guess: int, sizes: list[str]) -> None:
+    prober = fragmented_device(1000)
+    prober.confirm_extra = 0.2
+
+    _, probes = run_search(prober, guess=guess)
+
+    assert story(probes)[2:] == sizes
 
 
 @pytest.mark.parametrize("guess", [1, 3, 1100, 5000])

@@ -69,7 +69,7 @@ def details(
 def _guess(estimated: int, found: int) -> str:
     off = estimated / found - 1
     verdict = f"{abs(off):.1%} {'above' if off > 0 else 'below'} the answer" if off else "exact"
-    return f"The estimate it started from, {estimated}, was {verdict}."
+    return f"The estimate, {estimated}, was {verdict}."
 
 
 def _verdict(result: BatchSizeResult) -> str:
