@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -23,6 +24,7 @@ from batchfinder.simulation.alignment import (
     check_lines,
 )
 from batchfinder.simulation.attention import FAMILIES, ComputeCapability, kernel_family
+from batchfinder.simulation.caches import forget_fakes
 from batchfinder.simulation.cluster import Cluster, resizes_told
 from batchfinder.simulation.curve import Curve
 from batchfinder.simulation.fake import fake_batch, fake_copy, fake_cuda
@@ -34,12 +36,13 @@ from batchfinder.simulation.workspaces import CudaWorkspaces
 from batchfinder.training.anatomy import tensors_of
 from batchfinder.training.placement import homes_of
 from batchfinder.training.process_settings import repeatable
-from batchfinder.training.reach import modules_reached, reachable
+from batchfinder.training.reach import methods_of, modules_reached, reachable
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.state import refuse_lazy
 from batchfinder.training.step import TrainingStep
 from batchfinder.training.tree import map_leaves
+from batchfinder.training.undo import contents_kept
 
 # Small, for sizes cost nothing here but host memory for the batch; even, for what halves a batch.
 TRACED_SIZES = (4, 8)
@@ -128,18 +131,24 @@ class StepTraces:
         return kernel_family(capability) in self._alike
 
     def _trace(self, batch_size: int, forward_only: bool = False) -> Trace:
-        with self._repeatable():
-            if self._cluster is None:
-                return self._trace_of(batch_size, None, None, forward_only)
-            with self._cluster.joined() as mesh:
-                return self._trace_of(batch_size, self._cluster, mesh, forward_only)
+        model = self._setup.model
+        joined = self._cluster.joined() if self._cluster else nullcontext()
+        try:
+            with self._repeatable(), contents_kept(reachable(methods_of(model))), joined as mesh:
+                trace, survivors = self._trace_of(batch_size, self._cluster, mesh, forward_only)
+        except BaseException:
+            forget_fakes()
+            raise
+        if any(survivor() is not None for survivor in survivors):
+            forget_fakes()  # which takes a moment, and is seldom needed
+        return trace
 
     def _repeatable(self) -> AbstractContextManager[None]:
         return repeatable(reachable([*self._setup.functions, self._setup.make_batch]))
 
     def _trace_of(
         self, batch_size: int, cluster: Cluster | None, mesh: Any, forward_only: bool
-    ) -> Trace:
+    ) -> tuple[Trace, list[weakref.ref[Any]]]:
         batch = self._batches.make(batch_size)
         names: dict[int, str] = {}
         precision = self._options.precision
@@ -181,10 +190,11 @@ class StepTraces:
                 if forward_only:
                     tracker.begin_step()
                     step.forward(_on_device(host_batch, tracker))
+                survivors = tracker.made_by_steps()
         if not forward_only:
             step.check_optimizers()
         self.warnings += [warning for warning in step.warnings if warning not in self.warnings]
-        return tracker.trace
+        return tracker.trace, survivors
 
 
 def _fake_setup(

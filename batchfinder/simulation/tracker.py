@@ -144,6 +144,12 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note that the allocator gives its cached segments back."""
         self.trace.events.append(EMPTY_CACHE)
 
+    def made_by_steps(self) -> list[weakref.ref[Any]]:
+        """The storages that steps have made and that are alive."""
+        entries = [entry for entry in self._live.values() if entry.index != _ON_HOST]
+        made = [e for e in entries if self.trace.storages[e.index].stage is not Stage.SETUP]
+        return [entry.watch for entry in made if entry.watch]
+
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
         """Say what the storages of some tensors are for."""
         for tensor in tensors:

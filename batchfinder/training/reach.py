@@ -20,6 +20,7 @@ from batchfinder.training.anatomy import (
     contents_of,
     contents_of_slot,
     is_followed,
+    is_users,
     items_of,
     namespaces_of,
     parts_of,
@@ -141,6 +142,19 @@ def hooks_of(model: nn.Module) -> list[Any]:
     ]
     of_tensors = [hooks for tensor in model.parameters() for hooks in tensor_hooks(tensor)]
     return [hook for hooks in (*of_modules, *of_tensors) for hook in hooks.values()]
+
+
+def methods_of(model: nn.Module) -> list[Any]:
+    """What the user's own classes of modules hold: the methods that a forward pass runs, and data.
+
+    A table that they keep in a global, once for each length, is reached by these alone.
+
+    Example:
+        >>> methods_of(nn.Linear(2, 2))
+        []
+    """
+    classes = {cls for module in model.modules() for cls in type(module).__mro__ if is_users(cls)}
+    return [part for cls in classes for part in parts_of(cls)]
 
 
 def _held_by_callable(value: Any) -> Iterable[Any]:

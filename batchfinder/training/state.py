@@ -24,7 +24,7 @@ from batchfinder.training.process_settings import (
     generator,
     process_settings,
 )
-from batchfinder.training.reach import reachable
+from batchfinder.training.reach import methods_of, reachable
 from batchfinder.training.undo import undo_of
 
 
@@ -36,9 +36,9 @@ def preserved_state(*objects: object, device: torch.device | str | None = None) 
 
     - of each object: attributes, dicts and lists; so parameters, buffers, train/eval mode, hooks,
       optimizer states and groups, the scaler's scale, the scheduler's counters;
-    - of each function: what it reaches in its closure, its globals, the user's modules and the
-      object that it belongs to, as far as that is the user's code, and which objects the variables
-      there name; and the user's generators of random numbers;
+    - of each function, and of each method of the user's modules: what it reaches in its closure,
+      its globals, the user's files and the object that it belongs to, as far as that is the user's
+      code, and which objects the variables there name; and the user's generators of random numbers;
     - of each tensor in them: the object, its values, its device and storage (tied and shared ones
       stay so), ``requires_grad`` and the gradient (the same object; None stays None);
     - of the process: random number generators (Python, NumPy, PyTorch on the CPU and the devices),
@@ -113,7 +113,8 @@ class _Snapshot:
 
     def _collect(self, objects: tuple[object, ...]) -> None:
         roots = [vars(item) for item in objects if hasattr(item, "__dict__")]
-        for value in reachable([torch.default_generator, *roots, *objects]):
+        methods = [m for item in objects if isinstance(item, nn.Module) for m in methods_of(item)]
+        for value in reachable([torch.default_generator, *roots, *objects, *methods]):
             if isinstance(value, Tensor):
                 self._save_tensor(value)
             else:

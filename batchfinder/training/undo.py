@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import CellType, FunctionType, MemberDescriptorType
 from typing import Any
@@ -18,6 +20,17 @@ from batchfinder.training.anatomy import (
     users_classes,
 )
 from batchfinder.training.process_settings import Undo
+
+
+@contextmanager
+def contents_kept(things: Iterable[Any]) -> Iterator[None]:
+    """Give each thing back what it held before; see :func:`undo_of`."""
+    undo = [put_back for thing in things for put_back in undo_of(thing)]
+    try:
+        yield
+    finally:
+        for put_back in undo:
+            put_back()
 
 
 def undo_of(value: Any) -> list[Undo]:

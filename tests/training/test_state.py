@@ -623,6 +623,27 @@ def test_what_functions_reach_comes_back() -> None:
     assert all_of_it() == before
 
 
+TABLES: dict[int, Tensor] = {}
+
+
+class Positioned(nn.Module):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs + TABLES.setdefault(len(inputs), torch.ones(1))
+
+
+def test_what_methods_of_modules_reach_comes_back() -> None:
+    TABLES[2] = table = torch.zeros(1)
+    model = nn.Sequential(Positioned())
+
+    with preserved_state(model):
+        model(torch.ones(3))
+        TABLES[2].fill_(1)
+
+    assert list(TABLES) == [2]
+    assert TABLES[2] is table
+    assert not table.any()
+
+
 def test_the_object_of_a_method_comes_back() -> None:
     class Loop:
         def __init__(self) -> None:
