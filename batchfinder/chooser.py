@@ -14,7 +14,7 @@ above it, or below if it failed, in growing strides.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from batchfinder.bracket import FRAGMENTED_RESOLUTION, Bracket
@@ -59,9 +59,9 @@ SPARE_PROBES_WITH_MODEL = 8
 SPARE_PROBES = 4
 
 
-MakeGuess: TypeAlias = Callable[[Probe, float], int | None]
-"""``guess(largest, predicted) -> batch size``: where the answer may be, by something else than the
-probes: the largest of the two that ran, and the maximum that they predict; None: unknown."""
+MakeGuess: TypeAlias = Callable[[Mapping[int, Probe], float], int | None]
+"""``guess(probes, predicted) -> batch size``: where the answer may be, by something else than two
+small probes, given by their sizes, and the maximum that they predict; None: unknown."""
 
 
 class Chooser:
@@ -143,9 +143,8 @@ class Chooser:
             growth = min(max(2 * known.budget_bytes / peak, 2), SECOND_GROWTH)
             return known.low * growth
         predicted = self._predicted_maximum()
-        ran, ask = known.largest_that_ran(), self.guess
-        if ask and ran:
-            expected, self.guess = ask(ran, predicted), None
+        if self.guess is not None:
+            expected, self.guess = self.guess(known.fits, predicted), None
             # What tensors take leaves no room for more than is predicted.
             if expected is not None and expected <= predicted and self._aim_at(expected):
                 self.is_guessed = True

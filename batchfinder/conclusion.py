@@ -8,6 +8,9 @@ from batchfinder.memory_model import MemoryModel, fit
 from batchfinder.probing.prober import Prober
 from batchfinder.result import BatchSizeResult, NextFailure, Probe, Status
 
+# Probes tell the lines where one ran at this share of the largest size that fitted.
+LARGE_ENOUGH = 0.5
+
 
 def conclude(
     prober: Prober,
@@ -63,9 +66,11 @@ def _memory_model(probes: Sequence[Probe], is_repeatable: bool) -> MemoryModel |
     """The lines through the probes.
 
     Confirmations, from scratch, may lie elsewhere; where verdicts do not repeat, every probe is
-    from scratch.
+    from scratch. But lines through small sizes alone mislead more.
     """
     fits = [p for p in probes if p.fits]
     plain = [p for p in fits if not p.confirmed]
-    chosen = plain if len(plain) > 1 and is_repeatable else fits
+    largest = max((p.batch_size for p in fits), default=0)
+    tell = len(plain) > 1 and max(p.batch_size for p in plain) >= LARGE_ENOUGH * largest
+    chosen = plain if tell and is_repeatable else fits
     return fit((p.batch_size, p.phase_peak_bytes) for p in chosen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -58,10 +58,10 @@ class HeadStart:
             bounds: its smallest size, the largest or None, and what each is a multiple of.
         """
 
-        def guess(largest: Probe, predicted: float) -> int | None:
+        def guess(probes: Mapping[int, Probe], predicted: float) -> int | None:
             if self._is_asked_for:
                 self.batch_size, self.notes = self._made(prober, bounds)
-            elif self._pays(largest, predicted):
+            elif self._pays(probes, predicted):
                 with suppress(Exception):  # the user's code runs in it, and the search goes on
                     self.batch_size, _ = self._made(prober, bounds)
             return self.batch_size
@@ -73,10 +73,12 @@ class HeadStart:
             return None, ["the search started without an estimate: there is none for the CPU"]
         return self._estimate(prober.device, prober.budget_bytes, bounds)
 
-    def _pays(self, largest: Probe, predicted: float) -> bool:
+    def _pays(self, probes: Mapping[int, Probe], predicted: float) -> bool:
         # Ranks must all try the same sizes, and their clocks differ. A compiled step takes less
         # than is simulated.
         if self._options.strategy is not None or self._options.compiled:
             return False
-        full_size_seconds = (largest.step_seconds or 0) * predicted / largest.batch_size
-        return SLOW_STEP_SECONDS <= full_size_seconds < math.inf
+        sizes = min(probes), max(probes)
+        seconds = [probes[size].step_seconds or 0.0 for size in sizes]
+        rise = (seconds[1] - seconds[0]) / (sizes[1] - sizes[0])
+        return SLOW_STEP_SECONDS <= seconds[1] + rise * (predicted - sizes[1]) < math.inf

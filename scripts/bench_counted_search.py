@@ -12,6 +12,7 @@ estimates to search_counted_from_estimate.json.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import warnings
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 from bench_case import RESULTS, ROOT, save
 from paper_devices import FAMILIES, LIMITS_GIB, PRECISIONS, costs_table
 
-from batchfinder import find_max_batch
+from batchfinder import find_max_batch, head_start
 from batchfinder.training.loading import load_setup
 from batchfinder.units import GIB
 
@@ -30,6 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--start-from-estimate", action="store_true")
     options = parser.parse_args()
+    head_start.SLOW_STEP_SECONDS = math.inf  # how busy this machine is must not decide
     name = "search_counted" + ("_from_estimate" if options.start_from_estimate else "")
     warnings.simplefilter("ignore")  # of models without a learning-rate scheduler, and the like
     rows: list[dict[str, Any]] = []

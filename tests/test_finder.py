@@ -28,6 +28,7 @@ from batchfinder import (
     estimate_max_batch,
     find_max_batch,
 )
+from batchfinder.conclusion import conclude
 from batchfinder.errors import BatchTooSmallError, UsageError, UserCodeError, WorkerError
 from batchfinder.finder import run_search
 from batchfinder.head_start import SLOW_STEP_SECONDS, HeadStart
@@ -135,7 +136,7 @@ def no_estimate(*_: object) -> tuple[int | None, list[str]]:
     ("device", "step_seconds", "options", "estimated"),
     [
         ("cuda:0 Paper", SLOW_STEP_SECONDS, {}, 80),
-        ("cuda:0 Paper", SLOW_STEP_SECONDS / 90, {}, None),
+        ("cuda:0 Paper", SLOW_STEP_SECONDS - 1, {}, None),
         ("cpu", SLOW_STEP_SECONDS, {}, None),
         ("cuda:0 Paper", SLOW_STEP_SECONDS, {"compiled": True}, None),
         ("cuda:0 Paper", SLOW_STEP_SECONDS, {"strategy": "ddp"}, None),
@@ -152,6 +153,27 @@ def test_a_slow_search_starts_from_an_estimate_by_itself(
     assert (result.batch_size, result.estimated_batch_size) == (90, estimated)
     assert (prober.sizes[2] == 80) is (estimated == 80)
     assert result.warnings == ()
+
+
+@pytest.mark.parametrize(("largest_probe", "per_sample"), [(64, 20), (600, 10)])
+def test_lines_come_from_probes_unless_all_were_small(
+    largest_probe: int, per_sample: float
+) -> None:
+    """What an example adds shows less in small sizes, where the allocator rounds."""
+
+    def fitted(size: int, peak: int, *, confirmed: bool = False) -> Probe:
+        peaks = {Phase.FORWARD_BACKWARD: peak}
+        return Probe(
+            size, Outcome.FITS, 1, 0.0, phase_peak_bytes=peaks, confirmed=confirmed, samples=size
+        )
+
+    probes = [fitted(1, 10), fitted(largest_probe, 10 * largest_probe)]
+    probes.append(fitted(1000, 20_000, confirmed=True))
+
+    result = conclude(FakeProber(), probes, Status.FOUND, seconds=1.0)
+
+    assert result.memory_model is not None
+    assert result.memory_model.per_sample_bytes == pytest.approx(per_sample, rel=0.05)
 
 
 def test_an_estimate_that_nobody_asked_for_never_fails_the_search() -> None:
