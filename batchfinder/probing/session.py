@@ -29,7 +29,7 @@ BASELINE_WITHIN = 0.02
 # The optimizer allocates its states in its first step, so only the second one shows the peak.
 WARM_UP_STEPS = 2
 
-# What flushes the allocator's cache in so many steps in a row has no layout that the next can keep.
+# A probe that flushes the allocator's cache gets so many steps to do without.
 THRASHING_STEPS = 2
 
 LEAK_WARNING = (
@@ -241,14 +241,14 @@ class ProbeSession:
             peaks_wander=not self.device.leaves_no_trace,
         )
         for _ in range(watch.most_steps):
-            watch.note(self._step(batch_size, next_batch, run))
+            watch.note(self._step(batch_size, next_batch, run), run.allocation_retries)
             # Ranks that train together end together. One that has settled may see its peak move
             # again while others have not, and is judged as if it had trained alone.
-            if self.all_agree(watch.is_settled):
+            if self.all_agree(watch.is_over):
                 break
         self._step_of_setup.check_loss()
         self._step_of_setup.check_optimizers()
-        run.note = watch.objection() or (THRASHING_NOTE if run.allocation_retries else "")
+        run.note = watch.objection()
 
     def _step(self, batch_size: int, next_batch: Callable[[], Any], run: Run) -> int:
         """One step; its peak in bytes."""

@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, stdev
 
+from batchfinder.result import THRASHING_NOTE
 from batchfinder.units import MIB, format_bytes
 
 # A confirmation goes on until the peak has not grown for so many steps in a row, but not for ever.
 STEADY_STEPS = 2
 MAX_CONFIRM_STEPS = 10
+
+# What flushes the allocator's cache in so many steps in a row is taken to do so in all. Fewer may
+# have found a layout that later steps keep, or be on the way to run out of memory.
+MAX_FLUSHING_STEPS = 3
 
 # Growth below this share of the budget is the noise of the readings.
 GROWTH_NOISE = 1 / 1000
@@ -42,7 +47,9 @@ class PeakWatch:
         peaks_wander: whether the same step needs a little more or less each time.
 
     Attributes:
-        is_settled: whether enough steps were watched; once it is so it stays so.
+        is_settled: whether enough steps were watched, and the last ones held no more than those
+            before without flushing the allocator's cache; once it is so it stays so.
+        is_over: whether more steps would tell no more; as that.
         most_steps: after which it will not settle any more.
 
     Example:
@@ -63,16 +70,23 @@ class PeakWatch:
         self.most_steps = max(MAX_CONFIRM_STEPS, self._least_steps + STEADY_STEPS)
         self._noise_bytes = GROWTH_NOISE * budget_bytes
         self._peaks: list[int] = []
-        self.is_settled = False
+        self._flushing = self._quiet = 0
+        self.is_settled = self.is_over = False
 
-    def note(self, peak_bytes: int) -> None:
-        """Take note of what one more step needed."""
+    def note(self, peak_bytes: int, flushes: int = 0) -> None:
+        """Take note of what one more step needed, and of how often it flushed the cache."""
         self._peaks.append(peak_bytes)
-        steady = steps_without_growth(self._peaks, self._noise_bytes)
-        self.is_settled |= len(self._peaks) >= self._least_steps and steady >= STEADY_STEPS
+        self._flushing, self._quiet = (self._flushing + 1, 0) if flushes else (0, self._quiet + 1)
+        if len(self._peaks) < self._least_steps:
+            return
+        steady = min(self._quiet, steps_without_growth(self._peaks, self._noise_bytes))
+        self.is_settled |= steady >= STEADY_STEPS
+        self.is_over |= self.is_settled or self._flushing >= MAX_FLUSHING_STEPS
 
     def objection(self) -> str:
         """Why the size is not fit for training; "" if it is."""
+        if self._flushing:
+            return THRASHING_NOTE
         if not self.is_settled and (
             not self._peaks_wander or is_rising(self._peaks, self._noise_bytes)
         ):

@@ -16,6 +16,8 @@ from batchfinder.errors import BatchTooSmallError
 from batchfinder.probing.device import DeviceMemory, Peaks
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.session import LEAK_WARNING, ProbeSession
+from batchfinder.probing.steadiness import PeakWatch
+from batchfinder.result import THRASHING_NOTE
 from batchfinder.training.sample import BatchMaker
 from batchfinder.units import MIB
 
@@ -245,6 +247,30 @@ def test_a_size_that_runs_only_by_flushing_the_cache_is_refused() -> None:
         assert (probe.outcome, probe.is_thrashing) == (Outcome.OOM, True)
         assert probe.note == "runs only by flushing the allocator's cache in every step"
     assert probe.steps == 2
+
+
+@pytest.mark.parametrize(
+    ("flushes", "is_thrashing"),
+    [
+        ([0, 0, 0], False),
+        ([1, 0, 0], False),  # where the optimizer's states find their place
+        ([0, 1, 0, 0], False),
+        ([0, 1, 1, 0, 0], False),
+        ([0, 1, 1, 1], True),
+        ([0, 1, 0, 1, 0, 1, 0, 1, 0, 1], True),
+    ],
+)
+def test_a_confirmation_lasts_until_steps_do_without_flushing_the_cache(
+    flushes: list[int], is_thrashing: bool
+) -> None:
+    watch = PeakWatch(budget_bytes=1000, least_steps=3, peaks_wander=False)
+
+    for flushed in flushes:
+        assert not watch.is_over
+        watch.note(900, flushed)
+
+    assert watch.is_over or len(flushes) == watch.most_steps
+    assert (watch.objection() == THRASHING_NOTE) is is_thrashing
 
 
 def test_where_a_process_keeps_traces_six_steps_show_how_much_peaks_differ() -> None:
