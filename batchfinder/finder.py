@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from batchfinder.bounds import UNLIMITED_BATCH_SIZE, Bounds, check_bounds
+from batchfinder.bounds import Bounds, check_bounds
 from batchfinder.conclusion import conclude
 from batchfinder.errors import BatchTooSmallError, WorkerError
 from batchfinder.head_start import HeadStart
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.prober import Prober
-from batchfinder.result import BatchSizeResult, Outcome, Probe, Status
+from batchfinder.remarks import remarks_on
+from batchfinder.result import BatchSizeResult, Outcome, Probe
 from batchfinder.search import Finding, search
 from batchfinder.units import parse_bytes
 
@@ -228,33 +229,8 @@ def run_search(
             f"not even a batch of {finding.failure.batch_size} runs: {finding.failure.note}; "
             "run one training step by yourself to see more"
         )
-    remarks = _remarks(finding, max_batch_size, multiple_of, prober.is_repeatable)
+    remarks = remarks_on(finding, prober, max_batch_size, multiple_of)
     notes = head_start.notes if head_start else []
     warnings = [*notes, *prober.warnings, *remarks]
     result = conclude(prober, probes, finding.status, time.monotonic() - started, warnings)
     return replace(result, estimated_batch_size=head_start.batch_size if head_start else None)
-
-
-def _remarks(
-    finding: Finding, max_batch_size: int | None, multiple_of: int, is_repeatable: bool
-) -> Iterator[str]:
-    """What the user should know of how the search ended."""
-    if finding.status is Status.CAPPED and max_batch_size is None:
-        yield (
-            f"nothing ran out of memory up to a batch of {UNLIMITED_BATCH_SIZE}; give the size of "
-            "your data set as the largest batch size"
-        )
-    if finding.confirmation and finding.failure:
-        answer, failure = finding.confirmation.batch_size, finding.failure.batch_size
-        if failure - answer <= multiple_of:
-            return
-        if is_repeatable:
-            yield (
-                f"sizes between {answer} and {failure} were not tried: the allocator is fragmented "
-                "there, and it is chance which of them it has room for"
-            )
-        else:
-            yield (
-                f"from {answer} to {failure} it depends on the run what fits: the same size needs "
-                "a little more or less memory each time on this device"
-            )

@@ -92,6 +92,29 @@ def test_where_the_allocator_is_fragmented_the_sizes_left_out_are_named() -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("device", "setting", "is_told"),
+    [
+        ("cuda:0 Paper", "", True),
+        ("cuda:0 Paper", "max_split_size_mb:64, expandable_segments:True", False),
+        ("cpu", "", False),
+    ],
+)
+def test_where_the_allocator_wastes_much_a_setting_of_it_is_named(
+    device: str, setting: str, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", setting)
+    prober = FakeProber(budget_bytes=10_000, reserved_extra=0.2, fragmentation=0.2, device=device)
+
+    result = run_search(prober)
+
+    hints = [warning for warning in result.warnings if "expandable_segments:True" in warning]
+    assert [hint.partition(":")[0] for hint in hints] == is_told * [
+        "the allocator is so fragmented that tensors take only 7.8 KiB of the 9.8 KiB; "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments"
+    ]
+
+
 def head_start(model: nn.Module) -> HeadStart:
     sample = torch.randn(2, 1024), torch.randn(2, 1024)
     setup, options = TrainingSetup(model, sample, optimizer="sgd"), ProbeOptions()

@@ -34,7 +34,7 @@ ROOMS = (
     ("cli",),
     ("find_command", "estimate_command", "gpus_command"),
     ("", "finder", "estimator", "cluster_estimator"),
-    ("simulated_search", "head_start", "conclusion"),
+    ("simulated_search", "head_start", "conclusion", "remarks"),
     ("integrations", "reporting"),
     ("probing", "simulation"),
     ("training",),

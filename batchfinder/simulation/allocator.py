@@ -10,6 +10,7 @@ management (https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-manageme
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -21,6 +22,7 @@ from batchfinder.simulation.rounding import (
     round_request,
     segment_bytes,
 )
+from batchfinder.units import MIB
 
 Block: TypeAlias = int
 """A piece of a segment: its size in the high bits, its address in the low ones.
@@ -91,6 +93,20 @@ class AllocatorSettings:
     expandable_segments: bool = False
     max_split_size_bytes: int | None = None
     roundup_power2_divisions: int = 1
+
+    @classmethod
+    def of_this_process(cls) -> AllocatorSettings:
+        """Those in the environment, as PyTorch reads them; settings of other kinds are left out."""
+        text = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF", "")
+        parts = (part.partition(":") for part in text.replace(" ", "").split(","))
+        told = {name: value for name, _, value in parts}
+        numbers = {name: int(value) for name, value in told.items() if value.isdecimal()}
+        largest = numbers.get("max_split_size_mb")
+        return cls(
+            told.get("expandable_segments") == "True",
+            None if largest is None else largest * MIB,
+            numbers.get("roundup_power2_divisions", 1),
+        )
 
 
 class CachingAllocator:

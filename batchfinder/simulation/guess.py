@@ -7,6 +7,7 @@ import dataclasses
 from batchfinder.bounds import Bounds, check_bounds
 from batchfinder.errors import BatchFinderError, UsageError
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.simulation.allocator import AllocatorSettings
 from batchfinder.simulation.gpus import Gpu, find_gpu, unnamed_gpu
 from batchfinder.simulation.prober import SimulatedProber
 from batchfinder.simulation.replay import largest_that_fits
@@ -60,7 +61,7 @@ def _simulated(
     # The budget is what limit, overhead and headroom have left.
     options = dataclasses.replace(options, memory_limit=None, headroom=0.0)
     traces = StepTraces(setup, options, gpu.compute_capability)
-    return traces, SimulatedProber(traces, gpu, options)
+    return traces, SimulatedProber(traces, gpu, options, AllocatorSettings.of_this_process())
 
 
 def _gpu(device: str, budget_bytes: int) -> Gpu:

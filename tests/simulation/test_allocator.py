@@ -214,3 +214,25 @@ def test_max_split_size_keeps_large_blocks_whole() -> None:
     assert allocator.reserved_bytes == 112 * MIB
     allocator.malloc(90 * MIB)  # close enough to the large block to take all of it
     assert allocator.reserved_bytes == 112 * MIB
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("", AllocatorSettings()),
+        ("expandable_segments:True", AllocatorSettings(expandable_segments=True)),
+        (
+            "backend:native, max_split_size_mb:64,roundup_power2_divisions:4",
+            AllocatorSettings(max_split_size_bytes=64 * MIB, roundup_power2_divisions=4),
+        ),
+        ("roundup_power2_divisions:[256:1,512:2],garbage", AllocatorSettings()),
+    ],
+)
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_the_user_s_settings(
+    name: str, text: str, settings: AllocatorSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.setenv(name, text)
+
+    assert AllocatorSettings.of_this_process() == settings

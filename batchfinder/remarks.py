@@ -1,0 +1,64 @@
+"""What the user should know of how a search ended. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from batchfinder.bounds import UNLIMITED_BATCH_SIZE
+from batchfinder.probing.prober import Prober
+from batchfinder.result import Outcome
+from batchfinder.search import Finding
+from batchfinder.simulation.allocator import AllocatorSettings
+from batchfinder.units import format_bytes
+
+# Where the tensors of the answer take less of the budget than this, a tenth of it is of no use.
+MOSTLY_TENSORS = 0.9
+
+
+def remarks_on(
+    finding: Finding, prober: Prober, max_batch_size: int | None, multiple_of: int
+) -> Iterator[str]:
+    """What there is to say of a finding, each time with what to do about it.
+
+    Args:
+        finding: how the search ended.
+        prober: that ran it.
+        max_batch_size: the largest size that was allowed; None: any.
+        multiple_of: what every size was a multiple of.
+    """
+    if finding.failure is None:
+        if finding.confirmation and max_batch_size is None:
+            yield (
+                f"nothing ran out of memory up to a batch of {UNLIMITED_BATCH_SIZE}; give the size "
+                "of your data set as the largest batch size"
+            )
+        return
+    if finding.confirmation is None:
+        return
+    answer, failure = finding.confirmation.batch_size, finding.failure.batch_size
+    if not prober.is_repeatable and failure - answer > multiple_of:
+        yield (
+            f"from {answer} to {failure} it depends on the run what fits: the same size needs "
+            "a little more or less memory each time on this device"
+        )
+    elif failure - answer > multiple_of:
+        yield (
+            f"sizes between {answer} and {failure} were not tried: the allocator is fragmented "
+            "there, and it is chance which of them it has room for"
+        )
+    held = finding.confirmation.peak_allocated_bytes
+    ran_out = finding.failure.outcome is Outcome.OOM
+    if held and ran_out and held < MOSTLY_TENSORS * prober.budget_bytes and _may_expand(prober):
+        yield (
+            f"the allocator is so fragmented that tensors take only {format_bytes(held)} of the "
+            f"{format_bytes(prober.budget_bytes)}; PYTORCH_CUDA_ALLOC_CONF="
+            "expandable_segments:True, for search and training, may leave room for more"
+        )
+
+
+def _may_expand(prober: Prober) -> bool:
+    """Whether the allocator has a setting against fragmentation that the user has not made."""
+    return (
+        prober.device.startswith("cuda")
+        and not AllocatorSettings.of_this_process().expandable_segments
+    )
