@@ -13,9 +13,8 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.prober import Prober
 from batchfinder.result import Probe
 
-# Most estimates take 1 to 5 seconds, where they need a process of their own about twice as many. An
-# estimate within a percent of the answer saves half of the search's full-size steps, about 6 of 12
-# where the allocator is fragmented.
+# Most estimates take 1 to 5 seconds; where they need a process of their own, twice as many. On
+# PyTorch's allocator one saves 5 full-size steps of 12 (scripts/bench_counted_search.py).
 SLOW_STEP_SECONDS = 2.0
 
 MakeEstimate: TypeAlias = Callable[[str, int, Bounds], tuple[int | None, list[str]]]

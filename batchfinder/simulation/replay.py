@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from batchfinder.probing.steadiness import MAX_FLUSHING_STEPS, STEADY_STEPS
+from batchfinder.probing.steadiness import STEADY_STEPS
 from batchfinder.simulation.allocator import Block, CachingAllocator, DeviceFullError
 from batchfinder.simulation.trace import EMPTY_CACHE, GeneralTrace, Stage
 
@@ -51,7 +51,7 @@ def replay(trace: GeneralTrace, batch_size: int, allocator: CachingAllocator) ->
 
     What a step leaves to the next comes to lie elsewhere than before, and with it all that follows:
     memory that served two steps may not serve the third. So steps are run until what is reserved is
-    steady, or until it is clear that each will flush the cache, as in a confirmation.
+    steady and none flushes the cache, as in a confirmation.
 
     Args:
         trace: of some training steps.
@@ -74,16 +74,15 @@ def replay(trace: GeneralTrace, batch_size: int, allocator: CachingAllocator) ->
     last_step = trace.parts(trace.last_step, len(trace.events))
     missing_bytes = run(trace.parts(0, trace.last_step))
     retries = allocator.retries
-    steady = flushing = 0
+    steady = 0
     for _ in range(MAX_STEPS):
         if missing_bytes:
             break
         retries, reserved = allocator.retries, allocator.peak_reserved_bytes
         missing_bytes = run(last_step)
-        flushing = flushing + 1 if allocator.retries > retries else 0
-        steady = steady + 1 if not flushing and allocator.peak_reserved_bytes == reserved else 0
-        is_over = steady == STEADY_STEPS or flushing == MAX_FLUSHING_STEPS
-        if is_over or trace.successors is None:
+        is_as_before = (allocator.retries, allocator.peak_reserved_bytes) == (retries, reserved)
+        steady = steady + 1 if is_as_before else 0
+        if steady == STEADY_STEPS or trace.successors is None:
             break
         for found, left in trace.successors:
             blocks[found] = blocks[left]
