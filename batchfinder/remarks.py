@@ -36,15 +36,13 @@ def remarks_on(
     if finding.confirmation is None:
         return
     answer, failure = finding.confirmation.batch_size, finding.failure.batch_size
-    if not prober.is_repeatable and failure - answer > multiple_of:
-        yield (
-            f"from {answer} to {failure} it depends on the run what fits: the same size needs "
-            "a little more or less memory each time on this device"
-        )
-    elif failure - answer > multiple_of:
+    if failure - answer > multiple_of:
         yield (
             f"sizes between {answer} and {failure} were not tried: the allocator is fragmented "
             "there, and it is chance which of them it has room for"
+            if prober.is_repeatable
+            else f"from {answer} to {failure} it depends on the run what fits: the same size needs "
+            "a little more or less memory each time on this device"
         )
     held = finding.confirmation.peak_allocated_bytes
     ran_out = finding.failure.outcome is Outcome.OOM

@@ -75,6 +75,13 @@ def repeatable(things: Iterable[Any]) -> Iterator[None]:
     torch_numbers.manual_seed(0)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(0)
+    with undone(undo):
+        yield
+
+
+@contextlib.contextmanager
+def undone(undo: list[Undo]) -> Iterator[None]:
+    """Put back what is changed inside."""
     try:
         yield
     finally:

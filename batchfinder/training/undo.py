@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from functools import partial
 from types import CellType, FunctionType, MemberDescriptorType
 from typing import Any
@@ -19,18 +19,12 @@ from batchfinder.training.anatomy import (
     slots_of,
     users_classes,
 )
-from batchfinder.training.process_settings import Undo
+from batchfinder.training.process_settings import Undo, undone
 
 
-@contextmanager
-def contents_kept(things: Iterable[Any]) -> Iterator[None]:
+def contents_kept(things: Iterable[Any]) -> AbstractContextManager[None]:
     """Give each thing back what it held before; see :func:`undo_of`."""
-    undo = [put_back for thing in things for put_back in undo_of(thing)]
-    try:
-        yield
-    finally:
-        for put_back in undo:
-            put_back()
+    return undone([put_back for thing in things for put_back in undo_of(thing)])
 
 
 def undo_of(value: Any) -> list[Undo]:
