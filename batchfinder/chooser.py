@@ -1,9 +1,8 @@
 """Which size a search tries next.
 
 While nothing has failed, the model's lines are extended, more boldly the clearer they are; then
-the bracket is closed around the predicted maximum. Where the prediction was wrong, the search steps
-away from it in growing strides, and bisects where that does not help either (the safeguard of
-Brent's and of the ITP method, https://en.wikipedia.org/wiki/ITP_method).
+the bracket is closed around the predicted maximum. Where that was wrong, the search steps away from
+it in growing strides, then bisects (as the ITP method, https://en.wikipedia.org/wiki/ITP_method).
 
 Where the allocator is fragmented, the answer is expected where the line of what it holds, instead
 of what its tensors take, meets the budget; beyond that it is chance which sizes it has room for.
@@ -58,7 +57,6 @@ PATIENCE = 3
 SPARE_PROBES_WITH_MODEL = 8
 SPARE_PROBES = 4
 
-
 MakeGuess: TypeAlias = Callable[[Mapping[int, Probe], float], int | None]
 """``guess(probes, predicted) -> batch size``: where the answer may be, by something else than two
 small probes, given by their sizes, and the maximum that they predict; None: unknown."""
@@ -100,8 +98,9 @@ class Chooser:
 
     def _choose(self) -> float:
         if self.is_guessed and self.known.is_fragmented:
-            # Right next to the limit, where what a probe has run is no proof.
-            self.known.needs_confirmations = True
+            # Next to the limit, what a probe has run is no proof; unless the guess was far off it.
+            self.is_guessed = self._is_near_the_end()
+            self.known.needs_confirmations |= self.is_guessed
         if not self._has_probes_to_spare():
             return self._bisect()
         if self.known.failure is None:
@@ -123,6 +122,11 @@ class Chooser:
         width = max(known.unit, math.floor(self.pace.resolution * known.low))
         left = _halvings(known.low, known.high, width)
         return known.probes + 1 + left + 1 <= allowed  # the last one: the confirmation
+
+    def _is_near_the_end(self) -> bool:
+        """Whether something failed, or should do so before long."""
+        nearly = self.pace.close_enough * self._predicted_maximum()
+        return self.known.failure is not None or self.known.low >= nearly
 
     def _is_misled(self) -> bool:
         """Whether the model says nothing, or was wrong by more than fragmentation explains."""
@@ -199,7 +203,8 @@ class Chooser:
         if known.low not in known.confirmed:
             return known.high * (RETREAT if known.is_fragmented else 1 - STRIDE)
         if known.failure is None:
-            return max(easy, self._just_above) if self._aim_at(easy) else self._stride_up()
+            above = self._stride_up()  # where each confirmation moves the line a little further
+            return max(easy, above) if self._aim_at(easy) else above
         ran = max((size for size in known.fits if known.low < size < known.high), default=0)
         if known.failures_in_a_row == 1 and known.high - ran <= 2 * known.resolution:
             return ran  # a probe ran it, and where something is confirmed these are not far off

@@ -522,3 +522,14 @@ def test_a_guess_however_wrong_changes_no_answer(guess: int) -> None:
 
     assert size_of(finding) == 990
     assert len(probes) <= 8
+
+
+@pytest.mark.parametrize("guess", [3, 30, 300])
+def test_a_guess_far_too_low_is_dropped_where_the_allocator_is_fragmented(guess: int) -> None:
+    prober = exact_device(1000, fixed_share=0.75)
+    prober.reserved_extra, prober.noise = 0.02, 0.002
+
+    finding, probes = run_search(prober, guess=guess)
+
+    assert 970 <= size_of(finding) <= 1000
+    assert len(probes) <= 17
