@@ -74,7 +74,7 @@ class Chooser:
     Attributes:
         expects_the_answer: whether the size chosen last is where the answer is expected.
         is_guessed: whether the answer is looked for around a guess.
-        has_aimed: whether an answer was expected where all that a fragmented allocator holds fits.
+        aims: how often the answer was expected where all that a fragmented allocator holds fits.
         has_looked_above: whether a size just above that was tried.
     """
 
@@ -82,9 +82,8 @@ class Chooser:
         self, known: Bracket, pace: Pace, *, guess: MakeGuess | None, is_open: bool
     ) -> None:
         self.known, self.pace, self.guess, self.is_open = known, pace, guess, is_open
-        self.overruns = self.strides = 0
-        self.expects_the_answer = self.is_guessed = False
-        self.has_aimed = self.has_looked_above = False
+        self.overruns = self.strides = self.aims = 0
+        self.expects_the_answer = self.is_guessed = self.has_looked_above = False
 
     def next_size(self) -> int:
         """The size to try next: inside the bracket, or ``low`` where nothing is left inside."""
@@ -175,7 +174,7 @@ class Chooser:
         if known.needs_confirmations:
             return self._choose_from_scratch(easy)
         is_near = known.low >= self.pace.close_enough * min(easy, known.high)
-        if is_near and not self.has_aimed and self._aim_at(easy):
+        if is_near and not self.aims and self._aim_at(easy):
             return easy
         if known.failures_in_a_row:
             if known.failures_in_a_row == 1 and is_near and known.failure_is_thrashing:
@@ -203,8 +202,8 @@ class Chooser:
         if known.low not in known.confirmed:
             return known.high * (RETREAT if known.is_fragmented else 1 - STRIDE)
         if known.failure is None:
-            above = self._stride_up()  # where each confirmation moves the line a little further
-            return max(easy, above) if self._aim_at(easy) else above
+            follows = easy > self._just_above and self.aims <= PATIENCE  # as each moves the line
+            return easy if follows and self._aim_at(easy) else self._stride_up()
         ran = max((size for size in known.fits if known.low < size < known.high), default=0)
         if known.failures_in_a_row == 1 and known.high - ran <= 2 * known.resolution:
             return ran  # a probe ran it, and where something is confirmed these are not far off
@@ -241,7 +240,8 @@ class Chooser:
         known = self.known
         if not known.low + known.unit <= expected <= known.high - known.unit:
             return False
-        self.expects_the_answer = self.has_aimed = True
+        self.expects_the_answer = True
+        self.aims += 1
         return True
 
     def _easy_maximum(self) -> float:
