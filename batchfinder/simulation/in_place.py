@@ -1,6 +1,6 @@
-"""Steps of the backward pass that write into zeros, unless tensors are of a kind of their own.
+"""Steps of the backward pass that write into what they are given.
 
-Fake tensors are of such a kind: for them PyTorch adds into a copy of the zeros.
+Unless tensors are of a kind of their own, as fake tensors are: for those PyTorch makes copies.
 
 Source: ``areAnyTensorSubclassLike`` in ``torch/csrc/autograd/FunctionsManual.cpp`` and in
 ``aten/src/ATen/native`` of PyTorch.
@@ -18,18 +18,31 @@ _SELECTIONS = {
     for name in ("Max", "Min", "Median", "Nanmedian", "Mode", "Kthvalue", "Sort", "Topk")
     for number in (0, 1)
 }
+_LOGITS = "BinaryCrossEntropyWithLogitsBackward0"
 _NODES: dict[Any, set[str]] = {
-    _aten.scatter_add.default: {"GatherBackward0"},
+    _aten.scatter_add.default: {"GatherBackward0", "CummaxBackward0", "CumminBackward0"},
     _aten.index_add.default: {"IndexSelectBackward0"},
     _aten.index_put.default: {"IndexBackward0"},
     _aten.scatter.src: _SELECTIONS,
+    _aten.logical_and.default: _SELECTIONS,
+    _aten.logical_or.default: _SELECTIONS,
+    _aten.sub.Tensor: {_LOGITS},
+    _aten.mul.Tensor: {_LOGITS},
 }
 
 
-def writes_into_zeros(func: Any) -> bool:
-    """Whether an operator that is about to run would, on CUDA, change its first argument."""
+def works_in_place(func: Any, args: Any) -> bool:
+    """Whether an operator that is about to run would, on CUDA, change its first argument.
+
+    Args:
+        func: the operator.
+        args: its arguments.
+    """
     nodes = _NODES.get(func)
     if nodes is None:
         return False
     node = torch._C._current_autograd_node()
-    return node is not None and node.name() in nodes
+    if node is None or node.name() not in nodes:
+        return False
+    # A weight for each class is spread over the targets, and stays as it is.
+    return func is not _aten.mul.Tensor or args[0].dim() >= args[1].dim()

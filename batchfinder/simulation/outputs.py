@@ -25,7 +25,7 @@ from batchfinder.simulation.convolution import (
 )
 from batchfinder.simulation.ctc import CTC
 from batchfinder.simulation.elementwise import ELEMENTWISE, cast, elementwise, is_plain_cast
-from batchfinder.simulation.in_place import writes_into_zeros
+from batchfinder.simulation.in_place import works_in_place
 from batchfinder.simulation.losses import LOSSES
 from batchfinder.simulation.packing import PACK
 from batchfinder.simulation.shapes import new_like, new_tensor, run_on_shapes
@@ -163,6 +163,16 @@ def _col2im(columns: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return whole.as_strided(output.shape, output.stride())
 
 
+def _log_sigmoid(input: Tensor) -> tuple[Tensor, Tensor]:  # noqa: A002
+    """The buffer is for the CPU alone: ``native/cuda/ActivationLogSigmoidKernel.cu``."""
+    return new_like(input), new_tensor(input, [0])
+
+
+def _like_second(_: Tensor, input: Tensor, *args: Any) -> Tensor:  # noqa: A002
+    """The gradient of an input, where PyTorch says nothing of its shape."""
+    return new_like(input)
+
+
 def _statistics(like: Tensor, shape: Sequence[int]) -> Tensor:
     dtype = torch.float64 if like.dtype is torch.float64 else torch.float32
     return new_tensor(like, shape, dtype)
@@ -203,6 +213,10 @@ _OUTPUTS: dict[Any, Callable[..., Any]] = {
     _aten.native_group_norm_backward.default: _group_norm_backward,
     _EFFICIENT_ATTENTION: _efficient_attention,
     _COL2IM: _col2im,
+    _aten.log_sigmoid_forward.default: _log_sigmoid,
+    _aten.log_sigmoid_backward.default: _like_second,
+    _aten.multi_margin_loss_backward.default: _like_second,
+    _aten.multilabel_margin_loss_backward.default: _like_second,
     **CTC,
     **LOSSES,
     **PACK,
@@ -220,7 +234,7 @@ def outputs_of(func: OpOverload, args: Any, kwargs: Any) -> Any:
         args: its arguments.
         kwargs: its keyword arguments.
     """
-    if writes_into_zeros(func):
+    if works_in_place(func, args):
         return args[0]
     rule = _OUTPUTS.get(func)
     if rule is not None and (func is not _CONVOLUTION or is_well_formed(args)):

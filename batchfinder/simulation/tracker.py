@@ -33,6 +33,7 @@ _DEVICE_OF = torch.ops.prim.device.default
 _ADD = torch.ops.aten.add.Tensor
 _LITERAL = torch.ops.aten.lift_fresh.default
 _DROPOUT = torch.ops.aten.native_dropout.default  # its mask comes first
+_ADDING = {"VarMeanBackward0", "StdMeanBackward0"}  # which add, out of place, themselves
 _ON_HOST = -1
 """The number of a storage made of a Python number, with which optimizers count their steps."""
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -235,15 +236,14 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # https://github.com/pytorch/pytorch/blob/main/torch/csrc/autograd/input_buffer.cpp
 
     def _note_sum(self, first: Any, total: Tensor) -> None:
-        if not isinstance(first, Tensor) or torch._C._current_autograd_node() is None:
-            return
-        if first._is_view():  # what it looks at is not its own to write to
+        node = torch._C._current_autograd_node()
+        if node is None or node.name() in _ADDING or not isinstance(first, Tensor):
             return
         term = self._live.get(_held(first).untyped_storage()._cdata)
         new = self._live[_held(total).untyped_storage()._cdata]
+        if term is None or term.index == _ON_HOST or first._is_view():
+            return  # what a view looks at is not its own to write to
         storages = self.trace.storages
-        if term is None or term.index == _ON_HOST:
-            return
         if storages[term.index].size_bytes == storages[new.index].size_bytes:
             self._sum = (term, new)
 

@@ -199,6 +199,12 @@ def _take_values(tracker: StorageTracker, args: Any, output: Any) -> None:
         _take(tracker, [_size(args[0])])
 
 
+def _logits(tracker: StorageTracker, args: Any, output: Any) -> None:
+    # The logarithms of the sigmoid, and the loss for each element, where that is not the output.
+    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Loss.cpp
+    _take(tracker, [_size(args[0])] * (1 if output.dim() else 2))
+
+
 def _flash_backward(tracker: StorageTracker, args: Any, output: Any) -> None:
     # The kernel reads these by rows of heads.
     read = [x for x in (args[0], args[4]) if not x.transpose(1, 2).is_contiguous()]
@@ -239,6 +245,7 @@ _KERNELS: dict[Any, _Note] = {
     _aten.native_layer_norm_backward.default: _contiguous(0, 1),
     _aten._softmax_backward_data.default: _softmax_backward,
     _aten.soft_margin_loss_backward.default: _soft_margin_backward,
+    _aten.binary_cross_entropy_with_logits.default: _logits,
     _aten._log_softmax_backward_data.default: _contiguous(0),
     _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     _aten._scaled_dot_product_efficient_attention.default: _efficient,
