@@ -45,8 +45,8 @@ def align(*traces: Trace) -> GeneralTrace:
     span = large.batch_size - small.batch_size
     curves = []
     for index, (before, after) in enumerate(zip(small.storages, large.storages, strict=True)):
-        slope = (after.size_bytes - before.size_bytes) / span
-        line = Curve(after.size_bytes - slope * large.batch_size, slope)
+        slope = (after.amount - before.amount) / span
+        line = Curve(after.amount - slope * large.batch_size, slope)
         is_checked = further and not after.optional
         curve = _bent(line, [_point(trace, index) for trace in traces]) if is_checked else line
         # What starts below nothing bends somewhere: a line through it would mislead.
@@ -116,7 +116,7 @@ def _parting(events: Sequence[int], others: Sequence[int]) -> int:
 
 
 def _point(trace: Trace, index: int) -> tuple[int, int]:
-    return trace.batch_size, trace.storages[index].size_bytes
+    return trace.batch_size, trace.storages[index].amount
 
 
 def _not_in_line(traces: Sequence[Trace], index: int) -> NotInLineError:

@@ -118,7 +118,7 @@ def _serve(
     for event in events:
         if event >= 0:
             try:
-                blocks[event] = malloc(sizes[event])
+                blocks[event] = malloc(size) if (size := sizes[event]) else None
             except DeviceFullError as error:
                 if not trace.example.storages[event].optional:
                     return error.missing_bytes

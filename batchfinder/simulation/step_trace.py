@@ -114,7 +114,7 @@ class StepTraces:
         if self._general is not None:
             return self._general
         trace = self._at(batch_size)
-        return GeneralTrace(trace, [Curve(storage.size_bytes) for storage in trace.storages])
+        return GeneralTrace(trace, [Curve(storage.amount) for storage in trace.storages])
 
     def _aligned(self) -> GeneralTrace:
         traces = [self._at(size) for size in TRACED_SIZES]

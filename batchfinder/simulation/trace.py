@@ -10,10 +10,11 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, pairwise
+from typing import NamedTuple
 
 from batchfinder.simulation.curve import Curve
 
@@ -39,6 +40,27 @@ class Stage(enum.Enum):
     OPTIMIZER = "optimizer step"
 
 
+class Rule(NamedTuple):
+    """The bytes of a storage that are no line in the batch size, but follow from one.
+
+    Attributes:
+        amount: what is a line, at the batch size that was traced.
+        bytes_of: the bytes by it.
+
+    Example:
+        >>> Rule(4, lambda rows: min(rows, 100) * 512).size_bytes
+        2048
+    """
+
+    amount: int
+    bytes_of: Callable[[int], int]
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes at the batch size that was traced."""
+        return self.bytes_of(self.amount)
+
+
 @dataclass
 class Storage:
     """One piece of memory that lived for a while.
@@ -50,6 +72,7 @@ class Storage:
         module: the dotted name of the module that made it; "" where there is none.
         line: the user's source line that made it, as ``file.py:12``; "" where there is none.
         optional: whether the step also runs without it, slower: a library's workspace.
+        rule: how its size follows from the batch's, if by no line and no parabola.
     """
 
     size_bytes: int
@@ -58,6 +81,12 @@ class Storage:
     module: str = ""
     line: str = ""
     optional: bool = False
+    rule: Rule | None = None
+
+    @property
+    def amount(self) -> int:
+        """What lies on a line or a parabola: its bytes, unless it has a rule."""
+        return self.rule.amount if self.rule else self.size_bytes
 
 
 EMPTY_CACHE = -(1 << 62)
@@ -89,7 +118,7 @@ class GeneralTrace:
 
     Attributes:
         example: the trace that names each storage, at one of the sizes traced.
-        curves: of each storage, its bytes by the batch size.
+        curves: of each storage, its bytes by the batch size; or the amount in its rule.
 
     Example:
         >>> example = Trace(2, [Storage(100), Storage(36)], [0, 1, ~1])
@@ -114,6 +143,8 @@ class GeneralTrace:
             sizes[index] = round(fixed + slope * batch_size)
         for index, curve in parabolas:
             sizes[index] = round(curve.bytes_at(batch_size))
+        for index, rule in self._ruled:
+            sizes[index] = rule.bytes_of(round(self.curves[index].bytes_at(batch_size)))
         return sizes
 
     @property
@@ -123,6 +154,11 @@ class GeneralTrace:
         return any(
             fixed and slope and not storage.optional for storage, (fixed, slope, _) in curves
         )
+
+    @cached_property
+    def _ruled(self) -> list[tuple[int, Rule]]:
+        storages = enumerate(self.example.storages)
+        return [(index, storage.rule) for index, storage in storages if storage.rule]
 
     @cached_property
     def _parts(
@@ -168,7 +204,8 @@ class GeneralTrace:
             if event == EMPTY_CACHE:
                 continue
             index = event if event >= 0 else ~event
-            if self.example.storages[index].optional:
+            storage = self.example.storages[index]
+            if storage.optional or storage.rule:
                 continue
             sign = 1 if event >= 0 else -1
             curve = self.curves[index]

@@ -26,7 +26,7 @@ from batchfinder.errors import StepError
 from batchfinder.simulation.callers import user_line, value_for_pytorch_itself
 from batchfinder.simulation.operators import run_operator
 from batchfinder.simulation.refusal import USE_FIND
-from batchfinder.simulation.trace import EMPTY_CACHE, Kind, Stage, Storage, Trace
+from batchfinder.simulation.trace import EMPTY_CACHE, Kind, Rule, Stage, Storage, Trace
 
 _CPU = torch.device("cpu")
 _DEVICE_OF = torch.ops.prim.device.default
@@ -117,9 +117,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._track_storage(storage, Kind.TEMPORARY)
 
     def _track_storage(self, storage: torch.UntypedStorage, kind: Kind) -> None:
-        key = storage._cdata
         size = storage.nbytes()
-        if key in self._live or size == 0:
+        if storage._cdata in self._live or size == 0:
             return
         self._watch(storage, _Live(self._born(size, kind)))
 
@@ -133,7 +132,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         entry.watch = weakref.ref(storage, died)
         self._live[key] = entry
 
-    def begin_transient(self, size: int, *, optional: bool = False) -> int:
+    def begin_transient(self, size: int | Rule, *, optional: bool = False) -> int:
         """Note memory that a kernel takes while it runs; returns what ends it."""
         return self._born(size, Kind.WORKSPACE, optional)
 
@@ -193,12 +192,13 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(leaf, Tensor):
                     self.track(leaf)
 
-    def _born(self, size: int, kind: Kind, optional: bool = False) -> int:
+    def _born(self, size: int | Rule, kind: Kind, optional: bool = False) -> int:
         stage, (module, line) = self._where()
         if not self.trace.stages or self.trace.stages[-1][1] is not stage:
             self.trace.stages.append((len(self.trace.events), stage))
         index = len(self.trace.storages)
-        self.trace.storages.append(Storage(size, kind, stage, module, line, optional))
+        asked, rule = (size.size_bytes, size) if isinstance(size, Rule) else (size, None)
+        self.trace.storages.append(Storage(asked, kind, stage, module, line, optional, rule))
         self.trace.events.append(index)
         return index
 

@@ -25,6 +25,10 @@ from batchfinder.simulation.attention_memory import (
 )
 from batchfinder.simulation.convolution import compute_format
 from batchfinder.simulation.ctc import CTC_BACKWARDS
+from batchfinder.simulation.embedding import (
+    note_embedding_backward,
+    note_embedding_bag_backward,
+)
 from batchfinder.simulation.losses import COPYING_LOSSES
 from batchfinder.simulation.tracker import StorageTracker
 from batchfinder.units import MIB
@@ -112,16 +116,20 @@ class CudaWorkspaces:
             if efficient_backward_bytes(query, key, other) != needed:
                 self._alike.discard(other)
         row_sums = math.prod(query.shape[:3]) * 4
+        # The kernel reads the gradient by rows of heads.
+        copied = _copied_sizes([grad.transpose(1, 2)])
         if query.dtype in _HALF:
-            _take(tracker, [row_sums, needed])
+            _take(tracker, [*copied, row_sums, needed])
             return
+        copies = [tracker.begin_transient(size) for size in copied]
         # The row sums of gradient times output are computed by other kernels, in fp32.
         product, sums = tracker.begin_transient(_size(grad)), tracker.begin_transient(row_sums)
         delta = tracker.begin_transient(row_sums)
         tracker.end_transient(sums)
         tracker.end_transient(product)
         _take(tracker, [needed])
-        tracker.end_transient(delta)
+        for index in (delta, *copies):
+            tracker.end_transient(index)
 
     def _convolve(
         self,
@@ -249,6 +257,8 @@ _KERNELS: dict[Any, _Note] = {
     _aten._log_softmax_backward_data.default: _contiguous(0),
     _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     _aten._scaled_dot_product_efficient_attention.default: _efficient,
+    _aten.embedding_dense_backward.default: note_embedding_backward,
+    _aten._embedding_bag_backward.default: note_embedding_bag_backward,
     _aten.im2col.default: _unfold,
     _aten.col2im.default: _contiguous(0),
     **dict.fromkeys(CTC_BACKWARDS, _ctc_backward),

@@ -72,14 +72,58 @@ def test_without_reduction_there_is_nothing_to_keep() -> None:
         (lambda output, model: output[:, model.places[0, ::2]], 0),
         (lambda output, model: output.max(1).values, 0),
         (lambda output, model: output.sort(1).values, 2),
+        (lambda output, model: output.cummax(1).values, 3),
+        (lambda output, model: output.max(), 1.5),  # with two masks of a byte each
     ],
-    ids=["gather", "gather all", "index_select", "index", "max", "sort"],
+    ids=["gather", "gather all", "index_select", "index", "max", "sort", "cummax", "max of all"],
 )
 def test_gradients_of_a_selection_are_written_into_zeros(
-    select: Callable[[Tensor, Any], Tensor], tables: int
+    select: Callable[[Tensor, Any], Tensor], tables: float
 ) -> None:
     more = tables_more(lambda output, model: select(output, model).mean())
     assert more == pytest.approx(tables, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("loss", "tables"),
+    [
+        (lambda x, y: F.binary_cross_entropy_with_logits(x, y), 1),
+        (lambda x, y: F.binary_cross_entropy_with_logits(x, y, reduction="none").mean(), 1),
+        (lambda x, y: F.binary_cross_entropy_with_logits(x, y, pos_weight=y[0]), 2),
+        (lambda x, y: F.multilabel_soft_margin_loss(x, y), 4),
+        (lambda x, y: F.logsigmoid(x).mean(), 1),
+    ],
+    ids=["reduced", "unreduced", "weighed", "multilabel", "logsigmoid"],
+)
+def test_losses_of_logits_work_in_place_and_keep_no_buffer(
+    loss: Callable[[Tensor, Tensor], Tensor], tables: int
+) -> None:
+    more = tables_more(lambda output, model: loss(output, model.targets))
+    assert more == pytest.approx(tables, abs=0.01)
+
+
+def test_the_gradients_of_variance_and_mean_are_added_out_of_place() -> None:
+    def loss(output: Tensor, _: Any) -> Tensor:
+        return torch.stack(torch.var_mean(output, 1)).mean()
+
+    assert tables_more(loss) == pytest.approx(2, abs=0.01)
+
+
+def test_variances_pass_for_positive() -> None:
+    def loss(output: Tensor, model: Any) -> Tensor:
+        return F.gaussian_nll_loss(output, model.targets, output.exp())
+
+    assert tables_more(loss) == pytest.approx(7, abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["multi_margin_loss", "multilabel_margin_loss"])
+def test_gradients_are_known_where_pytorch_says_nothing_of_their_shape(name: str) -> None:
+    def loss(output: Tensor, model: Any) -> Tensor:
+        places = model.places if name.startswith("multilabel") else model.places[0]
+        value: Tensor = getattr(F, name)(output, places)
+        return value
+
+    assert tables_more(loss) == pytest.approx(1 if name.startswith("multilabel") else 0, abs=0.02)
 
 
 def test_columns_of_images_are_folded_into_a_storage_of_their_own_size() -> None:
