@@ -11,7 +11,7 @@ Sources: ``aten/src/ATen/native/cudnn/Conv_v8.cpp`` and ``ConvShared.cpp`` of Py
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from batchfinder.simulation.attention import ComputeCapability
 from batchfinder.simulation.attention_memory import (
-    efficient_backward_bytes,
+    efficient_backward,
     efficient_forward_bytes,
     flash_backward_bytes,
 )
@@ -30,6 +30,7 @@ from batchfinder.simulation.embedding import (
     note_embedding_bag_backward,
 )
 from batchfinder.simulation.losses import COPYING_LOSSES
+from batchfinder.simulation.trace import Rule
 from batchfinder.simulation.tracker import StorageTracker
 from batchfinder.units import MIB
 
@@ -111,10 +112,11 @@ class CudaWorkspaces:
     def _attention_backward(
         self, tracker: StorageTracker, grad: Tensor, query: Tensor, key: Tensor, value: Tensor
     ) -> None:
-        needed = efficient_backward_bytes(query, key, self._capability)
+        kernel = efficient_backward(query, key, self._capability)
         for other in list(self._alike):
-            if efficient_backward_bytes(query, key, other) != needed:
+            if efficient_backward(query, key, other) != kernel:
                 self._alike.discard(other)
+        needed = Rule(math.prod(query.shape[:2]), kernel.bytes_of)
         row_sums = math.prod(query.shape[:3]) * 4
         # The kernel reads the gradient by rows of heads.
         copied = _copied_sizes([grad.transpose(1, 2)])
@@ -174,7 +176,7 @@ class CudaWorkspaces:
             tracker.empty_cache()
 
 
-def _take(tracker: StorageTracker, sizes: list[int]) -> None:
+def _take(tracker: StorageTracker, sizes: Sequence[int | Rule]) -> None:
     """Note memory that a kernel takes all at once, and gives back."""
     taken = [tracker.begin_transient(size) for size in sizes if size]
     for index in taken:

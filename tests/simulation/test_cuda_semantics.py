@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from batchfinder.simulation.attention import FAMILIES, AttentionBackend, choose_backend
-from batchfinder.simulation.attention_memory import efficient_backward_bytes
+from batchfinder.simulation.attention_memory import efficient_backward
 from batchfinder.simulation.fake import fake_cuda
 from batchfinder.simulation.trace import Kind, Stage, Storage
 from batchfinder.simulation.tracker import StorageTracker
@@ -278,4 +278,12 @@ def test_tiles_of_the_memory_efficient_kernel(
     floats: int,
 ) -> None:
     query, key = (torch.empty(2, 3, n, head_size, dtype=dtype, device="meta") for n in lengths)
-    assert efficient_backward_bytes(query, key, capability) == 2 * 3 * 4 * floats
+    assert efficient_backward(query, key, capability).bytes_of(2 * 3) == 2 * 3 * 4 * floats
+
+
+# Per head, with so many heads; read off PyTorch 2.11 on the counting runtime of
+# scripts/counting_cuda.
+@pytest.mark.parametrize(("heads", "floats"), [(8, 786_560), (64, 458_880), (512, 327_808)])
+def test_keys_are_split_the_less_the_more_heads_there_are(heads: int, floats: int) -> None:
+    query = torch.empty(1, heads, 512, 512, dtype=torch.bfloat16, device="meta")
+    assert efficient_backward(query, query, (9, 0)).bytes_of(heads) == heads * 4 * floats
