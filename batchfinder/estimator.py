@@ -172,6 +172,7 @@ def estimate_peak_memory(
         explain(
             traces.at(batch_size),
             batch_size,
+            threads=device.threads,
             reserved_bytes=run.peak_reserved_bytes,
             overhead_bytes=device.overhead_bytes,
             workspace_bytes=prober.kept_workspace_bytes,
@@ -226,6 +227,7 @@ def estimate_on_gpus(
         explanation = explain(
             traces.at(shown),
             shown,
+            threads=gpu.threads,
             reserved_bytes=reserved,
             overhead_bytes=gpu.overhead_bytes,
             workspace_bytes=prober.kept_workspace_bytes,

@@ -129,7 +129,9 @@ def check_brackets(rows: list[dict[str, str]], traces: Traces) -> dict[str, Any]
             continue
         fits, fails = int(row["fits"]), int(row["fails"])
         found = largest_that_fits(
-            lambda size, trace=traced.trace: replay(trace, size, CachingAllocator(capacity)).room,
+            lambda size, trace=traced.trace: (
+                replay(trace, size, CachingAllocator(capacity), gpu.threads).room
+            ),
             traced.trace.upper_bound(capacity),
         )
         if fits <= found < fails:
@@ -161,7 +163,7 @@ def check_peaks(rows: list[dict[str, str]], traces: Traces) -> dict[str, Any]:
             continue
         batch_size, measured = int(row["batch_size"]), float(row["peak_device_mib"])
         allocator = CachingAllocator(gpu.total_bytes - gpu.overhead_bytes)
-        run = replay(traced.trace, batch_size, allocator)
+        run = replay(traced.trace, batch_size, allocator, gpu.threads)
         simulated = (run.peak_reserved_bytes + gpu.overhead_bytes) / MIB
         errors.append((round(simulated / measured - 1, 4), row["model"], batch_size))
         if abs(errors[-1][0]) > MISS:

@@ -61,7 +61,7 @@ class EfficientBackward(NamedTuple):
     split_floats: int
     splits: int
 
-    def bytes_of(self, heads: int) -> int:
+    def bytes_of(self, heads: int, _: int = 0) -> int:
         """What all heads of all examples take."""
         splits = max(1, min(self.splits, _ENOUGH_HEADS // heads))
         return heads * (self.query_floats + splits * self.split_floats) * _FLOAT_BYTES

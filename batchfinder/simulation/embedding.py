@@ -25,7 +25,7 @@ _FEW_ROWS = 3072
 _LARGEST = 2  # mode of a bag
 
 
-def group_bytes(rows: int, *, entries: int, width: int, at_once: int = 0) -> int:
+def group_bytes(rows: int, _: int = 0, *, entries: int, width: int, at_once: int = 0) -> int:
     """The sums of the groups.
 
     Args:
@@ -71,5 +71,5 @@ def _note(
         tracker.end_transient(index)
 
 
-def _index_bytes(rows: int, *, each: int, at_once: int) -> int:
+def _index_bytes(rows: int, _: int, *, each: int, at_once: int) -> int:
     return rows * each if rows > at_once else 0

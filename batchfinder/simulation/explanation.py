@@ -72,6 +72,7 @@ def explain(
     trace: GeneralTrace,
     batch_size: int,
     *,
+    threads: int,
     reserved_bytes: int,
     overhead_bytes: int,
     workspace_bytes: int = 0,
@@ -81,13 +82,14 @@ def explain(
     Args:
         trace: of some training steps.
         batch_size: examples per forward/backward pass.
+        threads: that are on the GPU at once.
         reserved_bytes: the peak of the allocator at that size; what it holds beyond the tensors
             is called fragmentation.
         overhead_bytes: of the process, outside the allocator.
         workspace_bytes: what libraries keep of the allocator's memory.
     """
     storages = trace.example.storages
-    sizes = [round_up(size, MIN_BLOCK_BYTES) for size in trace.sizes(batch_size)]
+    sizes = [round_up(size, MIN_BLOCK_BYTES) for size in trace.sizes(batch_size, threads)]
     # An event is an index of this list: the death of storage i is ~i, which counts from the end.
     changes = [*sizes, *(-size for size in reversed(sizes))]
     moves = [event for event in trace.events if event != EMPTY_CACHE]

@@ -30,6 +30,7 @@ class Gpu:
         total_bytes: what PyTorch reports as total memory.
         compute_capability: such as ``(8, 6)``.
         overhead_bytes: what a process takes outside the allocator: context, kernels, handles.
+        threads: that are on all multiprocessors at once; kernels share their work by it.
         source: where the total was read; "" if it was not.
         overhead_source: where the overhead was read; "" if it was not.
 
@@ -43,6 +44,7 @@ class Gpu:
     total_bytes: int
     compute_capability: tuple[int, int]
     overhead_bytes: int
+    threads: int
     source: str = ""
     overhead_source: str = ""
 
@@ -91,8 +93,8 @@ def unnamed_gpu(total_bytes: int, cuda: tuple[int, int] = CURRENT_CUDA) -> Gpu:
         total_bytes: its memory.
         cuda: see :func:`all_gpus`.
     """
-    row = {"name": "any GPU", "total_gib": total_bytes / GIB, "compute_capability": "8.6"}
-    return _to_gpu(row, cuda)
+    known = next(row for row in _tables()["gpu"] if row["name"] == "RTX 3090")
+    return _to_gpu(known | {"name": "any GPU", "total_gib": total_bytes / GIB, "source": ""}, cuda)
 
 
 def nccl_bytes(world_size: int) -> int:
@@ -115,6 +117,7 @@ def _to_gpu(row: dict[str, Any], cuda: tuple[int, int]) -> Gpu:
         total_bytes=round(row["total_gib"] * GIB),
         compute_capability=_version(capability),
         overhead_bytes=round(overhead["gib"] * GIB),
+        threads=row["multiprocessors"] * _tables()["threads"][capability],
         source=row.get("source", ""),
         overhead_source=overhead.get("source", ""),
     )

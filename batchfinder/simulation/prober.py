@@ -118,7 +118,7 @@ class SimulatedProber:
                 device.malloc(workspace)
         except DeviceFullError:
             return Replay(-batch_size, {}, 0, 0)
-        return replay(trace, batch_size, device)
+        return replay(trace, batch_size, device, self.gpu.threads)
 
     @property
     def kept_workspace_bytes(self) -> int:

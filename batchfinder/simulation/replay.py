@@ -46,7 +46,9 @@ class Replay:
         return max(self.stage_peak_bytes.values(), default=0)
 
 
-def replay(trace: GeneralTrace, batch_size: int, allocator: CachingAllocator) -> Replay:
+def replay(
+    trace: GeneralTrace, batch_size: int, allocator: CachingAllocator, threads: int = 0
+) -> Replay:
     """Serve every birth and death of a trace, and of further steps like its last one.
 
     What a step leaves to the next comes to lie elsewhere than before, and with it all that follows:
@@ -57,8 +59,9 @@ def replay(trace: GeneralTrace, batch_size: int, allocator: CachingAllocator) ->
         trace: of some training steps.
         batch_size: examples per forward/backward pass.
         allocator: fresh; it keeps the state in which the steps left it.
+        threads: see :meth:`GeneralTrace.sizes`.
     """
-    sizes = trace.sizes(batch_size)
+    sizes = trace.sizes(batch_size, threads)
     blocks: list[Block | None] = [None] * len(sizes)
     peaks: dict[Stage, int] = {}
 

@@ -45,20 +45,20 @@ class Rule(NamedTuple):
 
     Attributes:
         amount: what is a line, at the batch size that was traced.
-        bytes_of: the bytes by it.
+        bytes_of: the bytes by it, and by how many threads are on the GPU at once.
 
     Example:
-        >>> Rule(4, lambda rows: min(rows, 100) * 512).size_bytes
+        >>> Rule(4, lambda rows, threads: min(rows, 100) * 512).size_bytes
         2048
     """
 
     amount: int
-    bytes_of: Callable[[int], int]
+    bytes_of: Callable[[int, int], int]
 
     @property
     def size_bytes(self) -> int:
-        """The bytes at the batch size that was traced."""
-        return self.bytes_of(self.amount)
+        """The bytes at the batch size that was traced, on no GPU in particular."""
+        return self.bytes_of(self.amount, 0)
 
 
 @dataclass
@@ -135,8 +135,13 @@ class GeneralTrace:
         """The births and deaths, the same at every size; see :class:`Trace`."""
         return self.example.events
 
-    def sizes(self, batch_size: int) -> list[int]:
-        """The bytes of each storage at a batch size."""
+    def sizes(self, batch_size: int, threads: int = 0) -> list[int]:
+        """The bytes of each storage at a batch size.
+
+        Args:
+            batch_size: examples per forward/backward pass.
+            threads: that are on the GPU at once; 0: on none in particular.
+        """
         sizes, lines, parabolas = self._parts
         sizes = sizes.copy()
         for index, fixed, slope in lines:
@@ -144,7 +149,8 @@ class GeneralTrace:
         for index, curve in parabolas:
             sizes[index] = round(curve.bytes_at(batch_size))
         for index, rule in self._ruled:
-            sizes[index] = rule.bytes_of(round(self.curves[index].bytes_at(batch_size)))
+            amount = round(self.curves[index].bytes_at(batch_size))
+            sizes[index] = rule.bytes_of(amount, threads)
         return sizes
 
     @property

@@ -39,7 +39,7 @@ _ON_HOST = -1
 _ITEM = torch.ops.aten._local_scalar_dense.default
 
 Workspaces = Callable[["StorageTracker", OpOverload, Any, Any], None]
-"""Told of each operator, its arguments and outputs; notes what its kernel takes beside them."""
+"""Told of each operator, its arguments and outputs; tracks these, and what the kernel takes."""
 
 
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -172,16 +172,14 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # soon as autograd meets it, where PyTorch is built without CUDA.
             kwargs = {**kwargs, "device": _CPU}
         self._sum = None
-        births = len(self.trace.storages)
         output = run_operator(func, args, kwargs or {}, self.track, in_optimizer=self._in_optimizer)
-        self._track_outputs(func, output)
-        if func is _ADD and len(self.trace.storages) == births + 1:
-            self._note_sum(args[0], output)
-        if self._workspaces is not None:
-            self._workspaces(self, func, args, output)
+        note = self._workspaces or StorageTracker.track_outputs
+        note(self, func, args, output)
         return output
 
-    def _track_outputs(self, func: OpOverload, output: Any) -> None:
+    def track_outputs(self, func: OpOverload, args: Any, output: Any) -> None:
+        """Note the storages that an operator has made."""
+        births = len(self.trace.storages)
         if func is _LITERAL:
             self._watch(output.untyped_storage(), _Live(_ON_HOST))
         elif isinstance(output, Tensor):
@@ -191,6 +189,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for leaf in reversed(leaves) if func is _DROPOUT else leaves:
                 if isinstance(leaf, Tensor):
                     self.track(leaf)
+        if func is _ADD and len(self.trace.storages) == births + 1:
+            self._note_sum(args[0], output)
 
     def _born(self, size: int | Rule, kind: Kind, optional: bool = False) -> int:
         stage, (module, line) = self._where()

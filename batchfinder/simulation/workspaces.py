@@ -30,6 +30,7 @@ from batchfinder.simulation.embedding import (
     note_embedding_bag_backward,
 )
 from batchfinder.simulation.losses import COPYING_LOSSES
+from batchfinder.simulation.reductions import reduction
 from batchfinder.simulation.trace import Rule
 from batchfinder.simulation.tracker import StorageTracker
 from batchfinder.units import MIB
@@ -92,7 +93,12 @@ class CudaWorkspaces:
         self._seen: set[Any] = set()
 
     def __call__(self, tracker: StorageTracker, func: Any, args: Any, output: Any) -> None:
-        """Note what an operator takes while it runs."""
+        """Note what an operator makes, and what it takes while it runs."""
+        copied = _copied_sizes(args[at] for at in _COPIED_FIRST.get(func, ()))
+        copies = [tracker.begin_transient(size) for size in copied]
+        tracker.track_outputs(func, args, output)
+        for copy in copies:
+            tracker.end_transient(copy)
         if func is _CONVOLUTION:
             images, weight, _, stride = args[:4]
             self._convolve(tracker, [images], [images, output], weight, stride)
@@ -193,14 +199,21 @@ def _contiguous(*places: int) -> _Note:
 
 
 def _reduce(tracker: StorageTracker, args: Any, output: Any) -> None:
-    """The copy that a reduction makes of a tensor whose type it does not compute in.
+    """The copy that a reduction makes of a tensor whose type it does not compute in, and buffers.
 
     ``make_reduction`` in ``aten/src/ATen/native/ReduceOpsUtils.h`` of PyTorch.
     """
     tensor, dtype = args[0], output.dtype
     widens = tensor.dtype in _HALF and dtype is torch.float32
-    if tensor.dtype != dtype and not widens:
-        _take(tracker, [tensor.numel() * dtype.itemsize])
+    copied = tensor.dtype != dtype and not widens
+    sizes: list[int | Rule] = [tensor.numel() * dtype.itemsize] if copied else []
+    dims = args[1] if len(args) > 1 and isinstance(args[1], Sequence) else []
+    # The batch is in the first dimension: of sums for each example there are more, none longer.
+    if tensor.numel() and (not dims or 0 in dims or -tensor.dim() in dims):
+        kernel = reduction(tensor, dims)
+        inputs = tensor.numel() // kernel.outputs
+        sizes += [Rule(inputs, kernel.buffer_bytes), Rule(inputs, kernel.semaphore_bytes)]
+    _take(tracker, sizes)
 
 
 def _take_values(tracker: StorageTracker, args: Any, output: Any) -> None:
@@ -250,9 +263,14 @@ def _copied_sizes(tensors: Iterable[Tensor]) -> list[int]:
     return [_size(tensor) for tensor in tensors if not tensor.is_contiguous()]
 
 
+_COPIED_FIRST = {
+    _aten.native_layer_norm.default: (0,),
+    _aten.native_layer_norm_backward.default: (1,),
+}
+"""Arguments that are made contiguous before the outputs are made, unless they are."""
+
 _KERNELS: dict[Any, _Note] = {
-    _aten.native_layer_norm.default: _contiguous(0),
-    _aten.native_layer_norm_backward.default: _contiguous(0, 1),
+    _aten.native_layer_norm_backward.default: _contiguous(0),
     _aten._softmax_backward_data.default: _softmax_backward,
     _aten.soft_margin_loss_backward.default: _soft_margin_backward,
     _aten.binary_cross_entropy_with_logits.default: _logits,

@@ -1,0 +1,129 @@
+"""What CUDA's sums take where many blocks of threads share one: the gradient of a bias, say.
+
+Each block leaves its part in a buffer, which counts more than that: for every output as much as for
+a block's whole row of them. So it can be 1 MiB for each multiprocessor.
+
+Source: ``aten/src/ATen/native/cuda/Reduce.cuh`` of PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+# What is added up, whatever the type of the tensor: fp32, or for the widest types 8 bytes.
+_SUM_BYTES, _WIDE_SUM_BYTES = 4, 8
+
+_SEMAPHORE_BYTES = 4
+_WARP = 32
+_MOST_THREADS = 512
+_VECTOR = 4
+_LONG_ROW = 128  # elements; rows of so many are read in vectors
+_LEAST_VALUES, _MOST_VALUES = 16, 256  # for each thread
+
+
+class Reduction(NamedTuple):
+    """The kernel that sums up a tensor.
+
+    Attributes:
+        outputs: how many sums there are.
+        along_rows: whether what is added up lies side by side in memory, rather than the sums.
+        vector: how many elements are read at once, along the row.
+        sum_bytes: of what is added up.
+
+    Example:
+        >>> bias = Reduction(outputs=4096, along_rows=False, vector=4, sum_bytes=4)
+        >>> [bias.buffer_bytes(4096, threads) // 2**20 for threads in (132 * 2048, 82 * 1536)]
+        [128, 62]
+    """
+
+    outputs: int
+    along_rows: bool
+    vector: int
+    sum_bytes: int
+
+    def buffer_bytes(self, inputs: int, threads: int) -> int:
+        """What the blocks leave for each other.
+
+        Args:
+            inputs: elements of each sum.
+            threads: that are on the GPU at once.
+        """
+        blocks, _, width = self._blocks(inputs, threads)
+        size = self.sum_bytes * self.outputs * blocks
+        return size if self.along_rows else size * width * self.vector
+
+    def semaphore_bytes(self, inputs: int, threads: int) -> int:
+        """By what they know who comes last; see :meth:`buffer_bytes`."""
+        blocks, grid, _ = self._blocks(inputs, threads)
+        return _SEMAPHORE_BYTES * grid if blocks else 0
+
+    def _blocks(self, inputs: int, threads: int) -> tuple[int, int, int]:
+        """Blocks that share a sum, 0 for one alone; those beside each other; their width."""
+        row, others = (inputs, self.outputs) if self.along_rows else (self.outputs, inputs)
+        most = _MOST_THREADS if self.along_rows else _MOST_THREADS // self.vector
+        row_threads = min(_power_of_2(row // self.vector), most)
+        height = min(_power_of_2(others), most, most // min(row_threads, _WARP))
+        width = min(row_threads, most // height)
+        at_once, beside = (width, 1) if self.along_rows else (1, width)
+        shares = -(-inputs // at_once) >= min(height * _LEAST_VALUES, _MOST_VALUES)
+        if shares:
+            at_once *= height
+        else:
+            beside *= height
+        columns = self.outputs if self.along_rows else self.outputs // self.vector
+        grid = -(-columns // beside)
+        fitting = threads // (width * height)
+        values = -(-inputs // at_once)
+        if not shares or values < _MOST_VALUES or grid > fitting:
+            return 0, grid, width
+        blocks = min(-(-fitting // grid), -(-values // _LEAST_VALUES))
+        blocks = max(blocks, -(-values // _MOST_VALUES))
+        return blocks if blocks > 1 else 0, grid, width
+
+
+def reduction(tensor: Tensor, dims: Collection[int]) -> Reduction:
+    """The kernel that sums up some dimensions of a tensor.
+
+    Args:
+        tensor: on the device, of the type in which it is summed up.
+        dims: what is summed up; empty for all.
+    """
+    reduced = {dim % tensor.dim() for dim in dims} or set(range(tensor.dim()))
+    sides = list(zip(tensor.stride(), tensor.shape, strict=True))
+    inner = _merged(sorted(sides[dim] for dim in reduced))
+    # In the order of the sums, which are contiguous.
+    kept = _merged([side for dim, side in enumerate(sides) if dim not in reduced][::-1])
+    outputs = math.prod(size for _, size in kept)
+    along_rows = not kept or (bool(inner) and inner[0][0] < kept[0][0])
+    vector = 1
+    if along_rows:
+        is_row = len(inner) == 1 and inner[0][0] == 1 and inner[0][1] >= _LONG_ROW
+        vector = _VECTOR if is_row else 1
+    elif kept[0][0] == 1:
+        strides = [stride for stride, _ in (*inner, *kept[1:])]
+        whole = (tensor.storage_offset(), kept[0][1], *strides)
+        vector = next(n for n in (_VECTOR, 2, 1) if all(number % n == 0 for number in whole))
+    is_wide = tensor.element_size() == _WIDE_SUM_BYTES
+    return Reduction(outputs, along_rows, vector, _WIDE_SUM_BYTES if is_wide else _SUM_BYTES)
+
+
+def _merged(sides: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Strides and sizes, those that go on where the one before ends as one with it."""
+    merged: list[tuple[int, int]] = []
+    for stride, size in sides:
+        if size == 1:
+            continue
+        if merged and stride == merged[-1][0] * merged[-1][1]:
+            merged[-1] = (merged[-1][0], merged[-1][1] * size)
+        else:
+            merged.append((stride, size))
+    return merged
+
+
+def _power_of_2(number: int) -> int:
+    """The largest that is no larger; at least 1."""
+    return 1 << max(0, number.bit_length() - 1)
