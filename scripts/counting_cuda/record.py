@@ -3,8 +3,9 @@
 
     scripts/counting_cuda/run.sh python scripts/counting_cuda/record.py
 
-Random requests under a limit, with each setting of the allocator; and of the bundled GPT whole
-training steps, and how many of ten run under a limit. A setting is fixed once the allocator is in
+Random requests under a limit, with each setting of the allocator; what random sums ask for; and of
+the bundled GPT the peaks of whole training steps, all that one of them asks for, and how many of
+ten run under a limit. A setting is fixed once the allocator is in
 use, so each runs in a process of its own.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import random
 import subprocess
@@ -50,13 +52,16 @@ MODEL = {"width": 256, "depth": 4, "vocabulary": 5000, "max_tokens": 128}
 def main() -> None:
     """Record one kind of fact, or all of them in processes of their own."""
     if len(sys.argv) == 2:
-        facts = {"requests": requests, "steps": steps, "ten_steps": ten_steps}[sys.argv[1]]()
+        kinds = (requests, sums, steps, requests_of_a_step, ten_steps)
+        facts = next(kind for kind in kinds if kind.__name__ == sys.argv[1])()
         print(json.dumps(facts))
         return
     FACTS.mkdir(exist_ok=True)
     for name, setting in SETTINGS.items():
         write(f"requests_{name}", run("requests", setting))
+    write("sums", run("sums", ""))
     write("steps_gpt", run("steps", ""))
+    write("requests_of_a_step", run("requests_of_a_step", ""))
     write("ten_steps_gpt", run("ten_steps", ""))
 
 
@@ -108,6 +113,61 @@ def requests(count: int = 160, seed: int = 7) -> dict[str, Any]:
         names = ("allocated_bytes.all.current", "reserved_bytes.all.current", "num_alloc_retries")
         held.append([stats[name] for name in names])
     return {"capacity_bytes": int(LIMIT_BYTES / total * total), "events": events, "held": held}
+
+
+def sums(count: int = 300, seed: int = 7) -> dict[str, Any]:
+    """Sums of random tensors, and what each asks for beside its output.
+
+    Of each: the type, shape, strides and first element of the tensor, the dimensions that are
+    summed up, and the bytes.
+    """
+    chance = random.Random(seed)
+    lengths = [1, 3, 7, 16, 49, 64, 100, 128, 197, 256, 768, 1000, 1024, 3000, 4096, 8192, 50000]
+    types = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+    recorded: list[list[Any]] = []
+    while len(recorded) < count:
+        shape = chance.choices(lengths, k=chance.randint(1, 4))
+        if math.prod(shape) > 1 << 26:
+            continue
+        tensor = torch.empty(shape, dtype=chance.choice(types), device="cuda")
+        if chance.random() < 0.3:
+            tensor = tensor.transpose(0, chance.randrange(len(shape)))
+        if len(shape) == 4 and chance.random() < 0.4:
+            tensor = tensor.contiguous(memory_format=torch.channels_last)
+        if chance.random() < 0.2 and tensor.size(-1) > 2:
+            tensor = tensor[..., 1:]
+        dims = sorted(chance.sample(range(len(shape)), chance.randint(1, len(shape))))
+        _, *beside = asked_for(lambda tensor=tensor, dims=dims: tensor.sum(dims))
+        if beside or chance.random() < 0.2:  # most take nothing
+            recorded.append(
+                [str(tensor.dtype)[6:], list(tensor.shape), list(tensor.stride()),
+                 tensor.storage_offset(), dims, beside]
+            )  # fmt: skip
+    processor = torch.cuda.get_device_properties(0)
+    threads = processor.multi_processor_count * processor.max_threads_per_multi_processor
+    return {"threads": threads, "sums": recorded}
+
+
+def asked_for(run: Callable[[], Any]) -> list[int]:
+    """The bytes that something asks the allocator for, in order."""
+    torch.cuda.memory._record_memory_history(context=None)
+    kept = run()
+    (events,) = torch.cuda.memory._snapshot()["device_traces"]
+    torch.cuda.memory._record_memory_history(enabled=None)
+    del kept
+    return [event["size"] for event in events if event["action"] == "alloc"]
+
+
+def requests_of_a_step() -> dict[str, Any]:
+    """All that the second training step of the bundled GPT asks for."""
+    sys.path[:0] = [str(ROOT), str(ROOT / "scripts/examples")]
+    asked = {}
+    for precision in ("fp32", "bf16"):
+        train = trainer(precision, "adamw", False, 16)
+        train()
+        asked[precision] = asked_for(train)
+        del train
+    return {"model": MODEL, "batch_size": 16, **asked}
 
 
 def steps() -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.simulation.allocator import (
@@ -20,6 +21,7 @@ from batchfinder.simulation.expandable import ExpandableAllocator
 from batchfinder.simulation.fake import TORCH_VERSION
 from batchfinder.simulation.gpus import find_gpu
 from batchfinder.simulation.prober import SimulatedProber
+from batchfinder.simulation.reductions import reduction
 from batchfinder.simulation.step_trace import StepTraces
 from batchfinder.training.target import load_target
 from batchfinder.units import MIB
@@ -59,6 +61,43 @@ def test_every_request_leaves_the_allocator_as_it_left_pytorchs(name: str) -> No
 
     assert held == facts["held"]
     assert None in held
+
+
+def test_sums_take_what_they_took_in_pytorch() -> None:
+    """The buffers in which blocks of threads share a sum, and their semaphores."""
+    facts = recorded("sums")
+    found = []
+    for dtype, shape, strides, offset, dims, _ in facts["sums"]:
+        storage = torch.empty(0, dtype=getattr(torch, dtype), device="meta")
+        tensor = storage.as_strided(shape, strides, offset)
+        kernel = reduction(tensor, dims)
+        inputs = tensor.numel() // kernel.outputs
+        takes = [
+            take(inputs, facts["threads"]) for take in (kernel.buffer_bytes, kernel.semaphore_bytes)
+        ]
+        found.append([size for size in takes if size])
+
+    assert found == [beside for *_, beside in facts["sums"]]
+    assert len([1 for sizes in found if sizes]) > len(found) / 2
+
+
+REQUESTS = recorded("requests_of_a_step")
+
+
+@pytest.mark.skipif(TORCH_VERSION < (2, 11), reason="recorded with PyTorch 2.11")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_asks_for_what_it_asked_for_in_pytorch(precision: str) -> None:
+    """One by one, in this order."""
+    setup = load_target(f"{EXAMPLES}/train_gpt.py:build_model", REQUESTS["model"])
+    gpu = find_gpu("h200")
+    setup = dataclasses.replace(setup, optimizer="adamw")
+    traces = StepTraces(setup, ProbeOptions(precision=precision), gpu.compute_capability)
+
+    trace = traces.at(REQUESTS["batch_size"])
+
+    sizes = trace.sizes(REQUESTS["batch_size"], gpu.threads)
+    asked = [sizes[event] for event in trace.events[trace.last_step :] if event >= 0]
+    assert [size for size in asked if size] == REQUESTS[precision]
 
 
 STEPS = recorded("steps_gpt")
