@@ -28,6 +28,7 @@ from batchfinder.simulation.cuda_dispatch import (
     linear,
 )
 from batchfinder.simulation.known import know
+from batchfinder.simulation.masks import known_masks_looked_at
 from batchfinder.simulation.packing import PACKING
 from batchfinder.simulation.recurrent import RECURRENT
 from batchfinder.simulation.refusal import USE_FIND
@@ -77,6 +78,7 @@ def fake_cuda(
         stack.enter_context(kernels_replaced("AutocastCPU", autocast_kernels(torch_version)))
         stack.enter_context(kernels_replaced("AutogradCPU", autograd))
         stack.enter_context(cuda_autocast_simulated())
+        stack.enter_context(known_masks_looked_at())
         stack.callback(register_optimizer_step_pre_hook(foreach_as_cuda).remove)
         # A fallback would run the real kernel, on tensors of real size.
         mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
