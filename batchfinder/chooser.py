@@ -74,7 +74,7 @@ class Chooser:
     Attributes:
         expects_the_answer: whether the size chosen last is where the answer is expected.
         is_guessed: whether the answer is looked for around a guess.
-        aims: how often the answer was expected where all that a fragmented allocator holds fits.
+        aims: how often the answer was expected at a guess, or where all that is held fits.
         has_looked_above: whether a size just above that was tried.
     """
 

@@ -35,8 +35,8 @@ TASKS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM")
 TEXTS, TOKENS, WORDS, MOST_PARAMETERS = 64, 128, 2000, 60e6
 SMALL = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embedding_size"), 256),
-    **dict.fromkeys(("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim"), 512),
-    **dict.fromkeys(("d_ff",), 512),
+    **dict.fromkeys(("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim"), 512),
+    **dict.fromkeys(("ffn_dim", "d_ff"), 512),
     **dict.fromkeys(("num_hidden_layers", "encoder_layers", "decoder_layers"), 2),
     **dict.fromkeys(("n_layer", "num_layers"), 2),
     **dict.fromkeys(("num_attention_heads", "n_head", "num_heads"), 4),
@@ -125,6 +125,8 @@ def built(task: str, model_type: str) -> Any:
     """A text model, as small as its configuration lets it be."""
     usual = transformers.AutoConfig.for_model(model_type)
     config = type(usual)(**{name: size for name, size in SMALL.items() if hasattr(usual, name)})
+    if getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = SMALL["decoder_start_token_id"]
     names = getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES")[model_type]
     return getattr(transformers, names if isinstance(names, str) else names[0])(config)
 

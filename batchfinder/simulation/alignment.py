@@ -41,19 +41,29 @@ def align(*traces: Trace) -> GeneralTrace:
                 f"the steps at batch sizes {first.batch_size} and {other.batch_size} part"
                 f"{_place(other, _parting(first.events, other.events))}"
             )
-    small, large, *further = traces
-    span = large.batch_size - small.batch_size
+    large, batch_sizes = traces[1], [trace.batch_size for trace in traces]
     curves = []
-    for index, (before, after) in enumerate(zip(small.storages, large.storages, strict=True)):
-        slope = (after.amount - before.amount) / span
-        line = Curve(after.amount - slope * large.batch_size, slope)
-        is_checked = further and not after.optional
-        curve = _bent(line, [_point(trace, index) for trace in traces]) if is_checked else line
-        # What starts below nothing bends somewhere: a line through it would mislead.
-        if curve is None or curve.shrinks or curve.fixed_bytes < -round_request(1):
-            raise _not_in_line(traces, index)
-        curves.append(curve)
-    return GeneralTrace(large, curves)
+    ruled = {}
+    for index, storage in enumerate(large.storages):
+        curves.append(_curve(traces, index, [_point(trace, index) for trace in traces]))
+        if storage.rule:
+            numbers = zip(*(trace.storages[index].amounts for trace in traces), strict=True)
+            points = [list(zip(batch_sizes, amounts, strict=True)) for amounts in numbers]
+            ruled[index] = tuple(_curve(traces, index, of_one) for of_one in points)
+    return GeneralTrace(large, curves, ruled)
+
+
+def _curve(traces: Sequence[Trace], index: int, points: Sequence[tuple[int, int]]) -> Curve:
+    """What leads through the points of a storage: of its bytes, or of an amount in its rule."""
+    (small, before), (large, after), *further = points
+    slope = (after - before) / (large - small)
+    line = Curve(after - slope * large, slope)
+    is_checked = further and not traces[1].storages[index].optional
+    curve = _bent(line, points) if is_checked else line
+    # What starts below nothing bends somewhere: a line through it would mislead.
+    if curve is None or curve.shrinks or curve.fixed_bytes < -round_request(1):
+        raise _not_in_line(traces, index)
+    return curve
 
 
 def check_lines(trace: GeneralTrace, third: Trace) -> None:
@@ -116,7 +126,8 @@ def _parting(events: Sequence[int], others: Sequence[int]) -> int:
 
 
 def _point(trace: Trace, index: int) -> tuple[int, int]:
-    return trace.batch_size, trace.storages[index].amount
+    storage = trace.storages[index]
+    return trace.batch_size, storage.rule.amounts[0] if storage.rule else storage.size_bytes
 
 
 def _not_in_line(traces: Sequence[Trace], index: int) -> NotInLineError:

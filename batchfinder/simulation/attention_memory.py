@@ -61,9 +61,9 @@ class EfficientBackward(NamedTuple):
     split_floats: int
     splits: int
 
-    def bytes_of(self, heads: int, _: int = 0) -> int:
-        """What all heads of all examples take."""
-        splits = max(1, min(self.splits, _ENOUGH_HEADS // heads))
+    def bytes_of(self, heads: int, threads: int = 0) -> int:
+        """What all heads of all examples take, however many threads the GPU has."""
+        splits = max(1, min(self.splits, _ENOUGH_HEADS // max(1, heads)))
         return heads * (self.query_floats + splits * self.split_floats) * _FLOAT_BYTES
 
 

@@ -1,6 +1,7 @@
 """What the gradient of an embedding takes on CUDA beside itself.
 
-The rows that look up the same entry are summed in groups of ten, in fp32, before the groups are.
+The rows that look up the same entry are summed in groups of ten, before the groups are, in
+fp32 or fp64.
 
 Sources: ``aten/src/ATen/native/cuda/Embedding.cu``, ``EmbeddingBag.cu`` and
 ``EmbeddingBackwardKernel.cu`` of PyTorch.
@@ -11,11 +12,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from batchfinder.simulation.trace import Rule
 from batchfinder.simulation.tracker import StorageTracker
+from batchfinder.simulation.transients import copied_sizes, take
 
 _ROWS_OF_A_GROUP = 10
 
@@ -25,13 +26,17 @@ _FEW_ROWS = 3072
 _LARGEST = 2  # mode of a bag
 
 
-def group_bytes(rows: int, _: int = 0, *, entries: int, width: int, at_once: int = 0) -> int:
+def group_bytes(
+    rows: int, threads: int = 0, *, entries: int, width: int, sum_bytes: int = 4, at_once: int = 0
+) -> int:
     """The sums of the groups.
 
     Args:
         rows: that were looked up.
+        threads: of the GPU, which do not matter.
         entries: of the table.
         width: of a row, in elements.
+        sum_bytes: of an element.
         at_once: up to so many rows there are no groups.
 
     Example:
@@ -40,7 +45,7 @@ def group_bytes(rows: int, _: int = 0, *, entries: int, width: int, at_once: int
     """
     if rows <= at_once:
         return 0
-    return (rows // _ROWS_OF_A_GROUP + min(rows, entries)) * width * torch.float32.itemsize
+    return (rows // _ROWS_OF_A_GROUP + min(rows, entries)) * width * sum_bytes
 
 
 def note_embedding_backward(tracker: StorageTracker, args: Any, output: Tensor) -> None:
@@ -61,15 +66,12 @@ def _note(
 ) -> None:
     entries, width = output.shape
     sorting = functools.partial(_index_bytes, each=indices.element_size(), at_once=at_once)
-    summing = functools.partial(group_bytes, entries=entries, width=width, at_once=at_once)
+    options = {"sum_bytes": max(4, output.element_size()), "at_once": at_once}
+    summing = functools.partial(group_bytes, entries=entries, width=width, **options)
     # Sorted, where each came from, and where each group of equal ones begins.
-    sizes: list[int | Rule] = [Rule(indices.numel(), rule) for rule in (*[sorting] * 3, summing)]
-    if not gradient.is_contiguous():
-        sizes.insert(0, gradient.numel() * gradient.element_size())
-    taken = [tracker.begin_transient(size) for size in sizes]
-    for index in taken:
-        tracker.end_transient(index)
+    rows = (indices.numel(),)
+    take(tracker, [*copied_sizes([gradient]), *(Rule(rows, r) for r in (*[sorting] * 3, summing))])
 
 
-def _index_bytes(rows: int, _: int, *, each: int, at_once: int) -> int:
+def _index_bytes(rows: int, threads: int, *, each: int, at_once: int) -> int:
     return rows * each if rows > at_once else 0

@@ -8,9 +8,11 @@ Source: ``areAnyTensorSubclassLike`` in ``torch/csrc/autograd/FunctionsManual.cp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 _aten: Any = torch.ops.aten
 _SELECTIONS = {
@@ -44,5 +46,16 @@ def works_in_place(func: Any, args: Any) -> bool:
     node = torch._C._current_autograd_node()
     if node is None or node.name() not in nodes:
         return False
-    # A weight for each class is spread over the targets, and stays as it is.
-    return func is not _aten.mul.Tensor or args[0].dim() >= args[1].dim()
+    # A weight for each class is spread over the targets, and stays as it is. A hook may multiply
+    # by a number.
+    if func is not _aten.mul.Tensor:
+        return True
+    return isinstance(args[1], Tensor) and _holds(args[0].shape, args[1].shape)
+
+
+def _holds(shape: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether what is made of both is no larger than the first."""
+    missing = len(shape) - len(other)
+    return missing >= 0 and all(
+        size == mate or mate == 1 for size, mate in zip(shape[missing:], other, strict=True)
+    )

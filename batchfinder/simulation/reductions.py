@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-# What is added up, whatever the type of the tensor: fp32, or for the widest types 8 bytes.
-_SUM_BYTES, _WIDE_SUM_BYTES = 4, 8
+_SUM_BYTES = 4  # half types are added up in fp32
+_LARGEST_TENSOR = 1 << 31  # bytes, that a kernel with indices of 32 bits reaches
 
 _SEMAPHORE_BYTES = 4
 _WARP = 32
@@ -29,41 +29,44 @@ class Reduction(NamedTuple):
     """The kernel that sums up a tensor.
 
     Attributes:
-        outputs: how many sums there are.
         along_rows: whether what is added up lies side by side in memory, rather than the sums.
         vector: how many elements are read at once, along the row.
-        sum_bytes: of what is added up.
+        element_bytes: of what is added up.
+        outputs: how many sums there were when this was looked up.
 
     Example:
-        >>> bias = Reduction(outputs=4096, along_rows=False, vector=4, sum_bytes=4)
-        >>> [bias.buffer_bytes(4096, threads) // 2**20 for threads in (132 * 2048, 82 * 1536)]
+        >>> bias = Reduction(along_rows=False, vector=4, element_bytes=4, outputs=4096)
+        >>> [bias.buffer_bytes(4096, 4096, threads) // 2**20 for threads in (132 * 2048, 82 * 1536)]
         [128, 62]
     """
 
-    outputs: int
     along_rows: bool
     vector: int
-    sum_bytes: int
+    element_bytes: int
+    outputs: int
 
-    def buffer_bytes(self, inputs: int, threads: int) -> int:
+    def buffer_bytes(self, inputs: int, outputs: int, threads: int) -> int:
         """What the blocks leave for each other.
 
         Args:
             inputs: elements of each sum.
+            outputs: how many sums there are.
             threads: that are on the GPU at once.
         """
-        blocks, _, width = self._blocks(inputs, threads)
-        size = self.sum_bytes * self.outputs * blocks
+        blocks, _, width = self._blocks(inputs, outputs, threads)
+        size = max(_SUM_BYTES, self.element_bytes) * outputs * blocks
         return size if self.along_rows else size * width * self.vector
 
-    def semaphore_bytes(self, inputs: int, threads: int) -> int:
+    def semaphore_bytes(self, inputs: int, outputs: int, threads: int) -> int:
         """By what they know who comes last; see :meth:`buffer_bytes`."""
-        blocks, grid, _ = self._blocks(inputs, threads)
+        blocks, grid, _ = self._blocks(inputs, outputs, threads)
         return _SEMAPHORE_BYTES * grid if blocks else 0
 
-    def _blocks(self, inputs: int, threads: int) -> tuple[int, int, int]:
+    def _blocks(self, inputs: int, outputs: int, threads: int) -> tuple[int, int, int]:
         """Blocks that share a sum, 0 for one alone; those beside each other; their width."""
-        row, others = (inputs, self.outputs) if self.along_rows else (self.outputs, inputs)
+        while inputs * outputs * self.element_bytes > _LARGEST_TENSOR:  # summed half by half
+            inputs = -(-inputs // 2)
+        row, others = (inputs, outputs) if self.along_rows else (outputs, inputs)
         most = _MOST_THREADS if self.along_rows else _MOST_THREADS // self.vector
         row_threads = min(_power_of_2(row // self.vector), most)
         height = min(_power_of_2(others), most, most // min(row_threads, _WARP))
@@ -74,7 +77,7 @@ class Reduction(NamedTuple):
             at_once *= height
         else:
             beside *= height
-        columns = self.outputs if self.along_rows else self.outputs // self.vector
+        columns = outputs if self.along_rows else outputs // self.vector
         grid = -(-columns // beside)
         fitting = threads // (width * height)
         values = -(-inputs // at_once)
@@ -85,12 +88,13 @@ class Reduction(NamedTuple):
         return blocks if blocks > 1 else 0, grid, width
 
 
-def reduction(tensor: Tensor, dims: Collection[int]) -> Reduction:
+def reduction(tensor: Tensor, dims: Collection[int], element_bytes: int) -> Reduction:
     """The kernel that sums up some dimensions of a tensor.
 
     Args:
-        tensor: on the device, of the type in which it is summed up.
+        tensor: that is summed up, of at least one dimension.
         dims: what is summed up; empty for all.
+        element_bytes: of the type that it is read in.
     """
     reduced = {dim % tensor.dim() for dim in dims} or set(range(tensor.dim()))
     sides = list(zip(tensor.stride(), tensor.shape, strict=True))
@@ -107,8 +111,7 @@ def reduction(tensor: Tensor, dims: Collection[int]) -> Reduction:
         strides = [stride for stride, _ in (*inner, *kept[1:])]
         whole = (tensor.storage_offset(), kept[0][1], *strides)
         vector = next(n for n in (_VECTOR, 2, 1) if all(number % n == 0 for number in whole))
-    is_wide = tensor.element_size() == _WIDE_SUM_BYTES
-    return Reduction(outputs, along_rows, vector, _WIDE_SUM_BYTES if is_wide else _SUM_BYTES)
+    return Reduction(along_rows, vector, element_bytes, outputs)
 
 
 def _merged(sides: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

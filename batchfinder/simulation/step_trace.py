@@ -114,7 +114,9 @@ class StepTraces:
         if self._general is not None:
             return self._general
         trace = self._at(batch_size)
-        return GeneralTrace(trace, [Curve(storage.amount) for storage in trace.storages])
+        each = [tuple(map(Curve, storage.amounts)) for storage in trace.storages]
+        ruled = {i: curves for i, curves in enumerate(each) if trace.storages[i].rule}
+        return GeneralTrace(trace, [curves[0] for curves in each], ruled)
 
     def _aligned(self) -> GeneralTrace:
         traces = [self._at(size) for size in TRACED_SIZES]

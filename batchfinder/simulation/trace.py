@@ -1,8 +1,8 @@
 """What a training step asks of the allocator: storages born and died, in order.
 
 The order does not depend on the batch size ``b``, and the size of a storage is a line in it, or a
-parabola. Traces at a few sizes, laid side by side, are therefore the trace at every size: see
-:mod:`~batchfinder.simulation.alignment`.
+parabola, or follows from some by a rule. Traces at a few sizes, laid side by side, are therefore
+the trace at every size: see :mod:`~batchfinder.simulation.alignment`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, pairwise
@@ -44,21 +44,21 @@ class Rule(NamedTuple):
     """The bytes of a storage that are no line in the batch size, but follow from one.
 
     Attributes:
-        amount: what is a line, at the batch size that was traced.
-        bytes_of: the bytes by it, and by how many threads are on the GPU at once.
+        amounts: each of them is a line; at the batch size that was traced.
+        bytes_of: the bytes by them, and by how many threads are on the GPU at once.
 
     Example:
-        >>> Rule(4, lambda rows, threads: min(rows, 100) * 512).size_bytes
+        >>> Rule((4,), lambda rows, threads: min(rows, 100) * 512).size_bytes
         2048
     """
 
-    amount: int
-    bytes_of: Callable[[int, int], int]
+    amounts: tuple[int, ...]
+    bytes_of: Callable[..., int]
 
     @property
     def size_bytes(self) -> int:
         """The bytes at the batch size that was traced, on no GPU in particular."""
-        return self.bytes_of(self.amount, 0)
+        return self.bytes_of(*self.amounts, 0)
 
 
 @dataclass
@@ -84,9 +84,9 @@ class Storage:
     rule: Rule | None = None
 
     @property
-    def amount(self) -> int:
+    def amounts(self) -> tuple[int, ...]:
         """What lies on a line or a parabola: its bytes, unless it has a rule."""
-        return self.rule.amount if self.rule else self.size_bytes
+        return self.rule.amounts if self.rule else (self.size_bytes,)
 
 
 EMPTY_CACHE = -(1 << 62)
@@ -118,7 +118,8 @@ class GeneralTrace:
 
     Attributes:
         example: the trace that names each storage, at one of the sizes traced.
-        curves: of each storage, its bytes by the batch size; or the amount in its rule.
+        curves: of each storage, its bytes by the batch size; or the first amount in its rule.
+        ruled: of each storage with a rule, all amounts by the batch size.
 
     Example:
         >>> example = Trace(2, [Storage(100), Storage(36)], [0, 1, ~1])
@@ -129,6 +130,7 @@ class GeneralTrace:
 
     example: Trace
     curves: Sequence[Curve]
+    ruled: Mapping[int, tuple[Curve, ...]] = field(default_factory=dict)
 
     @property
     def events(self) -> list[int]:
@@ -148,9 +150,11 @@ class GeneralTrace:
             sizes[index] = round(fixed + slope * batch_size)
         for index, curve in parabolas:
             sizes[index] = round(curve.bytes_at(batch_size))
-        for index, rule in self._ruled:
-            amount = round(self.curves[index].bytes_at(batch_size))
-            sizes[index] = rule.bytes_of(amount, threads)
+        for index, curves in self.ruled.items():
+            rule = self.example.storages[index].rule
+            assert rule is not None
+            amounts = (round(curve.bytes_at(batch_size)) for curve in curves)
+            sizes[index] = rule.bytes_of(*amounts, threads)
         return sizes
 
     @property
@@ -160,11 +164,6 @@ class GeneralTrace:
         return any(
             fixed and slope and not storage.optional for storage, (fixed, slope, _) in curves
         )
-
-    @cached_property
-    def _ruled(self) -> list[tuple[int, Rule]]:
-        storages = enumerate(self.example.storages)
-        return [(index, storage.rule) for index, storage in storages if storage.rule]
 
     @cached_property
     def _parts(
@@ -198,7 +197,7 @@ class GeneralTrace:
     def live_curves(self) -> Iterator[tuple[Stage, Curve]]:
         """What is alive as a stage begins and after each birth: lower bounds.
 
-        Each storage counts with the bytes asked for, no less than the smallest block.
+        Each storage counts with the bytes asked for, unless it is optional or has a rule.
         """
         stages = dict(self.example.stages)
         stage = Stage.SETUP

@@ -107,7 +107,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def track(self, tensor: Tensor, kind: Kind = Kind.TEMPORARY) -> None:
         """Note the storage of a tensor, unless it is known already."""
-        self._track_storage(_held(tensor).untyped_storage(), kind)
+        self._track_storage(held(tensor).untyped_storage(), kind)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Note that a storage has given its memory back, or got some again, in place."""
@@ -153,7 +153,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
         """Say what the storages of some tensors are for."""
         for tensor in tensors:
-            known = self._live.get(_held(tensor).untyped_storage()._cdata)
+            known = self._live.get(held(tensor).untyped_storage()._cdata)
             if known is not None and known.index != _ON_HOST:
                 self.trace.storages[known.index].kind = kind
 
@@ -239,8 +239,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = torch._C._current_autograd_node()
         if node is None or node.name() in _ADDING or not isinstance(first, Tensor):
             return
-        term = self._live.get(_held(first).untyped_storage()._cdata)
-        new = self._live[_held(total).untyped_storage()._cdata]
+        term = self._live.get(held(first).untyped_storage()._cdata)
+        new = self._live[held(total).untyped_storage()._cdata]
         if term is None or term.index == _ON_HOST or first._is_view():
             return  # what a view looks at is not its own to write to
         storages = self.trace.storages
@@ -261,8 +261,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._modules.pop()
 
     def _enter_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        held = [_held(p) for group in optimizer.param_groups for p in group["params"]]
-        if not any(tensor.untyped_storage()._cdata in self._live for tensor in held):
+        own = [held(p) for group in optimizer.param_groups for p in group["params"]]
+        if not any(tensor.untyped_storage()._cdata in self._live for tensor in own):
             raise StepError(
                 f"{type(optimizer).__name__} is an optimizer of the step's own, made for the model "
                 f"and not for its copy without data: {USE_FIND}"
@@ -279,7 +279,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.label((s for s in states if isinstance(s, Tensor)), Kind.OPTIMIZER_STATE)
 
 
-def _held(tensor: Tensor) -> Tensor:
+def held(tensor: Tensor) -> Tensor:
     """The tensor that has the storage: in a DTensor, this rank's part of it."""
     part = getattr(tensor, "_local_tensor", tensor)
     return part if isinstance(part, Tensor) else tensor

@@ -11,7 +11,7 @@ Sources: ``aten/src/ATen/native/cudnn/Conv_v8.cpp`` and ``ConvShared.cpp`` of Py
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
@@ -32,7 +32,8 @@ from batchfinder.simulation.embedding import (
 from batchfinder.simulation.losses import COPYING_LOSSES
 from batchfinder.simulation.reductions import reduction
 from batchfinder.simulation.trace import Rule
-from batchfinder.simulation.tracker import StorageTracker
+from batchfinder.simulation.tracker import StorageTracker, held
+from batchfinder.simulation.transients import copied_sizes, size_of, take
 from batchfinder.units import MIB
 
 _aten: Any = torch.ops.aten
@@ -94,7 +95,7 @@ class CudaWorkspaces:
 
     def __call__(self, tracker: StorageTracker, func: Any, args: Any, output: Any) -> None:
         """Note what an operator makes, and what it takes while it runs."""
-        copied = _copied_sizes(args[at] for at in _COPIED_FIRST.get(func, ()))
+        copied = copied_sizes(args[at] for at in _COPIED_FIRST.get(func, ()))
         copies = [tracker.begin_transient(size) for size in copied]
         tracker.track_outputs(func, args, output)
         for copy in copies:
@@ -122,20 +123,20 @@ class CudaWorkspaces:
         for other in list(self._alike):
             if efficient_backward(query, key, other) != kernel:
                 self._alike.discard(other)
-        needed = Rule(math.prod(query.shape[:2]), kernel.bytes_of)
+        needed = Rule((math.prod(query.shape[:2]),), kernel.bytes_of)
         row_sums = math.prod(query.shape[:3]) * 4
         # The kernel reads the gradient by rows of heads.
-        copied = _copied_sizes([grad.transpose(1, 2)])
+        copied = copied_sizes([grad.transpose(1, 2)])
         if query.dtype in _HALF:
-            _take(tracker, [*copied, row_sums, needed])
+            take(tracker, [*copied, row_sums, needed])
             return
         copies = [tracker.begin_transient(size) for size in copied]
         # The row sums of gradient times output are computed by other kernels, in fp32.
-        product, sums = tracker.begin_transient(_size(grad)), tracker.begin_transient(row_sums)
+        product, sums = tracker.begin_transient(size_of(grad)), tracker.begin_transient(row_sums)
         delta = tracker.begin_transient(row_sums)
         tracker.end_transient(sums)
         tracker.end_transient(product)
-        _take(tracker, [needed])
+        take(tracker, [needed])
         for index in (delta, *copies):
             tracker.end_transient(index)
 
@@ -168,8 +169,8 @@ class CudaWorkspaces:
         is_depthwise = weight.size(1) == 1
         workspace = 0
         if memory_format is torch.contiguous_format and not is_product and not is_depthwise:
-            workspace = sum(map(_size, [*converted, weight]))
-        copies = [tracker.begin_transient(_size(image)) for image in copied]
+            workspace = sum(map(size_of, [*converted, weight]))
+        copies = [tracker.begin_transient(size_of(image)) for image in copied]
         if workspace:
             tracker.end_transient(tracker.begin_transient(workspace, optional=True))
         for copy in copies:
@@ -182,20 +183,9 @@ class CudaWorkspaces:
             tracker.empty_cache()
 
 
-def _take(tracker: StorageTracker, sizes: Sequence[int | Rule]) -> None:
-    """Note memory that a kernel takes all at once, and gives back."""
-    taken = [tracker.begin_transient(size) for size in sizes if size]
-    for index in taken:
-        tracker.end_transient(index)
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 def _contiguous(*places: int) -> _Note:
     """Kernels that copy those of their arguments that are not contiguous."""
-    return lambda tracker, args, _: _take(tracker, _copied_sizes(args[at] for at in places))
+    return lambda tracker, args, _: take(tracker, copied_sizes(args[at] for at in places))
 
 
 def _reduce(tracker: StorageTracker, args: Any, output: Any) -> None:
@@ -203,64 +193,60 @@ def _reduce(tracker: StorageTracker, args: Any, output: Any) -> None:
 
     ``make_reduction`` in ``aten/src/ATen/native/ReduceOpsUtils.h`` of PyTorch.
     """
-    tensor, dtype = args[0], output.dtype
+    tensor, dtype = held(args[0]), output.dtype
     widens = tensor.dtype in _HALF and dtype is torch.float32
     copied = tensor.dtype != dtype and not widens
     sizes: list[int | Rule] = [tensor.numel() * dtype.itemsize] if copied else []
-    dims = args[1] if len(args) > 1 and isinstance(args[1], Sequence) else []
-    # The batch is in the first dimension: of sums for each example there are more, none longer.
-    if tensor.numel() and (not dims or 0 in dims or -tensor.dim() in dims):
-        kernel = reduction(tensor, dims)
-        inputs = tensor.numel() // kernel.outputs
-        sizes += [Rule(inputs, kernel.buffer_bytes), Rule(inputs, kernel.semaphore_bytes)]
-    _take(tracker, sizes)
+    if tensor.dim() and tensor.numel():
+        dims = args[1] if len(args) > 1 and not isinstance(args[1], torch.dtype) else None
+        dims = [dims] if isinstance(dims, int) else dims or []
+        kernel = reduction(tensor, dims, dtype.itemsize if copied else tensor.element_size())
+        amounts = tensor.numel() // kernel.outputs, kernel.outputs
+        sizes += [Rule(amounts, kernel.buffer_bytes), Rule(amounts, kernel.semaphore_bytes)]
+    take(tracker, sizes)
 
 
 def _take_values(tracker: StorageTracker, args: Any, output: Any) -> None:
     """The value of a loss for each element, where it is reduced."""
     if not output.dim():
-        _take(tracker, [_size(args[0])])
+        take(tracker, [size_of(args[0])])
 
 
 def _logits(tracker: StorageTracker, args: Any, output: Any) -> None:
     # The logarithms of the sigmoid, and the loss for each element, where that is not the output.
     # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Loss.cpp
-    _take(tracker, [_size(args[0])] * (1 if output.dim() else 2))
+    take(tracker, [size_of(args[0])] * (1 if output.dim() else 2))
 
 
 def _flash_backward(tracker: StorageTracker, args: Any, output: Any) -> None:
     # The kernel reads these by rows of heads.
     read = [x for x in (args[0], args[4]) if not x.transpose(1, 2).is_contiguous()]
-    _take(tracker, [*map(_size, read), *flash_backward_bytes(args[1])])
+    take(tracker, [*map(size_of, read), *flash_backward_bytes(args[1])])
 
 
 def _efficient(tracker: StorageTracker, args: Any, output: Any) -> None:
-    _take(tracker, [efficient_forward_bytes(args[0], args[2])])
+    take(tracker, [efficient_forward_bytes(args[0], args[2])])
 
 
 def _unfold(tracker: StorageTracker, args: Any, output: Any) -> None:
     # The output is allocated like the input, and again when it is known to be larger.
-    _take(tracker, [*_copied_sizes(args[:1]), _size(args[0])])
+    take(tracker, [*copied_sizes(args[:1]), size_of(args[0])])
 
 
 def _softmax_backward(tracker: StorageTracker, args: Any, output: Any) -> None:
     # The product of both comes first, whatever kernel sums it up.
     # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/SoftMax.cu
-    _take(tracker, [max(_size(args[0]), _size(args[1]))])
+    take(tracker, [max(size_of(args[0]), size_of(args[1]))])
 
 
 def _soft_margin_backward(tracker: StorageTracker, args: Any, output: Any) -> None:
     # -target, -target * input and its exponential are alive at once.
     # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Loss.cpp
-    _take(tracker, [_size(output)] * 2)
+    take(tracker, [size_of(output)] * 2)
 
 
 def _ctc_backward(tracker: StorageTracker, args: Any, output: Any) -> None:
-    _take(tracker, [_size(args[6])])
-
-
-def _copied_sizes(tensors: Iterable[Tensor]) -> list[int]:
-    return [_size(tensor) for tensor in tensors if not tensor.is_contiguous()]
+    take(tracker, [size_of(args[6])])
 
 
 _COPIED_FIRST = {
@@ -285,4 +271,4 @@ _KERNELS: dict[Any, _Note] = {
     **dict.fromkeys(_REDUCTIONS, _reduce),
     **dict.fromkeys(COPYING_LOSSES, _take_values),
 }
-"""What those take for which that does not depend on the GPU."""
+"""What those take for which that depends on no more of the GPU than its threads."""

@@ -102,6 +102,28 @@ def test_losses_of_logits_work_in_place_and_keep_no_buffer(
     assert more == pytest.approx(tables, abs=0.01)
 
 
+@pytest.mark.parametrize("weights", [(1,), (1, SIDE), (SIDE, 1), ()])
+def test_a_weight_of_any_shape_stays_as_it_is(weights: tuple[int, ...]) -> None:
+    """Also where the loss is of one column, or a hook scales its gradient."""
+
+    def loss(output: Tensor, model: Any) -> Tensor:
+        weight = torch.ones(weights, device=output.device)
+        one = weights == (1,)
+        value = F.binary_cross_entropy_with_logits(
+            output[:, 0] if one else output,
+            model.targets[:, 0] if one else model.targets,
+            pos_weight=weight,
+        )
+        value.register_hook(lambda gradient: gradient * 2)  # type: ignore[no-untyped-call]
+        return value
+
+    assert tables_more(loss) >= 0
+
+
+def test_a_number_is_summed_up_too() -> None:
+    assert tables_more(lambda output, _: output.mean().sum(0)) == pytest.approx(0, abs=0.01)
+
+
 def test_the_gradients_of_variance_and_mean_are_added_out_of_place() -> None:
     def loss(output: Tensor, _: Any) -> Tensor:
         return torch.stack(torch.var_mean(output, 1)).mean()

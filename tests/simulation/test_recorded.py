@@ -70,15 +70,23 @@ def test_sums_take_what_they_took_in_pytorch() -> None:
     for dtype, shape, strides, offset, dims, _ in facts["sums"]:
         storage = torch.empty(0, dtype=getattr(torch, dtype), device="meta")
         tensor = storage.as_strided(shape, strides, offset)
-        kernel = reduction(tensor, dims)
-        inputs = tensor.numel() // kernel.outputs
-        takes = [
-            take(inputs, facts["threads"]) for take in (kernel.buffer_bytes, kernel.semaphore_bytes)
-        ]
-        found.append([size for size in takes if size])
+        kernel = reduction(tensor, dims, tensor.element_size())
+        work = tensor.numel() // kernel.outputs, kernel.outputs, facts["threads"]
+        found.append([n for n in (kernel.buffer_bytes(*work), kernel.semaphore_bytes(*work)) if n])
 
     assert found == [beside for *_, beside in facts["sums"]]
     assert len([1 for sizes in found if sizes]) > len(found) / 2
+
+
+# Read off the same: the sums of columns of such a matrix, of more than 2 GiB.
+@pytest.mark.parametrize(
+    ("rows", "dtype", "mebibytes"), [(1 << 22, torch.float32, 256), (1 << 24, torch.bfloat16, 512)]
+)
+def test_what_is_too_large_for_32_bits_is_summed_in_parts(
+    rows: int, dtype: torch.dtype, mebibytes: int
+) -> None:
+    kernel = reduction(torch.empty(rows, 1024, dtype=dtype, device="meta"), [0], dtype.itemsize)
+    assert kernel.buffer_bytes(rows, 1024, 132 * 2048) == mebibytes * MIB
 
 
 REQUESTS = recorded("requests_of_a_step")

@@ -1,0 +1,27 @@
+"""Memory that a kernel takes while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from batchfinder.simulation.trace import Rule
+from batchfinder.simulation.tracker import StorageTracker
+
+
+def take(tracker: StorageTracker, sizes: Sequence[int | Rule]) -> None:
+    """Note memory that a kernel takes all at once, and gives back."""
+    taken = [tracker.begin_transient(size) for size in sizes if size]
+    for index in taken:
+        tracker.end_transient(index)
+
+
+def size_of(tensor: Tensor) -> int:
+    """The bytes of a tensor's elements."""
+    return tensor.numel() * tensor.element_size()
+
+
+def copied_sizes(tensors: Iterable[Tensor]) -> list[int]:
+    """The copies of those tensors that are not contiguous."""
+    return [size_of(tensor) for tensor in tensors if not tensor.is_contiguous()]
