@@ -1,7 +1,8 @@
 """What CUDA's sums take where many blocks of threads share one: the gradient of a bias, say.
 
 Each block leaves its part in a buffer, which counts more than that: for every output as much as for
-a block's whole row of them. So it can be 1 MiB for each multiprocessor.
+a block's whole row of them. So it can be 1 MiB for each multiprocessor. The numbers are those of
+NVIDIA's GPUs, and stand for AMD's, too.
 
 Source: ``aten/src/ATen/native/cuda/Reduce.cuh`` of PyTorch.
 """
