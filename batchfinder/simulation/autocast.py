@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -64,6 +64,7 @@ PROMOTE = (
 NOT_AS_IS = ("conv1d.padding", "conv2d.padding", "conv3d.padding")
 """On CUDA these are cast further in, as ``convolution``."""
 
+_ASKED = ("is_autocast_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype")
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 Kernel = Callable[..., Any]
@@ -118,7 +119,8 @@ def cast_on_cpu_only() -> tuple[str, ...]:
 def cuda_autocast_simulated() -> Iterator[None]:
     """Let ``torch.autocast("cuda")`` work on the tensors of the simulation, which are on the CPU.
 
-    Where PyTorch is built without CUDA it would do nothing, silently.
+    Where PyTorch is built without CUDA it would do nothing, silently. And who asks whether it is on
+    asks about CUDA, unless it names a device.
     """
     original = torch.autocast.__init__
 
@@ -133,11 +135,24 @@ def cuda_autocast_simulated() -> Iterator[None]:
             device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
         original(self, device_type, dtype, enabled, cache_enabled)
 
+    is_enabled, dtype_of, gpu_dtype = (getattr(torch, name) for name in _ASKED)
+
+    def on_gpu(device_type: str = "cuda") -> bool:
+        return bool(is_enabled("cpu" if device_type == "cuda" else device_type))
+
+    def dtype_on_gpu(device_type: str) -> torch.dtype:
+        return cast("torch.dtype", dtype_of("cpu" if on_gpu(device_type) else device_type))
+
     torch.autocast.__init__ = on_cpu  # type: ignore[method-assign]
+    answers = (on_gpu, dtype_on_gpu, lambda: dtype_on_gpu("cuda"))
+    for name, answer in zip(_ASKED, answers, strict=True):
+        setattr(torch, name, answer)
     try:
         yield
     finally:
         torch.autocast.__init__ = original  # type: ignore[method-assign]
+        for name, answer in zip(_ASKED, (is_enabled, dtype_of, gpu_dtype), strict=True):
+            setattr(torch, name, answer)
 
 
 def _operator(name: str) -> Any:

@@ -288,3 +288,21 @@ def test_tiles_of_the_memory_efficient_kernel(
 def test_keys_are_split_the_less_the_more_heads_there_are(heads: int, floats: int) -> None:
     query = torch.empty(1, heads, 512, 512, dtype=torch.bfloat16, device="meta")
     assert efficient_backward(query, query, (9, 0)).bytes_of(heads) == heads * 4 * floats
+
+
+def test_who_asks_whether_autocast_is_on_asks_about_cuda() -> None:
+    def answers() -> list[object]:
+        return [
+            torch.is_autocast_enabled(),
+            torch.is_autocast_enabled("cuda"),
+            torch.get_autocast_dtype("cuda"),
+        ]
+
+    before = answers()
+    with fake_cuda((9, 0)):
+        assert answers() == before == [False, False, torch.float16]
+        with torch.autocast("cuda", torch.bfloat16):
+            assert answers() == [True, True, torch.bfloat16]
+            with torch.autocast("cuda", enabled=False):
+                assert answers()[:2] == [False, False]
+    assert answers() == before
