@@ -68,7 +68,8 @@ class PeakEstimate:
     Attributes:
         gpu: the GPU whose kernels were imitated.
         batch_size: examples per forward/backward pass.
-        fits: whether the step runs within the GPU's memory less the headroom.
+        fits: whether the step runs within the GPU's memory less the headroom, without flushing the
+            allocator's cache in every step.
         peak_allocated_bytes: held by tensors.
         peak_reserved_bytes: held by the caching allocator.
         explanation: the peak, taken apart.
