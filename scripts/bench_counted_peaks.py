@@ -11,7 +11,6 @@ simulation refuses. Writes each row as it comes to scripts/results/counted_peaks
 from __future__ import annotations
 
 import argparse
-import gc
 import signal
 import sys
 import warnings
@@ -24,12 +23,12 @@ import torch
 import transformers
 from bench_case import RESULTS, ROOT, save
 from paper_devices import FAMILIES
+from peak_comparison import compared
 from transformers.models.auto import modeling_auto
 
-from batchfinder import TrainingSetup, estimate_peak_memory, find_max_batch
+from batchfinder import TrainingSetup
 from batchfinder.errors import BatchFinderError
 from batchfinder.probing.versions import versions
-from batchfinder.simulation.workspaces import CUBLASLT_WORKSPACE_BYTES, cublas_workspace_bytes
 from batchfinder.training.loading import load_setup
 
 BUNDLED, SIZES, PRECISIONS = ("mlp", "gpt"), (1, 8, 64, 512), ("fp32", "bf16")
@@ -134,29 +133,6 @@ def built(task: str, model_type: str) -> Any:
         config.decoder_start_token_id = SMALL["decoder_start_token_id"]
     names = getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES")[model_type]
     return getattr(transformers, names if isinstance(names, str) else names[0])(config)
-
-
-def compared(setup: TrainingSetup, precision: str, batch_size: int) -> dict[str, Any]:
-    """The peak of two training steps, as measured and as simulated."""
-    gc.collect()
-    # Some models whose step fails keep what it has made for good.
-    left = torch.cuda.memory_allocated() - cublas_workspace_bytes((9, 0)) - CUBLASLT_WORKSPACE_BYTES
-    result = find_max_batch(
-        setup, device="cuda", precision=precision, min_batch_size=batch_size,
-        max_batch_size=batch_size,
-    )  # fmt: skip
-    peak = result.probes[-1].peak_allocated_bytes
-    if not result.batch_size or peak is None:
-        return {"error": f"did not run: {result.probes[-1].note}"}
-    measured = peak - max(0, left)
-    simulated = estimate_peak_memory(
-        setup, gpu="h200", precision=precision, batch_size=batch_size
-    ).peak_allocated_bytes
-    return {
-        "measured_mib": round(measured / 2**20, 3),
-        "simulated_mib": round(simulated / 2**20, 3),
-        "difference": round(simulated / measured - 1, 5),
-    }
 
 
 def summary(rows: list[dict[str, Any]]) -> str:

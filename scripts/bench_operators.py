@@ -12,15 +12,15 @@ than 1 %, and writes all to scripts/results/operators_PRECISION.json.
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 import torch
 from bench_case import RESULTS, markdown_table, save
+from peak_comparison import compared
 from torch import Tensor, nn
 from training_operators import BATCH, COLUMNS, ONLY_FP32, OPERATORS, ROWS, Operator
 
-from batchfinder import estimate_peak_memory, find_max_batch
+from batchfinder import TrainingSetup
 from batchfinder.probing.versions import versions
 
 SHOWN = 0.01  # of the peak; what is further off is printed
@@ -79,24 +79,8 @@ def compare(operator: Operator, precision: str) -> dict[str, Any]:
     def step(model: nn.Module, batch: Tensor) -> Tensor:
         return operator(model(batch), model.indices, model.targets).float().mean()
 
-    model, sample = Values(), torch.zeros(BATCH, 4)
-    result = find_max_batch(
-        model, sample, step=step, optimizer="sgd", device="cuda", precision=precision,
-        min_batch_size=BATCH, max_batch_size=BATCH,
-    )  # fmt: skip
-    estimate = estimate_peak_memory(
-        model, sample, step=step, optimizer="sgd", gpu="h100", precision=precision,
-        batch_size=BATCH,
-    )  # fmt: skip
-    measured = result.probes[-1].peak_allocated_bytes
-    if not result.batch_size or measured is None:
-        sys.exit(f"the step did not run: {result.probes[-1].note}")
-    simulated = estimate.peak_allocated_bytes
-    return {
-        "measured_mib": round(measured / 2**20, 3),
-        "simulated_mib": round(simulated / 2**20, 3),
-        "difference": round(simulated / measured - 1, 5),
-    }
+    setup = TrainingSetup(Values(), torch.zeros(BATCH, 4), step=step, optimizer="sgd")
+    return compared(setup, precision, BATCH)
 
 
 if __name__ == "__main__":

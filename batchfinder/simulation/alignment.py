@@ -126,8 +126,7 @@ def _parting(events: Sequence[int], others: Sequence[int]) -> int:
 
 
 def _point(trace: Trace, index: int) -> tuple[int, int]:
-    storage = trace.storages[index]
-    return trace.batch_size, storage.rule.amounts[0] if storage.rule else storage.size_bytes
+    return trace.batch_size, trace.storages[index].amounts[0]
 
 
 def _not_in_line(traces: Sequence[Trace], index: int) -> NotInLineError:

@@ -19,7 +19,7 @@ from batchfinder.simulation.allocator import (
 )
 from batchfinder.simulation.expandable import ExpandableAllocator
 from batchfinder.simulation.fake import TORCH_VERSION
-from batchfinder.simulation.gpus import find_gpu
+from batchfinder.simulation.gpus import Gpu, find_gpu
 from batchfinder.simulation.prober import SimulatedProber
 from batchfinder.simulation.reductions import reduction
 from batchfinder.simulation.step_trace import StepTraces
@@ -39,6 +39,14 @@ SETTINGS = {
 def recorded(name: str) -> dict[str, Any]:
     facts: dict[str, Any] = json.loads((RECORDED / f"{name}.json").read_text())
     return facts
+
+
+def traces_of_gpt(
+    model: dict[str, int], optimizer: str, options: ProbeOptions, gpu: Gpu
+) -> StepTraces:
+    setup = load_target(f"{EXAMPLES}/train_gpt.py:build_model", model)
+    setup = dataclasses.replace(setup, optimizer=optimizer)
+    return StepTraces(setup, options, gpu.compute_capability)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -96,10 +104,8 @@ REQUESTS = recorded("requests_of_a_step")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_step_asks_for_what_it_asked_for_in_pytorch(precision: str) -> None:
     """One by one, in this order."""
-    setup = load_target(f"{EXAMPLES}/train_gpt.py:build_model", REQUESTS["model"])
     gpu = find_gpu("h200")
-    setup = dataclasses.replace(setup, optimizer="adamw")
-    traces = StepTraces(setup, ProbeOptions(precision=precision), gpu.compute_capability)
+    traces = traces_of_gpt(REQUESTS["model"], "adamw", ProbeOptions(precision=precision), gpu)
 
     trace = traces.at(REQUESTS["batch_size"])
 
@@ -115,12 +121,9 @@ STEPS = recorded("steps_gpt")
 @pytest.mark.skipif(TORCH_VERSION < (2, 11), reason="recorded with PyTorch 2.11")
 @pytest.mark.parametrize("step", STEPS["steps"], ids=lambda s: f"{s['precision']}-{s['optimizer']}")
 def test_a_step_peaks_where_it_peaked_in_pytorch(step: dict[str, Any]) -> None:
-    setup = load_target(f"{EXAMPLES}/train_gpt.py:build_model", STEPS["model"])
     options = ProbeOptions(precision=step["precision"], accumulate=step["accumulate"])
     gpu = find_gpu("h200")
-    traces = StepTraces(
-        dataclasses.replace(setup, optimizer=step["optimizer"]), options, gpu.compute_capability
-    )
+    traces = traces_of_gpt(STEPS["model"], step["optimizer"], options, gpu)
 
     run = SimulatedProber(traces, gpu, options).replay(step["batch_size"])
 
@@ -135,13 +138,10 @@ TEN_STEPS = recorded("ten_steps_gpt")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_ten_steps_run_where_they_ran_in_pytorch(precision: str) -> None:
     """Some of the sizes ran out of memory only in the third step, the fourth or the sixth."""
-    setup = load_target(f"{EXAMPLES}/train_gpt.py:build_model", TEN_STEPS["model"])
     h200 = find_gpu("h200")
     gpu = dataclasses.replace(h200, total_bytes=TEN_STEPS["capacity_bytes"], overhead_bytes=0)
     options = ProbeOptions(precision=precision, headroom=0.0)
-    traces = StepTraces(
-        dataclasses.replace(setup, optimizer="adamw"), options, gpu.compute_capability
-    )
+    traces = traces_of_gpt(TEN_STEPS["model"], "adamw", options, gpu)
     prober = SimulatedProber(traces, gpu, options)
     steps_run = {size: steps for size, steps, *_ in TEN_STEPS[precision]}
     held = {size: held for size, _, *held in TEN_STEPS[precision] if held}
