@@ -10,8 +10,8 @@ from batchfinder.bounds import Bounds
 from batchfinder.conclusion import conclude
 from batchfinder.memory_model import MemoryModel, PhaseModel
 from batchfinder.result import BatchSizeResult, Probe, Status
+from batchfinder.simulation.largest import largest_that_fits
 from batchfinder.simulation.prober import STAGES_OF_PHASE, SimulatedProber
-from batchfinder.simulation.replay import largest_that_fits
 from batchfinder.simulation.step_trace import StepTraces
 
 # How far the real peak may lie above and below the simulated one: see scripts/bench_estimate.py.

@@ -32,7 +32,8 @@ from timm_recipes import A100, RTX_3090, Recipe, TracedModel, trace_model
 
 from batchfinder.simulation.allocator import CachingAllocator
 from batchfinder.simulation.gpus import find_gpu
-from batchfinder.simulation.replay import largest_that_fits, replay
+from batchfinder.simulation.largest import largest_that_fits
+from batchfinder.simulation.replay import replay
 from batchfinder.units import MIB
 
 SMALLEST_PEAK_MIB = 4096

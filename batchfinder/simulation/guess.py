@@ -9,8 +9,8 @@ from batchfinder.errors import BatchFinderError, UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.simulation.allocator import AllocatorSettings
 from batchfinder.simulation.gpus import Gpu, find_gpu, unnamed_gpu
+from batchfinder.simulation.largest import largest_that_fits
 from batchfinder.simulation.prober import SimulatedProber
-from batchfinder.simulation.replay import largest_that_fits
 from batchfinder.simulation.step_trace import StepTraces
 from batchfinder.training.setup import TrainingSetup
 

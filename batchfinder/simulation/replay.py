@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from batchfinder.probing.steadiness import STEADY_STEPS
 from batchfinder.simulation.allocator import Block, CachingAllocator, DeviceFullError
 from batchfinder.simulation.trace import EMPTY_CACHE, GeneralTrace, Stage
-
-# So many tries may fail to halve what is left, before what they tell of the room is not believed.
-PATIENCE = 2
 
 # After so many further steps the result stands, steady or not.
 MAX_STEPS = 10
@@ -133,54 +130,3 @@ def _serve(
             if block is not None:
                 free(block)
     return 0
-
-
-def largest_that_fits(
-    room: Callable[[int], float],
-    bound: int | None,
-    *,
-    smallest: int = 1,
-    multiple_of: int = 1,
-    expected: float | None = None,
-) -> int:
-    """The largest size that fits; 0 if not even the smallest does.
-
-    The size above it was tried and does not fit, or is out of bounds. That a still larger one fits,
-    by the chance of how tensors come to lie, may stay unseen.
-
-    Args:
-        room: how many more examples fit beside so many, roughly; below 0: how many less do.
-        bound: no size above fits, and the answer is a few percent below: fragmentation is all
-            that the bound of a trace leaves out. None: there is none.
-        smallest: no size below is tried.
-        multiple_of: only multiples of this are tried.
-        expected: where the search begins; None: at the bound.
-
-    Example:
-        >>> largest_that_fits(lambda size: 97 - size, 100)
-        97
-    """
-    low = first = -(-smallest // multiple_of) - 1
-    high = end = ((1 << 20) if bound is None else bound) // multiple_of + 1
-    middle = high if expected is None else round(expected / multiple_of)
-    left = missing = 0.0
-    stride, slow = 1, 0
-    while high - low > 1:
-        middle = min(max(middle, low + 1), high - 1)
-        width = high - low
-        units = room(middle * multiple_of) / multiple_of
-        if units >= 0:
-            low, left = middle, units
-        else:
-            high, missing = middle, -units
-        slow = slow + 1 if high - low > width / 2 else 0
-        if low == first or high == end:
-            # As far as there seems to be room, until something fits and something does not.
-            step = math.floor(min(units, width)) or 1
-            stride = max(abs(step), stride * 2 if slow > PATIENCE else stride)
-            middle += stride if units >= 0 else -stride
-        elif slow > PATIENCE:
-            middle = (low + high) // 2
-        else:
-            middle = low + int((high - low) * left / (left + missing))
-    return 0 if low == first else low * multiple_of

@@ -8,7 +8,7 @@ from strategies import curves
 from batchfinder.simulation.alignment import align
 from batchfinder.simulation.allocator import CachingAllocator
 from batchfinder.simulation.curve import Curve
-from batchfinder.simulation.replay import largest_that_fits, replay
+from batchfinder.simulation.replay import replay
 from batchfinder.simulation.trace import GeneralTrace, Kind, Stage, Storage, Trace
 from batchfinder.units import MIB
 
@@ -124,20 +124,3 @@ def test_a_step_that_leaves_something_else_than_it_found_is_not_repeated() -> No
     trace = Trace(1, storages, [0, 1], [(0, Stage.FORWARD)], [0, 1])
 
     assert replayed(trace, 100) == (80 * MIB, 0)
-
-
-@pytest.mark.parametrize("answer", [0, 1, 2, 63, 64, 97, 100])
-@pytest.mark.parametrize("multiple_of", [1, 8])
-@pytest.mark.parametrize("told", [1e-9, 0.3, 1.0, 30.0])
-def test_the_largest_that_fits(answer: int, multiple_of: int, told: float) -> None:
-    """Whatever the room is told to be, if only its sign is right."""
-    tried: list[int] = []
-
-    def room(size: int) -> float:
-        tried.append(size)
-        return told * (answer - size)
-
-    found = largest_that_fits(room, 100, smallest=1, multiple_of=multiple_of)
-
-    assert found == answer // multiple_of * multiple_of
-    assert all(size % multiple_of == 0 for size in tried)
