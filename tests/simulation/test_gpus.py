@@ -42,9 +42,9 @@ def test_an_unknown_gpu_names_the_nearest() -> None:
 def test_one_overhead_for_all_with_what_it_was_read_from() -> None:
     old, new, a100 = find_gpu("rtx3090", cuda=(11, 3)), find_gpu("rtx3090"), find_gpu("a100")
 
-    assert old.overhead_bytes == new.overhead_bytes == a100.overhead_bytes == round(1.85 * GIB)
-    assert "fits RTX 3090" in old.overhead_source
-    assert "fitted to peak memory on an A100" in a100.overhead_source
+    assert old.overhead_bytes == new.overhead_bytes == a100.overhead_bytes == round(1.75 * GIB)
+    assert "on an RTX 3090" in old.overhead_source
+    assert "fits peak memory on an A100" in a100.overhead_source
     assert not new.overhead_source
 
 
