@@ -84,7 +84,8 @@ def tried(
         ``outcome``: one of OUTCOMES; and ``reason`` or ``batch_size``, ``seconds``.
     """
     signal.signal(signal.SIGALRM, _give_up)
-    signal.alarm(seconds)
+    # Again and again, as an exception in a finalizer is not passed on.
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1)
     started = time.monotonic()
     name = names if isinstance(names, str) else names[0]
     try:
@@ -94,7 +95,7 @@ def tried(
             model = getattr(transformers, name)(config)
         sample = make_sample(model.config)
     except Exception as error:  # noqa: BLE001 - whatever a foreign constructor raises
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         return {"outcome": "not built", "reason": _told(error)}
     setup = TrainingSetup(model, sample)
     try:
@@ -105,7 +106,7 @@ def tried(
         outcome = "refused" if "batchfinder find" in str(error) else "failed"
         return {"outcome": outcome, "reason": _told(error)}
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
     return {
         "outcome": "estimated",
         "batch_size": estimate.batch_size,
