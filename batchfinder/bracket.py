@@ -83,6 +83,11 @@ class Bracket:
         return self.failure.batch_size if self.failure else self.last + self.unit
 
     @property
+    def middle(self) -> float:
+        """Halfway between the two."""
+        return (self.low + self.high) / 2
+
+    @property
     def failure_is_thrashing(self) -> bool:
         """Whether the smallest size that failed ran, if only by flushing the allocator's cache."""
         return self.failure is not None and self.failure.is_thrashing
@@ -111,6 +116,10 @@ class Bracket:
             return self.is_tight
         return self.high == self.first and self._failed_when_confirmed
 
+    def holds(self, size: float) -> bool:
+        """Whether a size lies inside."""
+        return self.low + self.unit <= size <= self.high - self.unit
+
     def would_end_with(self, batch_size: int) -> bool:
         """Whether the search is over if this size fits, or a mere probe would prove nothing."""
         is_last = batch_size == self.low or self.high - batch_size <= self.resolution
@@ -130,7 +139,7 @@ class Bracket:
         else:
             self.failure, self._failed_when_confirmed = probe, confirm
             self.failures_in_a_row += 1
-        has_halved = self.high - self.low <= width / 2
+        has_halved = self.high - self.low <= math.ceil(width / 2)
         self.misses_in_a_row = 0 if has_halved or not had_failed else self.misses_in_a_row + 1
         goes_beyond_probes = size in self.fits or probe.steps > STEPS_LIKE_A_PROBE
         # Whether a size thrashes mostly shows in probes too, and says little of others.

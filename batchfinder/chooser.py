@@ -4,10 +4,9 @@ While nothing has failed, the model's lines are extended, more boldly the cleare
 the bracket is closed around the predicted maximum. Where that was wrong, the search steps away from
 it in growing strides, then bisects (as the ITP method, https://en.wikipedia.org/wiki/ITP_method).
 
-Where the allocator is fragmented, the answer is expected where the line of what it holds, instead
-of what its tensors take, meets the budget; beyond that it is chance which sizes it has room for.
 Or somebody knows better: a guess that the readings do not refute is confirmed, then a size just
-above it, or below if it failed, in growing strides.
+above it, or below if it failed, in growing strides. Where the allocator is fragmented, see
+:mod:`~batchfinder.fragments`.
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from batchfinder.bracket import FRAGMENTED_RESOLUTION, Bracket
-from batchfinder.prediction import predict_easy_maximum, predict_maximum
+from batchfinder.fragments import FragmentedChooser
+from batchfinder.prediction import predict_maximum
 from batchfinder.result import Probe
-from batchfinder.search_pace import Pace
+from batchfinder.search_pace import PATIENCE, STRIDE, Pace
 
 # Batches are made in host memory, whose end is not tested: no size is more than so many times the
 # largest that has run, where its memory was seen to rise and where it was not.
@@ -28,17 +28,6 @@ BLIND_GROWTH = 16
 
 # The second size is at most so many times the first: large enough to show a slope, and cheap.
 SECOND_GROWTH = 64
-
-# What fits beyond the predicted maximum, or fails below it, is passed by this share of the size:
-# fragmentation takes a few percent. Twice as far each further time.
-STRIDE = 1 / 32
-
-# What a fragmented allocator holds grows by whole segments: so far below the end of its line, as a
-# share of the size, it is sure to serve the step.
-EASY_MARGIN = 1 / 200
-
-# Where several steps from scratch need more than a probe has shown, that can be a fifth of it.
-RETREAT = 0.75
 
 # Where a guess failed, the answer is looked for below it in strides of at most this share of it.
 MOST_BELOW_GUESS = 1 / 10
@@ -49,9 +38,6 @@ TRUST = 0.8
 # Where verdicts do not repeat, and what ran lies below this share of what failed, there is still
 # more to learn from probes than from confirmations.
 FAR_BELOW = 0.5
-
-# After so many probes in a row that did not halve the bracket, it is bisected.
-PATIENCE = 3
 
 # What a search may take beyond the probes that bisection needs, with a model and without.
 SPARE_PROBES_WITH_MODEL = 8
@@ -74,16 +60,15 @@ class Chooser:
     Attributes:
         expects_the_answer: whether the size chosen last is where the answer is expected.
         is_guessed: whether the answer is looked for around a guess.
-        aims: how often the answer was expected at a guess, or where all that is held fits.
-        has_looked_above: whether a size just above that was tried.
     """
 
     def __init__(
         self, known: Bracket, pace: Pace, *, guess: MakeGuess | None, is_open: bool
     ) -> None:
         self.known, self.pace, self.guess, self.is_open = known, pace, guess, is_open
-        self.overruns = self.strides = self.aims = 0
-        self.expects_the_answer = self.is_guessed = self.has_looked_above = False
+        self.fragments = FragmentedChooser(known, pace)
+        self.overruns = 0
+        self.expects_the_answer = self.is_guessed = False
 
     def next_size(self) -> int:
         """The size to try next: inside the bracket, or ``low`` where nothing is left inside."""
@@ -134,7 +119,7 @@ class Chooser:
     def _bisect(self) -> float:
         if self.known.failure is None and self.is_open:
             return self.known.low * BLIND_GROWTH
-        return (self.known.low + self.known.high) / 2
+        return self.known.middle
 
     def _extend(self) -> float:
         """The next size while nothing has failed."""
@@ -149,8 +134,9 @@ class Chooser:
         if self.guess is not None:
             expected, self.guess = self.guess(known.fits, predicted), None
             # What tensors take leaves no room for more than is predicted.
-            if expected is not None and expected <= predicted and self._aim_at(expected):
-                self.is_guessed = True
+            if expected is not None and expected <= predicted and known.holds(expected):
+                self.is_guessed = self.expects_the_answer = True
+                self.fragments.aims += 1
                 return expected
         if known.low < self.pace.close_enough * predicted:
             growth = BLIND_GROWTH if math.isinf(predicted) else MEASURED_GROWTH
@@ -170,58 +156,9 @@ class Chooser:
 
     def _choose_in_fragments(self, predicted: float) -> float:
         """The next size near the limit, where the allocator is fragmented."""
-        known, easy = self.known, self._easy_maximum()
-        if known.needs_confirmations:
-            return self._choose_from_scratch(easy)
-        is_near = known.low >= self.pace.close_enough * min(easy, known.high)
-        if is_near and not self.aims and self._aim_at(easy):
-            return easy
-        if known.failures_in_a_row:
-            if known.failures_in_a_row == 1 and is_near and known.failure_is_thrashing:
-                # If it was one of the first, or by chance, what is just below is the answer.
-                return known.high - known.resolution
-            stride = STRIDE * 2.0 ** (known.failures_in_a_row - 1)
-            return max(self._bisect(), known.high * (1 - stride) if is_near else 0)
-        if known.low in known.confirmed and not self.has_looked_above:
-            self.has_looked_above = True  # most often nothing larger fits
-            return self._just_above
-        if known.failure is not None:
-            return self._bisect()
-        for share in (1 - STRIDE, 1 - STRIDE / 2, 1):
-            if self._just_above < share * predicted:
-                return share * predicted
-        return self._stride_up()
-
-    def _choose_from_scratch(self, easy: float) -> float:
-        """The next size where a confirmation failed that a probe had led to expect.
-
-        The optimizer's states came to lie among the activations of the first step, and cost the
-        room that the next one needs. How much, only confirmations tell: by what the allocator held.
-        """
-        known = self.known
-        if known.low not in known.confirmed:
-            return known.high * (RETREAT if known.is_fragmented else 1 - STRIDE)
-        if known.failure is None:
-            follows = easy > self._just_above and self.aims <= PATIENCE  # as each moves the line
-            return easy if follows and self._aim_at(easy) else self._stride_up()
-        ran = max((size for size in known.fits if known.low < size < known.high), default=0)
-        if known.failures_in_a_row == 1 and known.high - ran <= 2 * known.resolution:
-            return ran  # a probe ran it, and where something is confirmed these are not far off
-        if known.misses_in_a_row >= PATIENCE - 1:
-            return self._bisect()
-        if easy < known.high - known.resolution:
-            if easy <= self._just_above and self.has_looked_above:
-                return self._bisect()
-            self.has_looked_above |= easy <= self._just_above
-            return max(easy, self._just_above)
-        if not known.is_fragmented and not known.failures_in_a_row:
-            return known.high - known.resolution  # its success ends the search
-        return max(self._bisect(), known.high * (1 - STRIDE * 2.0**known.failures_in_a_row))
-
-    @property
-    def _just_above(self) -> float:
-        """As far above what runs as counts where the allocator is fragmented."""
-        return self.known.low * (1 + FRAGMENTED_RESOLUTION)
+        size = self.fragments.next_size(predicted)
+        self.expects_the_answer = self.fragments.expects_the_answer
+        return size
 
     def _stride_below_guess(self) -> float:
         """How far to go below a guess that failed: twice as far each time; 0: it is of no use."""
@@ -229,31 +166,6 @@ class Chooser:
         least = max(known.resolution, math.floor(FRAGMENTED_RESOLUTION * known.high))
         stride = least * 2.0 ** (known.failures_in_a_row - 1)
         return stride if stride <= MOST_BELOW_GUESS * known.high else 0
-
-    def _stride_up(self) -> float:
-        """A size above all that ran, in growing strides, where nothing tells what fails."""
-        self.strides += 1
-        return self.known.low * (1 + FRAGMENTED_RESOLUTION * 2.0 ** (self.strides - 1))
-
-    def _aim_at(self, expected: float) -> bool:
-        """Whether an expected answer lies inside the bracket; it is confirmed at once then."""
-        known = self.known
-        if not known.low + known.unit <= expected <= known.high - known.unit:
-            return False
-        self.expects_the_answer = True
-        self.aims += 1
-        return True
-
-    def _easy_maximum(self) -> float:
-        """Up to where a fragmented allocator serves the step without any trouble."""
-        start = self.known.largest_that_ran()
-        if start is None:
-            return math.inf
-        readings = self.known.fits
-        if self.known.needs_confirmations:  # and the smallest, since probes had more room
-            readings = {min(readings): readings[min(readings)]} | self.known.confirmed
-        easy = predict_easy_maximum(start, readings, self.known.budget_bytes, self.pace.apart)
-        return min(easy, self._predicted_maximum()) * (1 - EASY_MARGIN)
 
     def _close_in(self) -> float:
         """The next size between one that fits and one that does not."""
