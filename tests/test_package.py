@@ -19,6 +19,7 @@ LEAVES = (
     "bracket",
     "chooser",
     "errors",
+    "fragments",
     "memory_model",
     "prediction",
     "result",
