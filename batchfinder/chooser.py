@@ -146,8 +146,11 @@ class Chooser:
         if not known.is_repeatable:
             # Near the limit only a confirmation tells anything.
             known.needs_confirmations = True
-            stride = self.pace.resolution * 2.0 ** max(0, self.overruns - PATIENCE)
-            return max(predicted * (1 - self.pace.resolution / 2), known.low * (1 + stride))
+            resolution = self.pace.resolution
+            stride = resolution * 2.0 ** max(0, self.overruns - PATIENCE)
+            size = max(predicted * (1 - resolution / 2), known.low * (1 + stride))
+            last = known.low / (1 - resolution)  # its failure ends the search
+            return last if last < size < last * (1 + resolution / 2) else size
         if known.is_fragmented:
             return self._choose_in_fragments(predicted)
         if self.overruns == 1:
@@ -193,7 +196,10 @@ class Chooser:
         # So far that its success ends the search, until failures pile up.
         stride = known.resolution * 2.0 ** max(0, known.failures_in_a_row - PATIENCE - 1)
         above = known.low * (1 + self.pace.resolution)
-        return min(known.high - stride, max(above, self._predicted_maximum()))
+        size = min(known.high - stride, max(above, self._predicted_maximum()))
+        # Hardly above what is confirmed, another confirmation would be in vain.
+        is_in_vain = known.low in known.confirmed and size < known.low + known.resolution / 2
+        return known.middle if is_in_vain else size
 
     def _predicted_maximum(self, noise_bytes: float = 0) -> float:
         """Where memory is going to run out; inf if nothing tells."""

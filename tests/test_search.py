@@ -391,6 +391,28 @@ def test_the_sizes_probed_where_verdicts_do_not_repeat(maximum: int, sizes: list
     assert story(probes) == sizes
 
 
+def test_where_verdicts_do_not_repeat_a_failure_should_end_the_search() -> None:
+    """What is predicted to fit would leave a little more than the resolution below it."""
+    prober = unrepeatable_device(1000)
+    line = prober.bytes_per_sample
+    prober.curve = lambda size: prober.fixed_bytes + line * (size - 0.15 * max(0, size - 600))
+    _, probes = run_search(prober)
+    assert story(probes)[3:] == ["975+!", "1026+!", "1077-!"]
+
+
+@pytest.mark.parametrize("seed", [69, 79, 109])
+def test_where_verdicts_do_not_repeat_nothing_is_confirmed_hardly_above_what_is(seed: int) -> None:
+    prober = unrepeatable_device(300 + 7 * seed)
+    prober.seed, prober.noise, prober.confirm_extra = seed, 0.01 * (seed % 5), 0.01 * (seed % 7)
+    _, probes = run_search(prober)
+    confirmed = 0
+    for probe in probes:
+        if confirmed and probe.batch_size > confirmed:
+            assert probe.batch_size >= 1.02 * confirmed
+        if probe.confirmed and probe.fits:
+            confirmed = probe.batch_size
+
+
 def test_where_verdicts_do_not_repeat_a_search_steps_down_by_its_resolution() -> None:
     prober = unrepeatable_device(1000)
     prober.confirm_extra = 0.06
