@@ -139,7 +139,7 @@ class Bracket:
         else:
             self.failure, self._failed_when_confirmed = probe, confirm
             self.failures_in_a_row += 1
-        has_halved = self.high - self.low <= math.ceil(width / 2)
+        has_halved = self.high - self.low <= math.ceil(width / 2 / self.unit) * self.unit
         self.misses_in_a_row = 0 if has_halved or not had_failed else self.misses_in_a_row + 1
         goes_beyond_probes = size in self.fits or probe.steps > STEPS_LIKE_A_PROBE
         # Whether a size thrashes mostly shows in probes too, and says little of others.

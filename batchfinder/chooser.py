@@ -85,10 +85,12 @@ class Chooser:
             # Next to the limit, what a probe has run is no proof; unless the guess was far off it.
             self.is_guessed = self._is_near_the_end()
             self.known.needs_confirmations |= self.is_guessed
-        if not self._has_probes_to_spare():
+        spare = self._probes_to_spare()
+        if spare < 0:
             return self._bisect()
         if self.known.failure is None:
-            return self._extend()
+            is_last = spare == 0 and self.overruns and not self._is_misled()
+            return self._overshoot() if is_last else self._extend()
         if not self.known.is_repeatable:
             return self._step_down()
         if self.is_guessed and not self.known.confirmed and (stride := self._stride_below_guess()):
@@ -96,16 +98,16 @@ class Chooser:
             return self.known.high - stride
         return self._bisect() if self.known.misses_in_a_row >= PATIENCE else self._close_in()
 
-    def _has_probes_to_spare(self) -> bool:
-        """Whether bisection could still finish in time if the next probe taught nothing."""
+    def _probes_to_spare(self) -> float:
+        """How many may teach nothing, so that bisection still finishes in time; below 0: none."""
         known = self.known
         if known.failure is None and self.is_open and self.overruns:
-            return True  # sizes grow in strides, and what they grow towards is no bound yet
+            return math.inf  # sizes grow in strides, and what they grow towards is no bound yet
         spare = SPARE_PROBES if self._is_misled() else SPARE_PROBES_WITH_MODEL
         allowed = _halvings(known.first, known.last + known.unit, known.unit) + spare
         width = max(known.unit, math.floor(self.pace.resolution * known.low))
         left = _halvings(known.low, known.high, width)
-        return known.probes + 1 + left + 1 <= allowed  # the last one: the confirmation
+        return allowed - known.probes - left - 2  # the next one, and the confirmation
 
     def _is_near_the_end(self) -> bool:
         """Whether something failed, or should do so before long."""
@@ -156,6 +158,11 @@ class Chooser:
         if self.overruns == 1:
             return predicted + known.unit
         return max(predicted + known.unit, known.low * (1 + STRIDE * 2.0 ** (self.overruns - 2)))
+
+    def _overshoot(self) -> float:
+        """A size that should fail, as bisection up to the largest allowed would cost far more."""
+        self.overruns += 1
+        return max(self._predicted_maximum(), self.known.low) * (1 + STRIDE)
 
     def _choose_in_fragments(self, predicted: float) -> float:
         """The next size near the limit, where the allocator is fragmented."""

@@ -22,7 +22,7 @@ RETREAT = 0.75
 
 
 class FragmentedChooser:
-    """Which size to try next, where the allocator holds clearly more than its tensors.
+    """Which size to try next, where tensors alone do not tell, or a confirmation refuted a probe.
 
     Args:
         known: what the search knows so far.
@@ -30,15 +30,15 @@ class FragmentedChooser:
 
     Attributes:
         expects_the_answer: whether the size chosen last is where the answer is expected.
-        aims: how often the answer was expected somewhere, at a guess too.
+        aims: how often the search made for where the answer is expected, at a guess too.
     """
 
     def __init__(self, known: Bracket, pace: Pace) -> None:
         self.known, self.pace = known, pace
         self.aims = 0
         self.expects_the_answer = False
-        self._above_easy = 0.0  # just above where it is easy, once that was tried
-        self._has_looked_above = False
+        self._above_easy = 0.0  # just above where it is easy, once that was known
+        self._has_looked_above = False  # above what is easy, or what was confirmed first
         self._strides = self._climbs = 0
 
     def next_size(self, predicted: float) -> float:
@@ -53,7 +53,8 @@ class FragmentedChooser:
             return self._next_confirmation(easy)
         is_near = known.low >= self.pace.close_enough * min(easy, known.high)
         if is_near and not self.aims and known.holds(easy):
-            self._above_easy = easy * (1 + FRAGMENTED_RESOLUTION)
+            next_up = (easy // known.unit + 1) * known.unit
+            self._above_easy = max(easy * (1 + FRAGMENTED_RESOLUTION), next_up)
             self._has_looked_above = True
             if not known.holds(self._above_easy):
                 return self._aim_at(easy)
@@ -97,9 +98,10 @@ class FragmentedChooser:
             follows = easy > self._just_above and self.aims <= PATIENCE  # as each moves the line
             return self._aim_at(easy) if follows and known.holds(easy) else self._stride_up()
         ran = max((size for size in known.fits if known.low < size < known.high), default=0)
+        # That a probe was just refuted, or what lies above the confirmed, may have been chance.
         is_first = not known.probes or (known.failures_in_a_row == 1 and known.confirmed)
         if is_first and known.high - ran <= 2 * known.resolution:
-            return ran  # it may have been chance
+            return ran
         if known.low not in known.confirmed:
             return self._retreat()
         if known.misses_in_a_row >= PATIENCE - 1:

@@ -68,7 +68,9 @@ def search_on_paper(
     model = None
     if answer and prober.traces.are_general:
         model = _memory_model(prober.traces, probes[answer])
-    return conclude(prober, list(probes.values()), status, seconds, warnings, model)
+    # That a size below the answer failed was chance, and bounds nothing.
+    telling = [probe for probe in probes.values() if probe.fits or probe.batch_size > answer]
+    return conclude(prober, telling, status, seconds, warnings, model)
 
 
 def expected_size(bound: int | None, answers: Mapping[int, int]) -> float | None:

@@ -22,6 +22,7 @@ def compared(setup: TrainingSetup, precision: str, batch_size: int) -> dict[str,
         Exception: what the search and the estimate raise.
     """
     gc.collect()
+    torch.cuda.empty_cache()
     # Some models whose step fails keep what it has made for good.
     left = torch.cuda.memory_allocated() - cublas_workspace_bytes((9, 0)) - CUBLASLT_WORKSPACE_BYTES
     result = find_max_batch(

@@ -324,6 +324,16 @@ def test_a_fragmented_device_costs_little_more_than_an_exact_one() -> None:
     assert median(costs) <= 12
 
 
+@pytest.mark.parametrize("largest", [None, 28_500])
+def test_a_maximum_far_above_a_fragmented_answer_costs_next_to_nothing(
+    largest: int | None,
+) -> None:
+    prober = exact_device(570, fixed_share=0.2)
+    prober.reserved_extra, prober.thrashing, prober.thrashing_odds = 0.15, 0.03, 0.3
+    finding, probes = run_search(prober, largest=largest)
+    assert sum(p.samples for p in probes) / size_of(finding) <= 15
+
+
 # Confirmations.
 
 

@@ -23,8 +23,9 @@ def largest_that_fits(
 ) -> int:
     """The largest size that fits; 0 if not even the smallest does.
 
-    The size above it was tried and does not fit, or is out of bounds; nor does the next multiple of
-    8. That a still larger one fits, by the chance of how tensors come to lie, may stay unseen.
+    The size above it was tried and does not fit, or is out of bounds; nor does the next that is
+    also a multiple of 8. That a still larger one fits, by the chance of how tensors come to lie,
+    may stay unseen.
 
     Args:
         room: how many more examples fit beside so many, roughly; below 0: how many less do.
