@@ -158,7 +158,7 @@ def estimate_peak_memory(
     traces = StepTraces(setup, options, device.compute_capability)
     prober = SimulatedProber(traces, device, options, settings)
     run = prober.replay(batch_size)
-    fits = run.fits and not run.retries
+    fits = run.trains
     if not fits:
         # The peak that would be needed, not the one at which it ran out.
         roomy = dataclasses.replace(device, total_bytes=1 << 50)

@@ -11,12 +11,10 @@ simulation refuses. Writes each row as it comes to scripts/results/counted_peaks
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import warnings
 from collections.abc import Iterator
 from statistics import median
-from types import FrameType
 from typing import Any
 
 import torch
@@ -24,6 +22,7 @@ import transformers
 from bench_case import RESULTS, ROOT, save
 from paper_devices import FAMILIES
 from peak_comparison import compared
+from time_limit import time_limit
 from transformers.models.auto import modeling_auto
 
 from batchfinder import TrainingSetup
@@ -100,29 +99,26 @@ def text_models(only: str | None = None) -> Iterator[dict[str, Any]]:
 
 def tried(task: str, model_type: str) -> dict[str, Any]:
     """The comparison of one text model, or why there is none."""
-    signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(SECONDS)
     try:
-        with torch.device("meta"):
-            outline = built(task, model_type)
-        if sum(parameter.numel() for parameter in outline.parameters()) > MOST_PARAMETERS:
-            return {"error": "does not get small by these options"}
-        model = built(task, model_type)
-        words = torch.randint(3, WORDS, (2, TOKENS))
-        # Without a mask, whose values models read: there are none on the counting runtime.
-        sample = {"input_ids": words, "labels": words.clone()}
-        return compared(TrainingSetup(model, sample), "bf16", TEXTS)
+        with time_limit(SECONDS):
+            return compared_small(task, model_type)
     except BatchFinderError as error:
         return {"refused": str(error).partition("\n")[0]}
     except Exception as error:  # noqa: BLE001 - any of hundreds of models may fail its own way
         return {"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
-    finally:
-        signal.alarm(0)
 
 
-def give_up(signal_number: int, frame: FrameType | None) -> None:
-    """What has other parts, such as one for images, stays as large as it is."""
-    raise TimeoutError(f"more than {SECONDS} s")
+def compared_small(task: str, model_type: str) -> dict[str, Any]:
+    """The comparison, unless the model has parts, such as one for images, that stay large."""
+    with torch.device("meta"):
+        outline = built(task, model_type)
+    if sum(parameter.numel() for parameter in outline.parameters()) > MOST_PARAMETERS:
+        return {"error": "does not get small by these options"}
+    model = built(task, model_type)
+    words = torch.randint(3, WORDS, (2, TOKENS))
+    # Without a mask, whose values models read: there are none on the counting runtime.
+    sample = {"input_ids": words, "labels": words.clone()}
+    return compared(TrainingSetup(model, sample), "bf16", TEXTS)
 
 
 def built(task: str, model_type: str) -> Any:

@@ -13,20 +13,19 @@ from __future__ import annotations
 
 import argparse
 import re
-import signal
 import sys
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 import torchvision_without_cuda  # noqa: F401 - before transformers
 import transformers
 from bench_case import RESULTS, markdown_table, save
+from time_limit import time_limit
 from transformers.models.auto import modeling_auto
 
 from batchfinder import TrainingSetup, estimate_max_batch
@@ -83,11 +82,20 @@ def tried(
     Returns:
         ``outcome``: one of OUTCOMES; and ``reason`` or ``batch_size``, ``seconds``.
     """
-    signal.signal(signal.SIGALRM, _give_up)
-    # Again and again, as an exception in a finalizer is not passed on.
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1)
+    try:
+        with time_limit(seconds):
+            return estimated(names if isinstance(names, str) else names[0], model_type, make_sample)
+    except TimeoutError as error:
+        return {"outcome": "too slow", "reason": str(error)}
+
+
+def estimated(name: str, model_type: str, make_sample: Callable[[Any], Any]) -> dict[str, Any]:
+    """The same without a limit.
+
+    Raises:
+        TimeoutError: while an estimate is made, what a time limit around it raises.
+    """
     started = time.monotonic()
-    name = names if isinstance(names, str) else names[0]
     try:
         config = transformers.AutoConfig.for_model(model_type)
         prepare(config)
@@ -95,18 +103,15 @@ def tried(
             model = getattr(transformers, name)(config)
         sample = make_sample(model.config)
     except Exception as error:  # noqa: BLE001 - whatever a foreign constructor raises
-        signal.setitimer(signal.ITIMER_REAL, 0)
         return {"outcome": "not built", "reason": _told(error)}
     setup = TrainingSetup(model, sample)
     try:
         estimate = estimate_max_batch(setup, gpu=GPU, precision=PRECISION)
     except TimeoutError:
-        return {"outcome": "too slow", "reason": f"more than {seconds} s"}
+        raise
     except Exception as error:  # noqa: BLE001 - that is what is counted
         outcome = "refused" if "batchfinder find" in str(error) else "failed"
         return {"outcome": outcome, "reason": _told(error)}
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
     return {
         "outcome": "estimated",
         "batch_size": estimate.batch_size,
@@ -188,10 +193,6 @@ def summary(rows: list[dict[str, Any]]) -> str:
     counts["all"] = Counter(row["outcome"] for row in rows)
     table = [(task, *(count[outcome] for outcome in OUTCOMES)) for task, count in counts.items()]
     return markdown_table(("task", *OUTCOMES), [row for row in table if any(row[1:])])
-
-
-def _give_up(number: int, frame: FrameType | None) -> None:
-    raise TimeoutError("took too long")
 
 
 def _told(error: Exception) -> str:

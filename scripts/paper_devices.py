@@ -90,7 +90,7 @@ class PaperGpu:
         steps = ProbeOptions.confirm_steps if confirm else THRASHING_STEPS if retries else 1
         probe = Probe(
             batch_size,
-            Outcome.FITS if replay.fits and not retries else Outcome.OOM,
+            Outcome.FITS if replay.trains else Outcome.OOM,
             steps=steps if replay.fits else 1,
             seconds=0.0,
             peak_allocated_bytes=replay.peak_allocated_bytes,

@@ -38,6 +38,11 @@ class Replay:
         return self.room >= 0
 
     @property
+    def trains(self) -> bool:
+        """Whether it fits without flushing the allocator's cache in every step."""
+        return self.fits and not self.retries
+
+    @property
     def peak_allocated_bytes(self) -> int:
         """Most bytes in use at any moment."""
         return max(self.stage_peak_bytes.values(), default=0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from torch import Tensor
 
@@ -10,11 +11,19 @@ from batchfinder.simulation.trace import Rule
 from batchfinder.simulation.tracker import StorageTracker
 
 
+@contextmanager
+def taken(tracker: StorageTracker, sizes: Sequence[int | Rule]) -> Iterator[None]:
+    """Note memory that a kernel takes all at once, and gives back when the block ends."""
+    indices = [tracker.begin_transient(size) for size in sizes if size]
+    yield
+    for index in indices:
+        tracker.end_transient(index)
+
+
 def take(tracker: StorageTracker, sizes: Sequence[int | Rule]) -> None:
     """Note memory that a kernel takes all at once, and gives back."""
-    taken = [tracker.begin_transient(size) for size in sizes if size]
-    for index in taken:
-        tracker.end_transient(index)
+    with taken(tracker, sizes):
+        pass
 
 
 def size_of(tensor: Tensor) -> int:

@@ -33,7 +33,7 @@ from batchfinder.simulation.losses import COPYING_LOSSES
 from batchfinder.simulation.reductions import reduction
 from batchfinder.simulation.trace import Rule
 from batchfinder.simulation.tracker import StorageTracker, held
-from batchfinder.simulation.transients import copied_sizes, size_of, take
+from batchfinder.simulation.transients import copied_sizes, size_of, take, taken
 from batchfinder.units import MIB
 
 _aten: Any = torch.ops.aten
@@ -95,11 +95,8 @@ class CudaWorkspaces:
 
     def __call__(self, tracker: StorageTracker, func: Any, args: Any, output: Any) -> None:
         """Note what an operator makes, and what it takes while it runs."""
-        copied = copied_sizes(args[at] for at in _COPIED_FIRST.get(func, ()))
-        copies = [tracker.begin_transient(size) for size in copied]
-        tracker.track_outputs(func, args, output)
-        for copy in copies:
-            tracker.end_transient(copy)
+        with taken(tracker, copied_sizes(args[at] for at in _COPIED_FIRST.get(func, ()))):
+            tracker.track_outputs(func, args, output)
         if func is _CONVOLUTION:
             images, weight, _, stride = args[:4]
             self._convolve(tracker, [images], [images, output], weight, stride)
@@ -130,15 +127,15 @@ class CudaWorkspaces:
         if query.dtype in _HALF:
             take(tracker, [*copied, row_sums, needed])
             return
-        copies = [tracker.begin_transient(size) for size in copied]
-        # The row sums of gradient times output are computed by other kernels, in fp32.
-        product, sums = tracker.begin_transient(size_of(grad)), tracker.begin_transient(row_sums)
-        delta = tracker.begin_transient(row_sums)
-        tracker.end_transient(sums)
-        tracker.end_transient(product)
-        take(tracker, [needed])
-        for index in (delta, *copies):
-            tracker.end_transient(index)
+        with taken(tracker, copied):
+            # The row sums of gradient times output are computed by other kernels, in fp32.
+            product = tracker.begin_transient(size_of(grad))
+            sums = tracker.begin_transient(row_sums)
+            delta = tracker.begin_transient(row_sums)
+            tracker.end_transient(sums)
+            tracker.end_transient(product)
+            take(tracker, [needed])
+            tracker.end_transient(delta)
 
     def _convolve(
         self,
@@ -170,11 +167,9 @@ class CudaWorkspaces:
         workspace = 0
         if memory_format is torch.contiguous_format and not is_product and not is_depthwise:
             workspace = sum(map(size_of, [*converted, weight]))
-        copies = [tracker.begin_transient(size_of(image)) for image in copied]
-        if workspace:
-            tracker.end_transient(tracker.begin_transient(workspace, optional=True))
-        for copy in copies:
-            tracker.end_transient(copy)
+        with taken(tracker, [size_of(image) for image in copied]):
+            if workspace:
+                tracker.end_transient(tracker.begin_transient(workspace, optional=True))
 
     def _time_algorithms(self, tracker: StorageTracker, images: Tensor, weight: Tensor) -> None:
         key = (images.shape, weight.shape, images.dtype)
