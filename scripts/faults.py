@@ -46,7 +46,7 @@ class Fault:
         wrapper: the command that runs ours.
         redirect: how the shell redirects our streams.
         send: a signal for the command once the deed has been done; the answer so far is then right.
-        kill: "worker": kill the process that did the deed; "spare": the one waiting to replace it.
+        kill: "worker": kill the process that did the deed; "fork server": the one it came from.
         hog_bytes: another process takes so much once the deed has been done.
         api: "in_process": ``find_max_batch`` in one process, with the state compared; "loading":
             workers with little patience while they load; "": the command line.
@@ -154,7 +154,7 @@ def _deaths(reference: int) -> list[Fault]:
     late = {"stage": "forward", "deed": "hang", "nth": 3, "at": 2, "once": ONCE}
     faults.append(Fault(group, "kill -9 when confirming", late, kill="worker"))
     pause = {"stage": "forward", "deed": "pause", "at": 2, "once": ONCE}
-    faults.append(Fault(group, "kill -9 of the spare worker", pause, kill="spare"))
+    faults.append(Fault(group, "kill -9 of the fork server", pause, kill="fork server"))
     for deed in ("kill", "segfault", "abort", "complain_and_abort", "real_time_signal", "os_exit"):
         at = {"stage": "forward", "deed": deed, "at": 3}
         faults.append(Fault(group, f"{deed} at 3", at, (2, 2)))

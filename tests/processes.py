@@ -25,6 +25,13 @@ def eventually(condition: Callable[[], Any]) -> Any:
     raise AssertionError(f"nothing within {PATIENCE_SECONDS} s")
 
 
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    found = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return found + [deeper for child in found for deeper in descendants(child)]
+
+
 def is_gone(pid: int) -> bool:
     """Whether there is no such process any more."""
     try:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from fakes import FakeProber
-from processes import PATIENCE_SECONDS, eventually, is_gone
+from processes import PATIENCE_SECONDS, descendants, eventually, is_gone
 
 from batchfinder import Outcome
 from batchfinder.cli import cli
@@ -294,11 +294,6 @@ def test_ctrl_c_before_the_command_has_begun_ends_it_without_a_word(module: str)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
-def children_of(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
-
-
 @pytest.mark.parametrize(
     ("function", "options", "proved"),
     [
@@ -322,13 +317,13 @@ def test_stopped_by_a_signal(
         f"deaths.py:{function}", "--arg", "deed=hang", "--arg", f"once={at_it}", "--json", *options
     )
     eventually(lambda: at_it.exists() and at_it.read_text().endswith("\n"))
-    children = children_of(process.pid)
-    assert int(at_it.read_text()) in children
+    started = descendants(process.pid)
+    assert int(at_it.read_text()) in started
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == status
     assert "Traceback" not in stderr
-    assert all(is_gone(child) for child in children)
+    eventually(lambda: all(is_gone(pid) for pid in started))
     if proved is None:
         assert stdout == ""
         return

@@ -101,7 +101,7 @@ def test_a_leaf_needs_the_standard_library_and_other_leaves_alone(leaf: str) -> 
     assert foreign == []
 
 
-WITHOUT_TORCH = ("finder", "gpus_command", "probing.worker_process", *LEAVES)
+WITHOUT_TORCH = ("finder", "gpus_command", "probing.worker_process", "probing.fork_server", *LEAVES)
 
 
 @pytest.mark.parametrize("module", [f"batchfinder.{name}" for name in WITHOUT_TORCH])

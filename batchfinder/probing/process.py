@@ -22,6 +22,7 @@ from batchfinder.errors import (
     WorkerHungError,
     WorkerReleasedError,
 )
+from batchfinder.probing.forked import ForkedProcess
 
 # What a dying process printed last says why; the rest of its output is nobody's business.
 KEPT_OUTPUT_LINES = 40
@@ -46,10 +47,11 @@ class WorkerProcess:
 
     Args:
         show_output: whether what it prints is passed on to standard error.
+        forked: a fork that is to serve as worker; None: a new process.
     """
 
-    def __init__(self, show_output: bool) -> None:
-        self._process = subprocess.Popen(
+    def __init__(self, show_output: bool, forked: ForkedProcess | None = None) -> None:
+        self._process = forked or subprocess.Popen(
             [sys.executable, "-m", "batchfinder.probing.worker_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -102,7 +104,7 @@ class WorkerProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(CLOSING_SECONDS)
             self.kill()
-            raise WorkerDiedError(self._process.returncode, "\n".join(self._output))
+            raise WorkerDiedError(self._process.wait(), "\n".join(self._output))
         return answer
 
     def _await(

@@ -1,7 +1,6 @@
 """One worker process after another, from the side of its parent. Imports no torch.
 
-A worker loads the setup itself and answers in JSON lines; nothing is unpickled here. A spare one
-always imports PyTorch ahead of time, so replacing a worker costs little.
+A worker loads the setup itself and answers in JSON lines; nothing is unpickled here.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from batchfinder.probing.pace import Pace
 from batchfinder.probing.process import WorkerProcess, never
 from batchfinder.probing.source import SetupSource
 from batchfinder.probing.verdict import Verdict, error_of, verdict_of_death
+from batchfinder.probing.worker_supply import WorkerSupply
 from batchfinder.result import Outcome, Probe
 from batchfinder.units import format_seconds
 
@@ -65,10 +65,9 @@ class Supervisor:
         self.warnings: tuple[str, ...] = ()
         self._timeout_seconds = probe_timeout_seconds
         self._loading_seconds = loading_timeout_seconds
-        self._show_output = show_output
+        self._supply = WorkerSupply(options.device, show_output)
         self._pace = pace or Pace()
         self._is_new = True
-        self._spare: WorkerProcess | None = None
         self._worker: WorkerProcess | None = None
 
     @property
@@ -94,8 +93,8 @@ class Supervisor:
             WorkerError: the worker died on loading, or did not come to an end.
             WorkerReleasedError: it was given up.
         """
-        worker = self._take_spare() or WorkerProcess(self._show_output)
-        self._worker, self._is_new = worker, True
+        worker = self._worker = self._supply.take()
+        self._is_new = True
         order = {**self.source.to_order(), "options": self.options.to_dict(), "group": group}
         worker.send(order, self.source.pickled_setup)
         try:
@@ -124,7 +123,7 @@ class Supervisor:
         # Later workers get the same budget, whatever other processes have taken meanwhile.
         self.options = replace(self.options, budget_bytes=answer["budget_bytes"])
         # Only now: until here both would have fought for the same cores.
-        self._spare = WorkerProcess(self._show_output)
+        self._supply.prepare(answer["device"])
         return answer
 
     def attempt(
@@ -208,16 +207,7 @@ class Supervisor:
     def close(self) -> None:
         """End every process. Safe to call twice."""
         self.end_worker()
-        if self._spare is not None:
-            self._spare.kill()
-            self._spare = None
-
-    def _take_spare(self) -> WorkerProcess | None:
-        spare, self._spare = self._spare, None
-        if spare is not None and not spare.is_alive():  # its death says nothing of the target
-            spare.kill()
-            return None
-        return spare
+        self._supply.close()
 
     def _patience(self, batch_size: int, started: float) -> float:
         if self._timeout_seconds is not None:

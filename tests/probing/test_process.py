@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import PATIENCE_SECONDS, eventually, is_gone
+from processes import PATIENCE_SECONDS, descendants, eventually, is_gone
 
 from batchfinder.errors import WorkerDiedError, WorkerHungError
 from batchfinder.probing.options import ProbeOptions
@@ -95,15 +95,10 @@ WorkerProber(source, ProbeOptions(device="cpu")).probe(1)
     parent = subprocess.Popen([sys.executable, "-c", program])
     eventually(pids.exists)
     time.sleep(0.2)  # for the child to be there
-    children = _children_of(parent.pid)
-    assert int(pids.read_text()) in children
-    started = [grandchild for child in children for grandchild in _children_of(child)]
-    assert len(started) == (deed == "leave_a_child_and_hang")
+    started = descendants(parent.pid)
+    worker = int(pids.read_text())
+    assert worker in started
+    assert len(descendants(worker)) == (deed == "leave_a_child_and_hang")
     parent.kill()
     parent.wait()
-    eventually(lambda: all(is_gone(pid) for pid in children + started))
-
-
-def _children_of(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    eventually(lambda: all(is_gone(pid) for pid in started))

@@ -40,12 +40,6 @@ def pid_in(path: Path) -> int:
     return int(eventually(lambda: path.exists() and path.read_text().strip()))
 
 
-def children() -> set[int]:
-    """The processes that this one has started."""
-    tasks = Path("/proc/self/task").iterdir()
-    return {int(child) for task in tasks for child in (task / "children").read_text().split()}
-
-
 @pytest.mark.parametrize(
     ("deed", "outcome", "note"),
     [
@@ -92,16 +86,6 @@ def test_a_worker_that_is_killed_from_outside_is_replaced(tmp_path: Path) -> Non
         probe = ours.probe(3)
         killer.join()
     assert (probe.outcome, probe.note) == (Outcome.FITS, "")
-
-
-def test_a_spare_worker_that_is_killed_is_replaced(tmp_path: Path) -> None:
-    once = tmp_path / "once"
-    with prober(deed="print", once=str(once)) as ours:
-        assert ours.probe(3).fits
-        (spare,) = children() - {pid_in(once)}
-        os.kill(spare, signal.SIGKILL)
-        eventually(lambda: is_gone(spare))
-        assert ours.probe(3, confirm=True).fits
 
 
 def test_a_confirmation_that_dies_is_repeated_too(tmp_path: Path) -> None:

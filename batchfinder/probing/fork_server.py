@@ -1,0 +1,76 @@
+"""The fork server: a process that imports PyTorch, and forks a worker whenever one is asked for.
+
+Started by :class:`~batchfinder.probing.forked.ForkServer` as ``python -m
+batchfinder.probing.fork_server``. Each message on its standard input, a socket, brings four file
+descriptors: the standard streams of a worker to be, and a pipe on which first the worker's process
+id is told, and its exit status as soon as it has ended.
+
+Nothing has run in this process but imports, so that no thread of OpenMP is there yet, which a fork
+would lose (https://gcc.gnu.org/bugzilla/show_bug.cgi?id=58378). Workers on an accelerator are not
+for it: what its driver has set up does not survive a fork
+(https://docs.pytorch.org/docs/stable/notes/multiprocessing.html).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import warnings
+
+DESCRIPTORS = 4
+
+
+def main() -> None:
+    """Fork workers until the socket closes; in each of them, serve as one."""
+    control = socket.socket(fileno=os.dup(0))
+    # All that a worker needs to import.
+    from batchfinder.probing import worker_duty  # noqa: F401
+
+    # Python warns of threads: those of OpenBLAS, which prepares them for a fork itself.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    orders, answers, output, told = _fork_where_asked(control)
+    control.close()
+    _fork_under_watch(told, (orders, answers, output))
+
+    from batchfinder.probing import worker_process
+
+    worker_process.main()
+
+
+def _fork_where_asked(control: socket.socket) -> list[int]:
+    """Returns in forks only: with the descriptors that came with the message."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that watch the workers
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 1, DESCRIPTORS)
+        if not message:
+            os._exit(0)
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return list(descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _fork_under_watch(told: int, streams: tuple[int, int, int]) -> None:
+    """Returns in the worker, whose end the process that has forked it tells."""
+    if (worker := os.fork()) == 0:
+        os.close(told)
+        # A session of its own: all that it starts can be ended with it.
+        os.setsid()
+        for standard, stream in enumerate(streams):
+            os.dup2(stream, standard)
+            os.close(stream)
+        return
+    for stream in streams:
+        os.close(stream)
+    with contextlib.suppress(OSError):  # nobody listens any more
+        os.write(told, f"{worker}\n".encode())
+        _, status = os.waitpid(worker, 0)
+        os.write(told, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

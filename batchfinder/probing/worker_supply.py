@@ -1,0 +1,65 @@
+"""Worker processes that have imported PyTorch before they are needed. Imports no torch."""
+
+from __future__ import annotations
+
+import sys
+
+from batchfinder.probing.forked import ForkServer
+from batchfinder.probing.process import WorkerProcess
+
+
+class WorkerSupply:
+    """Where the workers of one search come from.
+
+    Where training runs on the CPU they are forked: a new one is there at once, and no import
+    competes with the steps for the same cores. Elsewhere a spare one imports PyTorch meanwhile.
+
+    Args:
+        device: that was asked for; None: the workers choose it.
+        show_output: whether what workers print is passed on to standard error.
+    """
+
+    def __init__(self, device: str | None, show_output: bool) -> None:
+        self._show_output = show_output
+        self._forks = _is_cpu(device)
+        self._server: ForkServer | None = None
+        self._spare: WorkerProcess | None = None
+
+    def take(self) -> WorkerProcess:
+        """A worker that nobody else has."""
+        if self._forks:
+            self._server = self._server or ForkServer()
+            process = self._server.fork()
+            if process is None:
+                self.close()
+            return WorkerProcess(self._show_output, process)
+        spare, self._spare = self._spare, None
+        if spare is not None and not spare.is_alive():  # its death says nothing of the target
+            spare.kill()
+            spare = None
+        return spare or WorkerProcess(self._show_output)
+
+    def prepare(self, device: str) -> None:
+        """Have the next worker ready.
+
+        Args:
+            device: that the last one has chosen.
+        """
+        self._forks = self._forks or _is_cpu(device)
+        if self._forks:
+            self._server = self._server or ForkServer()
+        else:
+            self._spare = WorkerProcess(self._show_output)
+
+    def close(self) -> None:
+        """End all that nobody has taken. Safe to call twice."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if self._spare is not None:
+            self._spare.kill()
+            self._spare = None
+
+
+def _is_cpu(device: str | None) -> bool:
+    return device == "cpu" and sys.platform == "linux"
