@@ -23,8 +23,10 @@ GROWTH_NOISE = 1 / 1000
 # What each step leaves in use beyond this is a leak; below it are tables and counters.
 LEAK_BYTES = MIB
 
-# How many steps it takes to see how much peaks differ, where they do: a ViT's rose for ten.
+# How many steps it takes to see how much peaks differ, where they do: a ViT's rose for ten. That
+# they differ too much may be seen sooner.
 STEPS_FOR_SPREAD = 6
+STEPS_FOR_EXCESS = 4
 
 # Where peaks differ from step to step, so many standard deviations above their mean must fit into
 # the budget; the headroom beyond it takes the rest.
@@ -48,7 +50,8 @@ class PeakWatch:
 
     Attributes:
         is_settled: whether enough steps were watched, and the last ones held no more than those
-            before without flushing the allocator's cache; once it is so it stays so.
+            before without flushing the allocator's cache, or where peaks wander, show no trend;
+            once it is so it stays so.
         is_over: whether more steps would tell no more; as that.
         most_steps: after which it will not settle any more.
 
@@ -77,27 +80,33 @@ class PeakWatch:
         """Take note of what one more step needed, and of how often it flushed the cache."""
         self._peaks.append(peak_bytes)
         self._flushing, self._quiet = (self._flushing + 1, 0) if flushes else (0, self._quiet + 1)
+        if self._peaks_wander and len(self._peaks) >= STEPS_FOR_EXCESS:
+            self.is_over |= self._excess_bytes() > 0
         if len(self._peaks) < self._least_steps:
             return
-        steady = min(self._quiet, steps_without_growth(self._peaks, self._noise_bytes))
-        self.is_settled |= steady >= STEADY_STEPS
+        if self._peaks_wander:
+            self.is_settled |= not is_rising(self._peaks, self._noise_bytes)
+        else:
+            steady = min(self._quiet, steps_without_growth(self._peaks, self._noise_bytes))
+            self.is_settled |= steady >= STEADY_STEPS
         self.is_over |= self.is_settled or self._flushing >= MAX_FLUSHING_STEPS
 
     def objection(self) -> str:
         """Why the size is not fit for training; "" if it is."""
         if self._flushing:
             return THRASHING_NOTE
-        if not self.is_settled and (
-            not self._peaks_wander or is_rising(self._peaks, self._noise_bytes)
-        ):
-            return f"memory still grew after {len(self._peaks)} steps"
-        excess = highest_to_expect(self._peaks) - self._budget_bytes
-        if self._peaks_wander and excess > 0:
+        if self._peaks_wander and (excess := self._excess_bytes()) > 0:
             return (
                 "its peak differs from step to step, and would pass the budget by "
                 f"{format_bytes(excess)} in some"
             )
+        if not self.is_settled:
+            return f"memory still grew after {len(self._peaks)} steps"
         return ""
+
+    def _excess_bytes(self) -> float:
+        """By how much some step must be expected to pass the budget."""
+        return highest_to_expect(self._peaks) - self._budget_bytes
 
 
 def left_behind(in_use_bytes: Sequence[int]) -> int:

@@ -289,11 +289,17 @@ def test_a_peak_that_differs_from_step_to_step_must_leave_room_for_more() -> Non
     assert session(device)[0].confirm(4).probe.fits
 
 
-def test_of_peaks_that_wander_only_a_trend_is_taken_for_growth() -> None:
-    wandering = [0, 0, 0, 100, -50, 100, -50, 100, -50]
-    device = FakeDevice(leaves_no_trace=False, grown=wandering)
+def test_that_peaks_differ_too_much_is_seen_before_a_confirmation_would_end() -> None:
+    device = FakeDevice(leaves_no_trace=False, peak=BUDGET - 100, grown=[-500, 0, 500])
     probe = session(device)[0].confirm(4).probe
-    assert (probe.outcome, probe.steps) == (Outcome.FITS, 10)
+    assert (probe.outcome, probe.steps) == (Outcome.OOM, 4)
+
+
+def test_of_peaks_that_wander_only_a_trend_is_taken_for_growth() -> None:
+    for grown, steps in (([0, 0, 100, -50, 100], 6), ([0, 0, 100, 100, 100, -50], 7)):
+        device = FakeDevice(leaves_no_trace=False, grown=grown)
+        probe = session(device)[0].confirm(4).probe
+        assert (probe.outcome, probe.steps) == (Outcome.FITS, steps)
     device = FakeDevice(leaves_no_trace=False, grown=[100] * 10)
     probe = session(device)[0].confirm(4).probe
     assert (probe.outcome, probe.note) == (Outcome.OOM, "memory still grew after 10 steps")
