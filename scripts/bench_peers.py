@@ -4,10 +4,10 @@
     python scripts/bench_peers.py --family mlp --limit 1GiB --steps 10 --repeats 2
 
 Every finder runs in a fresh process, under the same RLIMIT_DATA. The true maximum is found
-beforehand with the judge, ``train_at.py``: since the heap differs from run to run it is an
-interval, from the largest size of which every one of several fresh runs survived all its steps, to
-the smallest of which none did. Ours runs twice: with all of the limit, as the others do, and with
-the 5 % headroom that it keeps free by default. Needs ``pip install -r
+with the judge, ``train_at.py``, where the results do not have it yet: since the heap differs from
+run to run it is an interval, from the largest size of which every one of several fresh runs
+survived all its steps, to the smallest of which none did. Ours runs twice: with all of the limit,
+as the others do, and with the 5 % headroom that it keeps free by default. Needs ``pip install -r
 scripts/peers_constraints.txt``. Writes each row as it comes to scripts/results/peers.json.
 """
 
@@ -58,15 +58,18 @@ def main() -> None:
             case = Case(family, f"scripts/examples/train_{family}.py:build_model", limit)
             row = results["cases"].setdefault(f"{family} {limit}", {"finders": {}})
             judge = Judge(case, options.steps, options.repeats)
-            if (row.get("steps"), row.get("repeats")) == (options.steps, options.repeats):
+            is_judged = (row.get("steps"), row.get("repeats")) == (options.steps, options.repeats)
+            if is_judged:
                 judge.runs = {int(size): runs for size, runs in row["judged"].items()}
             for contender in options.contender or (*OURS, *PEERS):
                 row["finders"][contender] = found = find(case, contender, options.seconds)
                 print(f"{case.name}, {contender}: {found}", file=sys.stderr, flush=True)
                 save(options.output, results)
-            answers = [found["batch_size"] for found in row["finders"].values()]
-            low, high = judge.maximum(max([1, *answers]), options.resolution)
-            row |= {"maximum": [low, high], "steps": options.steps, "repeats": options.repeats}
+            if not is_judged:
+                answers = [found["batch_size"] for found in row["finders"].values()]
+                maximum = judge.maximum(max([1, *answers]), options.resolution)
+                row |= {"maximum": maximum, "steps": options.steps, "repeats": options.repeats}
+            low = row["maximum"][0]
             for found in row["finders"].values():
                 if answer := found["batch_size"]:
                     found["survived"] = judge.fits(answer)
