@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from batchfinder.bounds import Bounds
 from batchfinder.conclusion import conclude
@@ -70,7 +71,8 @@ def search_on_paper(
         model = _memory_model(prober.traces, probes[answer])
     # That a size below the answer failed was chance, and bounds nothing.
     telling = [probe for probe in probes.values() if probe.fits or probe.batch_size > answer]
-    return conclude(prober, telling, status, seconds, warnings, model)
+    result = conclude(prober, telling, status, seconds, warnings, model)
+    return replace(result, probes=tuple(probes.values()))
 
 
 def expected_size(bound: int | None, answers: Mapping[int, int]) -> float | None:
