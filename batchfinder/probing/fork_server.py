@@ -17,22 +17,32 @@ import contextlib
 import os
 import signal
 import socket
+import sys
+import threading
 import warnings
 
 DESCRIPTORS = 4
+
+# OpenBLAS uses threads for the product of two vectors as long as that.
+LONG_VECTOR = 20_000
 
 
 def main() -> None:
     """Fork workers until the socket closes; in each of them, serve as one."""
     control = socket.socket(fileno=os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
     # All that a worker needs to import.
     from batchfinder.probing import worker_duty  # noqa: F401
 
+    _map_the_heap_of_a_thread()
     # Python warns of threads: those of OpenBLAS, which prepares them for a fork itself.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     orders, answers, output, told = _fork_where_asked(control)
     control.close()
     _fork_under_watch(told, (orders, answers, output))
+    _be_as_if_imported_here()
 
     from batchfinder.probing import worker_process
 
@@ -41,16 +51,23 @@ def main() -> None:
 
 def _fork_where_asked(control: socket.socket) -> list[int]:
     """Returns in forks only: with the descriptors that came with the message."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that watch the workers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that watch the workers end by themselves
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1, DESCRIPTORS)
         if not message:
-            os._exit(0)
+            _end()
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             return list(descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _end() -> None:
+    """End after those that watch the workers: in a container nobody else might take note of it."""
+    with contextlib.suppress(ChildProcessError):
+        os.wait()  # for all of them, as their ends are ignored
+    os._exit(0)
 
 
 def _fork_under_watch(told: int, streams: tuple[int, int, int]) -> None:
@@ -70,6 +87,32 @@ def _fork_under_watch(told: int, streams: tuple[int, int, int]) -> None:
         _, status = os.waitpid(worker, 0)
         os.write(told, f"{os.waitstatus_to_exitcode(status)}\n".encode())
     os._exit(0)
+
+
+def _map_the_heap_of_a_thread() -> None:
+    """Have glibc set aside the heap that the first thread gets, for the forks to inherit.
+
+    It maps 128 MiB for a moment (malloc/arena.c). In a process that imports PyTorch itself later
+    growth hides that; in a fork it would stay the mark that peaks are read off.
+    """
+    thread = threading.Thread(target=bytearray)
+    thread.start()
+    thread.join()
+
+
+def _be_as_if_imported_here() -> None:
+    """Do to a fork what importing does to each process of its own.
+
+    Its random numbers are its own. And OpenBLAS has threads, whose stacks count: it ends them at a
+    fork, and starts them again where it needs them next.
+    """
+    import torch
+
+    torch.default_generator.seed()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
+        vector = numpy.ones(LONG_VECTOR)
+        vector.dot(vector)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from typing import IO
+
+from batchfinder.errors import WorkerHungError, WorkerReleasedError
+
+# How long a server may take to end by itself.
+CLOSING_SECONDS = 1.0
+
+# How often somebody who waits for a process is asked whether it is still wanted.
+GIVEN_UP_EVERY_SECONDS = 0.1
 
 
 class ForkServer:
@@ -28,9 +39,19 @@ class ForkServer:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
+        self._has_forked = False
 
-    def fork(self) -> ForkedProcess | None:
-        """A new process, as soon as all is imported; None if the server has died."""
+    def fork(self, timeout_seconds: float, is_given_up: Callable[[], bool]) -> ForkedProcess | None:
+        """A new process, as soon as all is imported; None if the server has died.
+
+        Args:
+            timeout_seconds: how long that may take.
+            is_given_up: asked again and again meanwhile.
+
+        Raises:
+            WorkerHungError: it took longer.
+            WorkerReleasedError: it was given up.
+        """
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
 
             def pipe(we_write: bool) -> tuple[int, IO[bytes]]:
@@ -46,16 +67,30 @@ class ForkServer:
             with contextlib.suppress(OSError):
                 socket.send_fds(self._control, [b"!"], [orders, answers, output, tells])
             theirs.close()
+            _await(told, timeout_seconds, is_given_up)
             if pid := told.readline():
                 ours.pop_all()
+                self._has_forked = True
                 return ForkedProcess(int(pid), told, stdin, stdout, stderr)
         return None
 
     def close(self) -> None:
         """End the server; what it has forked lives on. Safe to call twice."""
         self._control.close()
+        if self._has_forked:  # then it first waits for the ends of those that watched
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(CLOSING_SECONDS)
         self._process.kill()
         self._process.wait()
+
+
+def _await(told: IO[bytes], timeout_seconds: float, is_given_up: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while not select.select([told], [], [], GIVEN_UP_EVERY_SECONDS)[0]:
+        if time.monotonic() > deadline:
+            raise WorkerHungError(timeout_seconds)
+        if is_given_up():
+            raise WorkerReleasedError
 
 
 class ForkedProcess:
@@ -101,6 +136,6 @@ class ForkedProcess:
     def _await_status(self, told: IO[bytes]) -> None:
         with told:
             status = told.readline()
-        # Nothing is told where the one that watches it was killed: then so was it.
+        # Nothing is told where the one that watches it was killed, as it is with it.
         self._status = int(status) if status else -signal.SIGKILL
         self._has_ended.set()

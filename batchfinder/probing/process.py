@@ -22,7 +22,7 @@ from batchfinder.errors import (
     WorkerHungError,
     WorkerReleasedError,
 )
-from batchfinder.probing.forked import ForkedProcess
+from batchfinder.probing.forked import GIVEN_UP_EVERY_SECONDS, ForkedProcess
 
 # What a dying process printed last says why; the rest of its output is nobody's business.
 KEPT_OUTPUT_LINES = 40
@@ -31,10 +31,6 @@ CLOSING_SECONDS = 10.0
 
 # What a process said before it ended is read within this time.
 LAST_ANSWER_SECONDS = 1.0
-
-
-# How often somebody who waits for an answer is asked whether it is still wanted.
-GIVEN_UP_EVERY_SECONDS = 0.1
 
 
 def never() -> bool:

@@ -23,14 +23,16 @@ GROWTH_NOISE = 1 / 1000
 # What each step leaves in use beyond this is a leak; below it are tables and counters.
 LEAK_BYTES = MIB
 
-# How many steps it takes to see how much peaks differ, where they do: a ViT's rose for ten. That
-# they differ too much may be seen sooner.
+# How many steps it takes to see how much peaks differ, where they do: a ViT's rose for ten.
 STEPS_FOR_SPREAD = 6
-STEPS_FOR_EXCESS = 4
 
 # Where peaks differ from step to step, so many standard deviations above their mean must fit into
 # the budget; the headroom beyond it takes the rest.
 DEVIATIONS = 3
+
+# That they differ too much is believed sooner: who goes on until they no longer seem to, ends with
+# sizes that die.
+STEPS_FOR_EXCESS = 4
 
 # Among peaks that wander some step sets a new mark every so often; so many in a row are a trend.
 MARKS_OF_A_TREND = 3
@@ -52,7 +54,7 @@ class PeakWatch:
         is_settled: whether enough steps were watched, and the last ones held no more than those
             before without flushing the allocator's cache, or where peaks wander, show no trend;
             once it is so it stays so.
-        is_over: whether more steps would tell no more; as that.
+        is_over: whether it may end, for better or worse; as that.
         most_steps: after which it will not settle any more.
 
     Example:
@@ -95,13 +97,15 @@ class PeakWatch:
         """Why the size is not fit for training; "" if it is."""
         if self._flushing:
             return THRASHING_NOTE
+        if not self.is_settled and (
+            not self._peaks_wander or is_rising(self._peaks, self._noise_bytes)
+        ):
+            return f"memory still grew after {len(self._peaks)} steps"
         if self._peaks_wander and (excess := self._excess_bytes()) > 0:
             return (
                 "its peak differs from step to step, and would pass the budget by "
                 f"{format_bytes(excess)} in some"
             )
-        if not self.is_settled:
-            return f"memory still grew after {len(self._peaks)} steps"
         return ""
 
     def _excess_bytes(self) -> float:

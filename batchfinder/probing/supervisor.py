@@ -93,11 +93,11 @@ class Supervisor:
             WorkerError: the worker died on loading, or did not come to an end.
             WorkerReleasedError: it was given up.
         """
-        worker = self._worker = self._supply.take()
-        self._is_new = True
         order = {**self.source.to_order(), "options": self.options.to_dict(), "group": group}
-        worker.send(order, self.source.pickled_setup)
+        self._is_new = True
         try:
+            worker = self._worker = self._supply.take(self._loading_seconds, is_given_up)
+            worker.send(order, self.source.pickled_setup)
             answer = worker.receive(self._loading_seconds, is_given_up)
         except WorkerDiedError as end:
             self.end_worker()

@@ -1,9 +1,10 @@
 """The worker process: takes the orders of its parent, and says how they ended.
 
 Started by :class:`~batchfinder.probing.process.WorkerProcess` as ``python -m
-batchfinder.probing.worker_process``. Orders come as JSON lines on the standard input it was
-started with, answers go as JSON lines to the standard output it was started with; what the user's
-code prints goes to standard error, and what it reads is empty.
+batchfinder.probing.worker_process``, or forked by :mod:`~batchfinder.probing.fork_server`. Orders
+come as JSON lines on the standard input it was started with, answers go as JSON lines to the
+standard output it was started with; what the user's code prints goes to standard error, and what it
+reads is empty.
 """
 
 from __future__ import annotations

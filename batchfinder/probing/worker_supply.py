@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 from batchfinder.probing.forked import ForkServer
-from batchfinder.probing.process import WorkerProcess
+from batchfinder.probing.process import WorkerProcess, never
 
 
 class WorkerSupply:
     """Where the workers of one search come from.
 
-    Where training runs on the CPU they are forked: a new one is there at once, and no import
+    Where training runs on the CPU they are forked: a new one is there at once, and a single import
     competes with the steps for the same cores. Elsewhere a spare one imports PyTorch meanwhile.
 
     Args:
@@ -25,11 +26,22 @@ class WorkerSupply:
         self._server: ForkServer | None = None
         self._spare: WorkerProcess | None = None
 
-    def take(self) -> WorkerProcess:
-        """A worker that nobody else has."""
+    def take(
+        self, timeout_seconds: float, is_given_up: Callable[[], bool] = never
+    ) -> WorkerProcess:
+        """A worker that nobody else has.
+
+        Args:
+            timeout_seconds: how long it may take to import PyTorch.
+            is_given_up: asked again and again meanwhile.
+
+        Raises:
+            WorkerHungError: it took longer.
+            WorkerReleasedError: it was given up.
+        """
         if self._forks:
             self._server = self._server or ForkServer()
-            process = self._server.fork()
+            process = self._server.fork(timeout_seconds, is_given_up)
             if process is None:
                 self.close()
             return WorkerProcess(self._show_output, process)
