@@ -15,8 +15,9 @@ from batchfinder.units import MIB
 REFERENCE = -1
 """Stands for the answer of the search without a fault."""
 
-ROOM_BYTES = 730 * MIB
-"""What a fault's search has to train in, beside what a process holds before it trains."""
+ROOM_BYTES = 770 * MIB
+"""What a fault's search has to train in, beside what a process holds before it trains; a sample
+takes 96 MiB, and next to a multiple of that the answer would hang on some KiB."""
 
 ONCE = "@once"
 """Stands for a file that marks that the deed has been done."""
