@@ -23,6 +23,9 @@ import warnings
 
 DESCRIPTORS = 4
 
+# Of a worker: one receives its orders, and autograd has one.
+THREADS = 2
+
 # OpenBLAS uses threads for the product of two vectors as long as that.
 LONG_VECTOR = 20_000
 
@@ -36,7 +39,7 @@ def main() -> None:
     # All that a worker needs to import.
     from batchfinder.probing import worker_duty  # noqa: F401
 
-    _map_the_heap_of_a_thread()
+    _map_the_heaps_of_threads()
     # Python warns of threads: those of OpenBLAS, which prepares them for a fork itself.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     orders, answers, output, told = _fork_where_asked(control)
@@ -89,15 +92,18 @@ def _fork_under_watch(told: int, streams: tuple[int, int, int]) -> None:
     os._exit(0)
 
 
-def _map_the_heap_of_a_thread() -> None:
-    """Have glibc set aside the heap that the first thread gets, for the forks to inherit.
+def _map_the_heaps_of_threads() -> None:
+    """Have glibc set aside the heaps that threads get, for the forks to inherit.
 
-    It maps 128 MiB for a moment (malloc/arena.c). In a process that imports PyTorch itself later
-    growth hides that; in a fork it would stay the mark that peaks are read off.
+    For each it maps 128 MiB for a moment (malloc/arena.c), which would stay the mark that the peaks
+    of a fork are read off.
     """
-    thread = threading.Thread(target=bytearray)
-    thread.start()
-    thread.join()
+    together = threading.Barrier(THREADS)
+    threads = [threading.Thread(target=together.wait) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def _be_as_if_imported_here() -> None:
