@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from batchfinder.probing.options import ProbeOptions
+
 PATIENCE_SECONDS = 60
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -23,6 +25,19 @@ def eventually(condition: Callable[[], Any]) -> Any:
             return found
         time.sleep(0.05)
     raise AssertionError(f"nothing within {PATIENCE_SECONDS} s")
+
+
+def order(target: str, **arguments: Any) -> dict[str, Any]:
+    """The first order of a worker on the CPU: to load a target."""
+    return {
+        "target": target,
+        "arguments": arguments,
+        "sample": None,
+        "input_spec": None,
+        "optimizer": None,
+        "options": ProbeOptions(device="cpu").to_dict(),
+        "group": None,
+    }
 
 
 def descendants(pid: int) -> list[int]:

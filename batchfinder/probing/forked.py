@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import signal
@@ -10,17 +11,14 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
+from queue import Empty
 from typing import IO
 
-from batchfinder.errors import WorkerHungError, WorkerReleasedError
+from batchfinder.probing.waiting import wait_for
 
 # How long a server may take to end by itself.
 CLOSING_SECONDS = 1.0
-
-# How often somebody who waits for a process is asked whether it is still wanted.
-GIVEN_UP_EVERY_SECONDS = 0.1
 
 
 class ForkServer:
@@ -67,8 +65,8 @@ class ForkServer:
             with contextlib.suppress(OSError):
                 socket.send_fds(self._control, [b"!"], [orders, answers, output, tells])
             theirs.close()
-            _await(told, timeout_seconds, is_given_up)
-            if pid := told.readline():
+            look = functools.partial(_first_line, told)
+            if pid := wait_for(look, timeout_seconds, is_given_up):
                 ours.pop_all()
                 self._has_forked = True
                 return ForkedProcess(int(pid), told, stdin, stdout, stderr)
@@ -84,13 +82,10 @@ class ForkServer:
         self._process.wait()
 
 
-def _await(told: IO[bytes], timeout_seconds: float, is_given_up: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + timeout_seconds
-    while not select.select([told], [], [], GIVEN_UP_EVERY_SECONDS)[0]:
-        if time.monotonic() > deadline:
-            raise WorkerHungError(timeout_seconds)
-        if is_given_up():
-            raise WorkerReleasedError
+def _first_line(told: IO[bytes], seconds: float) -> bytes:
+    if not select.select([told], [], [], seconds)[0]:
+        raise Empty
+    return told.readline()
 
 
 class ForkedProcess:
@@ -102,7 +97,6 @@ class ForkedProcess:
         stdin: its standard input,
         stdout: output
         stderr: and standard error.
-
     """
 
     def __init__(
@@ -136,6 +130,6 @@ class ForkedProcess:
     def _await_status(self, told: IO[bytes]) -> None:
         with told:
             status = told.readline()
-        # Nothing is told where the one that watches it was killed, as it is with it.
+        # Nothing is told where the one that watches it was killed: whoever did it meant both.
         self._status = int(status) if status else -signal.SIGKILL
         self._has_ended.set()

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import IO, Any
 
-from batchfinder.errors import (
-    WorkerDiedError,
-    WorkerGarbledError,
-    WorkerHungError,
-    WorkerReleasedError,
-)
-from batchfinder.probing.forked import GIVEN_UP_EVERY_SECONDS, ForkedProcess
+from batchfinder.errors import WorkerDiedError, WorkerGarbledError
+from batchfinder.probing.forked import ForkedProcess
+from batchfinder.probing.waiting import never, wait_for
 
 # What a dying process printed last says why; the rest of its output is nobody's business.
 KEPT_OUTPUT_LINES = 40
@@ -31,11 +25,6 @@ CLOSING_SECONDS = 10.0
 
 # What a process said before it ended is read within this time.
 LAST_ANSWER_SECONDS = 1.0
-
-
-def never() -> bool:
-    """No answer is given up."""
-    return False
 
 
 class WorkerProcess:
@@ -92,7 +81,9 @@ class WorkerProcess:
             WorkerHungError: it did not answer in time.
             WorkerReleasedError: it was given up.
         """
-        answer = self._await(timeout_seconds, is_given_up)
+        answer = wait_for(
+            lambda seconds: self._answers.get(timeout=seconds), timeout_seconds, is_given_up
+        )
         if answer is None:
             if self._garbage is not None:
                 raise WorkerGarbledError(self._garbage)
@@ -102,20 +93,6 @@ class WorkerProcess:
             self.kill()
             raise WorkerDiedError(self._process.wait(), "\n".join(self._output))
         return answer
-
-    def _await(
-        self, timeout_seconds: float | None, is_given_up: Callable[[], bool]
-    ) -> dict[str, Any] | None:
-        deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
-        while True:
-            left = deadline - time.monotonic()
-            try:
-                return self._answers.get(timeout=min(max(left, 0), GIVEN_UP_EVERY_SECONDS))
-            except Empty:
-                if left <= 0:
-                    raise WorkerHungError(timeout_seconds or 0) from None
-                if is_given_up():
-                    raise WorkerReleasedError from None
 
     def kill(self) -> None:
         """End the process and all that it started. Safe to call twice."""

@@ -82,7 +82,7 @@ class PeakWatch:
         """Take note of what one more step needed, and of how often it flushed the cache."""
         self._peaks.append(peak_bytes)
         self._flushing, self._quiet = (self._flushing + 1, 0) if flushes else (0, self._quiet + 1)
-        if self._peaks_wander and len(self._peaks) >= STEPS_FOR_EXCESS:
+        if len(self._peaks) >= STEPS_FOR_EXCESS:
             self.is_over |= self._excess_bytes() > 0
         if len(self._peaks) < self._least_steps:
             return
@@ -101,7 +101,7 @@ class PeakWatch:
             not self._peaks_wander or is_rising(self._peaks, self._noise_bytes)
         ):
             return f"memory still grew after {len(self._peaks)} steps"
-        if self._peaks_wander and (excess := self._excess_bytes()) > 0:
+        if (excess := self._excess_bytes()) > 0:
             return (
                 "its peak differs from step to step, and would pass the budget by "
                 f"{format_bytes(excess)} in some"
@@ -109,8 +109,8 @@ class PeakWatch:
         return ""
 
     def _excess_bytes(self) -> float:
-        """By how much some step must be expected to pass the budget."""
-        return highest_to_expect(self._peaks) - self._budget_bytes
+        """By how much some step must be expected to pass the budget; 0: peaks do not wander."""
+        return highest_to_expect(self._peaks) - self._budget_bytes if self._peaks_wander else 0
 
 
 def left_behind(in_use_bytes: Sequence[int]) -> int:

@@ -20,9 +20,10 @@ from batchfinder.errors import (
 )
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.pace import Pace
-from batchfinder.probing.process import WorkerProcess, never
+from batchfinder.probing.process import WorkerProcess
 from batchfinder.probing.source import SetupSource
 from batchfinder.probing.verdict import Verdict, error_of, verdict_of_death
+from batchfinder.probing.waiting import never
 from batchfinder.probing.worker_supply import WorkerSupply
 from batchfinder.result import Outcome, Probe
 from batchfinder.units import format_seconds

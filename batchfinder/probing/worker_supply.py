@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable
 
 from batchfinder.probing.forked import ForkServer
-from batchfinder.probing.process import WorkerProcess, never
+from batchfinder.probing.process import WorkerProcess
+from batchfinder.probing.waiting import never
 
 
 class WorkerSupply:

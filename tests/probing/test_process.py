@@ -8,13 +8,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from processes import PATIENCE_SECONDS, descendants, eventually, is_gone
+from processes import PATIENCE_SECONDS, descendants, eventually, is_gone, order
 
 from batchfinder.errors import WorkerDiedError, WorkerHungError
-from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.process import WorkerProcess
 
 TARGETS = Path(__file__).parents[1] / "targets"
@@ -27,25 +25,13 @@ def process() -> Iterator[WorkerProcess]:
     ours.kill()
 
 
-def order(target: str, **arguments: Any) -> dict[str, Any]:
-    return {
-        "target": f"{TARGETS}/{target}",
-        "arguments": arguments,
-        "sample": None,
-        "input_spec": None,
-        "optimizer": None,
-        "options": ProbeOptions(device="cpu").to_dict(),
-        "group": None,
-    }
-
-
 def test_without_an_order_it_waits(process: WorkerProcess) -> None:
     with pytest.raises(WorkerHungError):
         process.receive(0.1)
 
 
 def test_it_answers_in_order_and_then_waits_for_the_next_one(process: WorkerProcess) -> None:
-    process.send(order("models.py:build_small"))
+    process.send(order(f"{TARGETS}/models.py:build_small"))
     assert process.receive(PATIENCE_SECONDS)["answer"] == "ready"
     process.send({"batch_size": 2, "confirm": False})
     answers = [process.receive(PATIENCE_SECONDS) for _ in range(3)]
@@ -55,7 +41,7 @@ def test_it_answers_in_order_and_then_waits_for_the_next_one(process: WorkerProc
 
 
 def test_after_an_error_it_ends_itself(process: WorkerProcess) -> None:
-    process.send(order("models.py:no_such_function"))
+    process.send(order(f"{TARGETS}/models.py:no_such_function"))
     answer = process.receive(PATIENCE_SECONDS)
     assert (answer["answer"], answer["kind"]) == ("error", "UsageError")
     assert "models.py has no function no_such_function" in answer["message"]
@@ -64,7 +50,7 @@ def test_after_an_error_it_ends_itself(process: WorkerProcess) -> None:
 
 
 def test_what_it_printed_last_is_told_with_its_death(process: WorkerProcess) -> None:
-    process.send(order("deaths.py:build_and_do", deed="complain_and_abort"))
+    process.send(order(f"{TARGETS}/deaths.py:build_and_do", deed="complain_and_abort"))
     with pytest.raises(WorkerDiedError) as death:
         process.receive(PATIENCE_SECONDS)
     assert death.value.signal_number == signal.SIGABRT

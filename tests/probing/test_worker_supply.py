@@ -9,24 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import PATIENCE_SECONDS, descendants, eventually, is_gone
+from processes import PATIENCE_SECONDS, descendants, eventually, is_gone, order
 
 from batchfinder.errors import WorkerHungError, WorkerReleasedError
-from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.process import WorkerProcess
 from batchfinder.probing.worker_supply import WorkerSupply
 from batchfinder.units import MIB
-
-ORDER: dict[str, Any] = {
-    "target": "batchfinder.no_such_module:build",
-    "arguments": {},
-    "options": ProbeOptions(device="cpu").to_dict(),
-    "group": None,
-    "sample": None,
-    "input_spec": None,
-    "optimizer": None,
-}
-
 
 RESERVING = """
 import batchfinder
@@ -66,16 +54,16 @@ def elsewhere() -> Iterator[WorkerSupply]:
 
 def serves(worker: WorkerProcess) -> bool:
     """Whether it takes an order and answers; ends it."""
-    worker.send(ORDER)
+    worker.send(order("batchfinder.no_such_module:build"))
     try:
         return bool(worker.receive(PATIENCE_SECONDS)["kind"] == "UsageError")
     finally:
         worker.kill()
 
 
-def peak_of(worker: WorkerProcess, order: dict[str, Any]) -> int:
+def peak_of(worker: WorkerProcess, first_order: dict[str, Any]) -> int:
     """The peak that it reads of a batch of one; ends it."""
-    worker.send(order)
+    worker.send(first_order)
     assert worker.receive(PATIENCE_SECONDS)["answer"] == "ready"
     worker.send({"batch_size": 1, "confirm": False})
     while (answer := worker.receive(PATIENCE_SECONDS))["answer"] == "step":
@@ -105,7 +93,7 @@ def test_a_forked_worker_is_ended_with_all_that_it_started(on_cpu: WorkerSupply)
     assert not worker.is_alive()
     eventually(lambda: len(started_here() - before) == 1)
     on_cpu.close()
-    eventually(lambda: started_here() == before)
+    assert started_here() == before
 
 
 def test_nothing_is_left_of_what_was_forked(on_cpu: WorkerSupply) -> None:
@@ -127,10 +115,9 @@ def test_a_fork_sees_memory_that_was_asked_for_and_not_written_to(
     on_cpu: WorkerSupply, tmp_path: Path
 ) -> None:
     (tmp_path / "reserving.py").write_text(RESERVING)
-    order = ORDER | {"target": f"{tmp_path}/reserving.py:build"}
+    target = f"{tmp_path}/reserving.py:build"
     without, reserving = (
-        peak_of(on_cpu.take(PATIENCE_SECONDS), order | {"arguments": {"mib": mib}})
-        for mib in (0, 60)
+        peak_of(on_cpu.take(PATIENCE_SECONDS), order(target, mib=mib)) for mib in (0, 60)
     )
     assert abs(reserving - without - 60 * MIB) < 2 * MIB
 
@@ -140,7 +127,7 @@ def test_random_numbers_differ_from_fork_to_fork(on_cpu: WorkerSupply, tmp_path:
     drawn = []
     for _ in range(2):
         worker = on_cpu.take(PATIENCE_SECONDS)
-        worker.send(ORDER | {"target": f"{tmp_path}/drawing.py:build"})
+        worker.send(order(f"{tmp_path}/drawing.py:build"))
         drawn.append(worker.receive(PATIENCE_SECONDS)["message"].split())
         worker.kill()
     first, second = drawn
