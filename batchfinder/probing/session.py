@@ -239,6 +239,7 @@ class ProbeSession:
             self.budget_bytes,
             least_steps=self.options.confirm_steps,
             peaks_wander=not self.device.leaves_no_trace,
+            headroom_bytes=self.budget_bytes / (1 - self.options.headroom) - self.budget_bytes,
         )
         for _ in range(watch.most_steps):
             watch.note(self._step(batch_size, next_batch, run), run.allocation_retries)

@@ -27,8 +27,10 @@ LEAK_BYTES = MIB
 STEPS_FOR_SPREAD = 6
 
 # Where peaks differ from step to step, so many standard deviations above their mean must fit into
-# the budget; the headroom beyond it takes the rest.
+# the budget, and so many into the budget and the headroom: few steps tell how much they differ,
+# and the longer one trains the higher the highest.
 DEVIATIONS = 3
+DEVIATIONS_WITH_HEADROOM = 4.5
 
 # That they differ too much is believed sooner: who goes on until they no longer seem to, ends with
 # sizes that die.
@@ -49,6 +51,7 @@ class PeakWatch:
         budget_bytes: what a step may use.
         least_steps: to watch at least.
         peaks_wander: whether the same step needs a little more or less each time.
+        headroom_bytes: what lies free beyond the budget.
 
     Attributes:
         is_settled: whether enough steps were watched, and the last ones held no more than those
@@ -68,8 +71,15 @@ class PeakWatch:
         (True, '')
     """
 
-    def __init__(self, budget_bytes: int, *, least_steps: int, peaks_wander: bool) -> None:
-        self._budget_bytes = budget_bytes
+    def __init__(
+        self,
+        budget_bytes: int,
+        *,
+        least_steps: int,
+        peaks_wander: bool,
+        headroom_bytes: float = 0,
+    ) -> None:
+        self._budget_bytes, self._headroom_bytes = budget_bytes, headroom_bytes
         self._peaks_wander = peaks_wander
         self._least_steps = max(least_steps, STEPS_FOR_SPREAD) if peaks_wander else least_steps
         self.most_steps = max(MAX_CONFIRM_STEPS, self._least_steps + STEADY_STEPS)
@@ -109,8 +119,12 @@ class PeakWatch:
         return ""
 
     def _excess_bytes(self) -> float:
-        """By how much some step must be expected to pass the budget; 0: peaks do not wander."""
-        return highest_to_expect(self._peaks) - self._budget_bytes if self._peaks_wander else 0
+        """By how much some step must be expected to pass what it may; 0: peaks do not wander."""
+        if not self._peaks_wander:
+            return 0
+        usual = highest_to_expect(self._peaks, DEVIATIONS)
+        rare = highest_to_expect(self._peaks, DEVIATIONS_WITH_HEADROOM)
+        return max(usual, rare - self._headroom_bytes) - self._budget_bytes
 
 
 def left_behind(in_use_bytes: Sequence[int]) -> int:
@@ -172,7 +186,7 @@ def is_rising(peaks: Sequence[int], noise_bytes: float) -> bool:
     )
 
 
-def highest_to_expect(peaks: Sequence[int]) -> float:
+def highest_to_expect(peaks: Sequence[int], deviations: float) -> float:
     """What a step must be expected to need sooner or later, by the few that ran.
 
     The first step is left out, since memory that it frees lies in the way of later ones; so are
@@ -180,15 +194,16 @@ def highest_to_expect(peaks: Sequence[int]) -> float:
 
     Args:
         peaks: the peak of each step, in bytes; at least one.
+        deviations: so many standard deviations above the mean.
 
     Returns:
         The bytes, at least the most that was needed.
 
     Example:
-        >>> highest_to_expect([80, 98, 60, 100, 102])
+        >>> highest_to_expect([80, 98, 60, 100, 102], deviations=3)
         106.0
     """
     later = [peak for peak in peaks[1:] if peak >= READ_TOO_LOW * max(peaks)]
     if len(later) < 2:
         return max(peaks)
-    return max(*peaks, fmean(later) + DEVIATIONS * stdev(later))
+    return max(*peaks, fmean(later) + deviations * stdev(later))

@@ -17,7 +17,7 @@ from batchfinder.probing.device import DeviceMemory, Peaks
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.session import LEAK_WARNING, ProbeSession
 from batchfinder.probing.steadiness import PeakWatch
-from batchfinder.result import THRASHING_NOTE
+from batchfinder.result import THRASHING_NOTE, Probe
 from batchfinder.training.sample import BatchMaker
 from batchfinder.units import MIB
 
@@ -287,6 +287,19 @@ def test_a_peak_that_differs_from_step_to_step_must_leave_room_for_more() -> Non
     assert probe.note == why
     device = FakeDevice(leaves_no_trace=False, peak=BUDGET - 900, grown=[-500, 0, 0, 0, 500])
     assert session(device)[0].confirm(4).probe.fits
+
+
+def test_without_headroom_peaks_that_differ_must_leave_more_room() -> None:
+    def confirm(headroom: float) -> Probe:
+        grown = [-500, 0, 0, 0, 500]
+        device = FakeDevice(leaves_no_trace=False, peak=BUDGET - 300, grown=grown)
+        return session(device, headroom=headroom)[0].confirm(4).probe
+
+    # 9200 four times and 9700 once: three standard deviations above the mean are 9971, four and a
+    # half 10306.
+    assert confirm(headroom=0.05).fits
+    assert not confirm(headroom=0).fits
+    assert "would pass the budget by 306 B" in confirm(headroom=0).note
 
 
 def test_that_peaks_differ_too_much_is_seen_before_a_confirmation_would_end() -> None:
