@@ -264,8 +264,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         own = [held(p) for group in optimizer.param_groups for p in group["params"]]
         if not any(tensor.untyped_storage()._cdata in self._live for tensor in own):
             raise StepError(
-                f"{type(optimizer).__name__} is an optimizer of the step's own, made for the model "
-                f"and not for its copy without data: {USE_FIND}"
+                f"{type(optimizer).__name__} holds no parameter of the model's copy without data: "
+                "it was made for another model, or by the step itself for the one that was given; "
+                f"{USE_FIND}"
             )
         self._in_optimizer = True
         # The model's too: of a sharded optimizer they are more.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from batchfinder.errors import StepError, UsageError
@@ -225,7 +225,13 @@ class TrainingStep:
             )
 
     def check_optimizers(self) -> None:
-        """Warn of optimizers that the user's functions reach and that have not made a step."""
+        """Warn of optimizers that train something else, or that have not made a step."""
+        given = self.setup.optimizer
+        if isinstance(given, Optimizer) and not _trains(given, self.setup.model):
+            self._warn(
+                f"the optimizer, {type(given).__name__}, holds no parameter of the model: it "
+                "trains another one; make it of model.parameters()"
+            )
         for optimizer in reachable(self.setup.functions):
             if not isinstance(optimizer, Optimizer):
                 continue
@@ -275,3 +281,9 @@ class TrainingStep:
     def _warn(self, warning: str) -> None:
         if warning not in self.warnings:
             self.warnings.append(warning)
+
+
+def _trains(optimizer: Optimizer, model: nn.Module) -> bool:
+    """Whether an optimizer holds any parameter of a model."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return any(id(parameter) in held for parameter in model.parameters())

@@ -333,6 +333,18 @@ def test_a_step_may_train_by_itself() -> None:
     assert by_itself.warnings == []
 
 
+def test_an_optimizer_of_another_model_is_told() -> None:
+    model, other = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), nn.Linear(4, 2)
+    for of, said in ((other, 1), (model, 0), (model[1], 0)):
+        step = step_of(model, optimizer=SGD(of.parameters(), lr=0.1))
+        run(step)
+        step.check_optimizers()
+        assert [
+            text for text in step.warnings if "SGD, holds no parameter of the model" in text
+        ] == (step.warnings)
+        assert len(step.warnings) == said
+
+
 def test_an_optimizer_given_beside_a_step_that_trains_by_itself_is_not_used() -> None:
     own = Adam((model := nn.Linear(4, 2)).parameters())
 
