@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from batchfinder.accumulation import AccumulationPlan, Split
-    from batchfinder.errors import BatchFinderError
+    from batchfinder.errors import BatchFinderError, BatchFinderWarning
     from batchfinder.estimator import estimate_max_batch, estimate_peak_memory
     from batchfinder.finder import find_max_batch
     from batchfinder.memory_model import MemoryModel, Phase
@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AccumulationPlan",
     "BatchFinderError",
+    "BatchFinderWarning",
     "BatchSizeResult",
     "Estimate",
     "MemoryModel",
@@ -41,6 +42,7 @@ __all__ = [
 _MODULES = {
     "AccumulationPlan": "accumulation",
     "BatchFinderError": "errors",
+    "BatchFinderWarning": "errors",
     "BatchSizeResult": "result",
     "Estimate": "simulation.estimate",
     "MemoryModel": "memory_model",

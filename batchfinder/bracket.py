@@ -10,6 +10,9 @@ from batchfinder.result import Probe
 # lie where the activations of that step were.
 STEPS_LIKE_A_PROBE = 1
 
+# A probe from scratch runs so many steps: where a confirmation fails in them, no probe would fit.
+STEPS_OF_A_PROBE = 2
+
 # So many confirmations may flush the allocator's cache before that is held against probes.
 CHANCES = 2
 
@@ -91,6 +94,11 @@ class Bracket:
     def failure_is_thrashing(self) -> bool:
         """Whether the smallest size that failed ran, if only by flushing the allocator's cache."""
         return self.failure is not None and self.failure.is_thrashing
+
+    @property
+    def failed_like_a_probe(self) -> bool:
+        """Whether the smallest size that failed did so in the steps that a probe runs, too."""
+        return self.failure is not None and self.failure.steps <= STEPS_OF_A_PROBE
 
     @property
     def resolution(self) -> int:

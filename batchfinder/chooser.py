@@ -36,7 +36,7 @@ MOST_BELOW_GUESS = 1 / 10
 TRUST = 0.8
 
 # Where verdicts do not repeat, and what ran lies below this share of what failed, there is still
-# more to learn from probes than from confirmations.
+# more to learn from a probe than from a confirmation, which costs three times as much.
 FAR_BELOW = 0.5
 
 # What a search may take beyond the probes that bisection needs, with a model and without.
@@ -197,7 +197,9 @@ class Chooser:
     def _step_down(self) -> float:
         """The next size below a failure that may or may not come again."""
         known, ran = self.known, self.known.largest_that_ran()
-        if self._is_misled() and ran is not None and ran.batch_size < FAR_BELOW * known.high:
+        is_off = self._is_misled() or known.failed_like_a_probe
+        if is_off and ran is not None and ran.batch_size < FAR_BELOW * known.high:
+            known.needs_confirmations = False
             return (ran.batch_size + known.high) / 2
         known.needs_confirmations = True
         # So far that its success ends the search, until failures pile up.

@@ -55,7 +55,7 @@ SHARED_OPTIONS = (
     click.option(
         "--optimizer",
         metavar="NAME",
-        help="Any class of torch.optim. [default: the target's, or adamw]",
+        help="Any class of torch.optim but LBFGS. [default: the target's, or adamw]",
     ),
     click.option("--accumulate", is_flag=True, help="Train with gradient accumulation."),
     click.option(

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from batchfinder.bounds import check_bounds
-from batchfinder.errors import UsageError
+from batchfinder.errors import UsageError, warn_of
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.result import Status
 from batchfinder.simulated_search import (
@@ -81,6 +81,9 @@ def estimate_max_batch(
         batch_dim: index of the batch dimension.
         expandable_segments: as with ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
 
+    Warns:
+        BatchFinderWarning: of each of the result's ``warnings``.
+
     Raises:
         UsageError: an argument makes no sense, or the GPU is unknown.
         SampleError, DeviceError: see :mod:`batchfinder.errors`.
@@ -113,6 +116,7 @@ def estimate_max_batch(
     )
     result = estimate.result
     result = dataclasses.replace(result, warnings=(*warnings, *result.warnings))
+    warn_of(result.warnings)
     return dataclasses.replace(estimate, result=result)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchfinder.bounds import Bounds, check_bounds
 from batchfinder.conclusion import conclude
-from batchfinder.errors import BatchTooSmallError, WorkerError
+from batchfinder.errors import BatchTooSmallError, WorkerError, warn_of
 from batchfinder.head_start import HeadStart
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.prober import Prober
@@ -110,6 +110,9 @@ def find_max_batch(
         The answer with its evidence. Its ``status`` is ``NOTHING_FITS``, and its ``batch_size``
         0, if not even the smallest size fits.
 
+    Warns:
+        BatchFinderWarning: of each of the result's ``warnings``.
+
     Raises:
         UsageError: an argument makes no sense.
         SampleError, StepError, DeviceError: see :mod:`batchfinder.errors`.
@@ -160,9 +163,12 @@ def find_max_batch(
             head_start=HeadStart(estimate, options, is_asked_for=start_from_estimate),
         )
         result = replace(result, warnings=(*warnings, *result.warnings))
-        return prober.agreed(result) if isinstance(prober, RankedProber) else result
+        if isinstance(prober, RankedProber):
+            result = prober.agreed(result)
     finally:
         prober.close()
+    warn_of(result.warnings)
+    return result
 
 
 def run_search(

@@ -19,6 +19,7 @@ from targets.models import build_reserving, build_small
 from torch import nn
 
 from batchfinder import (
+    BatchFinderWarning,
     BatchSizeResult,
     Outcome,
     Phase,
@@ -333,8 +334,11 @@ def search_small(**options: Any) -> BatchSizeResult:
 def test_a_sample_that_the_model_carries_is_used_and_that_is_said() -> None:
     model = nn.Linear(4, 2)
     model.example_input_array = torch.ones(2, 4)
-    found = find_max_batch(model, device="cpu", max_batch_size=3)
-    estimated = estimate_max_batch(model, gpu="t4", max_batch_size=3)
+    with pytest.warns(BatchFinderWarning, match="no sample was given") as of_find:
+        found = find_max_batch(model, device="cpu", max_batch_size=3)
+    with pytest.warns(BatchFinderWarning, match="no sample was given") as of_estimate:
+        estimated = estimate_max_batch(model, gpu="t4", max_batch_size=3)
+    assert {warning.filename for warning in [*of_find, *of_estimate]} == {__file__}
     for result in (found, estimated.result):
         assert result.batch_size == 3
         assert any("no sample was given" in warning for warning in result.warnings)

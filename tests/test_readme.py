@@ -68,6 +68,7 @@ class Wide(nn.Module):
 my_loss = nn.functional.cross_entropy
 images, labels = torch.randn(4, 64), torch.randint(10, (4,))
 model, sample = Wide(), torch.randn(2, 2**22)
+loss_fn, optimizer = (lambda output, batch: output), "sgd"
 dataset = TensorDataset(torch.randn(100, 2**10))
 """
 EPILOGUE = """

@@ -446,6 +446,13 @@ def test_far_below_the_prediction_a_search_halves_the_way() -> None:
     assert story(probes)[5:] == ["22984-!", "21835-!", "20744-!", "19707+!"]
 
 
+def test_where_two_small_sizes_misled_a_third_is_probed() -> None:
+    """As where memory bends upwards, and no more than a few examples fit."""
+    prober = FakeProber(curve=lambda size: 400 + 20 * size**1.4, is_repeatable=False)
+    _, probes = run_search(prober)
+    assert story(probes) == ["1+", "4+", "15-!", "9+", "11+!", "12-!"]
+
+
 @pytest.mark.parametrize(("noise", "probes_in_the_median"), [(0.002, 6), (0.01, 7), (0.03, 7)])
 def test_noise_costs_little(noise: float, probes_in_the_median: int) -> None:
     counts = []

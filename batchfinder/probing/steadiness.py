@@ -107,15 +107,15 @@ class PeakWatch:
         """Why the size is not fit for training; "" if it is."""
         if self._flushing:
             return THRASHING_NOTE
-        if not self.is_settled and (
-            not self._peaks_wander or is_rising(self._peaks, self._noise_bytes)
-        ):
-            return f"memory still grew after {len(self._peaks)} steps"
         if (excess := self._excess_bytes()) > 0:
             return (
                 "its peak differs from step to step, and would pass the budget by "
                 f"{format_bytes(excess)} in some"
             )
+        if not self.is_settled and (
+            not self._peaks_wander or is_rising(self._peaks, self._noise_bytes)
+        ):
+            return f"memory still grew after {len(self._peaks)} steps"
         return ""
 
     def _excess_bytes(self) -> float:

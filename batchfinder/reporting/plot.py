@@ -40,7 +40,7 @@ def check_plot(file: str) -> None:
     if not path.absolute().parent.is_dir():
         raise UsageError(f"--plot {file}: there is no folder {path.absolute().parent}")
     if find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib: pip install 'batchfinder[plot]'")
+        raise UsageError("--plot needs matplotlib: pip install matplotlib")
 
 
 def plot_timelines(estimates: Sequence[Estimate], file: str) -> None:
