@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from batchfinder.memory_model import MemoryModel, fit
 from batchfinder.probing.prober import Prober
 from batchfinder.result import BatchSizeResult, NextFailure, Probe, Status
+from batchfinder.search import Finding
 
 # Probes tell the lines where one ran at this share of the largest size that fitted.
 LARGE_ENOUGH = 0.5
@@ -15,36 +16,26 @@ LARGE_ENOUGH = 0.5
 def conclude(
     prober: Prober,
     probes: Sequence[Probe],
-    status: Status,
+    finding: Finding,
     seconds: float,
     warnings: Sequence[str] = (),
     memory_model: MemoryModel | None = None,
 ) -> BatchSizeResult:
-    """The result that a list of probes supports, however the search ended.
+    """The result of a search.
 
     Args:
         prober: that ran them.
         probes: in the order in which they ran.
-        status: how the search ended.
+        finding: what they have shown.
         seconds: what it took.
         warnings: what the user should know.
         memory_model: if something better is known than the lines through the probes.
     """
-    # The last verdict on a size counts: a confirmation overrules a probe, whichever failed.
-    verdicts = {probe.batch_size: probe for probe in probes}
-    failed = [probe for probe in verdicts.values() if not probe.fits]
-    failure = min(failed, key=lambda probe: probe.batch_size, default=None)
-    # Sizes above a failed one were never tried after it.
-    ran = [
-        p
-        for p in verdicts.values()
-        if p.fits and (not failure or p.batch_size < failure.batch_size)
-    ]
-    answer = max(ran, key=lambda probe: probe.batch_size, default=None)
+    answer, failure = finding.answer, finding.failure
     samples = sum(probe.samples or probe.batch_size * probe.steps for probe in probes)
     return BatchSizeResult(
         batch_size=answer.batch_size if answer else 0,
-        status=status,
+        status=finding.status,
         device=prober.device,
         budget_bytes=prober.budget_bytes,
         probes=tuple(probes),
@@ -55,6 +46,31 @@ def conclude(
         seconds=seconds,
         versions=prober.versions,
         warnings=tuple(warnings),
+    )
+
+
+def stopped_early(probes: Sequence[Probe], status: Status) -> Finding:
+    """What the probes of a search that did not end by itself support.
+
+    Args:
+        probes: in the order in which they ran.
+        status: why it ended.
+    """
+    # The last verdict on a size counts: a confirmation overrules a probe, whichever failed.
+    verdicts = {probe.batch_size: probe for probe in probes}
+    failed = [size for size, probe in verdicts.items() if not probe.fits]
+    failure = min(failed, default=None)
+    # Sizes above a failed one were never tried after it.
+    ran = [
+        size
+        for size, probe in verdicts.items()
+        if probe.fits and (failure is None or size < failure)
+    ]
+    answer = max(ran, default=None)
+    return Finding(
+        status,
+        None if answer is None else verdicts[answer],
+        None if failure is None else verdicts[failure],
     )
 
 

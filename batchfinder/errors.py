@@ -72,6 +72,15 @@ class BatchTooSmallError(BatchFinderError):
     """A layer, such as BatchNorm on 1x1 maps, needs more than one example to train on."""
 
 
+def too_small(batch_size: int) -> BatchTooSmallError:
+    """The error of a step that needs more than so many examples."""
+    examples = "example" if batch_size == 1 else "examples"
+    return BatchTooSmallError(
+        f"a layer of the model needs more than {batch_size} {examples} to train on; "
+        f"set the smallest batch size to {batch_size + 1}"
+    )
+
+
 class DeviceError(BatchFinderError):
     """The device, or the memory limit asked for on it, is not to be had."""
 

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec
 import click
 
 from batchfinder.bounds import check_bounds
-from batchfinder.conclusion import conclude
+from batchfinder.conclusion import conclude, stopped_early
 from batchfinder.errors import BatchFinderError, RankError, UsageError
 from batchfinder.finder import run_search
 from batchfinder.head_start import HeadStart
@@ -230,7 +230,8 @@ def _told_when_cut_short(
         # One more of them must not cost the user what has been found.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        report(conclude(prober, probes, status, time.monotonic() - started, prober.warnings))
+        finding = stopped_early(probes, status)
+        report(conclude(prober, probes, finding, time.monotonic() - started, prober.warnings))
 
     try:
         yield probes

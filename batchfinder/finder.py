@@ -224,13 +224,16 @@ def run_search(
             guess=head_start.of(prober, bounds) if head_start else None,
         )
 
+    finding: Finding | None = None
+    next_size = max(2, min_batch_size + 1)
     try:
         finding = search_from(min_batch_size)
     except BatchTooSmallError:
-        if probes or max_batch_size == 1:
+        if probes or (max_batch_size is not None and max_batch_size < next_size):
             raise
-        finding = search_from(max(2, min_batch_size + 1))
-    if finding.failure and not finding.confirmation and finding.failure.outcome is Outcome.FAILED:
+    if finding is None:  # not above, where each error that follows would be chained to that one
+        finding = search_from(next_size)
+    if finding.failure and not finding.answer and finding.failure.outcome is Outcome.FAILED:
         raise WorkerError(
             f"not even a batch of {finding.failure.batch_size} runs: {finding.failure.note}; "
             "run one training step by yourself to see more"
@@ -238,5 +241,5 @@ def run_search(
     remarks = remarks_on(finding, prober, max_batch_size, multiple_of)
     notes = head_start.notes if head_start else []
     warnings = [*notes, *prober.warnings, *remarks]
-    result = conclude(prober, probes, finding.status, time.monotonic() - started, warnings)
+    result = conclude(prober, probes, finding, time.monotonic() - started, warnings)
     return replace(result, estimated_batch_size=head_start.batch_size if head_start else None)

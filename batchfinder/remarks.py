@@ -27,15 +27,15 @@ def remarks_on(
         multiple_of: what every size was a multiple of.
     """
     if finding.failure is None:
-        if finding.confirmation and max_batch_size is None:
+        if finding.answer and max_batch_size is None:
             yield (
                 f"nothing ran out of memory up to a batch of {UNLIMITED_BATCH_SIZE}; give the size "
                 "of your data set as the largest batch size"
             )
         return
-    if finding.confirmation is None:
+    if finding.answer is None:
         return
-    answer, failure = finding.confirmation.batch_size, finding.failure.batch_size
+    answer, failure = finding.answer.batch_size, finding.failure.batch_size
     if failure - answer > multiple_of:
         yield (
             f"sizes between {answer} and {failure} were not tried: the allocator is fragmented "
@@ -44,7 +44,7 @@ def remarks_on(
             else f"from {answer} to {failure} it depends on the run what fits: the same size needs "
             "a little more or less memory each time on this device"
         )
-    held = finding.confirmation.peak_allocated_bytes
+    held = finding.answer.peak_allocated_bytes
     ran_out = finding.failure.outcome is Outcome.OOM
     if held and ran_out and held < MOSTLY_TENSORS * prober.budget_bytes and _may_expand(prober):
         yield (

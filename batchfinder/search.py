@@ -34,13 +34,14 @@ class Finding:
     """What a search found.
 
     Attributes:
-        status: FOUND, CAPPED or NOTHING_FITS.
-        confirmation: the confirmation at the answer; None if nothing fits.
+        status: how it ended.
+        answer: the confirmation at the answer; of a search that was stopped early, the largest
+            that ran; None if nothing fits.
         failure: the smallest size that failed; None if none was tried.
     """
 
     status: Status
-    confirmation: Probe | None
+    answer: Probe | None
     failure: Probe | None
 
 
@@ -67,12 +68,13 @@ def search(
         guess: asked once where the answer may be, when two sizes have run; confirmed next.
 
     Returns:
-        The confirmed answer, and the failure one unit above it (at most 1/20 above it where
-        verdicts do not repeat, and 1/100 above it where the allocator is fragmented or a
-        confirmation refuted a probe) unless the answer is the last size allowed. Nothing fits only
-        where the smallest size failed when probed and when confirmed, since the failure of one
-        process may be chance. No size was probed twice or confirmed twice; none lay outside the
-        bounds.
+        The confirmed answer, and the failure one unit above it unless the answer is the last size
+        allowed. Where verdicts do not repeat the answer may be 1/20 of the failure below that, and
+        1/100 of it where the allocator is fragmented or a confirmation refuted a probe.
+
+        Nothing fits only where the smallest size failed when confirmed, and when probed unless it
+        had run then, since the failure of one process may be chance. No size was probed twice or
+        confirmed twice; none lay outside the bounds.
 
         With ``n`` sizes allowed there were at most ``log2(n) + 4`` probes where readings say
         nothing, and ``log2(n) + 8`` whatever they say; a few more where no maximum was given,
@@ -88,7 +90,7 @@ def search(
         >>> def run(batch_size, confirm):
         ...     fits = Outcome.FITS if batch_size <= 37 else Outcome.OOM
         ...     return Probe(batch_size, fits, steps=1, seconds=0.0)
-        >>> search(run, budget_bytes=1000).confirmation.batch_size
+        >>> search(run, budget_bytes=1000).answer.batch_size
         37
     """
     first, last = check_bounds(smallest, largest, multiple_of)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 
 from batchfinder.bounds import Bounds
 from batchfinder.conclusion import conclude
 from batchfinder.memory_model import MemoryModel, PhaseModel
 from batchfinder.result import BatchSizeResult, Probe, Status
+from batchfinder.search import Finding
 from batchfinder.simulation.largest import largest_that_fits
 from batchfinder.simulation.prober import STAGES_OF_PHASE, SimulatedProber
 from batchfinder.simulation.step_trace import StepTraces
@@ -60,19 +60,19 @@ def search_on_paper(
     # Where the trace does not tell the slope, a second size far below does.
     if answer // 2 >= smallest and not prober.traces.are_general:
         room(answer // 2 // multiple_of * multiple_of or smallest)
-    status = Status.NOTHING_FITS
+    # That a size below the answer failed was chance, and bounds nothing.
+    failed = [size for size, probe in probes.items() if not probe.fits and size > answer]
+    failure = probes[min(failed)] if failed else None
     if answer:
-        larger_failed = any(not p.fits and p.batch_size > answer for p in probes.values())
-        status = Status.FOUND if larger_failed else Status.CAPPED
+        finding = Finding(Status.FOUND if failure else Status.CAPPED, probes[answer], failure)
+    else:
+        finding = Finding(Status.NOTHING_FITS, None, failure)
     seconds = time.monotonic() - started
     warnings = list(prober.warnings)
     model = None
     if answer and prober.traces.are_general:
         model = _memory_model(prober.traces, probes[answer])
-    # That a size below the answer failed was chance, and bounds nothing.
-    telling = [probe for probe in probes.values() if probe.fits or probe.batch_size > answer]
-    result = conclude(prober, telling, status, seconds, warnings, model)
-    return replace(result, probes=tuple(probes.values()))
+    return conclude(prober, list(probes.values()), finding, seconds, warnings, model)
 
 
 def expected_size(bound: int | None, answers: Mapping[int, int]) -> float | None:

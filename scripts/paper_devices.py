@@ -109,7 +109,7 @@ def simulate_exact_devices() -> bool:
     for maximum in (10, 1_000, 1_000_000):
         device = ExactDevice(maximum)
         finding = search(device.run, budget_bytes=device.budget_bytes)
-        answer = finding.confirmation.batch_size if finding.confirmation else 0
+        answer = finding.answer.batch_size if finding.answer else 0
         rows.append((maximum, answer, len(device.sizes), ", ".join(map(str, device.sizes))))
     print(markdown_table(("maximum", "answer", "probes", "sizes"), rows))
     return all(answer == maximum and probes <= 6 for maximum, answer, probes, _ in rows)
@@ -138,7 +138,7 @@ def simulate_gpus() -> None:
 def cost_of_search(device: PaperGpu) -> dict[str, Any]:
     """The answer, and what it took."""
     finding = search(device.run, budget_bytes=device.prober.budget_bytes)
-    answer = finding.confirmation.batch_size if finding.confirmation else 0
+    answer = finding.answer.batch_size if finding.answer else 0
     samples = sum(probe.batch_size * probe.steps for probe in device.probes)
     return {
         "batch_size": answer,

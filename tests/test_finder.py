@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pickle
 import subprocess
 import sys
 import types
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 import torch
 from fakes import FakeProber
+from hypothesis import given
 from processes import idle_bytes
+from strategies import fake_probers, search_bounds
 from targets.models import build_reserving, build_small
 from torch import nn
 
@@ -29,11 +32,13 @@ from batchfinder import (
     estimate_max_batch,
     find_max_batch,
 )
-from batchfinder.conclusion import conclude
+from batchfinder.bounds import Bounds
+from batchfinder.conclusion import conclude, stopped_early
 from batchfinder.errors import BatchTooSmallError, UsageError, UserCodeError, WorkerError
 from batchfinder.finder import run_search
 from batchfinder.head_start import SLOW_STEP_SECONDS, HeadStart
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.source import SetupSource
 from batchfinder.reporting.answer import details
 from batchfinder.simulation.guess import guess_batch_size
 
@@ -194,10 +199,52 @@ def test_lines_come_from_probes_unless_all_were_small(
     probes = [fitted(1, 10), fitted(largest_probe, 10 * largest_probe)]
     probes.append(fitted(1000, 20_000, confirmed=True))
 
-    result = conclude(FakeProber(), probes, Status.FOUND, seconds=1.0)
+    result = conclude(FakeProber(), probes, stopped_early(probes, Status.FOUND), seconds=1.0)
 
     assert result.memory_model is not None
     assert result.memory_model.per_sample_bytes == pytest.approx(per_sample, rel=0.05)
+
+
+@dataclasses.dataclass
+class NormalizingProber(FakeProber):
+    """Needs two examples, and notes what is being handled while it runs."""
+
+    handled: list[BaseException | None] = dataclasses.field(default_factory=list)
+
+    def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
+        self.handled.append(sys.exc_info()[1])
+        if batch_size == 1:
+            raise BatchTooSmallError("a layer needs more than 1 example")
+        return super().probe(batch_size, confirm=confirm)
+
+
+def test_a_search_from_two_examples_is_not_chained_to_the_failure_of_one() -> None:
+    prober = NormalizingProber()
+    assert run_search(prober).batch_size == 90
+    assert set(prober.handled) == {None}
+    with pytest.raises(BatchTooSmallError, match="more than 1 example"):
+        run_search(NormalizingProber(), max_batch_size=1)
+
+
+@given(fake_probers(), search_bounds())
+def test_the_result_is_the_size_that_was_confirmed(prober: FakeProber, bounds: Bounds) -> None:
+    """Not a probe above it that ran, where only confirmations tell."""
+    smallest, largest, unit = bounds
+    result = run_search(prober, min_batch_size=smallest, max_batch_size=largest, multiple_of=unit)
+    if result.status is not Status.NOTHING_FITS:
+        confirmed = [p for p in result.probes if p.confirmed and p.fits]
+        assert (result.batch_size, result.confirmed_steps) in [
+            (p.batch_size, p.steps) for p in confirmed
+        ]
+
+
+def test_a_probe_that_ran_above_the_confirmed_size_is_not_the_answer() -> None:
+    prober = FakeProber(budget_bytes=10**9, is_repeatable=False)
+    prober.curve = lambda size: 1e8 + 9e8 * (size / 647.5) * (0.7 + 0.3 * size / 647.5)
+    prober.noise, prober.confirm_extra, prober.seed = 0.01, 0.02, 687
+    result = run_search(prober)
+    assert (prober.sizes, prober.confirmed) == ([1, 19, 609, 640, 608], [640, 608])
+    assert (result.batch_size, result.confirmed_steps) == (608, 3)
 
 
 def test_an_estimate_that_nobody_asked_for_never_fails_the_search() -> None:
@@ -326,6 +373,12 @@ def test_the_answer_trains_in_a_fresh_process_and_a_fifth_more_does_not() -> Non
 # The arguments of the function.
 
 
+def step_in_float64(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    assert torch.ones(1).dtype is torch.float64
+    loss: torch.Tensor = model(batch).sum()
+    return loss
+
+
 def search_small(**options: Any) -> BatchSizeResult:
     model, sample = build_small()
     return find_max_batch(model, sample, device="cpu", max_batch_size=5, **options)
@@ -414,6 +467,34 @@ def test_the_error_of_a_model_in_a_worker_comes_with_its_traceback() -> None:
     with pytest.raises(UserCodeError, match="shapes cannot be multiplied") as raised:
         find_max_batch(nn.Linear(4, 2), torch.ones(1, 5), device="cpu", isolate=True)
     assert "RuntimeError" in raised.value.user_traceback
+
+
+def test_workers_have_the_switches_of_the_process_that_asks() -> None:
+    before, threads = torch.get_default_dtype(), torch.get_num_threads()
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(threads + 1)
+    try:
+        switches = SetupSource(pickled_setup=pickle.dumps(None)).to_order()["switches"]
+        result = find_max_batch(
+            nn.Linear(4, 2),
+            torch.ones(2, 4, dtype=torch.float64),
+            step=step_in_float64,
+            device="cpu",
+            max_batch_size=2,
+            isolate=True,
+        )
+    finally:
+        torch.set_default_dtype(before)
+        torch.set_num_threads(threads)
+    assert result.batch_size == 2
+    assert (switches["default_dtype"], switches["num_threads"]) == ("torch.float64", threads + 1)
+
+
+def test_what_is_in_the_path_of_modules_and_no_text_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("somewhere")])
+    assert find_max_batch(nn.Linear(4, 2), torch.ones(2, 4), device="cpu", max_batch_size=2)
 
 
 def test_a_model_from_a_script_is_tried_in_the_process_of_the_script(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def story(probes: list[Probe]) -> list[str]:
 
 
 def size_of(finding: Finding) -> int:
-    return finding.confirmation.batch_size if finding.confirmation else 0
+    return finding.answer.batch_size if finding.answer else 0
 
 
 def halvings(bounds: Bounds) -> int:
@@ -98,12 +98,12 @@ def test_the_answer_was_confirmed_and_the_size_above_it_failed(
     failed = [p.batch_size for p in probes if not p.fits]
     answer = size_of(finding)
     if finding.status is Status.NOTHING_FITS:
-        assert finding.confirmation is None
+        assert finding.answer is None
         assert any(p.batch_size == first and p.confirmed and not p.fits for p in probes)
         return
     if first in failed:  # it was tried again, and only the second time it ran
         failed.remove(first)
-    assert finding.confirmation in [p for p in probes if p.fits and p.confirmed]
+    assert finding.answer in [p for p in probes if p.fits and p.confirmed]
     if finding.status is Status.CAPPED:
         assert (answer, failed, finding.failure) == (last, [], None)
     else:

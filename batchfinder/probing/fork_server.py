@@ -99,9 +99,18 @@ def _map_the_heaps_of_threads() -> None:
     of a fork are read off.
     """
     together = threading.Barrier(THREADS)
-    threads = [threading.Thread(target=together.wait) for _ in range(THREADS)]
-    for thread in threads:
-        thread.start()
+
+    def meet() -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait()
+
+    threads = [threading.Thread(target=meet, daemon=True) for _ in range(THREADS)]
+    try:
+        for thread in threads:
+            thread.start()
+    except RuntimeError:  # there is no room for one more
+        together.abort()
+        return
     for thread in threads:
         thread.join()
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch.optim import Optimizer
 
-from batchfinder.errors import DeviceError
+from batchfinder.errors import BatchTooSmallError, DeviceError
 from batchfinder.probing.attempt import Attempt
 from batchfinder.probing.device import budget
 from batchfinder.probing.devices import choose_device
@@ -16,12 +16,14 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.session import ProbeSession
 from batchfinder.probing.versions import versions
 from batchfinder.result import Outcome, Probe
+from batchfinder.training.process_settings import generator, undone
+from batchfinder.training.reach import reachable
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.state import preserved_state
 
 NOT_CLEAN_WARNING = (
-    "an earlier probe left holes in this process's memory, so the answer may be too small; "
+    "an earlier probe left memory in use, or holes in it, so the answer may be too small; "
     "use isolate=True, or batchfinder find, for a fresh process per probe"
 )
 
@@ -71,6 +73,9 @@ class InProcessProber:
         session = self._session or self._open()
         try:
             attempt = session.confirm(batch_size) if confirm else session.probe(batch_size)
+        except BatchTooSmallError:
+            self.close()  # a larger batch is tried from scratch
+            raise
         finally:
             for warning in session.warnings:
                 self.warn(warning)
@@ -102,6 +107,9 @@ class InProcessProber:
         touched = (self.setup.model, self.setup.loss_fn, self.setup.step, optimizer)
         with ExitStack() as opened:
             opened.enter_context(preserved_state(*touched, device=device))
+            # Nor does making batches change more than its random numbers, which others draw from.
+            made_by = reachable((self.setup.make_batch,))
+            opened.enter_context(undone([put for thing in made_by for put in generator(thing)]))
             # What is cached lies outside the limit, and where probes find it no fresh allocator.
             self._device.release_cache()
             opened.enter_context(self._device.limited_to(self.budget_bytes))

@@ -31,7 +31,7 @@ class Failure:
     reason: str
 
 
-def classify(error: BaseException) -> Failure | None:
+def classify(error: BaseException, handled: BaseException | None = None) -> Failure | None:
     """Tell whether an exception, or one that it was raised from or during, bounds the batch size.
 
     The whole chain counts, ``raise … from None`` included: that hides a traceback from people, but
@@ -40,6 +40,8 @@ def classify(error: BaseException) -> Failure | None:
 
     Args:
         error: what the training step raised.
+        handled: what was being handled when it ran, by the user, who looks for another size once
+            training has run out of memory: that is not the step's.
 
     Returns:
         The failure; None if it is not one of memory: the user's own bug, or Ctrl-C.
@@ -55,7 +57,7 @@ def classify(error: BaseException) -> Failure | None:
     try:
         return _highest(
             Failure(row.tier, _reason(match) or type(link).__name__)
-            for link in _chain(error)
+            for link in _chain(error, handled)
             for row in TABLE
             if isinstance(link, row.types) and (match := _search(row, str(link)))
         )
@@ -66,7 +68,8 @@ def classify(error: BaseException) -> Failure | None:
 def classify_text(text: str) -> Failure | None:
     """Tell the same from what a process wrote to stderr before it died.
 
-    Weaker than :func:`classify`, as text has no types: for processes that leave nothing else.
+    Weaker than :func:`classify`, as text has no types: for processes that leave nothing else. What
+    libraries print of errors that are only probably memory may be a warning, and long past.
 
     Args:
         text: the last lines, with a traceback or the C++ runtime's last words.
@@ -81,12 +84,14 @@ def classify_text(text: str) -> Failure | None:
     return _highest(
         Failure(row.tier, _reason(match))
         for row in TABLE
-        if row.pattern and (match := _search(row, text))
+        if row.pattern
+        and (row.tier is not Tier.PROBABLE or not row.types)
+        and (match := _search(row, text))
     )
 
 
-def needs_more_than_one_sample(error: BaseException) -> bool:
-    """Whether a normalization layer asks for a larger batch: the smallest size is then 2.
+def needs_more_than_one_sample(error: BaseException, handled: BaseException | None = None) -> bool:
+    """Whether a normalization layer asks for a larger batch; the arguments are as for `classify`.
 
     Source: ``torch.nn.functional.batch_norm``, which takes no statistics of a single value.
 
@@ -100,14 +105,14 @@ def needs_more_than_one_sample(error: BaseException) -> bool:
     """
     return any(
         isinstance(link, (ValueError, RuntimeError)) and _NEEDS_MORE_THAN_ONE in str(link)
-        for link in _chain(error)
+        for link in _chain(error, handled)
     )
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception and all that it was raised from or during, each once."""
+def _chain(error: BaseException, handled: BaseException | None = None) -> Iterator[BaseException]:
+    """The exception and all that it was raised from or during, each once; but what was handled."""
     pending: list[BaseException | None] = [error]
-    seen: set[int] = set()
+    seen = {id(link) for link in _chain(handled)} - {id(error)} if handled else set()
     while pending:
         link = pending.pop()
         if link is not None and id(link) not in seen:

@@ -130,7 +130,10 @@ class WorkerProcess:
             text = line.decode(errors="replace")
             self._output.append(text.rstrip())
             if show:
-                sys.stderr.write(text)
+                try:
+                    sys.stderr.write(text)
+                except (OSError, ValueError):  # nobody reads it any more
+                    show = False  # but the worker must not wait for room in its pipe
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_attempt
 
-from batchfinder.errors import BatchTooSmallError
+from batchfinder.errors import too_small
 from batchfinder.memory_model import Phase
 from batchfinder.probing.attempt import Attempt, Run, to_probe
 from batchfinder.probing.device import Device, Peaks
@@ -156,19 +157,17 @@ class ProbeSession:
 
     def _run(self, batch_size: int, confirm: bool) -> Run:
         run = Run()
+        handled = sys.exc_info()[1]  # by the caller: not an error of the step
         try:
             if confirm:
                 self._confirm(batch_size, run)
             else:
                 self._probe(batch_size, run)
         except Exception as error:
-            if needs_more_than_one_sample(error):
-                raise BatchTooSmallError(
-                    "a layer of the model needs more than 1 example to train on; "
-                    "set the smallest batch size to 2"
-                ) from error
-            run.failure = classify(error)
+            run.failure = classify(error, handled)
             if run.failure is None:
+                if needs_more_than_one_sample(error, handled):
+                    raise too_small(batch_size) from error
                 raise
         if run.failure is not None and run.failure.tier is not Tier.POISONED:
             run.failure = self._after_failure(run.failure, run)

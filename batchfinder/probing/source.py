@@ -37,10 +37,15 @@ class SetupSource:
     def to_order(self) -> dict[str, Any]:
         """The order to load it, without the pickle's bytes, which follow the order's line."""
         if self.pickled_setup:
-            # With the places where this process finds the modules of the pickled classes.
+            from batchfinder.training.process_settings import read_switches  # needs torch
+
+            # With the places where this process finds the modules of the pickled classes, and with
+            # its switches: the same step takes other memory where the default dtype is another.
             return {
                 "pickled_bytes": len(self.pickled_setup),
-                "module_path": sys.path,
+                # What is no text there is not looked at by Python either.
+                "module_path": [place for place in sys.path if isinstance(place, str)],
+                "switches": read_switches(),
             }
         return {
             "target": self.target,
@@ -78,7 +83,10 @@ def load_ordered(order: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
 
 
 def _unpickled(order: Mapping[str, Any]) -> TrainingSetup:
+    from batchfinder.training.process_settings import set_switches
+
     sys.path[:] = order["module_path"]
+    set_switches(order["switches"])
     try:
         setup: TrainingSetup = pickle.loads(order["pickled_setup"])
     except Exception as error:  # noqa: BLE001 - classes unpickle by code of their own

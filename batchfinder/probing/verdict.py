@@ -47,7 +47,7 @@ def verdict_of_death(
     if isinstance(death, WorkerHungError):
         note = (
             f"hung: stopped after {format_seconds(seconds)} in step {steps + 1}; "
-            "--probe-timeout allows for more"
+            "batchfinder find --probe-timeout allows for more"
         )
     elif isinstance(death, WorkerDiedError):
         if death.signal_number == getattr(signal, "SIGKILL", 9):  # Windows has none

@@ -7,7 +7,7 @@ import operator
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -39,23 +39,27 @@ def process_settings() -> list[Undo]:
     undo: list[Undo] = [
         partial(random.setstate, random.getstate()),
         partial(torch.set_grad_enabled, torch.is_grad_enabled()),
-        partial(torch.set_default_dtype, torch.get_default_dtype()),
-        partial(
-            torch.use_deterministic_algorithms,
-            torch.are_deterministic_algorithms_enabled(),
-            warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
-        ),
-        *_kept(torch.get_default_device, _set_default_device),
-        *_kept(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        *(partial(_switch, name, value) for name, value in read_switches().items()),
     ]
     # Not imported before means not used before: nothing to put back.
     if numpy := sys.modules.get("numpy"):
         undo.append(partial(numpy.random.set_state, numpy.random.get_state()))
-    for flag in _BACKEND_FLAGS:
-        undo += _kept(
-            partial(operator.attrgetter(flag), torch.backends), partial(_set_backend_flag, flag)
-        )
     return undo
+
+
+def read_switches() -> dict[str, Any]:
+    """What PyTorch is told for the whole process and a training step's memory hangs on, by name.
+
+    Values are as JSON has them; a switch that cannot be read is left out.
+    """
+    values = {name: _readable(read) for name, (read, _) in _SWITCHES.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def set_switches(values: Mapping[str, Any]) -> None:
+    """Set in this process what :func:`read_switches` has read in another."""
+    for name, value in values.items():
+        _switch(name, value)
 
 
 @contextlib.contextmanager
@@ -89,7 +93,8 @@ def undone(undo: list[Undo]) -> Iterator[None]:
             put_back()
 
 
-def _set_default_device(device: torch.device) -> None:
+def _set_default_device(name: str) -> None:
+    device = torch.device(name)
     # None means the CPU as well, and spares every factory function a look at the default.
     torch.set_default_device(None if device.type == "cpu" else device)
     if _readable(torch.get_default_device) is None:  # PyTorch 2.4 cannot read a None
@@ -101,18 +106,12 @@ def _set_backend_flag(flag: str, value: object) -> None:
     setattr(operator.attrgetter(path)(torch.backends) if path else torch.backends, name, value)
 
 
-def _kept(read: Callable[[], Any], write: Callable[[Any], object]) -> list[Undo]:
-    """How to put one switch back, if it can be read; it is not touched while it is as it was."""
-    saved = _readable(read)
-    if saved is None:
-        return []
-
-    def undo() -> None:
-        if _readable(read) != saved:
-            with _unwarned():
-                write(saved)
-
-    return [undo]
+def _switch(name: str, value: Any) -> None:
+    """Set a switch; it is not touched while it is as it should be."""
+    read, write = _SWITCHES[name]
+    if _readable(read) != value:
+        with _unwarned():
+            write(value)
 
 
 def _readable(read: Callable[[], Any]) -> Any:
@@ -162,3 +161,36 @@ def generator(thing: Any) -> list[Undo]:
         bits: Any = thing.bit_generator
         return [partial(setattr, bits, "state", bits.state)]
     return []
+
+
+def _deterministic() -> list[bool]:
+    return [
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    ]
+
+
+# How to read and to write each, in this order.
+_SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "default_dtype": (
+        lambda: str(torch.get_default_dtype()),
+        lambda name: torch.set_default_dtype(getattr(torch, name.removeprefix("torch."))),
+    ),
+    "default_device": (lambda: str(torch.get_default_device()), _set_default_device),
+    "num_threads": (torch.get_num_threads, torch.set_num_threads),
+    "deterministic": (
+        _deterministic,
+        lambda values: torch.use_deterministic_algorithms(values[0], warn_only=values[1]),
+    ),
+    "float32_matmul_precision": (
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    ),
+    **{
+        flag: (
+            partial(operator.attrgetter(flag), torch.backends),
+            partial(_set_backend_flag, flag),
+        )
+        for flag in _BACKEND_FLAGS
+    },
+}

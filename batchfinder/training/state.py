@@ -221,12 +221,12 @@ def _refill_storage(storage: torch.UntypedStorage, values: Tensor) -> None:
         now.copy_(values)
 
 
-def _run(undos: Any) -> list[RuntimeError]:
-    failures = []
+def _run(undos: Any) -> list[Exception]:
+    failures: list[Exception] = []
     for undo in undos:
         try:
             undo()
-        except RuntimeError as error:  # noqa: PERF203 - each has to be tried
+        except Exception as error:  # noqa: BLE001, PERF203 - classes set by code of their own
             failures.append(error)
     return failures
 

@@ -42,6 +42,17 @@ class Net(nn.Module):
         return output
 
 
+def test_making_batches_leaves_generators_as_they_were() -> None:
+    numbers = torch.Generator()
+    before = numbers.get_state()
+
+    def make_batch(size: int) -> tuple[Tensor, Tensor]:
+        return torch.rand(size, 4, generator=numbers), torch.zeros(size, dtype=torch.int64)
+
+    find_max_batch(Net(), make_batch=make_batch, device="cpu", min_batch_size=2, max_batch_size=8)
+    assert torch.equal(numbers.get_state(), before)
+
+
 def with_history(model: Net, optimizer: Optimizer) -> None:
     """Some training, and gradients that wait for a step."""
     for _ in range(2):

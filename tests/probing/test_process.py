@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import subprocess
 import sys
@@ -55,6 +56,17 @@ def test_what_it_printed_last_is_told_with_its_death(process: WorkerProcess) -> 
         process.receive(PATIENCE_SECONDS)
     assert death.value.signal_number == signal.SIGABRT
     assert "std::bad_alloc" in death.value.output
+
+
+def test_it_goes_on_where_nobody_reads_what_it_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    process = WorkerProcess(show_output=True)
+    process.send(order(f"{TARGETS}/deaths.py:build_and_do", deed="print"))
+    # It prints more than a pipe holds, and then finds that there is no sample.
+    assert "no example batch" in process.receive(PATIENCE_SECONDS)["message"]
+    process.kill()
 
 
 def test_it_can_be_killed_twice() -> None:

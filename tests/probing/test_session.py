@@ -422,6 +422,33 @@ def test_a_layer_that_needs_more_than_one_example() -> None:
         ours.probe(1)
 
 
+def test_a_batch_of_two_that_is_too_small_is_named() -> None:
+    message = "Expected more than 1 value per channel when training, got input size [1, 4]"
+    ours, _ = session(errors={2: [ValueError(message)]})
+    with pytest.raises(BatchTooSmallError, match=r"more than 2 examples .* batch size to 3$"):
+        ours.probe(2)
+
+
+def test_what_the_user_was_handling_before_is_no_failure_of_the_step() -> None:
+    """A size is looked for where training has run out of memory."""
+    ours, _ = session(errors={3: [ValueError("wrong shape")], 4: [RuntimeError(OUT_OF_MEMORY)]})
+    try:
+        raise RuntimeError(OUT_OF_MEMORY)
+    except RuntimeError:
+        with pytest.raises(ValueError, match="wrong shape"):
+            ours.probe(3)
+        assert ours.probe(4).probe.outcome is Outcome.OOM
+
+
+def test_an_error_for_whose_text_there_is_no_memory_is_out_of_memory() -> None:
+    class UnreadableError(RuntimeError):
+        def __str__(self) -> str:
+            raise MemoryError
+
+    ours, _ = session(errors={3: [UnreadableError()]})
+    assert ours.probe(3).probe.outcome is Outcome.OOM
+
+
 def test_an_optimizer_for_which_there_is_no_room_is_out_of_memory_too() -> None:
     def factory(parameters: Any) -> torch.optim.Optimizer:
         raise RuntimeError(OUT_OF_MEMORY)

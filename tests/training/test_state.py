@@ -283,6 +283,37 @@ def test_schedulers_come_back_with_what_they_schedule() -> None:
     assert [group["lr"] for group in optimizer.param_groups] == rates
 
 
+class SetOnce(type):
+    """Makes classes whose attributes refuse to be set again."""
+
+    def __setattr__(cls, name: str, value: object) -> None:
+        if name in vars(cls):
+            raise AttributeError(f"{name} is set only once")
+        super().__setattr__(name, value)
+
+
+class Registry(metaclass=SetOnce):
+    """Remembers the largest batch."""
+
+    seen: int
+
+
+def test_what_cannot_be_put_back_does_not_keep_the_rest_from_it() -> None:
+    model = Everything()
+    optimizer = adamw(model)
+    Registry.seen = 0
+    before = checksum(model, optimizer)
+
+    def search() -> None:
+        with preserved_state(model, optimizer, lambda: Registry.seen):
+            train(model, optimizer)
+            type.__setattr__(Registry, "seen", 8)
+
+    with pytest.raises(DeviceError, match="seen is set only once"):
+        search()
+    assert checksum(model, optimizer) == before
+
+
 @pytest.mark.parametrize("error", [RuntimeError("in the middle"), KeyboardInterrupt()])
 def test_it_comes_back_also_after_an_error(error: BaseException) -> None:
     model = Everything()
