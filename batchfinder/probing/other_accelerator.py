@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,11 @@ import torch
 
 from batchfinder.errors import DeviceError
 from batchfinder.probing.device import DeviceMemory, Peaks
+
+# The share of its recommended memory that MPS may use where nobody sets another
+# (https://docs.pytorch.org/docs/stable/mps_environment_variables.html).
+MPS_FRACTION = 1.7
+MPS_FRACTION_VARIABLE = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 
 
 class OtherAccelerator:
@@ -20,6 +26,7 @@ class OtherAccelerator:
 
     Args:
         torch_device: of any accelerator type but ``cuda``.
+        module: the device's own module; None: PyTorch's.
 
     Raises:
         DeviceError: PyTorch tells nothing about the memory of this kind of device.
@@ -27,10 +34,14 @@ class OtherAccelerator:
 
     leaves_no_trace = True
 
-    def __init__(self, torch_device: torch.device) -> None:
+    def __init__(self, torch_device: torch.device, module: Any = None) -> None:
         self.torch_device = torch_device
         self.name = str(torch_device)
-        self._module: Any = torch.get_device_module(torch_device)
+        self._module: Any = module or torch.get_device_module(torch_device)
+        # MPS has one device, and its functions take none.
+        self._where: tuple[torch.device, ...] = (
+            () if torch_device.type == "mps" else (torch_device,)
+        )
         self._total = self._total_memory()
         self._limit = self._function("set_per_process_memory_fraction")
         self.limit_warning = (
@@ -45,7 +56,7 @@ class OtherAccelerator:
     def memory(self) -> DeviceMemory:
         held = self.held_bytes()
         information = self._function("mem_get_info")
-        free = information()[0] if information else self._total - held
+        free = information(*self._where)[0] if information else self._total - held
         return DeviceMemory(self._total, max(0, self._total - free - held), 0, held)
 
     @contextlib.contextmanager
@@ -53,15 +64,16 @@ class OtherAccelerator:
         if self._limit is None:
             yield
             return
-        self._limit(min(1.0, budget_bytes / self._total))
+        before = self._fraction()
+        self._limit(min(1.0, budget_bytes / self._total), *self._where)
         try:
             yield
         finally:
-            self._limit(1.0)
+            self._limit(before, *self._where)
 
     def held_bytes(self) -> int:
         read = self._function("memory_allocated", "current_allocated_memory")
-        return int(read()) if read else 0
+        return int(read(*self._where)) if read else 0
 
     def in_use_bytes(self) -> int:
         return self.held_bytes()
@@ -69,15 +81,18 @@ class OtherAccelerator:
     def reset_peaks(self) -> None:
         reset = self._function("reset_peak_memory_stats")
         if reset:
-            reset()
+            reset(*self._where)
 
     def peaks(self) -> Peaks:
-        self._module.synchronize()
+        self._module.synchronize(*self._where)
         # Without a high-water mark (MPS), what the driver holds at the end of the phase.
         held = self._function("driver_allocated_memory", "memory_reserved", "memory_allocated")
         allocated = self._function("max_memory_allocated") or held
         reserved = self._function("max_memory_reserved") or held
-        return Peaks(int(allocated()) if allocated else 0, int(reserved()) if reserved else 0)
+        return Peaks(
+            int(allocated(*self._where)) if allocated else 0,
+            int(reserved(*self._where)) if reserved else 0,
+        )
 
     def allocation_retries(self) -> int:
         return 0
@@ -87,13 +102,22 @@ class OtherAccelerator:
         if empty:
             empty()
 
+    def _fraction(self) -> float:
+        """The share of the memory that the process may use so far."""
+        read = self._function("get_per_process_memory_fraction")
+        if read:
+            return float(read(*self._where))
+        if self.torch_device.type == "mps":
+            return float(os.environ.get(MPS_FRACTION_VARIABLE) or MPS_FRACTION)
+        return 1.0
+
     def _function(self, *names: str) -> Callable[..., Any] | None:
         return next((getattr(self._module, n) for n in names if hasattr(self._module, n)), None)
 
     def _total_memory(self) -> int:
         information = self._function("mem_get_info")
         if information:
-            return int(information()[1])
+            return int(information(*self._where)[1])
         recommended = self._function("recommended_max_memory")
         if recommended:
             return int(recommended())

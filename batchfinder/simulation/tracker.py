@@ -265,8 +265,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not any(tensor.untyped_storage()._cdata in self._live for tensor in own):
             raise StepError(
                 f"{type(optimizer).__name__} holds no parameter of the model's copy without data: "
-                "it was made for another model, or by the step itself for the one that was given; "
-                f"{USE_FIND}"
+                f"it is for another model, or was made by the step for the one given; {USE_FIND}"
             )
         self._in_optimizer = True
         # The model's too: of a sharded optimizer they are more.
