@@ -359,7 +359,7 @@ def test_a_step_with_an_optimizer_out_of_reach_cannot_be_simulated() -> None:
         loss: Tensor = model(batch[0]).sum()
         return loss
 
-    with pytest.raises(StepError, match=r"Adam .*of the step's own.*`batchfinder find`"):
+    with pytest.raises(StepError, match=r"Adam .*the step.s own.*`batchfinder find`"):
         estimate_max_batch(model, SAMPLE, step=step, gpu="t4")
 
 

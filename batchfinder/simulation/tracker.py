@@ -264,7 +264,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         own = [held(p) for group in optimizer.param_groups for p in group["params"]]
         if not any(tensor.untyped_storage()._cdata in self._live for tensor in own):
             raise StepError(
-                f"{type(optimizer).__name__} is an optimizer of another model, or of the step's own "
+                f"{type(optimizer).__name__} is an optimizer of another model, or the step's own "
                 f"and made for the model, not for its copy without data: {USE_FIND}"
             )
         self._in_optimizer = True
