@@ -17,13 +17,13 @@ class Attempt:
     Attributes:
         probe: the outcome.
         was_clean: the process was at its baseline before the probe: only then is OOM a verdict.
-        is_clean: the process can be used for another probe.
+        is_reusable: the process can be used for another probe.
         is_broken: nothing runs on the device any more in this process.
     """
 
     probe: Probe
     was_clean: bool
-    is_clean: bool
+    is_reusable: bool
     is_broken: bool = False
 
 

@@ -60,7 +60,7 @@ class RankReport:
         return {
             "probe": verdict and verdict.probe.to_dict(),
             "is_certain": verdict and verdict.is_certain,
-            "is_clean": verdict and verdict.is_clean,
+            "is_reusable": verdict and verdict.is_reusable,
             "kind": type(error).__name__ if error else "",
             "message": str(error) if error else "",
             "traceback": getattr(error, "user_traceback", ""),
@@ -73,7 +73,9 @@ class RankReport:
         """The inverse of :meth:`to_dict`."""
         verdict = error = None
         if data["probe"]:
-            verdict = Verdict(Probe.from_dict(data["probe"]), data["is_certain"], data["is_clean"])
+            verdict = Verdict(
+                Probe.from_dict(data["probe"]), data["is_certain"], data["is_reusable"]
+            )
         if data["kind"] == UserCodeError.__name__:
             error = UserCodeError(data["message"], data["traceback"])
         elif data["kind"]:
@@ -123,7 +125,7 @@ def consensus(
         note = f"the ranks lost each other: {lost[0]}"
         probe = Probe(batch_size, Outcome.FAILED, 1, 0.0, batch_size, confirmed=confirm, note=note)
         peaks = (None,) * len(reports)
-        return Verdict(replace(probe, rank_peak_bytes=peaks), is_certain=False, is_clean=False)
+        return Verdict(replace(probe, rank_peak_bytes=peaks), is_certain=False, is_reusable=False)
     blamed = [rank for rank, verdict in seen.items() if _badness(verdict) == worst]
     if worst:
         blamed.sort(key=lambda rank: not seen[rank].is_certain)
@@ -144,7 +146,7 @@ def consensus(
         limiting_rank=limiting,
     )
     is_certain = not worst or seen[limiting].is_certain
-    return Verdict(probe, is_certain, not worst and all(v.is_clean for v in seen.values()))
+    return Verdict(probe, is_certain, not worst and all(v.is_reusable for v in seen.values()))
 
 
 def _badness(verdict: Verdict) -> int:

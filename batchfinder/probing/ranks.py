@@ -26,9 +26,9 @@ from batchfinder.probing.consensus import RankReport, check_none_raised
 from batchfinder.probing.group import GroupInvitation
 from batchfinder.probing.meeting import Meeting
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.pace import Pace
 from batchfinder.probing.ranked import RankedProber
 from batchfinder.probing.source import SetupSource
+from batchfinder.probing.step_times import StepTimes
 from batchfinder.probing.supervisor import Supervisor
 from batchfinder.probing.verdict import Verdict
 from batchfinder.result import Outcome, Probe
@@ -81,7 +81,9 @@ class RankProber(RankedProber):
             options,
             probe_timeout_seconds=probe_timeout_seconds,
             show_output=show_output,
-            pace=Pace(FIRST_STEP_SECONDS, factor=1, margin_seconds=margin, least_seconds=0),
+            step_times=StepTimes(
+                FIRST_STEP_SECONDS, factor=1, margin_seconds=margin, least_seconds=0
+            ),
         )
         try:
             meeting.agree(_asked_for(source, options))

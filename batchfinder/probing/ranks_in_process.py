@@ -73,7 +73,7 @@ class InProcessRankProber(RankedProber):
                 raised.append(error)
                 line = f"{type(error).__name__}: {error}".partition("\n")[0]
                 raise UserCodeError(line, user_traceback(error)) from None
-            verdict = Verdict(probe, is_certain=True, is_clean=True)
+            verdict = Verdict(probe, is_certain=True, is_reusable=True)
             return RankReport(verdict, warnings=self._alone.warnings)
 
         report = _reported(attempt)

@@ -151,9 +151,9 @@ class ProbeSession:
             self._baseline_bytes = self.device.held_bytes()
         probe = to_probe(run, batch_size, confirm, time.perf_counter() - started)
         is_spoilt = run.failure is not None and not self.device.leaves_no_trace
-        is_clean = not is_broken and not is_spoilt and self.is_at_baseline()
+        is_reusable = not is_broken and not is_spoilt and self.is_at_baseline()
         is_believed = was_clean and not (self.options.strategy and _is_only_probable(run))
-        return Attempt(probe, is_believed, is_clean, is_broken)
+        return Attempt(probe, is_believed, is_reusable, is_broken)
 
     def _run(self, batch_size: int, confirm: bool) -> Run:
         run = Run()

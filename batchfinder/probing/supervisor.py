@@ -19,9 +19,9 @@ from batchfinder.errors import (
     WorkerHungError,
 )
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.pace import Pace
 from batchfinder.probing.process import WorkerProcess
 from batchfinder.probing.source import SetupSource
+from batchfinder.probing.step_times import StepTimes
 from batchfinder.probing.verdict import Verdict, error_of, verdict_of_death
 from batchfinder.probing.waiting import never
 from batchfinder.probing.worker_supply import WorkerSupply
@@ -41,10 +41,10 @@ class Supervisor:
     Args:
         source: where a worker gets the setup from.
         options: of the search.
-        probe_timeout_seconds: after which a probe is taken for hung; None: by the pace.
+        probe_timeout_seconds: after which a probe is taken for hung; None: by the steps seen.
         loading_timeout_seconds: after which loading the setup is taken for hung.
         show_output: whether what the user's code prints is passed on to standard error.
-        pace: how long steps take.
+        step_times: how long steps take.
 
     Attributes:
         options: as given, and what later workers need to know of earlier ones.
@@ -59,7 +59,7 @@ class Supervisor:
         probe_timeout_seconds: float | None = None,
         loading_timeout_seconds: float = LOADING_SECONDS,
         show_output: bool = False,
-        pace: Pace | None = None,
+        step_times: StepTimes | None = None,
     ) -> None:
         self.source = source
         self.options = options
@@ -67,7 +67,7 @@ class Supervisor:
         self._timeout_seconds = probe_timeout_seconds
         self._loading_seconds = loading_timeout_seconds
         self._supply = WorkerSupply(options.device, show_output)
-        self._pace = pace or Pace()
+        self._step_times = step_times or StepTimes()
         self._is_new = True
         self._worker: WorkerProcess | None = None
 
@@ -148,7 +148,7 @@ class Supervisor:
                 answer = worker.receive(patience, is_given_up)
                 if self._is_new:
                     self._is_new = False
-                    self._pace.note_start(time.monotonic() - started)
+                    self._step_times.note_start(time.monotonic() - started)
                 if answer["answer"] != "step":
                     break
                 steps += 1
@@ -165,13 +165,13 @@ class Supervisor:
         self.warn(answer["warnings"])
         probe = Probe.from_dict(answer["probe"])
         if probe.step_seconds:
-            self._pace.note(batch_size, probe.step_seconds)
+            self._step_times.note(batch_size, probe.step_seconds)
         is_certain = probe.outcome is not Outcome.OOM or answer["was_clean"]
-        return Verdict(probe, is_certain, answer["is_clean"] and not confirm)
+        return Verdict(probe, is_certain, answer["is_reusable"] and not confirm)
 
     def take_note(self, verdict: Verdict) -> None:
         """Draw the consequences of a verdict: for the worker, and for the warm-up of later ones."""
-        if not verdict.is_clean:
+        if not verdict.is_reusable:
             self.end_worker()
         if verdict.probe.fits and self.options.warm_up_batch_size is None:
             self.options = replace(self.options, warm_up_batch_size=verdict.probe.batch_size)
@@ -213,7 +213,7 @@ class Supervisor:
     def _patience(self, batch_size: int, started: float) -> float:
         if self._timeout_seconds is not None:
             return max(0.0, started + self._timeout_seconds - time.monotonic())
-        return self._pace.patience_seconds(batch_size, self._is_new)
+        return self._step_times.patience_seconds(batch_size, self._is_new)
 
 
 def _last_verdict(state: RetryCallState) -> Verdict:

@@ -27,12 +27,12 @@ class Verdict:
     Attributes:
         probe: how it ended.
         is_certain: whether it speaks for the size; else only a second one in a fresh worker does.
-        is_clean: whether the worker can be used for another probe.
+        is_reusable: whether the worker can be used for another probe.
     """
 
     probe: Probe
     is_certain: bool
-    is_clean: bool
+    is_reusable: bool
 
 
 def verdict_of_death(
@@ -64,7 +64,7 @@ def verdict_of_death(
         confirmed=confirm,
         note=note,
     )
-    return Verdict(probe, is_certain=isinstance(death, WorkerHungError), is_clean=False)
+    return Verdict(probe, is_certain=isinstance(death, WorkerHungError), is_reusable=False)
 
 
 def _printed_reason(output: str) -> str | None:

@@ -51,7 +51,7 @@ def main() -> None:
                 "probe",
                 probe=attempt.probe.to_dict(),
                 was_clean=attempt.was_clean,
-                is_clean=attempt.is_clean,
+                is_reusable=attempt.is_reusable,
                 warnings=duty.warnings,
             )
 

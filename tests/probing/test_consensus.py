@@ -33,7 +33,7 @@ def report(outcome: Outcome = GOOD, peak: int = 10, *, is_certain: bool = True) 
     probe = Probe(
         8, outcome, 1, 0.5, 8, peak / 10, phase_peak_bytes=peaks, note="" if peaks else "why"
     )
-    return RankReport(Verdict(probe, is_certain, is_clean=outcome is GOOD))
+    return RankReport(Verdict(probe, is_certain, is_reusable=outcome is GOOD))
 
 
 def lost() -> RankReport:
@@ -51,7 +51,7 @@ def test_the_worst_outcome_decides(outcomes: list[Outcome]) -> None:
     assert verdict.probe.outcome is max(outcomes, key=order.index)
     assert verdict.probe.limiting_rank is not None
     assert outcomes[verdict.probe.limiting_rank] is verdict.probe.outcome
-    assert verdict.is_clean == (set(outcomes) == {Outcome.FITS})
+    assert verdict.is_reusable == (set(outcomes) == {Outcome.FITS})
 
 
 def test_of_those_that_fit_the_one_with_the_least_room_limits() -> None:

@@ -333,7 +333,7 @@ def test_out_of_memory_is_an_outcome_with_what_was_held_by_then() -> None:
     attempt = ours.probe(9)
     assert (attempt.probe.outcome, attempt.probe.note) == (Outcome.OOM, OUT_OF_MEMORY)
     assert attempt.probe.peak_allocated_bytes == FORWARD_PEAK
-    assert (attempt.was_clean, attempt.is_clean) == (True, True)
+    assert (attempt.was_clean, attempt.is_reusable) == (True, True)
     assert sizes == [3, 3, 9]
 
 
@@ -357,16 +357,16 @@ def test_a_broken_context_bounds_the_size_and_ends_the_process() -> None:
     ours.probe(3)
     attempt = ours.probe(9)
     assert (attempt.probe.outcome, attempt.probe.note) == (Outcome.FAILED, POISON)
-    assert not attempt.is_clean
+    assert not attempt.is_reusable
     assert sizes == [3, 3, 9]
 
 
 def test_a_context_that_broke_unnoticed_is_asked_for_nothing_more() -> None:
     ours, sizes = session(AssertingDevice())
-    assert ours.probe(3).is_clean
+    assert ours.probe(3).is_reusable
     attempt = ours.probe(9)
     assert (attempt.probe.outcome, attempt.probe.note) == (Outcome.FAILED, POISON)
-    assert (attempt.is_clean, attempt.is_broken) == (False, True)
+    assert (attempt.is_reusable, attempt.is_broken) == (False, True)
     assert sizes == [3, 3, 9]
 
 
@@ -382,28 +382,28 @@ def test_what_waiting_for_the_device_shows_says_more_than_a_library() -> None:
 def test_where_an_out_of_memory_spoils_the_process_it_is_not_clean() -> None:
     device = FakeDevice(leaves_no_trace=False)
     attempt = session(device, {9: [RuntimeError(OUT_OF_MEMORY)]})[0].probe(9)
-    assert not attempt.is_clean
+    assert not attempt.is_reusable
 
 
 def test_a_process_that_holds_more_than_at_first_is_not_clean() -> None:
     device = FakeDevice(held=[1000, 1020, 1020, 1021])
     ours, _ = session(device)
     first, second, third = ours.probe(3), ours.probe(4), ours.probe(5)
-    assert (first.was_clean, first.is_clean) == (True, True)
-    assert (second.was_clean, second.is_clean) == (True, False)
+    assert (first.was_clean, first.is_reusable) == (True, True)
+    assert (second.was_clean, second.is_reusable) == (True, False)
     assert not third.was_clean
 
 
 def test_what_makes_no_difference_to_the_budget_spoils_no_process() -> None:
     ours, _ = session(FakeDevice(held=[100, 110, 110, 111]))
     first, second, third = ours.probe(3), ours.probe(4), ours.probe(5)
-    assert (first.is_clean, second.is_clean, third.was_clean) == (True, False, False)
+    assert (first.is_reusable, second.is_reusable, third.was_clean) == (True, False, False)
 
 
 def test_where_a_probe_leaves_traces_only_the_first_one_finds_a_clean_process() -> None:
     ours, _ = session(FakeDevice(leaves_no_trace=False))
     first, second = ours.probe(3), ours.probe(4)
-    assert (first.was_clean, first.is_clean, second.was_clean) == (True, True, False)
+    assert (first.was_clean, first.is_reusable, second.was_clean) == (True, True, False)
 
 
 @pytest.mark.parametrize("error", [ValueError("bad width"), RuntimeError("shapes differ")])

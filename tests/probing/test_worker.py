@@ -100,7 +100,7 @@ def test_a_hang_is_a_failure_of_the_size_and_its_process_is_ended(tmp_path: Path
         probe = ours.probe(3)
         assert probe.outcome is Outcome.FAILED
         assert probe.note.startswith("hung: stopped after 3.")
-        assert probe.note.endswith("in step 1; --probe-timeout allows for more")
+        assert probe.note.endswith("in step 1; batchfinder find --probe-timeout allows for more")
         assert is_gone(pid_in(once))
 
 

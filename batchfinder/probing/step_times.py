@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Pace:
+class StepTimes:
     """How long steps take, and from when on one is taken for hung.
 
     Attributes:
