@@ -23,12 +23,14 @@ GROWTH_NOISE = 1 / 1000
 # What each step leaves in use beyond this is a leak; below it are tables and counters.
 LEAK_BYTES = MIB
 
-# How many steps it takes to see how much peaks differ, where they do: a ViT's rose for ten.
+# How many steps it takes to see how much peaks differ, where they do. Near the limit it takes all
+# that there are: those of a ViT rose by 5 % in the first twelve.
 STEPS_FOR_SPREAD = 6
 
 # Where peaks differ from step to step, so many standard deviations above their mean must fit into
 # the budget, and so many into the budget and the headroom: few steps tell how much they differ,
-# and the longer one trains the higher the highest.
+# and the longer one trains the higher the highest. Where these many fit into the budget alone, no
+# more steps are needed to tell.
 DEVIATIONS = 3
 DEVIATIONS_WITH_HEADROOM = 4.5
 
@@ -55,7 +57,8 @@ class PeakWatch:
 
     Attributes:
         is_settled: whether enough steps were watched, and the last ones held no more than those
-            before without flushing the allocator's cache, or where peaks wander, show no trend;
+            before without flushing the allocator's cache, or where peaks wander, show no trend and
+            stay clear of the budget;
             once it is so it stays so.
         is_over: whether it may end, for better or worse; as that.
         most_steps: after which it will not settle any more.
@@ -97,7 +100,9 @@ class PeakWatch:
         if len(self._peaks) < self._least_steps:
             return
         if self._peaks_wander:
-            self.is_settled |= not is_rising(self._peaks, self._noise_bytes)
+            rare = highest_to_expect(self._peaks, DEVIATIONS_WITH_HEADROOM)
+            is_clear = rare <= self._budget_bytes
+            self.is_settled |= is_clear and not is_rising(self._peaks, self._noise_bytes)
         else:
             steady = min(self._quiet, steps_without_growth(self._peaks, self._noise_bytes))
             self.is_settled |= steady >= STEADY_STEPS

@@ -289,14 +289,21 @@ def test_a_peak_that_differs_from_step_to_step_must_leave_room_for_more() -> Non
     assert session(device)[0].confirm(4).probe.fits
 
 
+def test_near_the_limit_a_confirmation_takes_all_the_steps_that_there_are() -> None:
+    for peak, steps in ((BUDGET - 300, 10), (BUDGET - 900, 6)):
+        device = FakeDevice(leaves_no_trace=False, peak=peak, grown=[-500, 0, 0, 0, 500, -500])
+        probe = session(device)[0].confirm(4).probe
+        assert (probe.outcome, probe.steps) == (Outcome.FITS, steps)
+
+
 def test_without_headroom_peaks_that_differ_must_leave_more_room() -> None:
     def confirm(headroom: float) -> Probe:
-        grown = [-500, 0, 0, 0, 500]
+        grown = [-500, 0, 0, 0, 500, -500]
         device = FakeDevice(leaves_no_trace=False, peak=BUDGET - 300, grown=grown)
         return session(device, headroom=headroom)[0].confirm(4).probe
 
-    # 9200 four times and 9700 once: three standard deviations above the mean are 9971, four and a
-    # half 10306.
+    # Of five, 9200 four times and 9700 once: three standard deviations above the mean are 9971,
+    # four and a half 10306.
     assert confirm(headroom=0.05).fits
     assert not confirm(headroom=0).fits
     assert "would pass the budget by 306 B" in confirm(headroom=0).note
