@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from batchfinder.accumulation import AccumulationPlan, Split
-    from batchfinder.errors import BatchFinderError, BatchFinderWarning
+    from batchfinder.errors import BatchFinderError
     from batchfinder.estimator import estimate_max_batch, estimate_peak_memory
     from batchfinder.finder import find_max_batch
     from batchfinder.memory_model import MemoryModel, Phase
     from batchfinder.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
     from batchfinder.simulation.estimate import Estimate, PeakEstimate
     from batchfinder.training.setup import TrainingSetup
+    from batchfinder.warning import BatchFinderWarning
 
 __version__ = "0.1.0"
 
@@ -42,7 +43,7 @@ __all__ = [
 _MODULES = {
     "AccumulationPlan": "accumulation",
     "BatchFinderError": "errors",
-    "BatchFinderWarning": "errors",
+    "BatchFinderWarning": "warning",
     "BatchSizeResult": "result",
     "Estimate": "simulation.estimate",
     "MemoryModel": "memory_model",

@@ -17,9 +17,6 @@ The tree::
     ├── RankError                           the ranks of a job do not agree, or one is missing
     └── UserCodeError                       the user's own code raised; carries their traceback
 
-Beside it ``BatchFinderWarning``, with which ``find_max_batch`` and ``estimate_max_batch`` tell what
-the caller should know of an answer.
-
 In-process, the user's own exceptions are raised as they are, never wrapped. ``UserCodeError``
 stands for one that happened in a worker process, from which no exception object comes back.
 """
@@ -27,8 +24,6 @@ stands for one that happened in a worker process, from which no exception object
 from __future__ import annotations
 
 import signal
-import warnings
-from collections.abc import Iterable
 
 
 class BatchFinderError(Exception):
@@ -160,13 +155,3 @@ class UserCodeError(BatchFinderError):
     def __init__(self, message: str, user_traceback: str = "") -> None:
         super().__init__(message)
         self.user_traceback = user_traceback
-
-
-class BatchFinderWarning(UserWarning):
-    """Something that the caller should know of an answer; the result has it in ``warnings``."""
-
-
-def warn_of(texts: Iterable[str]) -> None:
-    """Warn the caller of the function that this is called in."""
-    for text in texts:
-        warnings.warn(text, BatchFinderWarning, stacklevel=3)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from batchfinder.bounds import check_bounds
-from batchfinder.errors import UsageError, warn_of
+from batchfinder.errors import UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.result import Status
 from batchfinder.simulated_search import (
@@ -35,6 +35,7 @@ from batchfinder.training.setup import (
     setup_of,
 )
 from batchfinder.units import parse_bytes
+from batchfinder.warning import warn_of
 
 
 def estimate_max_batch(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchfinder.bounds import Bounds, check_bounds
 from batchfinder.conclusion import conclude
-from batchfinder.errors import BatchTooSmallError, WorkerError, warn_of
+from batchfinder.errors import BatchTooSmallError, WorkerError
 from batchfinder.head_start import HeadStart
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.prober import Prober
@@ -17,6 +17,7 @@ from batchfinder.remarks import remarks_on
 from batchfinder.result import BatchSizeResult, Outcome, Probe
 from batchfinder.search import Finding, search
 from batchfinder.units import parse_bytes
+from batchfinder.warning import warn_of
 
 if TYPE_CHECKING:
     import torch

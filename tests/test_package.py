@@ -26,6 +26,7 @@ LEAVES = (
     "search",
     "search_pace",
     "units",
+    "warning",
 )
 MOST_LINES = 300
 
