@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from fault_targets import Fault, FaultySGD, build_setup
 from faults import ROOM_BYTES
+from search_here import search_here
 
-from batchfinder import TrainingSetup, find_max_batch
+from batchfinder import TrainingSetup
 from batchfinder.probing.cpu_device import CpuDevice
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.worker import SetupSource, WorkerProber
@@ -57,9 +58,7 @@ def search_in_process(report: dict[str, Any], arguments: dict[str, Any]) -> None
     optimizer.step()
     before = state_of(setup)
     try:
-        result = find_max_batch(
-            setup, device="cpu", memory_limit=CpuDevice().held_bytes() + ROOM_BYTES
-        )
+        result = search_here(setup, memory_limit=CpuDevice().held_bytes() + ROOM_BYTES)
         report["batch_size"] = result.batch_size
     finally:
         after = state_of(setup)

@@ -49,7 +49,7 @@ class Fault:
         send: a signal for the command once the deed has been done; the answer so far is then right.
         kill: "worker": kill the process that did the deed; "fork server": the one it came from.
         hog_bytes: another process takes so much once the deed has been done.
-        api: "in_process": ``find_max_batch`` in one process, with the state compared; "loading":
+        api: "in_process": a search in one process, with the state compared; "loading":
             workers with little patience while they load; "": the command line.
         patience_seconds: what has not ended within this time has not survived.
         after_seconds: send the signal so long after the start instead.

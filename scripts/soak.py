@@ -22,9 +22,10 @@ from typing import Any
 
 import torch
 from bench_case import RESULTS, save
+from search_here import search_here
 from torch import Tensor, nn
 
-from batchfinder import find_max_batch
+from batchfinder import TrainingSetup
 from batchfinder.probing.cpu_device import CpuDevice
 from batchfinder.units import format_bytes
 
@@ -88,16 +89,14 @@ def search(number: int) -> str:
     model, sample = kinds[number % len(kinds)]
     end = list(ENDS)[number % len(ENDS)]
     with contextlib.suppress(ValueError):
-        result = find_max_batch(
+        setup = TrainingSetup(
             Tall(model, ENDS[end]),
             sample,
-            # A lambda cannot be sent to another process, so all of it happens in this one.
             loss_fn=lambda output, batch: output.mean(),
             optimizer=("adamw", "sgd", "adam")[number // 2 % 3],
-            device="cpu",
-            precision=("fp32", "bf16")[number // 6 % 2],
-            max_batch_size=EXAMPLES_LIMIT,
         )
+        precision = ("fp32", "bf16")[number // 6 % 2]
+        result = search_here(setup, EXAMPLES_LIMIT, precision=precision)
         return f"{result.status.value} {result.batch_size}"
     return "error of the model"
 

@@ -13,6 +13,7 @@ from batchfinder.errors import UsageError
 from batchfinder.probing.devices import choose_device
 from batchfinder.probing.in_process import InProcessProber
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.own_fork import can_be_forked
 from batchfinder.probing.prober import Prober
 from batchfinder.probing.source import SetupSource
 from batchfinder.probing.worker import WorkerProber
@@ -32,7 +33,8 @@ def choose_prober(setup: TrainingSetup, options: ProbeOptions, *, isolate: bool)
         setup: what to train.
         options: of the search.
         isolate: whether the user asks for worker processes. On devices where an out-of-memory
-            spoils the process that it happens in, they are chosen anyway where they can be.
+            spoils the process that it happens in, they are chosen anyway where they can be:
+            processes of their own, else forks of this one.
 
     Raises:
         UsageError: isolation was asked for, and the setup cannot be sent to another process.
@@ -46,11 +48,15 @@ def choose_prober(setup: TrainingSetup, options: ProbeOptions, *, isolate: bool)
     try:
         return WorkerProber(SetupSource(pickled_setup=_pickle(setup)), options)
     except UsageError as error:
-        if isolate:
-            raise
-        prober = InProcessProber(setup, options)
-        prober.warn(_HERE_WARNING.format(error))
-        return prober
+        problem = error
+    # Not above, where each error that follows would be chained to that one.
+    if not device.leaves_no_trace and can_be_forked():
+        return WorkerProber(SetupSource(own_setup=setup), options)
+    if isolate:
+        raise problem
+    prober = InProcessProber(setup, options)
+    prober.warn(_HERE_WARNING.format(problem))
+    return prober
 
 
 def strategy_of_this_job(model: object) -> str | None:

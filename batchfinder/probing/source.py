@@ -25,6 +25,7 @@ class SetupSource:
         input_spec: the shapes of an example batch as text; None: see ``completed``.
         optimizer: name of a class of ``torch.optim``, in place of the setup's; None: the setup's.
         pickled_setup: a pickled ``TrainingSetup``; empty with a target.
+        own_setup: of this very process, which is forked into workers; None: they load theirs.
     """
 
     target: str = ""
@@ -33,9 +34,12 @@ class SetupSource:
     input_spec: str | None = None
     optimizer: str | None = None
     pickled_setup: bytes = b""
+    own_setup: TrainingSetup | None = None
 
     def to_order(self) -> dict[str, Any]:
         """The order to load it, without the pickle's bytes, which follow the order's line."""
+        if self.own_setup is not None:
+            return {}
         if self.pickled_setup:
             from batchfinder.training.process_settings import read_switches  # needs torch
 
@@ -60,7 +64,8 @@ def load_ordered(order: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
     """Load what :meth:`SetupSource.to_order` tells, in the process that got the order.
 
     Args:
-        order: with the pickle's bytes as ``pickled_setup``, if it is of one.
+        order: with the pickle's bytes as ``pickled_setup``, if it is of one; with the ``setup``
+            itself, if it is in this process already.
 
     Returns:
         The setup, and what the user should know of it.
@@ -69,6 +74,8 @@ def load_ordered(order: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
         UsageError: the pickle does not open here.
         Exception: as :func:`~batchfinder.training.loading.load_setup`.
     """
+    if "setup" in order:
+        return order["setup"], []
     if "pickled_setup" in order:
         return _unpickled(order), []
     from batchfinder.training.loading import load_setup  # needs torch, which the parent may not

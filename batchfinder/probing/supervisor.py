@@ -66,7 +66,7 @@ class Supervisor:
         self.warnings: tuple[str, ...] = ()
         self._timeout_seconds = probe_timeout_seconds
         self._loading_seconds = loading_timeout_seconds
-        self._supply = WorkerSupply(options.device, show_output)
+        self._supply = WorkerSupply(options.device, show_output, source.own_setup)
         self._step_times = step_times or StepTimes()
         self._is_new = True
         self._worker: WorkerProcess | None = None

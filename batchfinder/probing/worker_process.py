@@ -1,10 +1,10 @@
 """The worker process: takes the orders of its parent, and says how they ended.
 
 Started by :class:`~batchfinder.probing.process.WorkerProcess` as ``python -m
-batchfinder.probing.worker_process``, or forked by :mod:`~batchfinder.probing.fork_server`. Orders
-come as JSON lines on the standard input it was started with, answers go as JSON lines to the
-standard output it was started with; what the user's code prints goes to standard error, and what it
-reads is empty.
+batchfinder.probing.worker_process``, or forked by :mod:`~batchfinder.probing.fork_server` or
+:mod:`~batchfinder.probing.own_fork`. Orders come as JSON lines on the standard input it was started
+with, answers go as JSON lines to the standard output it was started with; what the user's code
+prints goes to standard error, and what it reads is empty.
 """
 
 from __future__ import annotations
@@ -19,14 +19,21 @@ import sys
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from batchfinder.errors import BatchFinderError
 from batchfinder.training.user_traceback import user_traceback
 
+if TYPE_CHECKING:
+    from batchfinder.training.setup import TrainingSetup
 
-def main() -> None:
-    """Serve until the standard input closes."""
+
+def main(setup: TrainingSetup | None = None) -> None:
+    """Serve until the standard input closes.
+
+    Args:
+        setup: what to train, if it is in this process already; None: the first order tells.
+    """
     orders, answers = _take_standard_streams()
     # Ctrl-C reaches the whole terminal; what then happens is for the parent to decide.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -43,6 +50,8 @@ def main() -> None:
 
     with contextlib.ExitStack() as opened:
         order = queue.get()
+        if setup is not None:
+            order["setup"] = setup
         duty = _or_tell(answer, lambda: WorkerDuty(order, opened, answer))
         while True:
             order = queue.get()

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from batchfinder.probing.forked import ForkServer
+from batchfinder.probing.own_fork import fork_here
 from batchfinder.probing.process import WorkerProcess
 from batchfinder.probing.waiting import never
+
+if TYPE_CHECKING:
+    from batchfinder.training.setup import TrainingSetup
 
 
 class WorkerSupply:
@@ -15,14 +20,19 @@ class WorkerSupply:
 
     Where training runs on the CPU they are forked: a new one is there at once, and a single import
     competes with the steps for the same cores. Elsewhere a spare one imports PyTorch meanwhile.
+    A setup that only this process has makes forks of this process, see
+    :mod:`~batchfinder.probing.own_fork`.
 
     Args:
         device: that was asked for; None: the workers choose it.
         show_output: whether what workers print is passed on to standard error.
+        own_setup: what this process itself is to be forked with; None: workers load theirs.
     """
 
-    def __init__(self, device: str | None, show_output: bool) -> None:
-        self._show_output = show_output
+    def __init__(
+        self, device: str | None, show_output: bool, own_setup: TrainingSetup | None = None
+    ) -> None:
+        self._show_output, self._own_setup = show_output, own_setup
         self._forks = _is_cpu(device)
         self._server: ForkServer | None = None
         self._spare: WorkerProcess | None = None
@@ -40,6 +50,8 @@ class WorkerSupply:
             WorkerHungError: it took longer.
             WorkerReleasedError: it was given up.
         """
+        if self._own_setup is not None:
+            return WorkerProcess(self._show_output, fork_here(self._own_setup))
         if self._forks:
             self._server = self._server or ForkServer()
             process = self._server.fork(timeout_seconds, is_given_up)
@@ -58,6 +70,8 @@ class WorkerSupply:
         Args:
             device: that the last one has chosen.
         """
+        if self._own_setup is not None:
+            return
         self._forks = self._forks or _is_cpu(device)
         if self._forks:
             self._server = self._server or ForkServer()

@@ -1,4 +1,4 @@
-"""Searches in this very process: on the CPU, with setups that no other process could be sent."""
+"""Searches in this very process, as on accelerators; here on the CPU."""
 
 from __future__ import annotations
 
@@ -14,12 +14,21 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from batchfinder import Outcome, Probe, Status, TrainingSetup, find_max_batch
+from batchfinder import (
+    BatchSizeResult,
+    Outcome,
+    Probe,
+    Status,
+    TrainingSetup,
+    find_max_batch,
+)
 from batchfinder.errors import DeviceError, UsageError
+from batchfinder.finder import run_search
 from batchfinder.probing.choose import choose_prober
 from batchfinder.probing.in_process import InProcessProber
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.worker import WorkerProber
+from batchfinder.training.completion import completed
 
 SAMPLE = torch.randn(3, 4), torch.tensor([0, 1, 1])
 
@@ -49,7 +58,7 @@ def test_making_batches_leaves_generators_as_they_were() -> None:
     def make_batch(size: int) -> tuple[Tensor, Tensor]:
         return torch.rand(size, 4, generator=numbers), torch.zeros(size, dtype=torch.int64)
 
-    find_max_batch(Net(), make_batch=make_batch, device="cpu", min_batch_size=2, max_batch_size=8)
+    search(Net(), sample=None, loss_fn=None, make_batch=make_batch)
     assert torch.equal(numbers.get_state(), before)
 
 
@@ -73,16 +82,25 @@ def fingerprint(model: nn.Module, optimizer: Optimizer) -> bytes:
     return buffer.getvalue()
 
 
-def search(model: nn.Module, optimizer: Any, **options: Any) -> Any:
-    # A lambda is what no other process can be sent.
-    return find_max_batch(
-        model,
-        SAMPLE,
-        loss_fn=lambda output, batch: nn.functional.cross_entropy(output, batch[1]),
-        optimizer=optimizer,
-        device="cpu",
-        **{"max_batch_size": 6, "min_batch_size": 2, **options},
+def search(
+    model: nn.Module,
+    optimizer: Any = None,
+    sample: Any = SAMPLE,
+    loss_fn: Any = lambda output, batch: nn.functional.cross_entropy(output, batch[1]),
+    make_batch: Any = None,
+    precision: str = "fp32",
+    accumulate: bool = False,
+    **bounds: Any,
+) -> BatchSizeResult:
+    setup = TrainingSetup(
+        model, sample, loss_fn=loss_fn, optimizer=optimizer, make_batch=make_batch
     )
+    options = ProbeOptions(device="cpu", precision=precision, accumulate=accumulate)
+    prober = InProcessProber(completed(setup)[0], options)
+    try:
+        return run_search(prober, **{"max_batch_size": 6, "min_batch_size": 2, **bounds})
+    finally:
+        prober.close()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -134,7 +152,7 @@ class _Counting(nn.Module):
 
 def test_a_loss_module_is_as_it_was_too() -> None:
     loss = _Counting().eval()
-    find_max_batch(Net(), SAMPLE, loss_fn=loss, device="cpu", min_batch_size=2, max_batch_size=2)
+    search(Net(), loss_fn=loss, max_batch_size=2)
     assert loss.calls == 0
     assert not loss.training
 
@@ -163,16 +181,26 @@ def test_the_memory_limit_of_the_process_is_lifted_again() -> None:
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
+@pytest.fixture
+def nothing_to_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine with an accelerator."""
+    monkeypatch.setattr("batchfinder.probing.choose.can_be_forked", lambda: False)
+
+
+@pytest.mark.usefixtures("nothing_to_fork")
 def test_that_it_ran_in_this_process_is_said_with_the_reason() -> None:
-    (warning,) = search(Net(), None).warnings
+    net = Net()  # holds a lambda, which no other process can be sent
+    result = find_max_batch(net, SAMPLE, device="cpu", min_batch_size=2, max_batch_size=2)
+    (warning,) = result.warnings
     assert warning.startswith("sizes are tried in this process, as the setup cannot be pickled (")
     assert "lambda" in warning
     assert warning.endswith("batchfinder find does better")
 
 
+@pytest.mark.usefixtures("nothing_to_fork")
 def test_a_setup_that_cannot_be_sent_cannot_be_isolated() -> None:
     with pytest.raises(UsageError, match=r"cannot be pickled .* define its functions"):
-        search(Net(), None, isolate=True)
+        find_max_batch(Net(), SAMPLE, device="cpu", isolate=True)
 
 
 def test_an_out_of_memory_is_an_outcome_and_the_search_goes_on() -> None:
