@@ -23,6 +23,7 @@ from batchfinder.reporting.estimates import (
 from batchfinder.reporting.plot import check_plot, plot_timelines
 from batchfinder.result import SCHEMA_VERSION
 from batchfinder.simulation.allocator import AllocatorSettings
+from batchfinder.simulation.autocast import cuda_autocast_on_cpu
 from batchfinder.simulation.calibration import Calibration, read_measurement
 from batchfinder.simulation.cluster import Cluster
 from batchfinder.simulation.estimate import ClusterEstimate, Estimate
@@ -88,9 +89,10 @@ def estimate_batch_size(
         calibration.forget()
     arguments = parse_arguments(pairs)
     with _UsersOwnErrors():
-        setup, warnings = load_setup(
-            target, arguments, sample=sample, input_spec=input_spec, optimizer=optimizer
-        )
+        with cuda_autocast_on_cpu():
+            setup, warnings = load_setup(
+                target, arguments, sample=sample, input_spec=input_spec, optimizer=optimizer
+            )
         if calibrate is not None:
             _calibrate(calibration, Path(calibrate), setup, options)
         gpus = [calibration.applied(gpu) for gpu in gpus] if overhead is None else gpus

@@ -115,12 +115,18 @@ def cast_on_cpu_only() -> tuple[str, ...]:
     return tuple(sorted(set(names).difference(NOT_AS_IS)))
 
 
-@contextmanager
-def cuda_autocast_simulated() -> Iterator[None]:
-    """Let ``torch.autocast("cuda")`` work on the tensors of the simulation, which are on the CPU.
+OFF_WARNING = (
+    "a torch.autocast('cuda') that was made before the step is off in this estimate, as PyTorch "
+    "turns it off where there is no CUDA; if it is to be on, make it inside the step, or ask for "
+    "the precision instead"
+)
 
-    Where PyTorch is built without CUDA it would do nothing, silently. And who asks whether it is on
-    asks about CUDA, unless it names a device.
+
+@contextmanager
+def cuda_autocast_on_cpu() -> Iterator[None]:
+    """Let each ``torch.autocast("cuda")`` that is made work on CPU tensors.
+
+    Where PyTorch is built without CUDA it would do nothing, silently.
     """
     original = torch.autocast.__init__
 
@@ -135,6 +141,35 @@ def cuda_autocast_simulated() -> Iterator[None]:
             device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
         original(self, device_type, dtype, enabled, cache_enabled)
 
+    torch.autocast.__init__ = on_cpu  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__init__ = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def cuda_autocast_simulated(warn: Callable[[str], None]) -> Iterator[None]:
+    """Let ``torch.autocast("cuda")`` work on the tensors of the simulation, which are on the CPU.
+
+    Those too that were made before. And who asks whether it is on asks about CUDA, unless it names
+    a device.
+
+    Args:
+        warn: told of one that was made before and is off.
+    """
+    enter = torch.autocast.__enter__
+    moved: list[torch.autocast] = []
+
+    def enter_on_cpu(self: torch.autocast) -> object:
+        if self.device == "cuda":
+            if not self._enabled and not torch.cuda.is_available():
+                warn(OFF_WARNING)
+            self.device = "cpu"
+            moved.append(self)
+        entered: object = enter(self)  # type: ignore[no-untyped-call]
+        return entered
+
     is_enabled, dtype_of, gpu_dtype = (getattr(torch, name) for name in _ASKED)
 
     def on_gpu(device_type: str = "cuda") -> bool:
@@ -143,14 +178,17 @@ def cuda_autocast_simulated() -> Iterator[None]:
     def dtype_on_gpu(device_type: str) -> torch.dtype:
         return cast("torch.dtype", dtype_of("cpu" if on_gpu(device_type) else device_type))
 
-    torch.autocast.__init__ = on_cpu  # type: ignore[method-assign]
+    torch.autocast.__enter__ = enter_on_cpu  # type: ignore[method-assign]
     answers = (on_gpu, dtype_on_gpu, lambda: dtype_on_gpu("cuda"))
     for name, answer in zip(_ASKED, answers, strict=True):
         setattr(torch, name, answer)
     try:
-        yield
+        with cuda_autocast_on_cpu():
+            yield
     finally:
-        torch.autocast.__init__ = original  # type: ignore[method-assign]
+        torch.autocast.__enter__ = enter  # type: ignore[method-assign]
+        for autocast in moved:
+            autocast.device = "cuda"
         for name, answer in zip(_ASKED, (is_enabled, dtype_of, gpu_dtype), strict=True):
             setattr(torch, name, answer)
 

@@ -7,11 +7,13 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from types import MethodType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from batchfinder.errors import StepError, UsageError
@@ -82,6 +84,10 @@ class Cluster:
     def spread(self, setup: TrainingSetup, mesh: Any, precision: str) -> TrainingSetup:
         """The setup as one of the ranks has it; its model is changed in place."""
         model = setup.model
+        for module in model.modules():
+            if isinstance(module, nn.SyncBatchNorm):
+                # It would look for a GPU; beside the statistics, it keeps what BatchNorm keeps.
+                module.forward = MethodType(_BatchNorm.forward, module)  # type: ignore[method-assign]
         if self.strategy == "ddp":
             return setup
         if isinstance(setup.optimizer, Optimizer):

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -27,7 +27,7 @@ from batchfinder.simulation.cuda_dispatch import (
     kernels_replaced,
     linear,
 )
-from batchfinder.simulation.known import know
+from batchfinder.simulation.known import know, numbers_of
 from batchfinder.simulation.masks import known_masks_looked_at
 from batchfinder.simulation.packing import PACKING
 from batchfinder.simulation.recurrent import RECURRENT
@@ -49,6 +49,7 @@ def fake_cuda(
     *,
     torch_version: tuple[int, int] = TORCH_VERSION,
     alike: set[ComputeCapability] | None = None,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> Iterator[FakeTensorMode]:
     """Run what follows on fake CPU tensors whose operators choose as CUDA's do.
 
@@ -58,6 +59,7 @@ def fake_cuda(
         capability: of the GPU to imitate, such as ``(8, 6)``.
         torch_version: of the PyTorch to imitate; default: the one that is installed.
         alike: see :func:`~batchfinder.simulation.attention.attention_kernel`.
+        warn: told what the user should know.
 
     Example:
         >>> with fake_cuda((8, 0)):
@@ -77,8 +79,9 @@ def fake_cuda(
     with ExitStack() as stack:
         stack.enter_context(kernels_replaced("AutocastCPU", autocast_kernels(torch_version)))
         stack.enter_context(kernels_replaced("AutogradCPU", autograd))
-        stack.enter_context(cuda_autocast_simulated())
+        stack.enter_context(cuda_autocast_simulated(warn))
         stack.enter_context(known_masks_looked_at())
+        stack.enter_context(_numbers_printed())
         stack.callback(register_optimizer_step_pre_hook(foreach_as_cuda).remove)
         # A fallback would run the real kernel, on tensors of real size.
         mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
@@ -86,6 +89,25 @@ def fake_cuda(
         stack.enter_context(_steady_garbage())
         stack.enter_context(_quiet(logging.getLogger("torch._subclasses.fake_tensor")))
         yield mode
+
+
+@contextmanager
+def _numbers_printed() -> Iterator[None]:
+    """Let a step log its loss, as ``f"{loss:.3f}"``: what is not known is printed as 0."""
+
+    def formatted(self: Tensor, form: str) -> str:
+        if self.dim():
+            return object.__format__(self, form)
+        number: Any = numbers_of(self)
+        if number is None:
+            number = 0.0 if self.is_floating_point() else 0
+        return format(number, form)
+
+    FakeTensor.__format__ = formatted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del FakeTensor.__format__
 
 
 @contextmanager

@@ -32,6 +32,7 @@ _NO_CUDA = (
     "No CUDA GPUs",
     "CUDA-capable",
     "with support for cuda",
+    "NVTX functions not installed",
 )
 # By what PyTorch says; https://github.com/pytorch/pytorch/tree/main/torch/_subclasses
 _REASONS = {

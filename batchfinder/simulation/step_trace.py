@@ -33,6 +33,7 @@ from batchfinder.simulation.refusal import USE_FIND, explained
 from batchfinder.simulation.trace import GeneralTrace, Kind, Trace
 from batchfinder.simulation.tracker import StorageTracker
 from batchfinder.simulation.workspaces import CudaWorkspaces
+from batchfinder.simulation.wrappers import remarks_on_wrappers, without_compile
 from batchfinder.training.anatomy import tensors_of
 from batchfinder.training.placement import homes_of
 from batchfinder.training.process_settings import repeatable
@@ -80,7 +81,7 @@ class StepTraces:
         capability: ComputeCapability,
         cluster: Cluster | None = None,
     ) -> None:
-        self.warnings: list[str] = []
+        self.warnings = remarks_on_wrappers(setup.model)
         self._setup = setup
         self._options = options
         self._capability = capability
@@ -154,7 +155,8 @@ class StepTraces:
         batch = self._batches.make(batch_size)
         names: dict[int, str] = {}
         precision = self._options.precision
-        with fake_cuda(self._capability, alike=self._alike) as mode, explained(names):
+        fake = fake_cuda(self._capability, alike=self._alike, warn=self._warn)
+        with fake as mode, explained(names):
             setup, held = _fake_setup(self._setup, mode)
             names.update(_names_of(setup))
             buckets: list[torch.Tensor] = []
@@ -195,8 +197,11 @@ class StepTraces:
                 survivors = tracker.made_by_steps()
         if not forward_only:
             step.check_optimizers()
-        self.warnings += [warning for warning in step.warnings if warning not in self.warnings]
+        self._warn(*step.warnings)
         return tracker.trace, survivors
+
+    def _warn(self, *warnings: str) -> None:
+        self.warnings += [warning for warning in warnings if warning not in self.warnings]
 
 
 def _fake_setup(
@@ -227,7 +232,7 @@ def _fake_setup(
         if "uantized" in reason:
             raise StepError(f"the model holds quantized tensors: {USE_FIND}") from error
         raise StepError(f"the model cannot be copied ({reason}): {USE_FIND}") from error
-    changes: dict[str, Any] = {"model": model, "step": step, "loss_fn": loss_fn}
+    changes: dict[str, Any] = {"model": without_compile(model), "step": step, "loss_fn": loss_fn}
     if optimizer is not None:
         changes["optimizer"] = optimizer
     return dataclasses.replace(setup, **changes), held

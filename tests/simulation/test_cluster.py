@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,14 @@ def test_a_rank_holds_what_the_first_of_a_real_job_does(strategy: str, ranks: in
 def test_reducing_gradients_takes_a_copy_of_them() -> None:
     gradients = most_alive(trace("ddp", 4), Kind.GRADIENT)
     assert gradients == 2 * MODEL_BYTES
+
+
+def test_a_synchronized_batch_norm_is_simulated_as_one_that_is_not() -> None:
+    def most(convert: Callable[[nn.Module], nn.Module]) -> int:
+        model = convert(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()))
+        return most_alive(traced(TrainingSetup(model, torch.randn(2, 3, 9, 9)), "ddp", 4))
+
+    assert most(nn.SyncBatchNorm.convert_sync_batchnorm) == most(lambda model: model) > 0
 
 
 @needs_fully_shard

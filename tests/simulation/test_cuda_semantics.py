@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ from torch import nn
 
 from batchfinder.simulation.attention import FAMILIES, AttentionBackend, choose_backend
 from batchfinder.simulation.attention_memory import efficient_backward
-from batchfinder.simulation.fake import fake_cuda
+from batchfinder.simulation.autocast import OFF_WARNING, cuda_autocast_on_cpu
+from batchfinder.simulation.fake import fake_batch, fake_cuda
 from batchfinder.simulation.trace import Kind, Stage, Storage
 from batchfinder.simulation.tracker import StorageTracker
 from batchfinder.simulation.workspaces import CudaWorkspaces
@@ -306,3 +309,28 @@ def test_who_asks_whether_autocast_is_on_asks_about_cuda() -> None:
             with torch.autocast("cuda", enabled=False):
                 assert answers()[:2] == [False, False]
     assert answers() == before
+
+
+@pytest.mark.parametrize("is_remembered", [True, False])
+def test_an_autocast_made_before_the_step(is_remembered: bool) -> None:
+    """As at the top of many a script, or around a forward method."""
+    told: list[str] = []
+    with cuda_autocast_on_cpu() if is_remembered else nullcontext(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # PyTorch finds no CUDA
+        context = torch.autocast("cuda", torch.bfloat16)
+    device = context.device
+    with fake_cuda((9, 0), warn=told.append), context:
+        dtype = (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+    is_on = is_remembered or torch.cuda.is_available()
+    assert dtype is (torch.bfloat16 if is_on else torch.float32)
+    assert told == ([] if is_on else [OFF_WARNING])
+    assert context.device == device
+
+
+def test_a_step_may_print_its_numbers() -> None:
+    length = torch.tensor(7)
+    with fake_cuda((9, 0)) as mode:
+        loss, known = torch.ones(3, 3).mean(), fake_batch(length, mode)
+        assert f"{loss:.2f} {loss.long():d} {known:03d}" == "0.00 0 007"
+        with pytest.raises(TypeError, match="unsupported format string"):
+            f"{torch.ones(3):.2f}"

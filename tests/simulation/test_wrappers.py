@@ -1,0 +1,26 @@
+"""Models in wrappers that are not simulated: said, and estimated without them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from batchfinder import BatchFinderWarning, estimate_max_batch
+
+
+@pytest.mark.parametrize(
+    ("wrap", "said"),
+    [(torch.compile, "is compiled by torch.compile"), (nn.DataParallel, "splits each batch")],
+    ids=["compile", "DataParallel"],
+)
+def test_a_wrapped_model(wrap: type, said: str, recwarn: pytest.WarningsRecorder) -> None:
+    model, sample = nn.Linear(64, 64), torch.randn(2, 64)
+    bare = estimate_max_batch(model, sample, gpu="t4", loss_fn=lambda y, _: y.sum())
+    wrapper = wrap(nn.Sequential(wrap(model)))
+    recwarn.clear()
+    wrapped = estimate_max_batch(wrapper, sample, gpu="t4", loss_fn=lambda y, _: y.sum())
+    assert wrapped.batch_size == bare.batch_size
+    told = [str(warning.message) for warning in recwarn]
+    assert [text for text in told if said in text] == told
+    assert {warning.category for warning in recwarn} == {BatchFinderWarning}
