@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -88,7 +90,8 @@ def estimate_batch_size(
     if forget_calibration:
         calibration.forget()
     arguments = parse_arguments(pairs)
-    with _UsersOwnErrors():
+    # What the target and its steps print is none of the answer.
+    with contextlib.redirect_stdout(sys.stderr), _UsersOwnErrors():
         with cuda_autocast_on_cpu():
             setup, warnings = load_setup(
                 target, arguments, sample=sample, input_spec=input_spec, optimizer=optimizer

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 from batchfinder.cli import cli
 
 TRAIN = """
+import batchfinder
 import torch
 from torch import nn
 
@@ -29,6 +30,17 @@ class Misfit(nn.Module):
 
 def misfit():
     return Misfit(), (torch.randn(2, 4), torch.randn(2, 4))
+
+autocast = torch.autocast("cuda", dtype=torch.bfloat16)
+
+def talkative(is_cast=True, width=16):
+    print("here I am")
+    def step(model, batch):
+        with autocast if is_cast else torch.autocast("cuda", enabled=False):
+            loss = model(batch[0]).mean()
+        print(f"loss {loss:.3f}")
+        return loss
+    return batchfinder.TrainingSetup(*build_model(width), step=step)
 """
 
 
@@ -48,6 +60,20 @@ def estimate(target: str, *arguments: object) -> Any:
     result = run("estimate", target, *arguments, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)["estimates"]
+
+
+def test_what_the_target_prints_is_none_of_the_answer(train_file: Path) -> None:
+    result = run("estimate", f"{train_file}:talkative", "--gpu", "t4", "--json")
+    assert json.loads(result.stdout)["estimates"]
+    assert result.stderr.startswith("here I am\nloss 0.000\n")
+
+
+def test_an_autocast_at_the_top_of_a_file_is_on(train_file: Path) -> None:
+    on, off = (
+        estimate(f"{train_file}:talkative", "--gpu", "t4", "--arg", f"is_cast={is_cast}")[0]
+        for is_cast in (True, False)
+    )
+    assert on["batch_size"] > 1.2 * off["batch_size"]
 
 
 def test_a_row_for_each_gpu(train_file: Path) -> None:
