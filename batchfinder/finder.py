@@ -67,10 +67,11 @@ def find_max_batch(
     On the CPU, and with ``isolate``, sizes are tried in worker processes: an out-of-memory leaves
     holes in the heap of the process it happens in. They get a pickled copy of model, sample and
     functions. Where that is not to be had (a class that the script itself defines, a lambda) they
-    are forks of this process, on Linux without an accelerator; elsewhere sizes are tried in this
-    process, with a warning that says so. In this process, as on accelerators, what step and loss
-    function reach in their closures, their globals and the objects whose methods they are is put
-    back as well: all but objects of libraries that have no ``state_dict``, and data sets.
+    are forks of this process, on Linux without an accelerator and before ``torch.compile``;
+    elsewhere sizes are tried in this process, with a warning that says so. In this process, as on
+    accelerators, what step and loss function reach in their closures, their globals and the objects
+    whose methods they are is put back as well: all but objects of libraries that have no
+    ``state_dict``, and data sets.
 
     Args:
         model: the module to train; a ``transformers.Trainer``, which brings all that follows; or a

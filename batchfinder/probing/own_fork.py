@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from batchfinder.errors import WorkerError
 from batchfinder.probing.forked import ForkedProcess, WorkerPipes
 from batchfinder.probing.worker_process import main
 
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 # GNU's, LLVM's and Intel's runtime, as files in the memory map of a process.
 _RUNTIMES = re.compile(r"(/.*/lib(?:gomp|omp|iomp5)\b[^/]*\.so[^/]*)$", re.MULTILINE)
+# Its threads would be waited for in a fork, too.
+_COMPILER = "torch._inductor.async_compile"
+
 _PAUSE = "omp_pause_resource_all"
 _PAUSE_HARD = 2
 
@@ -41,13 +45,11 @@ _PAUSE_HARD = 2
 def can_be_forked() -> bool:
     """Whether PyTorch runs on the CPU in a fork of this process.
 
-    Example:
-        >>> can_be_forked()  # doctest: +SKIP
-        True
+    Not where it has compiled something, or where there is an accelerator.
     """
     from batchfinder.probing.devices import accelerator  # needs torch
 
-    if sys.platform != "linux" or accelerator() is not None:
+    if sys.platform != "linux" or accelerator() is not None or _COMPILER in sys.modules:
         return False
     return all(hasattr(runtime, _PAUSE) for runtime in _openmp())
 
@@ -61,7 +63,7 @@ def fork_here(setup: TrainingSetup) -> ForkedProcess:
         setup: what to train.
 
     Raises:
-        OSError: the system has no room for another process.
+        WorkerError: the system has no room for another process.
     """
     for runtime in _openmp():
         getattr(runtime, _PAUSE)(_PAUSE_HARD)
@@ -70,7 +72,13 @@ def fork_here(setup: TrainingSetup) -> ForkedProcess:
             # Python warns of other threads. Of ours none is needed there; a fork that waits for a
             # lock of another one's is a probe that hangs, and is ended as such.
             warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError as error:
+                raise WorkerError(
+                    f"this process cannot be forked to try sizes ({error}); give it more room, or "
+                    "use batchfinder find"
+                ) from None
         if pid == 0:
             try:
                 _serve(pipes, setup)

@@ -176,7 +176,7 @@ def remarks_on(trainer: Trainer) -> list[str]:
     if getattr(trainer.args, "torch_compile", False):
         remarks.append(
             "the Trainer compiles its model, which takes other memory than the uncompiled steps "
-            "here; batchfinder find with --compile, or find_max_batch with compile=True, measures it"
+            "here; batchfinder find with --compile measures it, find_max_batch with compile=True"
         )
     own_step = getattr(type(trainer), "training_step", None)
     if getattr(own_step, "__module__", "transformers").partition(".")[0] not in _KNOWN:

@@ -209,3 +209,9 @@ def test_no_fork_outlives_the_script(end: signal.Signals) -> None:
     os.killpg(process.pid, end)
     process.wait(60)
     assert eventually(lambda: all(is_gone(pid) for pid in forks))
+
+
+def test_a_process_that_has_compiled_is_not_forked() -> None:
+    ask = "from batchfinder.probing.own_fork import can_be_forked as can; print(can())"
+    told = run_python("-c", f"{ask}; import torch; torch.compile(torch.nn.ReLU()); print(can())")
+    assert told == "True\nFalse\n"
