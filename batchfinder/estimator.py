@@ -162,6 +162,8 @@ def estimate_peak_memory(
     settings = AllocatorSettings(expandable_segments=expandable_segments)
     traces = StepTraces(setup, options, device.compute_capability)
     prober = SimulatedProber(traces, device, options, settings)
+    traces.at(batch_size)
+    traces.hold_at(batch_size)
     run = prober.replay(batch_size)
     fits = run.trains
     if not fits:

@@ -53,6 +53,8 @@ def search_on_paper(
     answer = largest_that_fits(
         room, bound, smallest=smallest, multiple_of=multiple_of, expected=expected
     )
+    if answer and not prober.traces.hold_at(answer):
+        return search_on_paper(prober, bounds)  # with a trace of each size
     if not answer and smallest not in probes:
         room(smallest)  # the bound alone ruled it out; the result names what failed
     if answer and max_batch_size is None and answer + multiple_of not in probes:

@@ -52,6 +52,9 @@ CHECKED_SIZE = 32
 # Parabolas need one more, and a check by whole steps, as gradients bend too. Not all sizes are
 # powers of two: what is padded to those would pass for a line.
 FURTHER_SIZES = (12, 32)
+# And once more at the answer, as a step that goes through its batch in parts has one at a small
+# size; but with no larger a batch, which is made in host memory.
+CHECKED_BYTES = 1 << 28
 STEPS = 2  # the first allocates the optimizer's states, the second is the steady state
 
 
@@ -94,6 +97,7 @@ class StepTraces:
         self.warnings += self._batches.warnings
         self._general: GeneralTrace | None = None
         self.are_general = True
+        self._held_at = 0
         self._at = functools.cache(self._trace)
 
     def at(self, batch_size: int) -> GeneralTrace:
@@ -108,16 +112,33 @@ class StepTraces:
             try:
                 self._general = self._aligned()
             except NotGeneralError as error:
-                self.are_general = False
-                self.warnings.append(
-                    f"{error}; every batch size is traced by itself, which takes longer"
-                )
+                self._give_up(error)
         if self._general is not None:
             return self._general
         trace = self._at(batch_size)
         each = [tuple(map(Curve, storage.amounts)) for storage in trace.storages]
         ruled = {i: curves for i, curves in enumerate(each) if trace.storages[i].rule}
         return GeneralTrace(trace, [curves[0] for curves in each], ruled)
+
+    def hold_at(self, batch_size: int) -> bool:
+        """Whether what small sizes told is so at a large one; if not, each tells of itself."""
+        if self._general is None:
+            return True
+        small = self._batches.make(TRACED_SIZES[0])
+        per_example = sum(leaf.nbytes for leaf in tree_leaves(small) if isinstance(leaf, Tensor))
+        size = min(batch_size, CHECKED_BYTES * TRACED_SIZES[0] // max(per_example, 1))
+        if size > self._held_at:
+            try:
+                check_lines(self._general, self._trace(size, forward_only=True))
+            except NotInLineError as error:
+                self._give_up(error)
+                return False
+            self._held_at = size
+        return True
+
+    def _give_up(self, error: NotGeneralError) -> None:
+        self._general, self.are_general = None, False
+        self._warn(f"{error}; every batch size is traced by itself, which takes longer")
 
     def _aligned(self) -> GeneralTrace:
         traces = [self._at(size) for size in TRACED_SIZES]
