@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from batchfinder.bounds import check_bounds
+from batchfinder.bounds import check_bounds, whole_bounds, whole_number
 from batchfinder.errors import UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.result import Status
@@ -152,6 +152,7 @@ def estimate_peak_memory(
         >>> estimate_peak_memory(model, sample, batch_size=64, gpu="t4").fits
         True
     """
+    batch_size = whole_number("batch_size", batch_size)
     if batch_size < 1:
         raise UsageError(f"batch_size must be at least 1, not {batch_size}")
     setup, warnings = completed(setup_of(model, sample, loss_fn, optimizer, step, make_batch))
@@ -212,6 +213,7 @@ def estimate_on_gpus(
     Raises:
         UsageError, SampleError, StepError, DeviceError, Exception: as there.
     """
+    _, max_batch_size, multiple_of = whole_bounds(min_batch_size, max_batch_size, multiple_of)
     smallest, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
     made: list[StepTraces] = []
     estimates: list[Estimate] = []

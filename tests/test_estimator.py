@@ -283,6 +283,16 @@ def test_no_huge_batch_is_made_where_every_size_is_traced() -> None:
     assert max(sizes) <= 16 * estimate.batch_size
 
 
+def test_sizes_may_be_numbers_of_numpy_and_must_be_whole() -> None:
+    sizes: dict[str, Any] = {"max_batch_size": np.int64(64), "multiple_of": np.int32(8)}
+    estimate = estimate_max_batch(mlp(), SAMPLE, gpu="t4", **sizes)
+    assert json.loads(json.dumps(estimate.to_dict()))["batch_size"] == 64
+    with pytest.raises(UsageError, match=r"maximum batch size must be a whole number, not 2\.5"):
+        estimate_max_batch(mlp(), SAMPLE, gpu="t4", max_batch_size=2.5)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"batch_size must be a whole number, not 2\.5"):
+        estimate_peak_memory(mlp(), SAMPLE, batch_size=2.5, gpu="t4")  # type: ignore[arg-type]
+
+
 def test_a_model_without_shapes_is_refused() -> None:
     with pytest.raises(StepError, match=r"without a shape yet .*run one batch through it"):
         estimate_max_batch(nn.LazyLinear(10), SAMPLE, gpu="t4")
