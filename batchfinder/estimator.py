@@ -239,6 +239,6 @@ def estimate_on_gpus(
             overhead_bytes=gpu.overhead_bytes,
             workspace_bytes=prober.kept_workspace_bytes,
         )
-        low, high = plausible_interval(result, traces, max_batch_size, multiple_of)
+        low, high = plausible_interval(result, traces, bounds)
         estimates.append(Estimate(gpu, low, high, result, explanation))
     return estimates
