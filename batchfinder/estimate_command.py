@@ -150,7 +150,7 @@ def _gpus(names: Sequence[str], memory: str | None, overhead: str | None) -> lis
     if not gpus:
         raise UsageError("name a GPU, as --gpu rtx3090, or its memory, as --memory 24GiB")
     if overhead is not None:
-        taken = parse_bytes(overhead)
+        taken = parse_bytes(overhead, least=0)
         gpus = [dataclasses.replace(gpu, overhead_bytes=taken, overhead_source="") for gpu in gpus]
     return gpus
 

@@ -105,6 +105,17 @@ def test_json_holds_raw_bytes(train_file: Path) -> None:
     assert found["peak_bytes"] == sum(found["explanation"]["terms"].values())
 
 
+def test_there_may_be_no_overhead(train_file: Path) -> None:
+    target = f"{train_file}:build_model"
+    [known] = estimate(target, "--gpu", "t4")
+    [none] = estimate(target, "--gpu", "t4", "--overhead", "0")
+
+    assert (
+        none["gpu"]["overhead_bytes"] == none["explanation"]["terms"]["context and libraries"] == 0
+    )
+    assert none["batch_size"] > known["batch_size"]
+
+
 def test_nothing_fits_exits_with_3(train_file: Path) -> None:
     result = run(
         "estimate", f"{train_file}:build_model", "--memory", "1960MiB", "--arg", "width=200000"
