@@ -139,11 +139,27 @@ def estimate_peak_memory(
 ) -> PeakEstimate:
     """Estimate the peak memory of a training step at one batch size.
 
-    The arguments are those of :func:`estimate_max_batch`, and ``batch_size``: examples per
-    forward/backward pass.
+    Args:
+        model: see :func:`estimate_max_batch`, as for all that is not told here.
+        sample: see there.
+        batch_size: examples per forward/backward pass.
+        gpu: see there; for another memory, give a :class:`Gpu` of so many ``total_bytes``.
+        loss_fn: see there.
+        optimizer: see there.
+        step: see there.
+        make_batch: see there.
+        headroom: fraction of the memory kept free, which decides whether the size fits; none is
+            by default, unlike there.
+        precision: see there.
+        accumulate: see there.
+        batch_dim: see there.
+        expandable_segments: see there.
+
+    Warns:
+        BatchFinderWarning: of each of the result's ``warnings``.
 
     Raises:
-        Exception: as :func:`estimate_max_batch` does.
+        UsageError, SampleError, DeviceError, StepError, Exception: as there.
 
     Example:
         >>> import torch
@@ -169,6 +185,8 @@ def estimate_peak_memory(
         # The peak that would be needed, not the one at which it ran out.
         roomy = dataclasses.replace(device, total_bytes=1 << 50)
         run = SimulatedProber(traces, roomy, options, settings).replay(batch_size)
+    warnings = [*warnings, *traces.warnings]
+    warn_of(warnings)
     return PeakEstimate(
         device,
         batch_size,
@@ -183,7 +201,7 @@ def estimate_peak_memory(
             overhead_bytes=device.overhead_bytes,
             workspace_bytes=prober.kept_workspace_bytes,
         ),
-        (*warnings, *traces.warnings),
+        tuple(warnings),
     )
 
 
