@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import operator
+from typing import Any, TypeAlias
 
 from batchfinder.errors import UsageError
 
@@ -12,6 +13,41 @@ UNLIMITED_BATCH_SIZE = 2**24
 
 Bounds: TypeAlias = tuple[int, int | None, int]
 """The smallest batch size, the largest or None, and what each is a multiple of."""
+
+
+def whole_number(name: str, value: Any) -> int:
+    """A number of examples as a plain integer; it may be one of NumPy.
+
+    Args:
+        name: of the argument.
+        value: what was given for it.
+
+    Raises:
+        UsageError: it is no whole number.
+
+    Example:
+        >>> whole_number("multiple_of", 8)
+        8
+    """
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise UsageError(f"{name} must be a whole number, not {value!r}")
+
+
+def whole_bounds(smallest: Any, largest: Any, multiple_of: Any) -> Bounds:
+    """Bounds as plain integers.
+
+    Raises:
+        UsageError: one of them is no whole number.
+    """
+    return (
+        whole_number("the minimum batch size", smallest),
+        None if largest is None else whole_number("the maximum batch size", largest),
+        whole_number("multiple_of", multiple_of),
+    )
 
 
 def check_bounds(smallest: int, largest: int | None, multiple_of: int) -> tuple[int, int]:
@@ -26,9 +62,10 @@ def check_bounds(smallest: int, largest: int | None, multiple_of: int) -> tuple[
         The smallest and the largest multiple within the bounds.
 
     Raises:
-        UsageError: a bound is not positive, the smallest is above the largest, or no multiple lies
-            within them.
+        UsageError: a bound is no whole number or not positive, the smallest is above the largest,
+            or no multiple lies within them.
     """
+    smallest, largest, multiple_of = whole_bounds(smallest, largest, multiple_of)
     for name, value in (("min", smallest), ("max", largest)):
         if value is not None and value < 1:
             raise UsageError(f"the {name}imum batch size must be at least 1, not {value}")

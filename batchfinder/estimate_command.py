@@ -97,7 +97,7 @@ def estimate_batch_size(
                 target, arguments, sample=sample, input_spec=input_spec, optimizer=optimizer
             )
         if calibrate is not None:
-            _calibrate(calibration, Path(calibrate), setup, options)
+            _calibrate(calibration, Path(calibrate), setup, options, settings)
         gpus = [calibration.applied(gpu) for gpu in gpus] if overhead is None else gpus
         bounds: dict[str, Any] = {
             "min_batch_size": min_batch_size,
@@ -150,13 +150,17 @@ def _gpus(names: Sequence[str], memory: str | None, overhead: str | None) -> lis
     if not gpus:
         raise UsageError("name a GPU, as --gpu rtx3090, or its memory, as --memory 24GiB")
     if overhead is not None:
-        taken = parse_bytes(overhead)
+        taken = parse_bytes(overhead, least=0)
         gpus = [dataclasses.replace(gpu, overhead_bytes=taken, overhead_source="") for gpu in gpus]
     return gpus
 
 
 def _calibrate(
-    calibration: Calibration, path: Path, setup: TrainingSetup, options: ProbeOptions
+    calibration: Calibration,
+    path: Path,
+    setup: TrainingSetup,
+    options: ProbeOptions,
+    settings: AllocatorSettings,
 ) -> None:
     """Learn from one measured point how much more, or less, than simulated is taken."""
     measured = read_measurement(path)
@@ -164,7 +168,7 @@ def _calibrate(
     # Room enough that the size measured fits whatever the correction turns out to be.
     roomy = dataclasses.replace(gpu, total_bytes=4 * gpu.total_bytes)
     traces = StepTraces(setup, options, gpu.compute_capability)
-    run = SimulatedProber(traces, roomy, options).replay(measured.batch_size)
+    run = SimulatedProber(traces, roomy, options, settings).replay(measured.batch_size)
     correction = measured.peak_reserved_bytes - run.peak_reserved_bytes
     calibration.learn(gpu.name, correction)
     click.echo(

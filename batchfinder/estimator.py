@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from batchfinder.bounds import check_bounds
+from batchfinder.bounds import check_bounds, whole_bounds, whole_number
 from batchfinder.errors import UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.result import Status
@@ -139,11 +139,27 @@ def estimate_peak_memory(
 ) -> PeakEstimate:
     """Estimate the peak memory of a training step at one batch size.
 
-    The arguments are those of :func:`estimate_max_batch`, and ``batch_size``: examples per
-    forward/backward pass.
+    Args:
+        model: see :func:`estimate_max_batch`, as for all that is not told here.
+        sample: see there.
+        batch_size: examples per forward/backward pass.
+        gpu: see there; for another memory, give a :class:`Gpu` of so many ``total_bytes``.
+        loss_fn: see there.
+        optimizer: see there.
+        step: see there.
+        make_batch: see there.
+        headroom: fraction of the memory kept free, which decides whether the size fits; none is
+            by default, unlike there.
+        precision: see there.
+        accumulate: see there.
+        batch_dim: see there.
+        expandable_segments: see there.
+
+    Warns:
+        BatchFinderWarning: of each of the result's ``warnings``.
 
     Raises:
-        Exception: as :func:`estimate_max_batch` does.
+        UsageError, SampleError, DeviceError, StepError, Exception: as there.
 
     Example:
         >>> import torch
@@ -152,6 +168,7 @@ def estimate_peak_memory(
         >>> estimate_peak_memory(model, sample, batch_size=64, gpu="t4").fits
         True
     """
+    batch_size = whole_number("batch_size", batch_size)
     if batch_size < 1:
         raise UsageError(f"batch_size must be at least 1, not {batch_size}")
     setup, warnings = completed(setup_of(model, sample, loss_fn, optimizer, step, make_batch))
@@ -170,6 +187,8 @@ def estimate_peak_memory(
         # The peak that would be needed, not the one at which it ran out.
         roomy = dataclasses.replace(device, total_bytes=1 << 50)
         run = SimulatedProber(traces, roomy, options, settings).replay(batch_size)
+    warnings = [*warnings, *traces.warnings]
+    warn_of(warnings)
     return PeakEstimate(
         device,
         batch_size,
@@ -184,7 +203,7 @@ def estimate_peak_memory(
             overhead_bytes=device.overhead_bytes,
             workspace_bytes=prober.kept_workspace_bytes,
         ),
-        (*warnings, *traces.warnings),
+        tuple(warnings),
     )
 
 
@@ -214,6 +233,7 @@ def estimate_on_gpus(
     Raises:
         UsageError, SampleError, StepError, DeviceError, Exception: as there.
     """
+    _, max_batch_size, multiple_of = whole_bounds(min_batch_size, max_batch_size, multiple_of)
     smallest, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
     made: list[StepTraces] = []
     estimates: list[Estimate] = []
@@ -239,6 +259,6 @@ def estimate_on_gpus(
             overhead_bytes=gpu.overhead_bytes,
             workspace_bytes=prober.kept_workspace_bytes,
         )
-        low, high = plausible_interval(result, traces, max_batch_size, multiple_of)
+        low, high = plausible_interval(result, traces, bounds)
         estimates.append(Estimate(gpu, low, high, result, explanation))
     return estimates

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from batchfinder.bounds import Bounds, check_bounds
+from batchfinder.bounds import Bounds, check_bounds, whole_bounds
 from batchfinder.conclusion import conclude
 from batchfinder.errors import BatchTooSmallError, WorkerError
 from batchfinder.head_start import HeadStart
@@ -137,7 +137,9 @@ def find_max_batch(
     from batchfinder.training.setup import setup_of
 
     setup, warnings = completed(setup_of(model, sample, loss_fn, optimizer, step, make_batch))
-    check_bounds(min_batch_size, max_batch_size, multiple_of)
+    bounds = whole_bounds(min_batch_size, max_batch_size, multiple_of)
+    check_bounds(*bounds)
+    min_batch_size, max_batch_size, multiple_of = bounds
     options = ProbeOptions(
         device=None if device is None else str(device),
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),

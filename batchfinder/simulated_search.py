@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from batchfinder.bounds import Bounds
+from batchfinder.bounds import Bounds, check_bounds
 from batchfinder.conclusion import conclude
 from batchfinder.memory_model import MemoryModel, PhaseModel
 from batchfinder.result import BatchSizeResult, Probe, Status
@@ -19,9 +19,9 @@ from batchfinder.simulation.step_trace import StepTraces
 MORE_THAN_SIMULATED = 0.05
 LESS_THAN_SIMULATED = 0.02
 
-# Where no trace tells the others, each size is traced by itself, and a batch of it made for that:
-# no size is more than so many times one that fits.
-GROWTH_UNTOLD = 16
+# Where each size is traced by itself, on what make_batch returns for it, the search ends here
+# unless a maximum was given: the host has to hold such batches.
+MOST_MADE = 2**20
 
 
 def search_on_paper(
@@ -38,43 +38,66 @@ def search_on_paper(
         StepError, Exception: see :meth:`StepTraces.at`.
     """
     started = time.monotonic()
-    smallest, max_batch_size, multiple_of = bounds
+    traces = prober.traces
+    smallest, _, multiple_of = bounds
     probes: dict[int, Probe] = {}
 
     def room(batch_size: int) -> float:
         probes[batch_size], room = prober.probe_with_room(batch_size)
-        return room if prober.traces.are_general else min(room, (GROWTH_UNTOLD - 1) * batch_size)
+        return room
 
-    bound = prober.traces.at(smallest).upper_bound(prober.budget_bytes)
-    if max_batch_size is not None:
-        bound = max_batch_size if bound is None else min(bound, max_batch_size)
-    if not prober.traces.are_general:
-        bound, expected = max_batch_size, float(smallest)
+    bound = traces.at(smallest).upper_bound(prober.budget_bytes)
+    if not traces.are_general:
+        bound, expected = None, float(smallest)
+    last = _last_size(traces, bounds, bound)
     answer = largest_that_fits(
-        room, bound, smallest=smallest, multiple_of=multiple_of, expected=expected
+        room,
+        last if bound is None else min(bound, last),
+        smallest=smallest,
+        multiple_of=multiple_of,
+        expected=expected,
     )
     if answer and not prober.traces.hold_at(answer):
         return search_on_paper(prober, bounds)  # with a trace of each size
     if not answer and smallest not in probes:
         room(smallest)  # the bound alone ruled it out; the result names what failed
-    if answer and max_batch_size is None and answer + multiple_of not in probes:
+    if answer and answer + multiple_of not in probes and answer + multiple_of <= last:
         room(answer + multiple_of)
     # Where the trace does not tell the slope, a second size far below does.
-    if answer // 2 >= smallest and not prober.traces.are_general:
+    if answer // 2 >= smallest and not traces.are_general:
         room(answer // 2 // multiple_of * multiple_of or smallest)
     # That a size below the answer failed was chance, and bounds nothing.
     failed = [size for size, probe in probes.items() if not probe.fits and size > answer]
     failure = probes[min(failed)] if failed else None
-    if answer:
-        finding = Finding(Status.FOUND if failure else Status.CAPPED, probes[answer], failure)
-    else:
-        finding = Finding(Status.NOTHING_FITS, None, failure)
+    status = Status.FOUND if failure else Status.CAPPED
+    finding = Finding(status if answer else Status.NOTHING_FITS, probes.get(answer), failure)
     seconds = time.monotonic() - started
-    warnings = list(prober.warnings)
+    warnings = [*prober.warnings, *_remarks_on(finding, bounds)]
     model = None
-    if answer and prober.traces.are_general:
-        model = _memory_model(prober.traces, probes[answer])
+    if answer and traces.are_general:
+        model = _memory_model(traces, probes[answer])
     return conclude(prober, list(probes.values()), finding, seconds, warnings, model)
+
+
+def _last_size(traces: StepTraces, bounds: Bounds, bound: int | None) -> int:
+    """The largest size that may be tried; one above the bound of the trace is to show that."""
+    smallest, max_batch_size, multiple_of = bounds
+    if max_batch_size is not None:
+        return max_batch_size
+    if bound is not None:
+        return bound + multiple_of
+    _, last = check_bounds(*bounds)
+    is_cheap = traces.are_general or traces.makes_own_batches
+    return last if is_cheap else max(smallest, min(last, MOST_MADE))
+
+
+def _remarks_on(finding: Finding, bounds: Bounds) -> Iterator[str]:
+    _, max_batch_size, _ = bounds
+    if finding.answer and not finding.failure and max_batch_size is None:
+        yield (
+            f"nothing ran out of memory up to a batch of {finding.answer.batch_size}, and no "
+            "larger one was tried; give the size of your data set as the largest batch size"
+        )
 
 
 def expected_size(bound: int | None, answers: Mapping[int, int]) -> float | None:
@@ -114,27 +137,44 @@ def _memory_model(traces: StepTraces, at_answer: Probe) -> MemoryModel:
 
 
 def plausible_interval(
-    result: BatchSizeResult, traces: StepTraces, max_batch_size: int | None, multiple_of: int
+    result: BatchSizeResult, traces: StepTraces, bounds: Bounds
 ) -> tuple[int, int]:
-    """What the batch size is if the step needs more, or less, than simulated."""
+    """What the batch size is if the step needs more, or less, than simulated.
+
+    Args:
+        result: of the search.
+        traces: that it searched with.
+        bounds: of the search.
+    """
     answer = result.batch_size
+    _, max_batch_size, multiple_of = bounds
+    # Nothing ran out of memory: what ends the search is not moved by what a step needs.
+    is_capped = result.status is Status.CAPPED
+    largest = answer if is_capped else max_batch_size
     model = result.memory_model
 
     def shifted(needs: float) -> int:
         budget = result.budget_bytes / (1 + needs)
         if traces.are_general:
             trace = traces.at(answer or 1)
-            bounds = [trace.upper_bound(round(size)) for size in (result.budget_bytes, budget)]
-            if bounds[0] is None or bounds[1] is None:
+            at_most = [trace.upper_bound(round(size)) for size in (result.budget_bytes, budget)]
+            if at_most[0] is None or at_most[1] is None:
                 return answer
             # What fragmentation takes; unknown where nothing ran out of memory.
-            lost = 0 if result.status is Status.CAPPED else bounds[0] - answer
-            size = bounds[1] - lost
+            lost = 0 if is_capped else at_most[0] - answer
+            size = at_most[1] - lost
         elif model is None or not model.per_sample_bytes:
             return answer
         else:  # as steep as between the sizes tried
-            size = answer + math.floor((budget - result.budget_bytes) / model.per_sample_bytes)
-        size = size // multiple_of * multiple_of
-        return max(0, size if max_batch_size is None else min(size, max_batch_size))
+            taken = _peak_bytes(result) if is_capped else result.budget_bytes
+            size = answer + math.floor((budget - taken) / model.per_sample_bytes)
+        size = size if largest is None else min(size, largest)
+        return max(0, size // multiple_of * multiple_of)
 
     return min(answer, shifted(MORE_THAN_SIMULATED)), max(answer, shifted(-LESS_THAN_SIMULATED))
+
+
+def _peak_bytes(result: BatchSizeResult) -> int:
+    """What is reserved at the answer."""
+    at_answer = [probe for probe in result.probes if probe.batch_size == result.batch_size]
+    return max(probe.peak_reserved_bytes or 0 for probe in at_answer)

@@ -26,18 +26,19 @@ _FACTORS = {
 _SIZE = re.compile(r"\s*(\d{1,24}(?:\.\d{1,24})?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
-def parse_bytes(text: str | int) -> int:
+def parse_bytes(text: str | int, least: int = 1) -> int:
     """Read a size in bytes from text such as ``"24GiB"``, ``"1.5 GiB"`` or ``"512MiB"``.
 
     Args:
         text: a number with an optional unit (B, KiB, MiB, GiB, TiB; "GB" and "G" mean GiB), or an
             integer number of bytes, returned as it is.
+        least: the smallest size that makes sense: 1, or 0.
 
     Returns:
-        The size in bytes, at least 1.
+        The size in bytes.
 
     Raises:
-        UsageError: the text is no size, or the size is not positive.
+        UsageError: the text is no size, or the size is too small.
 
     Example:
         >>> parse_bytes("24GiB")
@@ -52,7 +53,7 @@ def parse_bytes(text: str | int) -> int:
             raise UsageError(f"{text!r} is not a memory size; write it as 24GiB or 512MiB")
         # A fraction, since a float would lose the last bytes of a number beyond 2**53.
         size = int(Fraction(match[1]) * factor)
-    if size < 1:
+    if size < least:
         raise UsageError(f"a memory size must be positive, not {text!r}; write it as 24GiB")
     if size >= 2**63:
         raise UsageError(f"{text!r} is more memory than there is anywhere; write it as 24GiB")

@@ -1,4 +1,4 @@
-"""With what ``find_max_batch`` and ``estimate_max_batch`` tell what is to be known of an answer."""
+"""With what ``find_max_batch`` and the estimates tell what is to be known of an answer."""
 
 from __future__ import annotations
 

@@ -105,6 +105,17 @@ def test_json_holds_raw_bytes(train_file: Path) -> None:
     assert found["peak_bytes"] == sum(found["explanation"]["terms"].values())
 
 
+def test_there_may_be_no_overhead(train_file: Path) -> None:
+    target = f"{train_file}:build_model"
+    [known] = estimate(target, "--gpu", "t4")
+    [none] = estimate(target, "--gpu", "t4", "--overhead", "0")
+
+    assert (
+        none["gpu"]["overhead_bytes"] == none["explanation"]["terms"]["context and libraries"] == 0
+    )
+    assert none["batch_size"] > known["batch_size"]
+
+
 def test_nothing_fits_exits_with_3(train_file: Path) -> None:
     result = run(
         "estimate", f"{train_file}:build_model", "--memory", "1960MiB", "--arg", "width=200000"
@@ -134,11 +145,14 @@ def test_one_clear_line_for_what_is_wrong(
     assert message in result.stderr.splitlines()[-1]
 
 
-def test_one_measured_point_corrects_the_overhead(train_file: Path) -> None:
+@pytest.mark.parametrize("allocator", [(), ("--expandable-segments",)])
+def test_one_measured_point_corrects_the_overhead(
+    train_file: Path, allocator: tuple[str, ...]
+) -> None:
     target = f"{train_file}:build_model"
-    [before] = estimate(target, "--gpu", "h200")
+    [before] = estimate(target, "--gpu", "h200", *allocator)
     half = str(before["batch_size"] // 2)  # with room to spare, where nothing flushes the cache
-    [capped] = estimate(target, "--gpu", "h200", "--max-batch-size", half)
+    [capped] = estimate(target, "--gpu", "h200", "--max-batch-size", half, *allocator)
     (probe,) = (p for p in capped["probes"] if p["batch_size"] == capped["batch_size"])
     measured = {
         "budget_bytes": before["budget_bytes"],
@@ -148,7 +162,7 @@ def test_one_measured_point_corrects_the_overhead(train_file: Path) -> None:
     result_file = train_file.with_name("result.json")
     result_file.write_text(json.dumps(measured))
 
-    [after] = estimate(target, "--gpu", "h200", "--calibrate", result_file)
+    [after] = estimate(target, "--gpu", "h200", "--calibrate", result_file, *allocator)
     [kept] = estimate(target, "--gpu", "h200")
     [forgotten] = estimate(target, "--gpu", "h200", "--forget-calibration")
 

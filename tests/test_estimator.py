@@ -24,6 +24,7 @@ from batchfinder.simulation.gpus import find_gpu, unnamed_gpu
 from batchfinder.simulation.step_trace import STEPS, TRACED_SIZES
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.units import GIB, MIB
+from batchfinder.warning import BatchFinderWarning
 
 SAMPLE = (torch.randn(3, 256), torch.randint(0, 10, (3,)))
 
@@ -41,6 +42,18 @@ def test_the_answer_fits_and_the_next_one_does_not() -> None:
     assert str(estimate).startswith(f"batch size {answer} ({estimate.low} to {estimate.high} are")
     for batch_size, fits in ((answer, True), (answer + 1, False)):
         assert estimate_peak_memory(mlp(), SAMPLE, batch_size=batch_size, gpu="t4").fits is fits
+
+
+def test_both_estimates_warn_of_what_they_tell() -> None:
+    model, sample = nn.Linear(256, 4), torch.randn(2, 256)
+    with pytest.warns(BatchFinderWarning, match="the mean of the model's outputs") as of_peak:
+        peak = estimate_peak_memory(model, sample, batch_size=8, gpu="t4")
+    with pytest.warns(BatchFinderWarning, match="the mean of the model's outputs") as of_largest:
+        estimate_max_batch(model, sample, gpu="t4", max_batch_size=8)
+
+    assert [str(warning.message) for warning in of_peak] == list(peak.warnings)
+    for warned in (of_peak, of_largest):
+        assert {warning.filename for warning in warned} == {__file__}
 
 
 @pytest.mark.parametrize("expandable", [False, True])
@@ -281,6 +294,16 @@ def test_no_huge_batch_is_made_where_every_size_is_traced() -> None:
 
     assert 0 < estimate.batch_size < 64
     assert max(sizes) <= 16 * estimate.batch_size
+
+
+def test_sizes_may_be_numbers_of_numpy_and_must_be_whole() -> None:
+    sizes: dict[str, Any] = {"max_batch_size": np.int64(64), "multiple_of": np.int32(8)}
+    estimate = estimate_max_batch(mlp(), SAMPLE, gpu="t4", **sizes)
+    assert json.loads(json.dumps(estimate.to_dict()))["batch_size"] == 64
+    with pytest.raises(UsageError, match=r"maximum batch size must be a whole number, not 2\.5"):
+        estimate_max_batch(mlp(), SAMPLE, gpu="t4", max_batch_size=2.5)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"batch_size must be a whole number, not 2\.5"):
+        estimate_peak_memory(mlp(), SAMPLE, batch_size=2.5, gpu="t4")  # type: ignore[arg-type]
 
 
 def test_a_model_without_shapes_is_refused() -> None:

@@ -3,7 +3,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from statistics import median
+from typing import Any
 
+import numpy as np
 import pytest
 from fakes import AdversarialProber, FakeProber
 from hypothesis import given
@@ -507,9 +509,10 @@ def test_where_nothing_runs_out_the_search_ends_all_the_same() -> None:
         ((5, 30, 8), (8, 24)),
         ((8, 8, 8), (8, 8)),
         ((1, 100, 3), (3, 99)),
+        ((np.int64(1), np.int32(100), np.uint8(3)), (3, 99)),
     ],
 )
-def test_bounds_become_multiples(bounds: Bounds, sizes: tuple[int, int]) -> None:
+def test_bounds_become_multiples(bounds: Any, sizes: tuple[int, int]) -> None:
     assert check_bounds(*bounds) == sizes
 
 
@@ -519,11 +522,14 @@ def test_bounds_become_multiples(bounds: Bounds, sizes: tuple[int, int]) -> None
         ((0, None, 1), "the minimum batch size must be at least 1, not 0"),
         ((1, -3, 1), "the maximum batch size must be at least 1, not -3"),
         ((1, None, 0), "multiple_of must be at least 1, not 0"),
+        ((1, 2.5, 1), r"the maximum batch size must be a whole number, not 2\.5"),
+        (("2", None, 1), "the minimum batch size must be a whole number, not '2'"),
+        ((1, None, True), "multiple_of must be a whole number, not True"),
         ((9, 8, 1), "the smallest batch size, 9, is above the largest, 8"),
         ((1, 7, 8), "no multiple of 8 lies between the smallest batch size 1 and the largest 7"),
     ],
 )
-def test_bounds_without_a_size_are_a_usage_error(bounds: Bounds, message: str) -> None:
+def test_bounds_without_a_size_are_a_usage_error(bounds: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         check_bounds(*bounds)
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from typing import Any
 
-from batchfinder import TrainingSetup
+import pytest
+import torch
+from torch import Tensor, nn
+
+from batchfinder import TrainingSetup, estimate_max_batch
+from batchfinder.bounds import UNLIMITED_BATCH_SIZE
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.result import Outcome, Probe, Status
-from batchfinder.simulated_search import search_on_paper
+from batchfinder.simulated_search import MOST_MADE, search_on_paper
+from batchfinder.simulation.estimate import Estimate
 from batchfinder.simulation.gpus import unnamed_gpu
 from batchfinder.simulation.prober import SimulatedProber
 from batchfinder.simulation.step_trace import StepTraces
@@ -64,3 +69,69 @@ def test_a_round_size_may_be_the_largest_asked_for() -> None:
 
     assert (result.batch_size, result.status) == (device.round_size, Status.CAPPED)
     assert result.next_failure is None
+
+
+class Parting(nn.Module):
+    """Does more above four examples, so that no two traces tell the others."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y.relu() if len(x) > 4 else y
+
+
+def parting(width: int, gpu: str = "t4", sample: Any = None, **options: Any) -> Estimate:
+    if sample is None and "make_batch" not in options:
+        sample = torch.randn(2, width)
+    return estimate_max_batch(
+        Parting(width), sample, gpu=gpu, loss_fn=lambda output, batch: output.mean(), **options
+    )
+
+
+def test_where_the_maximum_ends_the_search_the_interval_starts_from_the_peak_there() -> None:
+    estimate = parting(256, max_batch_size=64)
+
+    assert estimate.result.status is Status.CAPPED
+    assert (estimate.low, estimate.batch_size, estimate.high) == (64, 64, 64)
+
+
+def test_a_maximum_just_below_the_answer_leaves_the_lower_end_where_it_was() -> None:
+    free = parting(4096, memory_limit="4GiB")
+    capped = parting(4096, memory_limit="4GiB", max_batch_size=free.batch_size - 1)
+
+    assert free.result.status is Status.FOUND
+    assert free.low < free.batch_size - 1 == capped.batch_size == capped.high
+    assert abs(capped.low - free.low) <= free.batch_size * 0.01
+
+
+@pytest.mark.parametrize("has_data", [True, False])
+def test_where_nothing_ends_the_search_it_says_where_it_ended(has_data: bool) -> None:
+    """And makes no data for the largest batches, unless the user's function does."""
+    options: dict[str, Any] = {"make_batch": lambda n: torch.zeros(n, 1)} if has_data else {}
+
+    estimate = parting(1, gpu="h100", **options)
+
+    end = MOST_MADE if has_data else UNLIMITED_BATCH_SIZE
+    assert (estimate.low, estimate.batch_size, estimate.high) == (end, end, end)
+    assert f"up to a batch of {end}" in estimate.result.warnings[-1]
+
+
+@pytest.mark.parametrize("model", [Parting(1024), nn.Linear(1024, 1024)])
+@pytest.mark.parametrize("largest", [None, 4_001, 10**9])
+def test_both_ends_of_the_interval_are_multiples(model: nn.Module, largest: int | None) -> None:
+    estimate = estimate_max_batch(
+        model,
+        torch.randn(2, 1024),
+        gpu="t4",
+        memory_limit="3GiB",
+        max_batch_size=largest,
+        multiple_of=24,
+        loss_fn=lambda output, batch: output.mean(),
+    )
+
+    sizes = estimate.low, estimate.batch_size, estimate.high
+    assert [size % 24 for size in sizes] == [0, 0, 0]
+    assert 0 < estimate.low <= estimate.batch_size <= estimate.high <= (largest or estimate.high)

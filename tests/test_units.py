@@ -29,6 +29,12 @@ def test_a_size_is_read(text: str | int, size: int) -> None:
     assert parse_bytes(text) == size
 
 
+def test_where_nothing_makes_sense_it_may_be_nothing() -> None:
+    assert parse_bytes("0", least=0) == parse_bytes("0GiB", least=0) == 0
+    with pytest.raises(UsageError):
+        parse_bytes(-1, least=0)
+
+
 @pytest.mark.parametrize(
     "text", ["", "GiB", "24 GiBs", "1e9", "-1GiB", "1,5GiB", "24 G i B", "\u0661GiB"]
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,11 @@ class AttentionBackend(enum.Enum):
     EFFICIENT = "efficient"
     MATH = "math"
 
+
+NO_KERNEL = "No available kernel"
+"""What PyTorch says where all kernels that could run are switched off."""
+
+_PREFER_CUDNN = (9, 10)  # major compute capabilities; elsewhere cuDNN's kernel comes last
 
 FAMILIES: tuple[ComputeCapability, ...] = ((5, 0), (7, 0), (8, 0))
 """The oldest GPU of each generation with kernels of its own."""
@@ -46,10 +52,12 @@ def choose_backend(
     *,
     has_mask: bool,
     capability: ComputeCapability,
-) -> AttentionBackend:
-    """The kernel PyTorch picks on CUDA.
+) -> AttentionBackend | None:
+    """The kernel PyTorch picks on CUDA, of those that are not switched off now.
 
-    cuDNN's kernel, preferred on some GPUs, keeps what flash attention keeps and counts as it.
+    ``torch.nn.attention.sdpa_kernel`` switches them, and so do functions of
+    ``torch.backends.cuda``. cuDNN's kernel, preferred on some GPUs, keeps what flash attention
+    keeps and counts as it; with a mask, as the memory-efficient one.
 
     Args:
         query: ``(batch, heads, length, head size)``, as ``key`` and ``value``.
@@ -58,6 +66,9 @@ def choose_backend(
         has_mask: whether an explicit mask is given.
         capability: of the target GPU, such as ``(8, 6)``.
 
+    Returns:
+        The kernel; None: none that is left can do it.
+
     Example:
         >>> q = torch.empty(1, 8, 64, 64, dtype=torch.float16, device="meta")
         >>> choose_backend(q, q, q, has_mask=False, capability=(8, 0)).value
@@ -65,20 +76,29 @@ def choose_backend(
         >>> choose_backend(q, q, q, has_mask=True, capability=(7, 0)).value
         'efficient'
     """
-    head_size = query.size(-1)
-    same_head_size = head_size == value.size(-1)
-    if query.dim() != 4 or query.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return AttentionBackend.MATH
-    half = query.dtype != torch.float32
-    bfloat16_works = query.dtype != torch.bfloat16 or capability >= (8, 0)
-    if half and not has_mask and same_head_size and head_size <= 256 and capability >= (8, 0):
+    switches: Any = torch.backends.cuda
+    flash = efficient = by_cudnn = False
+    if query.dim() == 4 and query.dtype in (torch.float32, torch.float16, torch.bfloat16):
+        sizes = query.size(-1), value.size(-1)
+        half = query.dtype != torch.float32
+        modern = half and capability >= (8, 0)
+        flash = modern and not has_mask and sizes[0] == sizes[1] <= 256
+        bfloat16_works = query.dtype != torch.bfloat16 or capability >= (8, 0)
+        alignment = _alignment(half, capability)
+        aligned = all(size % alignment == 0 for size in sizes)
+        same_heads = query.size(1) == key.size(1)
+        efficient = capability >= (5, 0) and aligned and bfloat16_works and same_heads
+        by_cudnn = modern and aligned and max(sizes) <= 128 and switches.cudnn_sdp_enabled()
+    cudnn_first = by_cudnn and capability[0] in _PREFER_CUDNN
+    if flash and (cudnn_first or switches.flash_sdp_enabled()):
         return AttentionBackend.FLASH
-    alignment = _alignment(half, capability)
-    aligned = head_size % alignment == 0 and value.size(-1) % alignment == 0
-    same_heads = query.size(1) == key.size(1)
-    if capability >= (5, 0) and aligned and bfloat16_works and same_heads:
+    if efficient and (cudnn_first or switches.mem_efficient_sdp_enabled()):
         return AttentionBackend.EFFICIENT
-    return AttentionBackend.MATH
+    if switches.math_sdp_enabled():
+        return AttentionBackend.MATH
+    if by_cudnn and (flash or efficient):
+        return AttentionBackend.FLASH if flash else AttentionBackend.EFFICIENT
+    return None
 
 
 def _alignment(half: bool, capability: ComputeCapability) -> int:
@@ -98,6 +118,9 @@ def attention_kernel(
     Args:
         capability: of the target GPU.
         alike: some of :data:`FAMILIES`; those that choose otherwise are taken out.
+
+    Raises:
+        RuntimeError: when run, as PyTorch does: those that could run there are switched off.
     """
     alike = set() if alike is None else alike
 
@@ -119,6 +142,9 @@ def attention_kernel(
         alike.difference_update(
             [family for family in alike if choose(capability=family) is not backend]
         )
+        if backend is None:
+            gpu = ".".join(map(str, capability))
+            raise RuntimeError(f"{NO_KERNEL} for scaled_dot_product_attention on sm {gpu}")
         if backend is AttentionBackend.FLASH:
             return _flash(query, key, value, dropout_p, is_causal, scale)
         if backend is AttentionBackend.EFFICIENT:

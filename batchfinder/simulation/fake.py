@@ -36,6 +36,7 @@ from batchfinder.simulation.rms_norm import FUSED_SINCE, rms_norm
 from batchfinder.simulation.shapes import new_strided_like
 from batchfinder.training.anatomy import tensors_of
 from batchfinder.training.reach import tensor_hooks
+from batchfinder.training.tree import named_tensors
 
 T = TypeVar("T")
 
@@ -190,7 +191,9 @@ def _hook(fake: Tensor, tensor: Tensor, memo: dict[int, Any]) -> None:
 
 def fake_batch(batch: T, mode: FakeTensorMode) -> T:
     """A copy of a batch of any kind, with fake CPU tensors, of the same values, for its own."""
-    memo: dict[int, Any] = {}
+    # Those without data would stay on the meta device.
+    on_meta = [tensor for _, tensor in named_tensors(batch) if tensor.is_meta]
+    memo: dict[int, Any] = {id(tensor): new_strided_like(tensor, mode) for tensor in on_meta}
     with FakeCopyMode(mode):
         twin = copy.deepcopy(batch, memo)
     for tensor in _deepcopied(memo):

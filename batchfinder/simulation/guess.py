@@ -43,11 +43,14 @@ def guess_batch_size(
         first, last = check_bounds(*bounds)
         traces, simulated = _simulated(setup, options, device, budget_bytes)
         bound = traces.at(first).upper_bound(budget_bytes)
+        if not traces.are_general:
+            bound = None
         guess = largest_that_fits(
             lambda batch_size: simulated.probe_with_room(batch_size)[1],
             last if bound is None else min(bound, last),
             smallest=first,
             multiple_of=bounds[2],
+            expected=None if traces.are_general else first,
         )
     except BatchFinderError as error:
         return None, [f"the search started without an estimate: {error}"]

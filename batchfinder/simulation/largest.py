@@ -15,7 +15,7 @@ _ROUND = 8
 
 def largest_that_fits(
     room: Callable[[int], float],
-    bound: int | None,
+    bound: int,
     *,
     smallest: int = 1,
     multiple_of: int = 1,
@@ -30,7 +30,7 @@ def largest_that_fits(
     Args:
         room: how many more examples fit beside so many, roughly; below 0: how many less do.
         bound: no size above fits, and the answer is a few percent below: fragmentation is all
-            that the bound of a trace leaves out. None: there is none.
+            that the bound of a trace leaves out.
         smallest: no size below is tried.
         multiple_of: only multiples of this are tried.
         expected: where the search begins; None: at the bound.
@@ -40,7 +40,7 @@ def largest_that_fits(
         97
     """
     first = -(-smallest // multiple_of) - 1
-    end = ((1 << 20) if bound is None else bound) // multiple_of + 1
+    end = bound // multiple_of + 1
     round_units = math.lcm(_ROUND, multiple_of) // multiple_of
 
     @cache

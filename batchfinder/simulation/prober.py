@@ -25,6 +25,10 @@ from batchfinder.units import format_bytes
 
 NO_ROOM = -1.0
 
+# Where no trace tells the others, each size is traced by itself, and a batch of it made for that:
+# no size is more than so many times one that fits.
+GROWTH_UNTOLD = 16
+
 STAGES_OF_PHASE = {
     Phase.FORWARD: (Stage.SETUP, Stage.FORWARD),
     Phase.FORWARD_BACKWARD: (Stage.SETUP, Stage.FORWARD, Stage.BACKWARD),
@@ -93,6 +97,8 @@ class SimulatedProber:
             note = "out of memory"
         elif run.retries:
             note, room = THRASHING_NOTE, NO_ROOM
+        if not self.traces.are_general:
+            room = min(room, (GROWTH_UNTOLD - 1) * batch_size)
         probe = Probe(
             batch_size,
             Outcome.OOM if note else Outcome.FITS,

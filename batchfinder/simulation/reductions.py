@@ -4,7 +4,8 @@ Each block leaves its part in a buffer, which counts more than that: for every o
 a block's whole row of them. So it can be 1 MiB for each multiprocessor. The numbers are those of
 NVIDIA's GPUs, and stand for AMD's, too.
 
-Source: ``aten/src/ATen/native/cuda/Reduce.cuh`` of PyTorch.
+Sources: ``aten/src/ATen/native/cuda/Reduce.cuh`` of PyTorch, and ``get_dim_to_split`` in
+``aten/src/ATen/TensorIterator.cpp``.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Reduction(NamedTuple):
         vector: how many elements are read at once, along the row.
         element_bytes: of what is added up.
         outputs: how many sums there were when this was looked up.
+        keeps_outermost: whether the dimension that reaches farthest in memory is not summed up.
 
     Example:
         >>> bias = Reduction(along_rows=False, vector=4, element_bytes=4, outputs=4096)
@@ -45,6 +47,7 @@ class Reduction(NamedTuple):
     vector: int
     element_bytes: int
     outputs: int
+    keeps_outermost: bool = False
 
     def buffer_bytes(self, inputs: int, outputs: int, threads: int) -> int:
         """What the blocks leave for each other.
@@ -54,19 +57,19 @@ class Reduction(NamedTuple):
             outputs: how many sums there are.
             threads: that are on the GPU at once.
         """
+        inputs, outputs = self._largest_part(inputs, outputs)
         blocks, _, width = self._blocks(inputs, outputs, threads)
         size = max(_SUM_BYTES, self.element_bytes) * outputs * blocks
         return size if self.along_rows else size * width * self.vector
 
     def semaphore_bytes(self, inputs: int, outputs: int, threads: int) -> int:
         """By what they know who comes last; see :meth:`buffer_bytes`."""
+        inputs, outputs = self._largest_part(inputs, outputs)
         blocks, grid, _ = self._blocks(inputs, outputs, threads)
         return _SEMAPHORE_BYTES * grid if blocks else 0
 
     def _blocks(self, inputs: int, outputs: int, threads: int) -> tuple[int, int, int]:
         """Blocks that share a sum, 0 for one alone; those beside each other; their width."""
-        while inputs * outputs * self.element_bytes > _LARGEST_TENSOR:  # summed half by half
-            inputs = -(-inputs // 2)
         row, others = (inputs, outputs) if self.along_rows else (outputs, inputs)
         most = _MOST_THREADS if self.along_rows else _MOST_THREADS // self.vector
         row_threads = min(_power_of_2(row // self.vector), most)
@@ -87,6 +90,18 @@ class Reduction(NamedTuple):
         blocks = min(-(-fitting // grid), -(-values // _LEAST_VALUES))
         blocks = max(blocks, -(-values // _MOST_VALUES))
         return blocks if blocks > 1 else 0, grid, width
+
+    def _largest_part(self, inputs: int, outputs: int) -> tuple[int, int]:
+        """Of a tensor too large for one kernel, which is summed half by half.
+
+        The dimension that reaches farthest is cut, until nothing of it is left to cut.
+        """
+        while inputs * outputs * self.element_bytes > _LARGEST_TENSOR:
+            if outputs > 1 and (self.keeps_outermost or inputs == 1):
+                outputs = -(-outputs // 2)
+            else:
+                inputs = -(-inputs // 2)
+        return inputs, outputs
 
 
 def reduction(tensor: Tensor, dims: Collection[int], element_bytes: int) -> Reduction:
@@ -112,7 +127,8 @@ def reduction(tensor: Tensor, dims: Collection[int], element_bytes: int) -> Redu
         strides = [stride for stride, _ in (*inner, *kept[1:])]
         whole = (tensor.storage_offset(), kept[0][1], *strides)
         vector = next(n for n in (_VECTOR, 2, 1) if all(number % n == 0 for number in whole))
-    return Reduction(along_rows, vector, element_bytes, outputs)
+    keeps_outermost = bool(kept) and (not inner or kept[-1][0] > inner[-1][0])
+    return Reduction(along_rows, vector, element_bytes, outputs, keeps_outermost)
 
 
 def _merged(sides: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from batchfinder.errors import BatchTooSmallError, StepError
+from batchfinder.simulation.attention import NO_KERNEL
 from batchfinder.simulation.callers import is_user_code
 
 _UNFAKEABLE = (
@@ -69,6 +70,11 @@ def explained(names: dict[int, str]) -> Iterator[None]:
         reason = next((why for text, why in _REASONS.items() if text in str(error)), "")
         if reason:
             raise StepError(f"{reason}{place(error, names)}: {USE_FIND}") from error
+        if NO_KERNEL in str(error):
+            raise StepError(
+                f"{error}{place(error, names)}: those that could run there are switched off, by "
+                "sdpa_kernel() or torch.backends.cuda.enable_..._sdp(); allow one more"
+            ) from error
         refusal = without_cuda(error, names)
         if refusal is None:
             raise

@@ -28,7 +28,7 @@ from batchfinder.simulation.caches import forget_fakes
 from batchfinder.simulation.cluster import Cluster, resizes_told
 from batchfinder.simulation.curve import Curve
 from batchfinder.simulation.fake import fake_batch, fake_copy, fake_cuda
-from batchfinder.simulation.known import know, let_go, value_of
+from batchfinder.simulation.known import MOST_ELEMENTS, know, let_go, value_of
 from batchfinder.simulation.refusal import USE_FIND, explained
 from batchfinder.simulation.trace import GeneralTrace, Kind, Trace
 from batchfinder.simulation.tracker import StorageTracker
@@ -150,6 +150,11 @@ class StepTraces:
             return align(*traces, *(self._at(size) for size in FURTHER_SIZES))
         return lines
 
+    @property
+    def makes_own_batches(self) -> bool:
+        """Whether large batches cost nothing: those of ``make_batch`` have all their data."""
+        return self._setup.make_batch is None
+
     def hold_for(self, capability: ComputeCapability) -> bool:
         """Whether a GPU runs the steps traced so far with the same kernels."""
         return kernel_family(capability) in self._alike
@@ -173,7 +178,8 @@ class StepTraces:
     def _trace_of(
         self, batch_size: int, cluster: Cluster | None, mesh: Any, forward_only: bool
     ) -> tuple[Trace, list[weakref.ref[Any]]]:
-        batch = self._batches.make(batch_size)
+        # Values of larger tensors are not looked at.
+        batch = self._batches.make(batch_size, MOST_ELEMENTS)
         names: dict[int, str] = {}
         precision = self._options.precision
         fake = fake_cuda(self._capability, alike=self._alike, warn=self._warn)

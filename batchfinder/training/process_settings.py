@@ -187,6 +187,13 @@ _SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
         torch.set_float32_matmul_precision,
     ),
     **{
+        f"{kernel}_sdp": (
+            getattr(torch.backends.cuda, f"{kernel}_sdp_enabled"),
+            getattr(torch.backends.cuda, f"enable_{kernel}_sdp"),
+        )
+        for kernel in ("flash", "mem_efficient", "math", "cudnn")
+    },
+    **{
         flag: (
             partial(operator.attrgetter(flag), torch.backends),
             partial(_set_backend_flag, flag),

@@ -56,13 +56,15 @@ class BatchMaker:
             self.batch_size = _common_size(self._sample, batch_dim)
             self._warn_of_others()
 
-    def make(self, batch_size: int) -> Any:
+    def make(self, batch_size: int, most_elements: int | None = None) -> Any:
         """A fresh batch on the host.
 
         Nothing beyond the batch itself is allocated.
 
         Args:
             batch_size: examples, at least 1.
+            most_elements: of a tensor; a larger one is on the meta device, which has no data,
+                unless ``make_batch`` made it. None: all have data.
 
         Returns:
             A tree like the sample, or what ``make_batch`` returned.
@@ -71,7 +73,9 @@ class BatchMaker:
             SampleError: ``make_batch`` returned no batch of the size asked for.
         """
         if self._make_batch is None:
-            return map_leaves(lambda _, leaf: self._resized(leaf, batch_size), self._sample)
+            return map_leaves(
+                lambda _, leaf: self._resized(leaf, batch_size, most_elements), self._sample
+            )
         batch = self._make_batch(batch_size)
         if not self._checked:
             self._check_made(self._make_batch, batch, batch_size)
@@ -89,13 +93,16 @@ class BatchMaker:
                 "give make_batch(batch_size)"
             )
 
-    def _resized(self, leaf: Any, batch_size: int) -> Any:
+    def _resized(self, leaf: Any, batch_size: int, most_elements: int | None) -> Any:
         if _is_array(leaf) and _size_at(leaf, self.batch_dim) == self.batch_size:
             return leaf.take(range(batch_size), axis=self.batch_dim, mode="wrap")
         if not isinstance(leaf, Tensor):
             return leaf
         if _size_at(leaf, self.batch_dim) != self.batch_size:
             return leaf.clone()
+        elements = leaf.numel() // (self.batch_size or 1) * batch_size
+        if most_elements is not None and elements > most_elements:
+            leaf = leaf.to("meta")
         return _repeat(leaf, self.batch_dim, batch_size)
 
     def _check_made(self, make_batch: MakeBatch, batch: Any, batch_size: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.source import SetupSource
@@ -45,6 +45,28 @@ def test_another_process_guesses_the_same(tmp_path: Path) -> None:
 
     assert guess_of(tmp_path, "pass") == expected
     assert expected[0] is not None
+
+
+def test_a_model_that_does_more_in_a_large_batch_is_guessed_from_small_ones() -> None:
+    made = []
+
+    class Model(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x).unsqueeze(2).expand(-1, -1, 1 << 14).exp()
+            return y.relu() if len(x) > 4 else y
+
+    def make_batch(batch_size: int) -> Tensor:
+        made.append(batch_size)
+        return torch.zeros(batch_size, 8)
+
+    setup = TrainingSetup(
+        Model(8, 8), make_batch=make_batch, loss_fn=lambda output, batch: output.mean()
+    )
+    guess, _ = guess_batch_size(setup, ProbeOptions(), DEVICE, BUDGET, BOUNDS)
+
+    assert guess is not None
+    assert guess > 64
+    assert max(made) <= 16 * guess
 
 
 def test_a_process_that_dies_leaves_no_guess(tmp_path: Path) -> None:

@@ -97,6 +97,22 @@ def test_what_is_too_large_for_32_bits_is_summed_in_parts(
     assert kernel.buffer_bytes(rows, 1024, 132 * 2048) == mebibytes * MIB
 
 
+@pytest.mark.parametrize(("shape", "dim"), [((2, 1 << 30), 0), ((1 << 30, 2), 1)])
+def test_sums_of_which_there_are_too_many_for_32_bits_are_made_in_parts(
+    shape: tuple[int, int], dim: int
+) -> None:
+    """Of few elements each, which need no buffer."""
+    kernel = reduction(torch.empty(shape, device="meta"), [dim], 4)
+    assert kernel.buffer_bytes(2, 1 << 30, 40 * 1024) == 0
+
+
+def test_a_large_tensor_is_cut_along_its_outermost_dimension() -> None:
+    """Rows stay whole where those are summed up: each part has fewer sums."""
+    rows = reduction(torch.empty(1024, 1 << 22, device="meta"), [1], 4)
+    whole, eighth = (rows.buffer_bytes(1 << 22, count, 132 * 2048) for count in (1024, 128))
+    assert whole == eighth > 0
+
+
 REQUESTS = recorded("requests_of_a_step")
 
 

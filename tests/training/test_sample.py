@@ -188,6 +188,17 @@ def test_making_a_large_batch_of_one_example_takes_few_copies() -> None:
     assert batch.sum().item() == 3_000_009
 
 
+def test_tensors_of_too_many_elements_have_no_data() -> None:
+    images = torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    labels = torch.tensor([7, 8])
+
+    large, small = BatchMaker((images, labels)).make(5, most_elements=5)
+
+    assert (large.shape, large.is_meta) == ((5, 3, 4, 4), True)
+    assert large.is_contiguous(memory_format=torch.channels_last)
+    assert small.tolist() == [7, 8, 7, 8, 7]
+
+
 @pytest.mark.parametrize(
     ("sample", "said"),
     [

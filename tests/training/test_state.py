@@ -497,6 +497,7 @@ def test_switches_of_the_process_come_back() -> None:
             torch.backends.cudnn.allow_tf32,
             torch.backends.cuda.matmul.allow_tf32,
             torch.get_default_device(),
+            torch.backends.cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
         ]
 
     before = switches()
@@ -509,6 +510,7 @@ def test_switches_of_the_process_come_back() -> None:
         torch.backends.cudnn.deterministic = not before[6]
         torch.backends.cudnn.allow_tf32 = not before[7]
         torch.set_default_device("meta")
+        torch.backends.cuda.enable_flash_sdp(not before[10])
         assert all(now != was for now, was in zip(switches(), before, strict=True))
     assert switches() == before
 
