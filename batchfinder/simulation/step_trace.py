@@ -53,8 +53,8 @@ CHECKED_SIZE = 32
 # powers of two: what is padded to those would pass for a line.
 FURTHER_SIZES = (12, 32)
 # And once more at the answer, as a step that goes through its batch in parts has one at a small
-# size; but with no larger a batch, which is made in host memory.
-CHECKED_BYTES = 1 << 28
+# size; but with no larger a batch of what make_batch returns, which the host has to hold.
+MOST_CHECKED = 1024
 STEPS = 2  # the first allocates the optimizer's states, the second is the steady state
 
 
@@ -124,9 +124,7 @@ class StepTraces:
         """Whether what small sizes told is so at a large one; if not, each tells of itself."""
         if self._general is None:
             return True
-        small = self._batches.make(TRACED_SIZES[0])
-        per_example = sum(leaf.nbytes for leaf in tree_leaves(small) if isinstance(leaf, Tensor))
-        size = min(batch_size, CHECKED_BYTES * TRACED_SIZES[0] // max(per_example, 1))
+        size = batch_size if self.makes_own_batches else min(batch_size, MOST_CHECKED)
         if size > self._held_at:
             try:
                 check_lines(self._general, self._trace(size, forward_only=True))
@@ -282,12 +280,7 @@ def _states_on_device(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def _on_device(host_batch: Any, tracker: StorageTracker) -> Any:
-    """A batch as if just moved to the device: the one of the step before is another.
-
-    Args:
-        host_batch: without data.
-        tracker: of the step.
-    """
+    """A batch as if just moved to the device: the one of the step before is another."""
 
     def move(_: str, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
