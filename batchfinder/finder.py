@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from batchfinder.bounds import Bounds, check_bounds, whole_bounds
 from batchfinder.conclusion import conclude
-from batchfinder.errors import BatchTooSmallError, WorkerError
+from batchfinder.errors import BatchTooSmallError, UserCodeError, WorkerError
 from batchfinder.head_start import HeadStart
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.prober import Prober
@@ -65,13 +65,12 @@ def find_max_batch(
     after an error or Ctrl-C.
 
     On the CPU, and with ``isolate``, sizes are tried in worker processes: an out-of-memory leaves
-    holes in the heap of the process it happens in. They get a pickled copy of model, sample and
-    functions. Where that is not to be had (a class that the script itself defines, a lambda) they
-    are forks of this process, on Linux without an accelerator and before ``torch.compile``;
-    elsewhere sizes are tried in this process, with a warning that says so. In this process, as on
-    accelerators, what step and loss function reach in their closures, their globals and the objects
-    whose methods they are is put back as well: all but objects of libraries that have no
-    ``state_dict``, and data sets.
+    holes in the heap of the process it happens in. On Linux they are forks of this process, with
+    all that it holds; where there is an accelerator, or something was compiled, they get a pickled
+    copy of model, sample and functions. What cannot be pickled is tried in this process then, with
+    a warning that says so. In this process, as on accelerators, what step and loss function reach
+    in their closures, their globals and the objects whose methods they are is put back as well: all
+    but objects of libraries that have no ``state_dict``, and data sets.
 
     Args:
         model: the module to train; a ``transformers.Trainer``, which brings all that follows; or a
@@ -229,15 +228,7 @@ def run_search(
             guess=head_start.of(prober, bounds) if head_start else None,
         )
 
-    finding: Finding | None = None
-    next_size = max(2, min_batch_size + 1)
-    try:
-        finding = search_from(min_batch_size)
-    except BatchTooSmallError:
-        if probes or (max_batch_size is not None and max_batch_size < next_size):
-            raise
-    if finding is None:  # not above, where each error that follows would be chained to that one
-        finding = search_from(next_size)
+    finding, refusals = _search_upwards(search_from, min_batch_size, max_batch_size, probes)
     if finding.failure and not finding.answer and finding.failure.outcome is Outcome.FAILED:
         raise WorkerError(
             f"not even a batch of {finding.failure.batch_size} runs: {finding.failure.note}; "
@@ -245,6 +236,41 @@ def run_search(
         )
     remarks = remarks_on(finding, prober, max_batch_size, multiple_of)
     notes = head_start.notes if head_start else []
-    warnings = [*notes, *prober.warnings, *remarks]
+    warnings = [*notes, *prober.warnings, *refusals, *remarks]
     result = conclude(prober, probes, finding, time.monotonic() - started, warnings)
     return replace(result, estimated_batch_size=head_start.batch_size if head_start else None)
+
+
+def _search_upwards(
+    search_from: Callable[[int], Finding],
+    smallest: int,
+    largest: int | None,
+    probes: Sequence[Probe],
+) -> tuple[Finding, list[str]]:
+    """Search from the smallest size on, or from the next where a step needs more examples.
+
+    Layers normalize over their batch, and code that squeezes a batch of one fails on what is left.
+
+    Returns:
+        What was found, and what the user should know.
+    """
+    following = max(2, smallest + 1)
+    problem: BatchTooSmallError | UserCodeError
+    warnings = []
+    try:
+        return search_from(smallest), []
+    except BatchTooSmallError as error:
+        problem = error
+    except UserCodeError as error:
+        problem = error
+        warnings.append(f"a batch of 1 fails ({error}), so only larger ones were tried")
+    is_last = largest is not None and largest < following
+    if probes or is_last or (warnings and smallest > 1):
+        raise problem
+    # Not above, where each error that follows would be chained to that one.
+    try:
+        return search_from(following), warnings
+    except UserCodeError:
+        if probes:
+            raise
+    raise problem

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.source import SetupSource
 
 PATIENCE_SECONDS = 60
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -29,15 +30,8 @@ def eventually(condition: Callable[[], Any]) -> Any:
 
 def order(target: str, **arguments: Any) -> dict[str, Any]:
     """The first order of a worker on the CPU: to load a target."""
-    return {
-        "target": target,
-        "arguments": arguments,
-        "sample": None,
-        "input_spec": None,
-        "optimizer": None,
-        "options": ProbeOptions(device="cpu").to_dict(),
-        "group": None,
-    }
+    source = SetupSource(target, arguments)
+    return {**source.to_order(), "options": ProbeOptions(device="cpu").to_dict(), "group": None}
 
 
 def descendants(pid: int) -> list[int]:

@@ -210,6 +210,16 @@ def test_a_batch_norm_that_needs_two_examples_starts_at_two() -> None:
     assert sizes[0] == "2"
 
 
+def test_a_step_that_squeezes_a_batch_of_one_starts_at_two() -> None:
+    done = find(f"{MODELS}:build_squeezing", "--max-batch-size", "3")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("Max batch size 3 ")
+    assert "Warning: a batch of 1 fails (ValueError: not enough values to unpack" in done.stderr
+    done = find(f"{MODELS}:build_squeezing", "--max-batch-size", "1")
+    assert error_of(done).startswith("ValueError: not enough values")
+    assert done.exit_code == 1
+
+
 def test_a_batch_norm_where_only_one_example_is_allowed() -> None:
     done = find(f"{MODELS}:build_normalized", "--max-batch-size", "1")
     assert error_of(done) == (

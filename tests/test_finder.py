@@ -7,7 +7,6 @@ import math
 import pickle
 import subprocess
 import sys
-import types
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -517,17 +516,6 @@ def test_a_model_from_a_script_is_tried_in_forks_of_the_script(tmp_path: Path) -
     assert done.stdout == "3 ()\n", done.stderr
 
 
-def test_a_model_of_which_no_other_process_finds_the_class_is_tried_in_forks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    module = types.ModuleType("made_up")
-    exec("import torch\nclass Net(torch.nn.Linear):\n    pass\n", module.__dict__)
-    monkeypatch.setitem(sys.modules, "made_up", module)
-    sample = torch.ones(2, 4), torch.tensor([0, 1])
-    result = find_max_batch(module.Net(4, 2), sample, device="cpu", max_batch_size=2)
-    assert (result.batch_size, result.warnings) == (2, ())
-
-
 def test_a_model_from_a_module_beside_the_script_is_found_by_the_workers(tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text("import torch\nclass Net(torch.nn.Linear):\n    pass\n")
     script = tmp_path / "train.py"
@@ -541,3 +529,34 @@ def test_a_model_from_a_module_beside_the_script_is_found_by_the_workers(tmp_pat
         [sys.executable, script], capture_output=True, text=True, check=False, cwd="/"
     )
     assert done.stdout.split() == ["1"], done.stderr
+
+
+def test_a_compiled_model_is_searched_for_on_the_device_there_is() -> None:
+    sample = torch.ones(2, 4), torch.tensor([0, 1])
+    model: Any = torch.compile(nn.Linear(4, 2), backend="eager")
+    assert find_max_batch(model, sample, max_batch_size=2).batch_size == 2
+
+
+def test_a_search_may_be_made_where_gradients_are_off() -> None:
+    sample = torch.ones(2, 4), torch.tensor([0, 1])
+    with torch.no_grad():
+        assert find_max_batch(nn.Linear(4, 2), sample, device="cpu", max_batch_size=2)
+        assert not torch.is_grad_enabled()
+
+
+def test_a_file_that_searches_when_it_is_imported_does_not_start_search_after_search(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "unguarded.py").write_text(
+        "import torch\n"
+        "from batchfinder import find_max_batch\n"
+        "class Net(torch.nn.Linear):\n"
+        "    pass\n"
+        "def build_model():\n"
+        "    return Net(4, 2), torch.ones(2, 4)\n"
+        "result = find_max_batch(*build_model(), device='cpu', isolate=True, max_batch_size=1)\n"
+    )
+    command = [sys.executable, "-m", "batchfinder", "find", "unguarded.py:build_model"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "keep that under if __name__ == '__main__'" in done.stderr

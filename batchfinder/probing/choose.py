@@ -15,7 +15,7 @@ from batchfinder.probing.in_process import InProcessProber
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.own_fork import can_be_forked
 from batchfinder.probing.prober import Prober
-from batchfinder.probing.source import SetupSource
+from batchfinder.probing.source import SetupSource, is_worker
 from batchfinder.probing.worker import WorkerProber
 from batchfinder.training.parallel import is_sharded, unwrapped
 from batchfinder.training.setup import TrainingSetup
@@ -34,26 +34,31 @@ def choose_prober(setup: TrainingSetup, options: ProbeOptions, *, isolate: bool)
         options: of the search.
         isolate: whether the user asks for worker processes. On devices where an out-of-memory
             spoils the process that it happens in, they are chosen anyway where they can be:
-            processes of their own, else forks of this one.
+            forks of this process, which hold all that it holds, else processes of their own.
 
     Raises:
-        UsageError: isolation was asked for, and the setup cannot be sent to another process.
+        UsageError: isolation was asked for, and the setup cannot be sent to another process; or
+            this is a worker.
         BatchFinderError: see the probers.
     """
+    if is_worker():
+        raise UsageError(
+            "the code that a search has loaded to try sizes starts a search itself; keep that "
+            "under if __name__ == '__main__', so that the file can be imported"
+        )
     if options.strategy is not None:
         return _choose_for_ranks(setup, options, isolate)
     device = choose_device(options.device, setup.model)
     if not isolate and device.leaves_no_trace:
         return InProcessProber(setup, options)
+    if not device.leaves_no_trace and can_be_forked():
+        return WorkerProber(SetupSource(own_setup=setup), options)
     try:
         return WorkerProber(SetupSource(pickled_setup=_pickle(setup)), options)
     except UsageError as error:
+        if isolate:
+            raise
         problem = error
-    # Not above, where each error that follows would be chained to that one.
-    if not device.leaves_no_trace and can_be_forked():
-        return WorkerProber(SetupSource(own_setup=setup), options)
-    if isolate:
-        raise problem
     prober = InProcessProber(setup, options)
     prober.warn(_HERE_WARNING.format(problem))
     return prober

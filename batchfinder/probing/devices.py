@@ -40,7 +40,8 @@ def choose_device(asked: str | torch.device | None, model: nn.Module | None = No
     if asked is not None:
         device = _parse(asked)
     else:
-        of_model = next((p.device for p in model.parameters()), None) if model else None
+        parameters = iter(()) if model is None else model.parameters()
+        of_model = next((parameter.device for parameter in parameters), None)
         is_on_accelerator = of_model is not None and of_model.type not in ("cpu", "meta")
         device = of_model if of_model and is_on_accelerator else accelerator() or _CPU
     if device.type == "cpu":

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_attempt
 
 from batchfinder.errors import too_small
@@ -159,10 +160,10 @@ class ProbeSession:
         run = Run()
         handled = sys.exc_info()[1]  # by the caller: not an error of the step
         try:
-            if confirm:
-                self._confirm(batch_size, run)
-            else:
-                self._probe(batch_size, run)
+            # Whatever the caller has turned off.
+            with torch.inference_mode(False), torch.enable_grad():
+                steps = self._confirm if confirm else self._probe
+                steps(batch_size, run)
         except Exception as error:
             run.failure = classify(error, handled)
             if run.failure is None:

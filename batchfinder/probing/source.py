@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -53,11 +54,20 @@ class SetupSource:
             }
         return {
             "target": self.target,
-            "arguments": dict(self.arguments),
+            # JSON knows no tuples and no sets, and makes text of keys.
+            "arguments": pickle.dumps(dict(self.arguments)).hex(),
             "sample": self.sample,
             "input_spec": self.input_spec,
             "optimizer": self.optimizer,
         }
+
+
+_loads_for_a_search = threading.Event()
+
+
+def is_worker() -> bool:
+    """Whether this process has loaded a setup to try sizes of it."""
+    return _loads_for_a_search.is_set()
 
 
 def load_ordered(order: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
@@ -74,6 +84,7 @@ def load_ordered(order: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
         UsageError: the pickle does not open here.
         Exception: as :func:`~batchfinder.training.loading.load_setup`.
     """
+    _loads_for_a_search.set()
     if "setup" in order:
         return order["setup"], []
     if "pickled_setup" in order:
@@ -82,7 +93,7 @@ def load_ordered(order: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
 
     return load_setup(
         order["target"],
-        order["arguments"],
+        pickle.loads(bytes.fromhex(order["arguments"])),
         sample=order["sample"],
         input_spec=order["input_spec"],
         optimizer=order["optimizer"],

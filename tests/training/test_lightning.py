@@ -174,6 +174,7 @@ def test_by_hand_in_lower_precision() -> None:
         TrainingStep(by_hand(), torch.device("cpu"), precision="fp16").forward_backward(BATCH)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_a_compiled_module_needs_a_step() -> None:
     with pytest.raises(StepError, match=r"torch\.compile does not reach the training_step"):
         find_max_batch(Regression(), BATCH, device="cpu", compile=True)
