@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import numbers
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -14,15 +17,17 @@ from batchfinder.errors import SampleError
 from batchfinder.training.setup import MakeBatch
 from batchfinder.training.tree import described_shapes, map_leaves, named_tensors
 
+_PLAIN = (str, bytes, numbers.Number, type(None), PurePath)
+
 
 class BatchMaker:
     """Makes batches of any size on the host, by repeating the examples of one sample.
 
     The sample's batch size is the most common size of its tensors at ``batch_dim``. Tensors of
     another size there (a mask shared by all examples, a scalar) and leaves that are no tensors
-    stay as they are, but for NumPy arrays of the batch size. The examples repeat in turn, so labels
-    and token ids stay valid. Every batch is a fresh copy with the sample's memory format, so a step
-    may write into it.
+    stay as they are, but for NumPy arrays and lists of texts, of the batch size. The examples
+    repeat in turn, so labels and token ids stay valid. Every batch is a fresh copy with the
+    sample's memory format, so a step may write into it.
 
     Args:
         sample: a batch as the DataLoader yields it, of any size from 1 on, on any device.
@@ -31,7 +36,7 @@ class BatchMaker:
 
     Attributes:
         batch_size: the sample's; None with ``make_batch``.
-        warnings: which tensors stay as they are, as that may not be meant.
+        warnings: which tensors and lists stay as they are, as that may not be meant.
 
     Raises:
         SampleError: no batch of another size can be made from the sample.
@@ -74,7 +79,9 @@ class BatchMaker:
         """
         if self._make_batch is None:
             return map_leaves(
-                lambda _, leaf: self._resized(leaf, batch_size, most_elements), self._sample
+                lambda _, leaf: self._resized(leaf, batch_size, most_elements),
+                self._sample,
+                is_leaf=_is_flat,
             )
         batch = self._make_batch(batch_size)
         if not self._checked:
@@ -86,16 +93,28 @@ class BatchMaker:
         sizes = [(name, x, _size_at(x, self.batch_dim)) for name, x in named_tensors(self._sample)]
         # One of no size is a number, and one of size 1 suits every batch.
         others = [(name, x) for name, x, size in sizes if size not in (None, 1, self.batch_size)]
-        if others:
+        told = [described_shapes(others)] if others else []
+
+        def note(name: str, leaf: Any) -> None:
+            # One for each example, or else the height and width of images in a batch of two.
+            if _is_flat(leaf) and not _is_texts(leaf) and 1 < len(leaf) == self.batch_size:
+                told.append(f"sample{name}, a {type(leaf).__name__} of {len(leaf)}")
+
+        map_leaves(note, self._sample, is_leaf=_is_flat)
+        if told:
             self.warnings.append(
                 f"the sample's batch size is taken to be {self.batch_size}, so this stays as it is "
-                f"in every batch: {described_shapes(others)}; if it should grow with the batch, "
-                "give make_batch(batch_size)"
+                f"in every batch: {', '.join(told)}; if it should grow with the batch, give "
+                "make_batch(batch_size)"
             )
 
     def _resized(self, leaf: Any, batch_size: int, most_elements: int | None) -> Any:
         if _is_array(leaf) and _size_at(leaf, self.batch_dim) == self.batch_size:
             return leaf.take(range(batch_size), axis=self.batch_dim, mode="wrap")
+        if _is_flat(leaf):
+            is_resized = _is_texts(leaf) and len(leaf) == self.batch_size
+            length = batch_size if is_resized else len(leaf)
+            return type(leaf)(itertools.islice(itertools.cycle(leaf), length))
         if not isinstance(leaf, Tensor):
             return leaf
         if _size_at(leaf, self.batch_dim) != self.batch_size:
@@ -177,6 +196,16 @@ def _is_array(leaf: Any) -> bool:
     """Whether a leaf is an array of NumPy, which is imported then."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(leaf, numpy.ndarray)
+
+
+def _is_flat(node: Any) -> bool:
+    """Whether a part of a batch is a list without tensors, arrays and further containers."""
+    return type(node) in (list, tuple) and all(isinstance(entry, _PLAIN) for entry in node)
+
+
+def _is_texts(node: Any) -> bool:
+    """Whether it is what a DataLoader makes of texts, which it cannot stack."""
+    return all(isinstance(entry, str | bytes) for entry in node)
 
 
 def _size_at(tensor: Any, dim: int) -> int | None:

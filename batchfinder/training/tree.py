@@ -12,7 +12,13 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 
 
-def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str = "") -> Any:
+def map_leaves(
+    function: Callable[[str, Any], Any],
+    tree: Any,
+    path: str = "",
+    *,
+    is_leaf: Callable[[Any], bool] = lambda _: False,
+) -> Any:
     """Make a tree of the same shape from what a function returns for each leaf.
 
     Containers are all that ``torch.utils._pytree`` knows (tuple, list, dict, namedtuple, deque and
@@ -25,6 +31,7 @@ def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str = "") -
             reach the leaf: ``[0]['input_ids']``, ``.mask``.
         tree: any batch.
         path: where the tree itself is.
+        is_leaf: which containers are leaves as well.
 
     Returns:
         The new tree.
@@ -33,7 +40,7 @@ def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str = "") -
         >>> map_leaves(lambda path, leaf: f"{path}={leaf}", {"a": 1, "b": (2, 3)})
         {'a': "['a']=1", 'b': ("['b'][0]=2", "['b'][1]=3")}
     """
-    if isinstance(tree, Tensor | PackedSequence):
+    if isinstance(tree, Tensor | PackedSequence) or is_leaf(tree):
         # Some releases of torch take a PackedSequence for a namedtuple; it has to stay whole, as
         # one of its tensors must never leave the host.
         return function(path, tree)
@@ -45,21 +52,23 @@ def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str = "") -
         names = _child_names(tree, len(children))
         return _pytree.tree_unflatten(
             [
-                map_leaves(function, child, path + name)
+                map_leaves(function, child, path + name, is_leaf=is_leaf)
                 for name, child in zip(names, children, strict=True)
             ],
             spec,
         )
     if isinstance(tree, Mapping):
         mapped = {
-            key: map_leaves(function, value, f"{path}[{key!r}]") for key, value in tree.items()
+            key: map_leaves(function, value, f"{path}[{key!r}]", is_leaf=is_leaf)
+            for key, value in tree.items()
         }
         return _with_items(tree, mapped)
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         # A copy with its fields replaced also serves frozen ones, and runs no __post_init__ twice.
         clone = copy.copy(tree)
         for field in dataclasses.fields(tree):
-            value = map_leaves(function, getattr(tree, field.name), f"{path}.{field.name}")
+            path_of_field = f"{path}.{field.name}"
+            value = map_leaves(function, getattr(tree, field.name), path_of_field, is_leaf=is_leaf)
             object.__setattr__(clone, field.name, value)
         return clone
     return function(path, tree)

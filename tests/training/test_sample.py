@@ -43,7 +43,7 @@ def samples(draw: st.DrawFn) -> tuple[Any, int]:
     scalars = st.builds(torch.tensor, st.floats(0, 1))
     tree = draw(
         st.recursive(
-            tensors | scalars | st.text(max_size=2) | st.none(),
+            tensors | scalars | st.integers() | st.none(),
             lambda inner: (
                 st.lists(inner, max_size=3)
                 | st.dictionaries(st.text(max_size=2), inner, max_size=3)
@@ -123,6 +123,28 @@ def test_arrays_of_numpy_grow_with_the_batch() -> None:
     batch = BatchMaker(sample).make(5)
     assert batch["ids"].tolist() == [7, 8, 7, 8, 7]
     assert batch["names"].tolist() == ["a", "b", "a", "b", "a"]
+
+
+def test_lists_of_texts_grow_with_the_batch() -> None:
+    """As a DataLoader makes them of the texts of its examples."""
+    sample = {"text": ["a", "b"], "file": ("x", "y"), "tags": ["u", "v", "w"], "y": torch.ones(2)}
+    maker = BatchMaker(sample)
+    batch = maker.make(5)
+    assert batch["text"] == ["a", "b", "a", "b", "a"]
+    assert batch["file"] == ("x", "y", "x", "y", "x")
+    assert batch["tags"] == ["u", "v", "w"]
+    assert maker.make(1)["text"] == ["a"]
+    assert not maker.warnings
+    batch["tags"].clear()
+    assert sample["tags"] == maker.make(2)["tags"] == ["u", "v", "w"]
+
+
+def test_lists_that_may_have_an_entry_for_each_example_are_told_of() -> None:
+    sample = {"x": torch.ones(3, 4), "lengths": [4, 2, 3], "size": [224, 224], "scale": (1, 2, 3)}
+    maker = BatchMaker(sample)
+    assert maker.make(7)["lengths"] == [4, 2, 3]
+    (warning,) = maker.warnings
+    assert "sample['lengths'], a list of 3, sample['scale'], a tuple of 3; if" in warning
 
 
 def test_batch_dim_may_be_another_one() -> None:
