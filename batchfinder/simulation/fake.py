@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -29,6 +30,7 @@ from batchfinder.simulation.cuda_dispatch import (
 )
 from batchfinder.simulation.known import know, numbers_of
 from batchfinder.simulation.masks import known_masks_looked_at
+from batchfinder.simulation.offload import offload_simulated
 from batchfinder.simulation.packing import PACKING
 from batchfinder.simulation.recurrent import RECURRENT
 from batchfinder.simulation.refusal import USE_FIND
@@ -42,6 +44,10 @@ T = TypeVar("T")
 
 major, minor = torch.__version__.split(".")[:2]
 TORCH_VERSION = (int(major), int(minor))
+
+
+class SimulatedMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Tells the tensors of simulated steps from those that ``torch.compile`` has."""
 
 
 @contextmanager
@@ -82,10 +88,11 @@ def fake_cuda(
         stack.enter_context(kernels_replaced("AutogradCPU", autograd))
         stack.enter_context(cuda_autocast_simulated(warn))
         stack.enter_context(known_masks_looked_at())
+        stack.enter_context(offload_simulated())
         stack.enter_context(_numbers_printed())
         stack.callback(register_optimizer_step_pre_hook(foreach_as_cuda).remove)
         # A fallback would run the real kernel, on tensors of real size.
-        mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        mode = SimulatedMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         stack.enter_context(mode)
         stack.enter_context(_steady_garbage())
         stack.enter_context(_quiet(logging.getLogger("torch._subclasses.fake_tensor")))
@@ -151,7 +158,9 @@ def fake_copy(
     Raises:
         StepError: an owner or optimizer is not among it after all, as far as that can be copied.
     """
-    memo: dict[int, Any] = {id(optimizer.state): defaultdict(dict) for optimizer in optimizers}
+    # Operators of the user's own, which modules may hold, cannot be copied.
+    memo: dict[int, Any] = {id(operator): operator for operator in OPDEFS.values()}
+    memo.update({id(optimizer.state): defaultdict(dict) for optimizer in optimizers})
     tensors = {id(tensor): tensor for owner in owners for tensor in tensors_of(owner)}
     memo.update({key: _fake_like(tensor, mode) for key, tensor in tensors.items()})
     with FakeCopyMode(mode):

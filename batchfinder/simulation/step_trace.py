@@ -24,7 +24,7 @@ from batchfinder.simulation.alignment import (
     check_lines,
 )
 from batchfinder.simulation.attention import FAMILIES, ComputeCapability, kernel_family
-from batchfinder.simulation.caches import forget_fakes
+from batchfinder.simulation.caches import Caches
 from batchfinder.simulation.cluster import Cluster, resizes_told
 from batchfinder.simulation.curve import Curve
 from batchfinder.simulation.fake import fake_batch, fake_copy, fake_cuda
@@ -98,6 +98,7 @@ class StepTraces:
         self._general: GeneralTrace | None = None
         self.are_general = True
         self._held_at = 0
+        self._caches = Caches(setup.model)
         self._at = functools.cache(self._trace)
 
     def at(self, batch_size: int) -> GeneralTrace:
@@ -160,14 +161,15 @@ class StepTraces:
     def _trace(self, batch_size: int, forward_only: bool = False) -> Trace:
         model = self._setup.model
         joined = self._cluster.joined() if self._cluster else nullcontext()
+        self._caches.note()
         try:
             with self._repeatable(), contents_kept(reachable(methods_of(model))), joined as mesh:
                 trace, survivors = self._trace_of(batch_size, self._cluster, mesh, forward_only)
         except BaseException:
-            forget_fakes()
+            self._caches.forget_fakes()
             raise
         if any(survivor() is not None for survivor in survivors):
-            forget_fakes()  # which takes a moment, and is seldom needed
+            self._caches.forget_fakes()  # which takes a moment, and is seldom needed
         return trace
 
     def _repeatable(self) -> AbstractContextManager[None]:

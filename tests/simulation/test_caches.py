@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -83,6 +86,56 @@ def test_so_it_is_where_the_step_is_refused(
         traces(Positioned(table, reads=True)).at(8)
 
     assert cache.cache_info().currsize == 0
+
+
+LIBRARY = """
+import torch
+from torch import nn
+
+MASK = TABLE = None
+TABLES = {}
+ROWS = []
+
+def positions(rows):
+    global MASK, TABLE, SEEN
+    if MASK is None:
+        MASK = torch.ones(rows, 4)
+    if TABLE is None:
+        TABLE = (torch.ones(rows, 4), rows)
+    if rows not in TABLES:
+        TABLES[rows] = {"table": torch.ones(rows, 4)}
+        ROWS.append(MASK)
+        SEEN = MASK
+    return MASK + TABLE[0] + TABLES[rows]["table"] + SEEN
+
+class Positioned(nn.Linear):
+    bias_of_all = None
+
+    def forward(self, inputs):
+        if self.bias_of_all is None:
+            Positioned.bias_of_all = torch.ones(4)
+        return super().forward(inputs + positions(inputs.shape[1])) + self.bias_of_all
+"""
+
+
+def test_what_libraries_keep_in_variables_and_classes_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "cached_positions.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    library: Any = importlib.import_module("cached_positions")
+    model = library.Positioned(4, 4)
+
+    trace = traces(model)
+    trace.at(8)
+
+    assert trace.are_general
+    assert library.MASK is library.TABLE is library.Positioned.bias_of_all is None
+    assert library.ROWS == []
+    assert not hasattr(library, "SEEN")
+    assert library.TABLES == {}
+    assert model(torch.randn(2, ROWS, 4)).isfinite().all()
 
 
 def test_what_was_cached_before_stays() -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 
+from batchfinder import estimate_max_batch
 from batchfinder.simulation.copies import copied
 from batchfinder.training.lightning import own_training_step
 
@@ -243,3 +244,31 @@ def test_generators_of_random_numbers_come_along() -> None:
     states = own.getstate(), str(numbers.bit_generator.state)
     copied(lambda: (own.random(), numbers.random()), {})()
     assert states == (own.getstate(), str(numbers.bit_generator.state))
+
+
+@torch.library.custom_op("batchfinder_test::doubled", mutates_args=())
+def doubled(rows: Tensor) -> Tensor:
+    return rows * 2
+
+
+@doubled.register_fake
+def _(rows: Tensor) -> Tensor:
+    return torch.empty_like(rows)
+
+
+doubled.register_autograd(lambda _, gradient: gradient * 2)
+
+
+class Doubling(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.operators = {"double": doubled}
+
+    def forward(self, rows: Tensor) -> Tensor:
+        output: Tensor = self.operators["double"](super().forward(rows))
+        return output
+
+
+def test_a_module_may_hold_operators_of_its_own() -> None:
+    estimate = estimate_max_batch(Doubling(), torch.randn(2, 4), gpu="t4", max_batch_size=8)
+    assert estimate.batch_size == 8
