@@ -128,7 +128,3 @@ def _be_as_if_imported_here() -> None:
         numpy.random.seed()
         vector = numpy.ones(LONG_VECTOR)
         vector.dot(vector)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,12 +9,12 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from queue import Empty
 from typing import IO
 
+from batchfinder.probing.python_command import python_command
 from batchfinder.probing.waiting import wait_for
 
 # How long a server may take to end by itself.
@@ -34,7 +34,7 @@ class ForkServer:
         self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "batchfinder.probing.fork_server"],
+                python_command("batchfinder.probing.fork_server"),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from batchfinder.errors import WorkerDiedError, WorkerGarbledError
 from batchfinder.probing.forked import ForkedProcess
+from batchfinder.probing.python_command import python_command
 from batchfinder.probing.waiting import never, wait_for
 
 # What a dying process printed last says why; the rest of its output is nobody's business.
@@ -37,7 +38,7 @@ class WorkerProcess:
 
     def __init__(self, show_output: bool, forked: ForkedProcess | None = None) -> None:
         self._process = forked or subprocess.Popen(
-            [sys.executable, "-m", "batchfinder.probing.worker_process"],
+            python_command("batchfinder.probing.worker_process"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -102,7 +102,3 @@ def _receive(orders: IO[bytes], queue: SimpleQueue[dict[str, Any]]) -> None:
     if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)  # with all that the user's code has started
     os._exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -15,6 +15,7 @@ from typing import Any
 
 from batchfinder.bounds import Bounds
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.python_command import python_command
 from batchfinder.probing.source import SetupSource, load_ordered
 
 # Most estimates take seconds; this is for one that would not end.
@@ -49,7 +50,7 @@ def guess_in_process(
     }
     try:
         child = subprocess.run(
-            [sys.executable, "-m", "batchfinder.simulation.guess_process"],
+            python_command("batchfinder.simulation.guess_process"),
             input=json.dumps(order).encode(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # the workers have shown what the target prints
@@ -87,7 +88,3 @@ def _guess(order: dict[str, Any]) -> tuple[int | None, list[str]]:
     except Exception as error:  # noqa: BLE001 - the user's code runs here, and the workers tell
         reason = "".join(f"{type(error).__name__}: {error}".splitlines()[:1])
         return None, [f"the search started without an estimate: {reason}"]
-
-
-if __name__ == "__main__":
-    main()
