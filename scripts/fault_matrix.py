@@ -238,8 +238,11 @@ def _wait_for_doer(process: subprocess.Popen[bytes], once: Path, seconds: float)
 
 
 def _children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    children: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            children += map(int, (task / "children").read_text().split())
+    return children
 
 
 def end_all(mark: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import subprocess
@@ -36,8 +37,11 @@ def order(target: str, **arguments: Any) -> dict[str, Any]:
 
 def descendants(pid: int) -> list[int]:
     """The processes that a process has started, and those that they have."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    found = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    found: list[int] = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it, or a thread, has ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found += map(int, (task / "children").read_text().split())
     return found + [deeper for child in found for deeper in descendants(child)]
 
 

@@ -33,10 +33,15 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     positional = () if isinstance(inputs, Mapping) else (inputs,)
     try:
         return model(*positional, **keywords)
-    except TypeError as error:
+    except (TypeError, AttributeError) as error:
         # If the model does take these, the error is one of its own.
-        problem = _refused_call(model, positional, keywords)
+        problem = isinstance(error, TypeError) and _refused_call(model, positional, keywords)
         if not problem:
+            if isinstance(inputs, tuple | list) and inputs is batch:
+                error.args = (
+                    f"{error} (the model got all of the batch, a {type(batch).__name__} of "
+                    f"{len(batch)}; give step(model, batch) if it takes a part of it)",
+                )
             raise
         call = ", ".join(f"{name}=..." for name in keywords) or (
             "inputs" if inputs is not batch else "batch"

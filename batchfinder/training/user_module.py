@@ -88,10 +88,32 @@ def _load_file(place: str) -> ModuleType:
             # Compiled here, as Python does with a script: no __pycache__ is left beside it.
             code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
             exec(code, module.__dict__)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[name]
+        if isinstance(error, ImportError) and _lacks_its_package(error, path):
+            raise UsageError(
+                f"{place} imports from its own package; {_named_in_package(path)}"
+            ) from None
         raise
     return module
+
+
+def _lacks_its_package(error: ImportError, path: Path) -> bool:
+    """Whether a file has a relative import; so may another one that it imports."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    raised_in = frame.tb_frame.f_code.co_filename if frame is not None else ""
+    return "no known parent package" in str(error) and raised_in == str(path)
+
+
+def _named_in_package(path: Path) -> str:
+    """How to name a file as the module that it is."""
+    folder, name = path.parent.parent, f"{path.parent.name}.{path.stem}"
+    while (folder / "__init__.py").exists():
+        folder, name = folder.parent, f"{folder.name}.{name}"
+    place = "" if folder == Path.cwd() else f"in {folder}, "
+    return f"{place}write {name}:FUNCTION"
 
 
 def _is_loaded_from(path: Path, name: str) -> bool:

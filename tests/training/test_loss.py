@@ -52,6 +52,25 @@ def test_a_tuple_of_three_is_one_argument() -> None:
     assert model.seen == ((batch,), {})
 
 
+@pytest.mark.parametrize("error", ["linear(): must be Tensor, not tuple", "len() of a tuple"])
+def test_what_the_model_got_is_told_where_it_fails_on_it(error: str) -> None:
+    kind = TypeError if "must be" in error else AttributeError
+
+    class Picky(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise kind(error)
+
+    with pytest.raises(kind) as told:
+        call_model(Picky(), [X, X, CLASSES])
+    assert str(told.value) == (
+        f"{error} (the model got all of the batch, a list of 3; "
+        "give step(model, batch) if it takes a part of it)"
+    )
+    with pytest.raises(kind) as told:
+        call_model(Picky(), (X, CLASSES))
+    assert str(told.value) == error
+
+
 @pytest.mark.parametrize(
     ("batch", "call"),
     [

@@ -323,6 +323,19 @@ def test_errors_of_the_user_s_code_pass_unchanged_and_leave_no_module() -> None:
         load_target("calls.py:build")
 
 
+def test_a_file_of_a_package_is_to_be_named_as_a_module() -> None:
+    write("nets/deep/part.py", "from .layers import Layer")
+    write("nets/deep/train.py", "from .layers import Layer\ndef build(): return Layer()")
+    with pytest.raises(UsageError, match=r"its own package; in .*nets, write deep.train:FUNCTION$"):
+        load_target("nets/deep/train.py:build")
+    write("nets/__init__.py", "")
+    with pytest.raises(UsageError, match=r"package; write nets.deep.train:FUNCTION$"):
+        load_target("nets/deep/train.py:build")
+    write("other.py", "import sys; sys.path.append('nets/deep')\nimport part")
+    with pytest.raises(ImportError, match="attempted relative import"):
+        load_target("other.py:build")
+
+
 def test_exit_of_the_user_s_code_is_told() -> None:
     write("leaves.py", "import sys\nsys.exit('no data')")
     with pytest.raises(TargetError, match=r"leaves.py called sys.exit\('no data'\)"):
