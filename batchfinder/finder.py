@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from batchfinder.bounds import Bounds, check_bounds, whole_bounds
 from batchfinder.conclusion import conclude
-from batchfinder.errors import BatchTooSmallError, UserCodeError, WorkerError
+from batchfinder.errors import BatchTooSmallError, WorkerError
 from batchfinder.head_start import HeadStart
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.prober import Prober
@@ -228,7 +228,15 @@ def run_search(
             guess=head_start.of(prober, bounds) if head_start else None,
         )
 
-    finding, refusals = _search_upwards(search_from, min_batch_size, max_batch_size, probes)
+    finding: Finding | None = None
+    next_size = max(2, min_batch_size + 1)
+    try:
+        finding = search_from(min_batch_size)
+    except BatchTooSmallError:
+        if probes or (max_batch_size is not None and max_batch_size < next_size):
+            raise
+    if finding is None:  # not above, where each error that follows would be chained to that one
+        finding = search_from(next_size)
     if finding.failure and not finding.answer and finding.failure.outcome is Outcome.FAILED:
         raise WorkerError(
             f"not even a batch of {finding.failure.batch_size} runs: {finding.failure.note}; "
@@ -236,41 +244,6 @@ def run_search(
         )
     remarks = remarks_on(finding, prober, max_batch_size, multiple_of)
     notes = head_start.notes if head_start else []
-    warnings = [*notes, *prober.warnings, *refusals, *remarks]
+    warnings = [*notes, *prober.warnings, *remarks]
     result = conclude(prober, probes, finding, time.monotonic() - started, warnings)
     return replace(result, estimated_batch_size=head_start.batch_size if head_start else None)
-
-
-def _search_upwards(
-    search_from: Callable[[int], Finding],
-    smallest: int,
-    largest: int | None,
-    probes: Sequence[Probe],
-) -> tuple[Finding, list[str]]:
-    """Search from the smallest size on, or from the next where a step needs more examples.
-
-    Layers normalize over their batch, and code that squeezes a batch of one fails on what is left.
-
-    Returns:
-        What was found, and what the user should know.
-    """
-    following = max(2, smallest + 1)
-    problem: BatchTooSmallError | UserCodeError
-    warnings = []
-    try:
-        return search_from(smallest), []
-    except BatchTooSmallError as error:
-        problem = error
-    except UserCodeError as error:
-        problem = error
-        warnings.append(f"a batch of 1 fails ({error}), so only larger ones were tried")
-    is_last = largest is not None and largest < following
-    if probes or is_last or (warnings and smallest > 1):
-        raise problem
-    # Not above, where each error that follows would be chained to that one.
-    try:
-        return search_from(following), warnings
-    except UserCodeError:
-        if probes:
-            raise
-    raise problem

@@ -214,9 +214,14 @@ def test_a_step_that_squeezes_a_batch_of_one_starts_at_two() -> None:
     done = find(f"{MODELS}:build_squeezing", "--max-batch-size", "3")
     assert done.exit_code == 0
     assert done.stdout.startswith("Max batch size 3 ")
-    assert "Warning: a batch of 1 fails (ValueError: not enough values to unpack" in done.stderr
+    assert (
+        "(ValueError: not enough values to unpack (expected 2, got 1)), one of 2 do" in done.stderr
+    )
     done = find(f"{MODELS}:build_squeezing", "--max-batch-size", "1")
-    assert error_of(done).startswith("ValueError: not enough values")
+    assert error_of(done) == (
+        "a batch of 1 fails (ValueError: not enough values to unpack (expected 2, got 1)), "
+        "one of 2 does not; set the smallest batch size to 2"
+    )
     assert done.exit_code == 1
 
 

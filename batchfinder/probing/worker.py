@@ -6,6 +6,7 @@ confirmation gets a fresh one.
 
 from __future__ import annotations
 
+from batchfinder.errors import BatchTooSmallError, UserCodeError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.source import SetupSource
 from batchfinder.probing.supervisor import LOADING_SECONDS, Supervisor
@@ -50,6 +51,7 @@ class WorkerProber:
         except BaseException:
             self.close()
             raise
+        self._refusals: tuple[str, ...] = ()
         self.device: str = ready["device"]
         self.budget_bytes: int = ready["budget_bytes"]
         self.capacity_bytes: int = ready["capacity_bytes"]
@@ -59,9 +61,30 @@ class WorkerProber:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return self._supervisor.warnings
+        return (*self._supervisor.warnings, *self._refusals)
 
     def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
+        try:
+            return self._probe(batch_size, confirm)
+        except UserCodeError as error:
+            if batch_size > 1:
+                raise
+            problem = error
+        # Not above, where each error that follows would be chained to that one.
+        self._blame_the_size(problem)
+        raise problem
+
+    def _blame_the_size(self, problem: UserCodeError) -> None:
+        """Raise of a batch of one if one of two runs: code that squeezes it fails on the rest."""
+        try:
+            self._probe(2, confirm=False)
+        except UserCodeError:
+            return
+        fails = f"a batch of 1 fails ({problem}), one of 2 does not"
+        self._refusals = (f"{fails}: only sizes from 2 on were tried",)
+        raise BatchTooSmallError(f"{fails}; set the smallest batch size to 2")
+
+    def _probe(self, batch_size: int, confirm: bool) -> Probe:
         # A worker's death, and an OOM in a process that had not got rid of an earlier probe, may
         # have nothing to do with the size: only a second one in a fresh worker is a verdict.
         return self._supervisor.ask_twice(
