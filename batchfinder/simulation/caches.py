@@ -15,8 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from batchfinder.simulation.fake import SimulatedMode
-from batchfinder.training.anatomy import tensors_of
+from batchfinder.training.anatomy import is_users, tensors_of, variables_of
 
+# No cache has others inside that were there before; and there are tables with a million entries.
+MOST_LOOKED_INTO = 1000
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, tuple, set, deque)
 
 
@@ -42,9 +44,15 @@ class Caches:
         self._containers: dict[int, Any] = {}
 
     def note(self) -> None:
-        """Note the variables of all modules and of the model's classes, before a step."""
-        modules = [module for module in [*sys.modules.values()] if isinstance(module, ModuleType)]
-        spaces: list[tuple[Any, Any]] = [(vars(module), module) for module in modules]
+        """Note the variables of libraries and of the model's classes, before a step.
+
+        Those of the user's own modules are put back with all else that the step reaches.
+        """
+        modules = [
+            thing for thing in [*sys.modules.values()] if issubclass(type(thing), ModuleType)
+        ]
+        libraries = [module for module in modules if not is_users(module)]
+        spaces: list[tuple[Any, Any]] = [(variables_of(module), module) for module in libraries]
         # The variables of a class are shown by a proxy of the dict that holds them.
         spaces += [(gc.get_referents(vars(cls))[0], cls) for cls in self._classes]
         for space, owner in spaces:
@@ -79,10 +87,14 @@ class Caches:
 
     def _note_containers(self, values: Iterable[Any]) -> None:
         """Note those among some values, and those inside them."""
-        for value in values:
-            if type(value) in _CONTAINERS and id(value) not in self._containers:
-                self._containers[id(value)] = value
-                self._note_containers([*dict.values(value)] if isinstance(value, dict) else value)
+        found = [*values]
+        while found:
+            value = found.pop()
+            if type(value) not in _CONTAINERS or id(value) in self._containers:
+                continue
+            self._containers[id(value)] = value
+            if len(value) <= MOST_LOOKED_INTO:
+                found += dict.values(value) if isinstance(value, dict) else value
 
     def _put_back(self, owner: Any, before: dict[str, Any], ids: set[int]) -> None:
         for name in [name for name, value in vars(owner).items() if id(value) in ids]:

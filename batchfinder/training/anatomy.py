@@ -191,9 +191,16 @@ def is_users(thing: Any) -> bool:
             return False  # ours hold something of the user's in closures alone
         return _is_users_file(thing.__module__ or "", thing.__code__.co_filename)
     if isinstance(thing, ModuleType):
-        return _is_users_file(thing.__name__, getattr(thing, "__file__", None) or "")
+        names = variables_of(thing)
+        return _is_users_file(str(names.get("__name__")), str(names.get("__file__") or ""))
     module = thing.__module__ if isinstance(thing, type) else type(thing).__module__
     return _is_users_file(module, getattr(sys.modules.get(module), "__file__", None) or "")
+
+
+def variables_of(module: ModuleType) -> dict[str, Any]:
+    """The variables of a module, which one that loads lazily would load itself to tell."""
+    names: dict[str, Any] = ModuleType.__getattribute__(module, "__dict__")
+    return names
 
 
 @functools.cache

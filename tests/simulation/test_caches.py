@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,6 +138,26 @@ def test_what_libraries_keep_in_variables_and_classes_is_forgotten(
     assert not hasattr(library, "SEEN")
     assert library.TABLES == {}
     assert model(torch.randn(2, ROWS, 4)).isfinite().all()
+
+
+def test_modules_that_load_lazily_stay_unloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "loaded_late.py").write_text("raise RuntimeError('loaded')")
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    spec = importlib.util.find_spec("loaded_late")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "loaded_late", module)
+    spec.loader.exec_module(module)
+
+    trace = traces(Positioned(always))
+    trace.at(8)
+
+    assert trace.are_general
 
 
 def test_what_was_cached_before_stays() -> None:
