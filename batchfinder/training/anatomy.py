@@ -186,13 +186,13 @@ def is_users(thing: Any) -> bool:
 
     Or of batchfinder. Code of the standard library and what is installed as a package are others'.
     """
+    if isinstance(thing, ModuleType):
+        names = variables_of(thing)
+        return _is_users_file(str(names.get("__name__")), str(names.get("__file__") or ""))
     if isinstance(thing, FunctionType):
         if not thing.__closure__ and thing.__code__.co_filename.startswith(_BATCHFINDER):
             return False  # ours hold something of the user's in closures alone
         return _is_users_file(thing.__module__ or "", thing.__code__.co_filename)
-    if isinstance(thing, ModuleType):
-        names = variables_of(thing)
-        return _is_users_file(str(names.get("__name__")), str(names.get("__file__") or ""))
     module = thing.__module__ if isinstance(thing, type) else type(thing).__module__
     return _is_users_file(module, getattr(sys.modules.get(module), "__file__", None) or "")
 
