@@ -97,10 +97,10 @@ class BatchMaker:
 
         def note(name: str, leaf: Any) -> None:
             # One for each example, or else the height and width of images in a batch of two.
-            if _is_flat(leaf) and not _is_texts(leaf) and 1 < len(leaf) == self.batch_size:
+            if _is_list(leaf) and not _is_texts(leaf) and 1 < len(leaf) == self.batch_size:
                 told.append(f"sample{name}, a {type(leaf).__name__} of {len(leaf)}")
 
-        map_leaves(note, self._sample, is_leaf=_is_flat)
+        map_leaves(note, self._sample, is_leaf=_is_list)
         if told:
             self.warnings.append(
                 f"the sample's batch size is taken to be {self.batch_size}, so this stays as it is "
@@ -196,6 +196,14 @@ def _is_array(leaf: Any) -> bool:
     """Whether a leaf is an array of NumPy, which is imported then."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(leaf, numpy.ndarray)
+
+
+def _is_list(node: Any) -> bool:
+    """Whether a part of a batch is a list of what is no data: numbers, texts, dicts of those."""
+    return type(node) in (list, tuple) and all(
+        isinstance(entry, _PLAIN) or (isinstance(entry, Mapping) and not named_tensors(entry))
+        for entry in node
+    )
 
 
 def _is_flat(node: Any) -> bool:

@@ -145,6 +145,9 @@ def test_lists_that_may_have_an_entry_for_each_example_are_told_of() -> None:
     assert maker.make(7)["lengths"] == [4, 2, 3]
     (warning,) = maker.warnings
     assert "sample['lengths'], a list of 3, sample['scale'], a tuple of 3; if" in warning
+    facts = [{"id": 1, "boxes": []}, {"id": 2, "boxes": [(0, 1)]}]
+    (warning,) = BatchMaker((torch.ones(2, 4), facts)).warnings
+    assert "so this stays as it is in every batch: sample[1], a list of 2; if" in warning
 
 
 def test_batch_dim_may_be_another_one() -> None:
