@@ -170,7 +170,7 @@ def table(family: str, limit: str, row: dict[str, Any]) -> str:
         answer = found["batch_size"]
         cells: list[object] = [name, answer or found.get("error", "nothing")]
         if answer:
-            cells += [f"{found['of_maximum']:.0%}" if found["of_maximum"] else "-"]
+            cells += [share_of_maximum(found)]
             cells += ["yes" if found["survived"] else "**no**"]
             cells += [found["steps"], found["full_size_steps"]]
         else:
@@ -192,9 +192,15 @@ def summary(cases: dict[str, dict[str, Any]]) -> str:
     return markdown_table(["case", *(finder.replace("_", " ") for finder in finders)], lines)
 
 
+def share_of_maximum(found: dict[str, Any]) -> str:
+    """As a percentage; "-" if unknown, as after a run that was stopped before it was judged."""
+    share = found.get("of_maximum")
+    return f"{share:.0%}" if share else "-"
+
+
 def cell(found: dict[str, Any]) -> str:
     """What a finder answered, as a share of the maximum, and the time it took."""
-    answer = f"{found['of_maximum']:.0%}" if found["batch_size"] else "error"
+    answer = share_of_maximum(found) if found["batch_size"] else "error"
     death = "" if found.get("survived", True) else ", **dies**"
     return f"{answer}{death}, {found['wall_seconds']:.0f} s"
 
