@@ -23,9 +23,9 @@ GROWTH_NOISE = 1 / 1000
 # What each step leaves in use beyond this is a leak; below it are tables and counters.
 LEAK_BYTES = MIB
 
-# How many steps it takes to see how much peaks differ, where they do, and how many at most: those
-# of a ViT that ten steps saw rose by a tenth more in the seventeenth. On 20 sequences of 40 to 80
-# steps, judged under 60 limits each, fourteen let no size pass that died later, ten did.
+# How many steps it takes to see how much peaks differ, where they do, and how many at most. The
+# peaks of a ViT rose in the seventeenth step to a tenth above those of the first ten. The more are
+# watched the fewer sizes pass that die later (scripts/bench_confirmation.py).
 STEPS_FOR_SPREAD = 6
 MAX_STEPS_FOR_SPREAD = 14
 
