@@ -35,10 +35,11 @@ MAX_STEPS_FOR_SPREAD = 14
 DEVIATIONS = 3
 DEVIATIONS_WITH_HEADROOM = 4.5
 
-# Where so many fit into the budget alone, no more steps are needed to tell: the bound of one more
-# reading in a thousand after five of a normal distribution (7.17, of Student's t with four degrees
-# of freedom, times the root of 1 + 1/5).
-DEVIATIONS_TO_END_EARLY = 8
+# Where so many fit into the budget alone, no more steps are needed to tell: beyond them lies at most
+# one reading of 400, however they are distributed (Chebyshev's inequality), and that the first ones
+# hardly differed is weak evidence. With 8 a ViT passed after seven steps at a size that needs more
+# than all memory later.
+DEVIATIONS_TO_END_EARLY = 20
 
 # That they differ too much is believed after fewer steps where even this share of the deviations
 # does not fit: the spread of three readings is half as large again as the true one in one case of

@@ -290,7 +290,7 @@ def test_a_peak_that_differs_from_step_to_step_must_leave_room_for_more() -> Non
 
 
 def test_near_the_limit_a_confirmation_takes_all_the_steps_that_there_are() -> None:
-    for peak, steps in ((BUDGET - 300, 14), (BUDGET - 1600, 6)):
+    for peak, steps in ((BUDGET - 300, 14), (BUDGET - 5100, 6)):
         device = FakeDevice(leaves_no_trace=False, peak=peak, grown=[-500, 0, 0, 0, 500, -500])
         probe = session(device)[0].confirm(4).probe
         assert (probe.outcome, probe.steps) == (Outcome.FITS, steps)
