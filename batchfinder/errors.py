@@ -149,9 +149,19 @@ class UserCodeError(BatchFinderError):
     """The user's own code raised in a worker process.
 
     Attributes:
-        user_traceback: their traceback as Python prints it, frames of batchfinder left out.
+        user_traceback: their traceback as Python prints it, frames of batchfinder left out. Python
+            shows it as the cause of this error where nobody catches it.
     """
 
     def __init__(self, message: str, user_traceback: str = "") -> None:
         super().__init__(message)
         self.user_traceback = user_traceback
+        if user_traceback:
+            self.__cause__ = _InWorkerError(user_traceback)
+
+
+class _InWorkerError(Exception):
+    """What was raised in a worker process, as the text that Python prints of it."""
+
+    def __init__(self, user_traceback: str) -> None:
+        super().__init__("\n" + user_traceback.rstrip())
