@@ -1,4 +1,4 @@
-"""The loss of a step, where the user gave no ``loss_fn``: from the output, or from the targets."""
+"""The loss of a step: by the user's ``loss_fn``, else from the output, or from the targets."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from batchfinder.errors import StepError
+from batchfinder.training.setup import LossFunction
 
 MEAN_LOSS_WARNING = (
     "the loss is the mean of the model's outputs, for want of a better one; "
@@ -63,6 +64,25 @@ def _refused_call(model: nn.Module, positional: tuple[Any, ...], keywords: dict[
     except TypeError as error:
         return str(error)
     return ""
+
+
+def call_loss(loss_fn: LossFunction, output: Any, batch: Any) -> Tensor:
+    """Call the user's loss function.
+
+    Raises:
+        Exception: what it raises; where it may have expected the targets alone, as the losses of
+            ``torch.nn`` do, the text says what it got.
+    """
+    try:
+        return loss_fn(output, batch)
+    except (TypeError, AttributeError) as error:
+        if isinstance(batch, tuple | list):
+            error.args = (
+                f"{error} (loss_fn got the output and all of the batch, a {type(batch).__name__} "
+                f"of {len(batch)}; if it takes the targets alone, give "
+                "loss_fn=lambda output, batch: loss(output, batch[1]))",
+            )
+        raise
 
 
 def default_loss(output: Any, batch: Any) -> tuple[Tensor, str | None]:

@@ -13,7 +13,7 @@ from torch.optim import SGD, Optimizer
 
 from batchfinder.errors import StepError, UsageError
 from batchfinder.training.lightning import own_training_step
-from batchfinder.training.loss import call_model, default_loss
+from batchfinder.training.loss import call_loss, call_model, default_loss
 from batchfinder.training.manual_optimization import ManualStep
 from batchfinder.training.optimizers import make_optimizer
 from batchfinder.training.parallel import is_wrapped, parallelized
@@ -259,7 +259,7 @@ class TrainingStep:
             return None, self.setup.step(self._model, batch)
         output = call_model(self._model, batch)
         if self.setup.loss_fn is not None:
-            return output, self.setup.loss_fn(output, batch)
+            return output, call_loss(self.setup.loss_fn, output, batch)
         loss, warning = default_loss(output, batch)
         if warning:
             self._warn(warning)

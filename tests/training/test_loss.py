@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812 - PyTorch's own name for it
 from torch import Tensor, nn
 
 from batchfinder.errors import StepError
-from batchfinder.training.loss import MEAN_LOSS_WARNING, call_model, default_loss
+from batchfinder.training.loss import MEAN_LOSS_WARNING, call_loss, call_model, default_loss
 
 CLASSES = torch.tensor([2, 0, 1, 1])
 X = torch.randn(4, 3, requires_grad=True)
@@ -69,6 +69,17 @@ def test_what_the_model_got_is_told_where_it_fails_on_it(error: str) -> None:
     with pytest.raises(kind) as told:
         call_model(Picky(), (X, CLASSES))
     assert str(told.value) == error
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), F.mse_loss])
+def test_a_loss_that_wants_the_targets_alone_is_told_what_it_got(loss: Any) -> None:
+    with pytest.raises((TypeError, AttributeError)) as told:
+        call_loss(loss, X, (X, CLASSES))
+    assert str(told.value).endswith(
+        "(loss_fn got the output and all of the batch, a tuple of 2; if it takes the targets "
+        "alone, give loss_fn=lambda output, batch: loss(output, batch[1]))"
+    )
+    assert call_loss(lambda output, batch: loss(output, batch[1]), X, (X, X.softmax(1))) >= 0
 
 
 @pytest.mark.parametrize(
