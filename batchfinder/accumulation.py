@@ -54,6 +54,12 @@ class AccumulationPlan:
     below: Split | None
     above: Split | None
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether any of its splits takes more than one micro-batch for an optimizer step."""
+        splits = (self.exact, self.below, self.above)
+        return any(split.gradient_accumulation_steps > 1 for split in splits if split)
+
     def __str__(self) -> str:
         nearest = ", or ".join(str(split) for split in (self.below, self.above) if split)
         if self.exact is None:

@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial, wraps
 from types import FrameType
 from typing import Any, ParamSpec
 
 import click
 
+from batchfinder.accumulation import AccumulationPlan
 from batchfinder.bounds import check_bounds
 from batchfinder.conclusion import conclude, stopped_early
 from batchfinder.errors import BatchFinderError, RankError, UsageError
@@ -34,6 +35,11 @@ from batchfinder.units import parse_bytes, parse_percentage
 EXIT_STATUS = {Status.FOUND: 0, Status.CAPPED: 0, Status.NOTHING_FITS: 3}
 MakeProber = Callable[[SetupSource, ProbeOptions], Prober]
 """From what the options say to what tries the sizes."""
+
+NOT_ACCUMULATED_WARNING = (
+    "the size was found without gradient accumulation, which keeps the gradients of one "
+    "micro-batch alive in the next: search with --accumulate"
+)
 
 P = ParamSpec("P")
 
@@ -129,9 +135,7 @@ def find_batch_size(
     def report(result: BatchSizeResult) -> None:
         if not is_rank_0:
             return
-        plan = None
-        if global_batch_size is not None and result.batch_size:
-            plan = result.accumulation_plan(global_batch_size)
+        result, plan = _planned(result, global_batch_size, accumulate)
         if as_json:
             reporter.finish()
             plan_as_data = {"accumulation_plan": asdict(plan)} if plan else {}
@@ -178,6 +182,18 @@ def find_batch_size(
             return why[-1]
         report(result)
     return EXIT_STATUS[result.status]
+
+
+def _planned(
+    result: BatchSizeResult, global_batch_size: int | None, accumulate: bool
+) -> tuple[BatchSizeResult, AccumulationPlan | None]:
+    """How to reach the global batch size asked for; a warning if that was not measured."""
+    if global_batch_size is None or not result.batch_size:
+        return result, None
+    plan = result.accumulation_plan(global_batch_size)
+    if plan.accumulates and not accumulate:
+        result = replace(result, warnings=(*result.warnings, NOT_ACCUMULATED_WARNING))
+    return result, plan
 
 
 @contextmanager

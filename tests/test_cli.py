@@ -20,6 +20,7 @@ from processes import PATIENCE_SECONDS, descendants, eventually, is_gone
 from batchfinder import Outcome
 from batchfinder.cli import cli
 from batchfinder.errors import BatchFinderError, UserCodeError
+from batchfinder.find_command import NOT_ACCUMULATED_WARNING
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.source import SetupSource
 
@@ -100,6 +101,16 @@ def test_how_to_reach_a_global_batch_size() -> None:
     assert done.stdout.splitlines()[-1] == (
         "Global batch 64 = 2 per device x 32 accumulation steps"
     )
+    assert f"Warning: {NOT_ACCUMULATED_WARNING}" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "options", [("--global-batch-size", "2"), ("--global-batch-size", "64", "--accumulate")]
+)
+def test_that_gradients_live_on_is_told_only_where_they_were_not_measured(
+    options: tuple[str, ...],
+) -> None:
+    assert "Warning" not in find(small_device(), *options).stderr
 
 
 def test_the_json_is_all_there_is_on_stdout() -> None:
