@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from batchfinder.memory_model import MemoryModel, Phase
     from batchfinder.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
     from batchfinder.simulation.estimate import Estimate, PeakEstimate
+    from batchfinder.simulation.gpus import Gpu, find_gpu
     from batchfinder.training.setup import TrainingSetup
     from batchfinder.warning import BatchFinderWarning
 
@@ -24,6 +25,7 @@ __all__ = [
     "BatchFinderWarning",
     "BatchSizeResult",
     "Estimate",
+    "Gpu",
     "MemoryModel",
     "NextFailure",
     "Outcome",
@@ -35,6 +37,7 @@ __all__ = [
     "TrainingSetup",
     "estimate_max_batch",
     "estimate_peak_memory",
+    "find_gpu",
     "find_max_batch",
 ]
 
@@ -46,6 +49,7 @@ _MODULES = {
     "BatchFinderWarning": "warning",
     "BatchSizeResult": "result",
     "Estimate": "simulation.estimate",
+    "Gpu": "simulation.gpus",
     "MemoryModel": "memory_model",
     "NextFailure": "result",
     "Outcome": "result",
@@ -57,6 +61,7 @@ _MODULES = {
     "TrainingSetup": "training.setup",
     "estimate_max_batch": "estimator",
     "estimate_peak_memory": "estimator",
+    "find_gpu": "simulation.gpus",
     "find_max_batch": "finder",
 }
 

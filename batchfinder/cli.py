@@ -57,7 +57,11 @@ SHARED_OPTIONS = (
         metavar="NAME",
         help="Any class of torch.optim but LBFGS. [default: the target's, or adamw]",
     ),
-    click.option("--accumulate", is_flag=True, help="Train with gradient accumulation."),
+    click.option(
+        "--accumulate",
+        is_flag=True,
+        help="With gradient accumulation: gradients live on in the next forward pass.",
+    ),
     click.option(
         "--min-batch-size",
         type=int,
@@ -118,7 +122,7 @@ def cli() -> None:
     metavar="N",
     default=3,
     show_default=True,
-    help="Least number of full steps that prove the answer.",
+    help="Least number of full steps that prove the answer; on the CPU 6 at least.",
 )
 @click.option(
     "--probe-timeout",
@@ -135,7 +139,7 @@ def cli() -> None:
     "--global-batch-size",
     type=int,
     metavar="N",
-    help="Also say how to reach it by gradient accumulation.",
+    help="Also say how to reach it by gradient accumulation; see --accumulate.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the answer alone.")
@@ -161,7 +165,11 @@ def find(make_prober: Any, /, **options: Any) -> None:
 @cli.command(short_help="Estimate the same for GPUs you do not have.")
 @click.argument("target")
 @click.option("--gpu", "gpu_names", metavar="NAME", multiple=True, help="As rtx3090. Repeatable.")
-@click.option("--memory", metavar="SIZE", help="The GPU's memory, as 24GiB: for any other GPU.")
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    help="The GPU's memory, as 24GiB: of those named, or of any other GPU.",
+)
 @click.option(
     "--overhead", metavar="SIZE", help="What a process takes beside its tensors. [default: known]"
 )
@@ -180,7 +188,9 @@ def find(make_prober: Any, /, **options: Any) -> None:
     "--world-size", type=int, metavar="N", help="Ranks of the job; also shows 1, 2, 4 ... of them."
 )
 @click.option(
-    "--calibrate", metavar="JSON", help="A result of `find --json` on your GPU, to learn from."
+    "--calibrate",
+    metavar="JSON",
+    help="A result of `find --json` on your GPU to learn from, of the same target and options.",
 )
 @click.option("--forget-calibration", is_flag=True, help="Remove what was learned before.")
 @click.option("--explain", is_flag=True, help="Show what the memory goes to, and where.")
@@ -196,7 +206,8 @@ def estimate(**options: Any) -> None:
     TARGET is as for `find`. The training step runs on tensors without data, and its allocations
     in a model of the CUDA caching allocator.
 
-    Exit status: 0 estimated, 1 error, 2 usage, 3 not even the smallest size fits.
+    Exit status: 0 estimated, 1 error, 2 usage, 3 not even the smallest size fits on any of the
+    GPUs, 130 Ctrl-C.
     """
     _expect_no_numpy()
     from batchfinder.estimate_command import estimate_batch_size
@@ -207,7 +218,10 @@ def estimate(**options: Any) -> None:
 @cli.command(short_help="List the GPUs that can be simulated.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array on stdout.")
 def gpus(**options: Any) -> None:
-    """List the GPUs that `estimate` knows, with the sources of their facts."""
+    """List the GPUs that `estimate` knows, with the sources of their facts.
+
+    Of AMD's, the compute capability is that of NVIDIA's generation with the same choice of kernels.
+    """
     from batchfinder.gpus_command import list_gpus
 
     _exit_with(list_gpus, **options)

@@ -64,10 +64,12 @@ def estimate_max_batch(
     a step that draws some draws the same in each estimate.
 
     Args:
-        model: the module to train; a ``transformers.Trainer``, which brings all that follows; or a
-            :class:`TrainingSetup` instead of the first six arguments.
+        model: the module to train; or instead of this, ``sample``, ``loss_fn``, ``optimizer``,
+            ``step`` and ``make_batch`` a :class:`TrainingSetup`, or a ``transformers.Trainer``,
+            which brings those of them that are not given.
         sample: one batch as the DataLoader yields it, of any size.
-        gpu: a name from ``batchfinder gpus``, or a :class:`Gpu`.
+        gpu: a name from ``batchfinder gpus``, or a :class:`Gpu`: :func:`find_gpu` gives those
+            known, ``dataclasses.replace`` changes them.
         loss_fn: see :func:`batchfinder.find_max_batch`, as for all that follow.
         optimizer: see there.
         step: see there.
@@ -81,6 +83,10 @@ def estimate_max_batch(
         multiple_of: only multiples of this are tried.
         batch_dim: index of the batch dimension.
         expandable_segments: as with ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
+
+    Returns:
+        The estimate: ``batch_size`` (0 if nothing fits), ``low`` and ``high``, the sizes between
+        which the true one plausibly lies, ``peak_bytes``, and in ``explanation`` what it goes to.
 
     Warns:
         BatchFinderWarning: of each of the result's ``warnings``.
@@ -154,6 +160,10 @@ def estimate_peak_memory(
         accumulate: see there.
         batch_dim: see there.
         expandable_segments: see there.
+
+    Returns:
+        The estimate: ``fits``, ``peak_bytes`` of the whole process, and in ``explanation`` what
+        they go to.
 
     Warns:
         BatchFinderWarning: of each of the result's ``warnings``.

@@ -68,13 +68,14 @@ def find_max_batch(
     holes in the heap of the process it happens in. On Linux they are forks of this process, with
     all that it holds; where there is an accelerator, or something was compiled, they get a pickled
     copy of model, sample and functions. What cannot be pickled is tried in this process then, with
-    a warning that says so. In this process, as on accelerators, what step and loss function reach
-    in their closures, their globals and the objects whose methods they are is put back as well: all
-    but objects of libraries that have no ``state_dict``, and data sets.
+    a warning that says so; with ``isolate`` or ``strategy="fsdp"`` it is a ``UsageError``. In this
+    process, as on accelerators, what step and loss function reach in their closures, their globals
+    and the objects whose methods they are is put back as well: all but objects of libraries that
+    have no ``state_dict``, and data sets.
 
     Args:
-        model: the module to train; a ``transformers.Trainer``, which brings all that follows; or a
-            :class:`TrainingSetup` instead of the first six arguments.
+        model: the module to train; or instead of this and the next five a :class:`TrainingSetup`,
+            or a ``transformers.Trainer``, which brings those of them that are not given.
         sample: one batch as the DataLoader yields it, of any size: a pytree of tensors with the
             batch dimension first, with the longest sequences that there will be.
         loss_fn: ``loss_fn(output, batch) -> loss``. Default: the output's ``loss``; a scalar
@@ -119,8 +120,10 @@ def find_max_batch(
         UsageError: an argument makes no sense.
         SampleError, StepError, DeviceError: see :mod:`batchfinder.errors`.
         RankError: the ranks of the job ask for different things, or one does not make this call.
+        BatchTooSmallError: a layer needs more than one example, and no larger size is allowed.
+        WorkerError: worker processes end, whatever the size.
         Exception: what the model or one of the functions raises, other than running out of memory.
-        UserCodeError: the same, from a worker process.
+        UserCodeError: the same from a worker process, as mostly on the CPU.
 
     Example:
         >>> import torch

@@ -54,7 +54,8 @@ class Probe:
         step_seconds: what its last complete step took; None if none was completed.
         peak_allocated_bytes: most bytes held by tensors at any moment; None if it was not read.
         peak_reserved_bytes: most bytes held by the caching allocator; None if it was not read.
-        phase_peak_bytes: the peak of each phase, in the bytes that count against the budget.
+        phase_peak_bytes: the peak of each phase, held by tensors. (Of an estimate, that of
+            ``forward_backward`` is what the allocator holds.)
         allocation_retries: how often the allocator had to flush its cache in the last step, if that
             was completed.
         confirmed: whether this was a confirmation: several full steps from a fresh allocator.
@@ -161,11 +162,12 @@ class BatchSizeResult:
         probes: every probe, in the order they were run.
         memory_model: the lines fitted to the probes; None while fewer than two sizes fitted.
         next_failure: the smallest size above the answer that failed; None if none was tried.
-        confirmed_steps: full steps run at the answer, from a fresh allocator; 0 if interrupted.
+        confirmed_steps: full steps run at the answer, from a fresh allocator; 0 if it was not
+            confirmed.
         cost_full_size_steps: what the search cost in steps at the answer's size: the examples of
             all probes, a failing step counted as a whole one, by the answer. 0 if nothing fits.
         seconds: what the whole search took.
-        versions: of python, torch, batchfinder and, where there is one, CUDA.
+        versions: of python, torch, batchfinder and, where there is one, CUDA or HIP.
         warnings: what the user should know, each one line with what to do about it.
         estimated_batch_size: what the search started from; None if it started without an estimate.
     """
@@ -216,6 +218,9 @@ class BatchSizeResult:
         self, global_batch_size: int, world_size: int | None = None
     ) -> AccumulationPlan:
         """How to reach a global batch size with micro-batches no larger than the answer.
+
+        With more than one accumulation step the gradients of one micro-batch are alive in the
+        forward pass of the next: find the answer with ``accumulate=True`` then.
 
         Args:
             global_batch_size: examples per optimizer step over all ranks.

@@ -47,7 +47,7 @@ def parse_bytes(text: str | int, least: int = 1) -> int:
     if isinstance(text, int):
         size = text
     else:
-        match = _SIZE.fullmatch(text)
+        match = _SIZE.fullmatch(text) if isinstance(text, str) else None
         factor = _FACTORS.get(match[2].upper()) if match else None
         if match is None or factor is None:
             raise UsageError(f"{text!r} is not a memory size; write it as 24GiB or 512MiB")

@@ -132,7 +132,7 @@ def budget(memory: DeviceMemory, memory_limit: int | None, headroom: float) -> i
         raise DeviceError(
             f"the memory limit of {format_bytes(usable)} less {headroom:.0%} headroom is below "
             f"what this process already uses, {format_bytes(in_use)}; raise the limit"
-            if memory_limit is not None
+            if memory_limit == usable
             else f"only {format_bytes(usable)} is free on the device and this process already "
             f"uses {format_bytes(in_use)}; end other processes that use it"
         )

@@ -35,8 +35,8 @@ MAX_STEPS_FOR_SPREAD = 14
 DEVIATIONS = 3
 DEVIATIONS_WITH_HEADROOM = 4.5
 
-# Where so many fit into the budget alone, no more steps are needed to tell: beyond them lies at most
-# one reading of 400, however they are distributed (Chebyshev's inequality), and that the first ones
+# Where so many fit into the budget alone, no more steps are needed to tell: beyond them lies one
+# reading of 400 at most, however they are distributed (Chebyshev's inequality); that the first ones
 # hardly differed is weak evidence. With 8 a ViT passed after seven steps at a size that needs more
 # than all memory later.
 DEVIATIONS_TO_END_EARLY = 20
