@@ -1,6 +1,6 @@
 """Benchmark of the confirmation: whether the sizes it lets pass on the CPU are those that go on.
 
-    python scripts/bench_confirmation.py             # about 40 minutes on one core
+    python scripts/bench_confirmation.py             # about 30 minutes on one core
     python scripts/bench_confirmation.py --replay    # with the peaks recorded before; seconds
 
 Records the peak of every step of trainings without a limit, each size in several processes. Under
@@ -34,7 +34,7 @@ from batchfinder.training.sample import BatchMaker
 from batchfinder.units import GIB, MIB
 
 RESULT_FILE = RESULTS / "confirmation_cpu.json"
-STEPS = 50
+STEPS = 40
 PROCESSES = 2
 NO_LIMIT = 20 * GIB
 SIZES = {
