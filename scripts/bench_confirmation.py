@@ -50,7 +50,7 @@ SIZES = {
 SHARES = [percent / 1000 for percent in range(800, 1100, 5)]
 HEADROOMS = (0.05, 0.0)
 CONFIRM_STEPS = 3
-MOST_STEPS = (8, 10, 12, 14)
+MOST_STEPS = (8, 10, 12, 14, 20)
 
 
 class RecordingDevice(CpuDevice):
