@@ -157,11 +157,4 @@ class UserCodeError(BatchFinderError):
         super().__init__(message)
         self.user_traceback = user_traceback
         if user_traceback:
-            self.__cause__ = _InWorkerError(user_traceback)
-
-
-class _InWorkerError(Exception):
-    """What was raised in a worker process, as the text that Python prints of it."""
-
-    def __init__(self, user_traceback: str) -> None:
-        super().__init__("\n" + user_traceback.rstrip())
+            self.__cause__ = Exception("\n" + user_traceback.rstrip())
