@@ -32,6 +32,10 @@ PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
 RESET_HIGH_WATER_MARK = "5"
 
+# For the heap of a new thread glibc maps twice so much for an instant, and keeps what is aligned;
+# neither counts towards the limit until it is used (HEAP_MAX_SIZE in glibc's malloc/arena.c).
+THREAD_HEAP_BYTES = 64 * 1024**2
+
 
 class CpuDevice:
     """See :class:`~batchfinder.probing.device.Device`.
@@ -49,6 +53,7 @@ class CpuDevice:
 
     def __init__(self) -> None:
         self._mapped_peak_before = 0
+        self._uncounted_before = 0
         if sys.platform != "linux":
             raise DeviceError(
                 "on this system the CPU's memory cannot be limited, and running out of it would "
@@ -100,7 +105,9 @@ class CpuDevice:
         # Where a container forbids it, the mark only ever rises: right for each larger batch.
         with contextlib.suppress(OSError):
             (PROC / "self" / "clear_refs").write_text(RESET_HIGH_WATER_MARK)
-        self._mapped_peak_before = _status()["VmPeak"]
+        status = _status()
+        self._mapped_peak_before = status["VmPeak"]
+        self._uncounted_before = status["VmSize"] - status["VmData"]
 
     def peaks(self) -> Peaks:
         status = _status()
@@ -108,10 +115,12 @@ class CpuDevice:
         if status["VmPeak"] > self._mapped_peak_before:
             # All that is mapped was never so much before: that shows the peak of what the limit
             # counts, memory that was asked for but not written to included.
-            peak = max(peak, status["VmPeak"] - (status["VmSize"] - status["VmData"]))
-            # But it also sees what glibc sets aside for the heap of a new thread, up to 128 MiB
-            # which the limit does not count.
-            peak = min(peak, _soft_limit() or peak)
+            uncounted = status["VmSize"] - status["VmData"]
+            mapped = status["VmPeak"] - uncounted
+            if uncounted > self._uncounted_before:  # by the heap of a new thread, it may be
+                mapped -= THREAD_HEAP_BYTES
+            # Threads that started at the same instant have mapped even more that does not count.
+            peak = min(max(peak, mapped), _soft_limit() or sys.maxsize)
         return Peaks(peak, peak)
 
     def allocation_retries(self) -> int:

@@ -116,6 +116,30 @@ def test_what_is_in_use_is_not_what_the_heap_keeps(size_bytes: int) -> None:
     assert two == pytest.approx(2, abs=0.1)
 
 
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others have no heap per thread")
+def test_what_is_set_aside_for_the_heaps_of_threads_is_no_peak() -> None:
+    printed = in_a_fresh_process(
+        """
+        import threading
+        together = threading.Barrier(4)
+
+        def allocate():
+            together.wait()
+            torch.ones(10_000)
+            together.wait()
+
+        d.reset_peaks()
+        before = d.held_bytes()
+        threads = [threading.Thread(target=allocate) for _ in range(4)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        print((d.peaks().reserved_bytes - before) / 2**20)
+        """
+    )
+    # Stacks of 8 MiB count, of the heaps what the tensors take.
+    assert 30 < float(printed) < 40
+
+
 # The machine's memory, as the kernel tells of it.
 
 Machine = Callable[..., CpuDevice]
