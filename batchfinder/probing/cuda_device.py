@@ -52,14 +52,15 @@ class CudaDevice:
     @contextlib.contextmanager
     def limited_to(self, budget_bytes: int) -> Iterator[None]:
         total = torch.cuda.get_device_properties(self._index).total_memory
-        before = self._fraction()
-        torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total), self._index)
-        try:
-            # Kernels that are no operators of PyTorch, those of Triton say, run where this points.
-            with torch.cuda.device(self._index):
+        # Kernels that are no operators of PyTorch, those of Triton say, run where this points. Some
+        # versions of PyTorch leave it pointing to where the limit was set or read last.
+        with torch.cuda.device(self._index):
+            before = self._fraction()
+            torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total), self._index)
+            try:
                 yield
-        finally:
-            torch.cuda.set_per_process_memory_fraction(before, self._index)
+            finally:
+                torch.cuda.set_per_process_memory_fraction(before, self._index)
 
     def held_bytes(self) -> int:
         return torch.cuda.memory_allocated(self._index)
@@ -88,4 +89,5 @@ class CudaDevice:
         # Newer than the oldest PyTorch supported; before it, nobody could ask either.
         read = getattr(torch.cuda, "get_per_process_memory_fraction", None)
         # The cudaMallocAsync backend has no limit to begin with, and tells of one far above 1.
-        return 1.0 if read is None else min(1.0, float(read(self._index)))
+        with torch.cuda.device(self._index):
+            return 1.0 if read is None else min(1.0, float(read(self._index)))

@@ -15,11 +15,15 @@
 
 namespace counting {
 
-size_t total();                         // bytes of the device
-cudaError_t ensure_context();
+constexpr int kMostDevices = 8;
+
+size_t total();                         // bytes of a device
+int devices();
+int current_device();                   // of this thread
+cudaError_t ensure_context();           // on the current device
 cudaError_t fail(cudaError_t error);    // remembers it for cudaGetLastError
 void* new_handle();                     // of a stream, an event, a piece of memory
 void* driver_function(const char* name);  // nullptr: none is needed
-bool has_context();
+bool has_context(int device);
 
 }  // namespace counting

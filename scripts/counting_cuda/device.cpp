@@ -1,6 +1,7 @@
-// The device of the counting runtime, and streams, events and kernels, which do nothing.
+// The devices of the counting runtime, and streams, events and kernels, which do nothing.
 //
 //   COUNTING_CUDA_CAPABILITY  as "80" or "90"; default: 90
+//   COUNTING_CUDA_DEVICES     how many there are, all alike; default: 1
 #include "counting.h"
 
 #include <cuda.h>
@@ -25,13 +26,23 @@ int capability() {
 }  // namespace
 
 cudaError_t counting::fail(cudaError_t error) { return last_error = error; }
+int counting::current_device() { return ::current_device; }
+int counting::devices() {
+  static const char* text = getenv("COUNTING_CUDA_DEVICES");
+  static const int value = text ? atoi(text) : 1;
+  return value < kMostDevices ? value : kMostDevices;
+}
 void* counting::new_handle() { return (void*)(last_handle += 16); }
 
 // The device
 
-API cudaError_t cudaGetDeviceCount(int* count) { *count = 1; return cudaSuccess; }
+API cudaError_t cudaGetDeviceCount(int* count) {
+  *count = counting::devices();
+  return cudaSuccess;
+}
 API cudaError_t cudaGetDevice(int* current) { *current = current_device; return cudaSuccess; }
 API cudaError_t cudaSetDevice(int chosen) {
+  if (chosen < 0 || chosen >= counting::devices()) return fail(cudaErrorInvalidDevice);
   current_device = chosen;
   NEEDS_CONTEXT();
   return cudaSuccess;
@@ -39,8 +50,8 @@ API cudaError_t cudaSetDevice(int chosen) {
 API cudaError_t cudaDriverGetVersion(int* version) { *version = CUDART_VERSION; return cudaSuccess; }
 API cudaError_t cudaRuntimeGetVersion(int* version) { *version = CUDART_VERSION; return cudaSuccess; }
 API cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) { *can = 0; return cudaSuccess; }
-API cudaError_t cudaDeviceGetPCIBusId(char* out, int size, int) {
-  snprintf(out, size, "0000:01:00.0");
+API cudaError_t cudaDeviceGetPCIBusId(char* out, int size, int device) {
+  snprintf(out, size, "0000:%02d:00.0", device + 1);
   return cudaSuccess;
 }
 API cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
@@ -204,9 +215,9 @@ API cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shar
 // Functions of the driver that PyTorch looks up by name
 
 static CUresult nothing() { return CUDA_SUCCESS; }
-static CUresult context_state(CUdevice, unsigned* flags, int* active) {
+static CUresult context_state(CUdevice device, unsigned* flags, int* active) {
   if (flags) *flags = 0;
-  *active = counting::has_context();
+  *active = counting::has_context(device);
   return CUDA_SUCCESS;
 }
 static CUresult error_text(CUresult result, const char** out) {

@@ -1,11 +1,10 @@
-// A CUDA runtime without a device: memory is counted, small copies are real, kernels do nothing.
+// A CUDA runtime without devices: memory is counted, small copies are real, kernels do nothing.
 //
 // PyTorch's own caching allocator, autograd, autocast and optimizers run on it as on a GPU: its
 // limit, its out-of-memory errors and its statistics are the real ones. Numbers that a kernel would
 // have computed are zeros. Functions that are not defined here answer "success"; see build.py.
 //
-//   COUNTING_CUDA_TOTAL       bytes of the device; default: an H200's
-//   COUNTING_CUDA_CAPABILITY  as "80" or "90"; default: 90
+//   COUNTING_CUDA_TOTAL       bytes of each device; default: an H200's
 //   COUNTING_CUDA_STATE       the file in which processes share the count; set by run.sh
 #include "counting.h"
 
@@ -20,6 +19,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <mutex>
 
@@ -36,16 +36,20 @@ constexpr int kProcesses = 512;
 
 struct Process {
   std::atomic<int> id;
-  std::atomic<long long> used;
+  std::atomic<long long> used[counting::kMostDevices];
+};
+struct Piece {
+  size_t bytes;
+  int device;
 };
 
 std::mutex mutex;
-std::map<size_t, size_t> blocks;    // bytes by address
-std::map<size_t, size_t> physical;  // bytes by handle, of memory that is mapped page by page
+std::map<size_t, Piece> blocks;    // by address
+std::map<size_t, Piece> physical;  // by handle, of memory that is mapped page by page
 size_t first_address = 0, next_address = 0;
 Process* processes = nullptr;
 Process* self = nullptr;
-bool context_exists = false;
+bool context_exists[counting::kMostDevices] = {};
 
 size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
@@ -74,22 +78,22 @@ void find_slot() {
     int owner = processes[i].id;
     if (!is_alive(owner) && processes[i].id.compare_exchange_strong(owner, getpid())) {
       self = &processes[i];
-      self->used = 0;
+      for (auto& used : self->used) used = 0;
       return;
     }
   }
   give_up("too many processes");
 }
-long long used_by_all() {
+long long used_by_all(int device) {
   long long sum = 0;
   for (int i = 0; i < kProcesses; i++)
-    if (is_alive(processes[i].id)) sum += processes[i].used;
+    if (is_alive(processes[i].id)) sum += processes[i].used[device];
   return sum;
 }
-bool take(size_t bytes) {
+bool take(size_t bytes, int device) {
   find_slot();
-  if (used_by_all() + (long long)bytes > (long long)total()) return false;
-  self->used += bytes;
+  if (used_by_all(device) + (long long)bytes > (long long)total()) return false;
+  self->used[device] += bytes;
   return true;
 }
 // Addresses are real, so that small copies work; pages that nobody touches cost nothing.
@@ -115,12 +119,13 @@ size_t counting::total() {
   static const size_t bytes = text ? strtoull(text, nullptr, 10) : 150121545728ull;
   return bytes;
 }
-bool counting::has_context() { return context_exists; }
+bool counting::has_context(int device) { return context_exists[device]; }
 cudaError_t counting::ensure_context() {
   std::lock_guard<std::mutex> guard(mutex);
-  if (context_exists) return cudaSuccess;
-  if (!take(kContextBytes)) return cudaErrorMemoryAllocation;
-  context_exists = true;
+  const int device = current_device();
+  if (context_exists[device]) return cudaSuccess;
+  if (!take(kContextBytes, device)) return cudaErrorMemoryAllocation;
+  context_exists[device] = true;
   return cudaSuccess;
 }
 
@@ -130,9 +135,10 @@ API cudaError_t cudaMalloc(void** out, size_t bytes) {
   NEEDS_CONTEXT();
   std::lock_guard<std::mutex> guard(mutex);
   *out = nullptr;
-  if (!take(whole_pages(bytes))) return fail(cudaErrorMemoryAllocation);
+  const Piece piece = {whole_pages(bytes), counting::current_device()};
+  if (!take(piece.bytes, piece.device)) return fail(cudaErrorMemoryAllocation);
   const size_t address = addresses(bytes);
-  blocks[address] = whole_pages(bytes);
+  blocks[address] = piece;
   *out = (void*)address;
   return cudaSuccess;
 }
@@ -142,14 +148,15 @@ API cudaError_t cudaFree(void* p) {
   std::lock_guard<std::mutex> guard(mutex);
   const auto block = blocks.find(size_t(p));
   if (block == blocks.end()) return fail(cudaErrorInvalidValue);
-  self->used -= block->second;
-  madvise(p, block->second, MADV_DONTNEED);
+  const Piece piece = block->second;
+  self->used[piece.device] -= piece.bytes;
+  madvise(p, piece.bytes, MADV_DONTNEED);
   blocks.erase(block);
   return cudaSuccess;
 }
 API cudaError_t cudaMemGetInfo(size_t* free, size_t* all) {
   NEEDS_CONTEXT();
-  const long long left = (long long)total() - used_by_all();
+  const long long left = (long long)total() - used_by_all(counting::current_device());
   *free = left > 0 ? left : 0;
   *all = total();
   return cudaSuccess;
@@ -174,6 +181,9 @@ API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* out, const void*
   memset(out, 0, sizeof *out);
   out->type = is_on_device(p) ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
   (is_on_device(p) ? out->devicePointer : out->hostPointer) = const_cast<void*>(p);
+  std::lock_guard<std::mutex> guard(mutex);
+  const auto next = blocks.upper_bound(size_t(p));
+  if (next != blocks.begin()) out->device = std::prev(next)->second.device;
   return cudaSuccess;
 }
 API cudaError_t cudaGetSymbolAddress(void** out, const void*) {
@@ -195,16 +205,18 @@ static CUresult reserve(CUdeviceptr* out, size_t bytes, size_t, CUdeviceptr, uns
   return CUDA_SUCCESS;
 }
 static CUresult create(
-    CUmemGenericAllocationHandle* out, size_t bytes, const CUmemAllocationProp*, unsigned long long) {
+    CUmemGenericAllocationHandle* out, size_t bytes, const CUmemAllocationProp* wanted,
+    unsigned long long) {
   std::lock_guard<std::mutex> guard(mutex);
-  if (!take(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  const Piece piece = {bytes, wanted->location.id};
+  if (!take(piece.bytes, piece.device)) return CUDA_ERROR_OUT_OF_MEMORY;
   *out = CUmemGenericAllocationHandle(counting::new_handle());
-  physical[*out] = bytes;
+  physical[*out] = piece;
   return CUDA_SUCCESS;
 }
 static CUresult release(CUmemGenericAllocationHandle handle) {
   std::lock_guard<std::mutex> guard(mutex);
-  self->used -= physical[handle];
+  self->used[physical[handle].device] -= physical[handle].bytes;
   physical.erase(handle);
   return CUDA_SUCCESS;
 }

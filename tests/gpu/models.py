@@ -15,6 +15,7 @@ needs_cuda = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.timeout(400),
 ]
+needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 DEVICE = "cuda:0"
 
 # A few hundred MiB of it go to the CUDA context.

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from gpu.models import LIMIT, needs_cuda
+from gpu.models import LIMIT, needs_cuda, needs_two_gpus
 from processes import REPOSITORY, run_python
 
 pytestmark = needs_cuda
 
 TARGETS = REPOSITORY / "tests" / "targets"
 GPUS = torch.cuda.device_count()
-needs_two = pytest.mark.skipif(GPUS < 2, reason="needs two CUDA devices")
 
 
 def torchrun(ranks: int, *command: str) -> str:
@@ -44,7 +43,7 @@ def test_a_job_of_one_rank(strategy: str, precision: str) -> None:
     assert answer["rank_peak_bytes"][0] <= answer["budget_bytes"]
 
 
-@needs_two
+@needs_two_gpus
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_all_ranks_find_what_fits_on_each(strategy: str) -> None:
     answer = find(GPUS, "tests/gpu/models.py:build_wide", strategy, "--memory-limit", LIMIT)
@@ -53,7 +52,7 @@ def test_all_ranks_find_what_fits_on_each(strategy: str) -> None:
     assert len(answer["rank_peak_bytes"]) == GPUS
 
 
-@needs_two
+@needs_two_gpus
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
 def test_one_rank_out_of_memory_leaves_none_waiting(phase: str, strategy: str) -> None:
@@ -67,7 +66,7 @@ def test_one_rank_out_of_memory_leaves_none_waiting(phase: str, strategy: str) -
     assert (answer["batch_size"], answer["limiting_rank"]) == (2, 1)
 
 
-@needs_two
+@needs_two_gpus
 def test_a_users_own_script_on_its_own_devices() -> None:
     first, second = json.loads(torchrun(2, str(TARGETS / "own_script.py"), "here", "cuda"))
     assert first == second
