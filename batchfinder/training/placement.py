@@ -19,7 +19,7 @@ def move_to_device(setup: TrainingSetup, device: torch.device) -> None:
     :func:`move_beside` moves.
 
     Raises:
-        StepError: the model is on the meta device.
+        StepError: the model is on the meta device, or spread over several accelerators.
     """
     modules = [part for part in (setup.model, setup.loss_fn) if isinstance(part, nn.Module)]
     tensors = [tensor for module in modules for tensor in tensors_of(module)]
@@ -30,6 +30,13 @@ def move_to_device(setup: TrainingSetup, device: torch.device) -> None:
             "`batchfinder estimate` takes it as it is"
         )
     homes = homes_of(setup.model)
+    accelerators = sorted(str(home) for home in homes if home.type not in ("cpu", "meta"))
+    if len(accelerators) > 1:
+        raise StepError(
+            f"the model is spread over {' and '.join(accelerators)}; batch sizes are found for one "
+            "device, or for a whole model on each of several: load it without device_map, or give "
+            "torchrun the function that builds it and --strategy fsdp"
+        )
     for module in modules:
         _move_module(module, device)
         if not module.training:
