@@ -171,6 +171,12 @@ TABLE: tuple[Row, ...] = (
     ),
     # Tensors of more than 2**31 elements, and grids of more than 65535 blocks.
     Row(Tier.TOO_LARGE, "canUse32BitIndexMath", f"{_PYTORCH}/issues/80020"),
+    Row(Tier.TOO_LARGE, "(less|more) than INT_MAX elements", f"{_PYTORCH}/issues/144855"),
+    Row(
+        Tier.TOO_LARGE,
+        r"numel\(\) <= std::numeric_limits<int32_t>::max\(\)",
+        f"{_PYTORCH}/issues/131185",
+    ),
     Row(Tier.TOO_LARGE, "[Ii]nteger out of range", f"{_PYTORCH}/issues/113833"),
     Row(Tier.TOO_LARGE, "CUDA error: invalid configuration argument", f"{_PYTORCH}/issues/142228"),
     Row(Tier.POISONED, "illegal memory access", _CUDA_ERRORS),

@@ -204,6 +204,19 @@ CASES: tuple[tuple[BaseException | str, BaseException | str], ...] = (
         RuntimeError("Expected input.is_contiguous() to be true, but got false."),
     ),
     (
+        RuntimeError(
+            "upsample_nearest_nhwc only supports output tensors with less than INT_MAX elements"
+        ),
+        RuntimeError("a list of more than 4 elements was given"),
+    ),
+    (
+        RuntimeError(
+            "Expected grad_output.numel() <= std::numeric_limits<int32_t>::max() to be true, but "
+            "got false."
+        ),
+        RuntimeError("Expected weight.numel() == bias.numel() to be true, but got false."),
+    ),
+    (
         RuntimeError("integer out of range"),
         IndexError("index out of range in self"),
     ),
