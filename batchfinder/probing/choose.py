@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import pickletools
 from dataclasses import replace
 
 import torch.distributed as dist
@@ -14,6 +12,7 @@ from batchfinder.probing.devices import choose_device
 from batchfinder.probing.in_process import InProcessProber
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.own_fork import can_be_forked
+from batchfinder.probing.pickled_setup import pickle_setup
 from batchfinder.probing.prober import Prober
 from batchfinder.probing.source import SetupSource, is_worker
 from batchfinder.probing.worker import WorkerProber
@@ -54,7 +53,7 @@ def choose_prober(setup: TrainingSetup, options: ProbeOptions, *, isolate: bool)
     if not device.leaves_no_trace and can_be_forked():
         return WorkerProber(SetupSource(own_setup=setup), options)
     try:
-        return WorkerProber(SetupSource(pickled_setup=_pickle(setup)), options)
+        return WorkerProber(SetupSource(pickled_setup=pickle_setup(setup)), options)
     except UsageError as error:
         if isolate:
             raise
@@ -94,7 +93,7 @@ def _choose_for_ranks(setup: TrainingSetup, options: ProbeOptions, isolate: bool
     pickled, problem = b"", ""
     if wants_workers:
         try:
-            pickled = _pickle(replace(setup, model=unwrapped(setup.model)))
+            pickled = pickle_setup(replace(setup, model=unwrapped(setup.model)))
         except UsageError as error:
             problem = str(error)
     # One rank that cannot send its setup to a worker keeps all of them from it.
@@ -110,25 +109,3 @@ def _choose_for_ranks(setup: TrainingSetup, options: ProbeOptions, isolate: bool
     if problem:
         prober.warn(_HERE_WARNING.format(problem))
     return prober
-
-
-def _pickle(setup: TrainingSetup) -> bytes:
-    """The pickled setup.
-
-    Raises:
-        UsageError: it cannot be pickled, or not be unpickled in another process.
-    """
-    try:
-        pickled = pickle.dumps(setup)
-    except Exception as error:  # noqa: BLE001 - classes pickle by code of their own
-        raise UsageError(
-            f"the setup cannot be pickled ({error}) and so cannot be sent to another "
-            "process; define its functions and classes at the top of a module"
-        ) from None
-    # A worker has another __main__, and running the user's script again is not ours to do.
-    if any(arg == "__main__" for _, arg, _ in pickletools.genops(pickled)):
-        raise UsageError(
-            "something in it is defined in the script itself and so cannot be sent to another "
-            "process; move it to a module of its own"
-        )
-    return pickled

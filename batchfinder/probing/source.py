@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from batchfinder.errors import UsageError
-
 if TYPE_CHECKING:
     from batchfinder.training.setup import TrainingSetup
 
@@ -25,7 +23,7 @@ class SetupSource:
         sample: what yields the example batch, written as a target; None: see ``completed``.
         input_spec: the shapes of an example batch as text; None: see ``completed``.
         optimizer: name of a class of ``torch.optim``, in place of the setup's; None: the setup's.
-        pickled_setup: a pickled ``TrainingSetup``; empty with a target.
+        pickled_setup: a ``TrainingSetup`` as bytes; empty with a target.
         own_setup: of this very process, which is forked into workers; None: they load theirs.
     """
 
@@ -82,6 +80,7 @@ def load_ordered(order: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
 
     Raises:
         UsageError: the pickle does not open here.
+        DeviceError: there is no room for what is in it.
         Exception: as :func:`~batchfinder.training.loading.load_setup`.
     """
     _loads_for_a_search.set()
@@ -101,14 +100,9 @@ def load_ordered(order: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
 
 
 def _unpickled(order: Mapping[str, Any]) -> TrainingSetup:
+    from batchfinder.probing.pickled_setup import unpickle_setup
     from batchfinder.training.process_settings import set_switches
 
     sys.path[:] = order["module_path"]
     set_switches(order["switches"])
-    try:
-        setup: TrainingSetup = pickle.loads(order["pickled_setup"])
-    except Exception as error:  # noqa: BLE001 - classes unpickle by code of their own
-        raise UsageError(
-            f"the setup cannot be unpickled in another process ({type(error).__name__}: {error})"
-        ) from None
-    return setup
+    return unpickle_setup(order["pickled_setup"])
