@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
+from itertools import chain
 
 import torch.distributed as dist
 from torch import nn
 
 from batchfinder.errors import UsageError
+from batchfinder.probing.device import Device
 from batchfinder.probing.devices import choose_device
 from batchfinder.probing.in_process import InProcessProber
 from batchfinder.probing.options import ProbeOptions
@@ -18,11 +21,16 @@ from batchfinder.probing.source import SetupSource, is_worker
 from batchfinder.probing.worker import WorkerProber
 from batchfinder.training.parallel import is_sharded, unwrapped
 from batchfinder.training.setup import TrainingSetup
+from batchfinder.units import MIB, format_bytes
 
 _HERE_WARNING = (
     "sizes are tried in this process, as {}: an out-of-memory on the CPU leaves holes in its "
     "memory, and the answer may be too small; batchfinder find does better"
 )
+
+
+# A sample, say, takes less.
+_WORTH_TELLING_BYTES = 64 * MIB
 
 
 def choose_prober(setup: TrainingSetup, options: ProbeOptions, *, isolate: bool) -> Prober:
@@ -52,8 +60,14 @@ def choose_prober(setup: TrainingSetup, options: ProbeOptions, *, isolate: bool)
         return InProcessProber(setup, options)
     if not device.leaves_no_trace and can_be_forked():
         return WorkerProber(SetupSource(own_setup=setup), options)
+    # A worker would choose by its own current device, and by the model's, which may lie elsewhere.
+    options = replace(options, device=str(device.torch_device))
     try:
-        return WorkerProber(SetupSource(pickled_setup=pickle_setup(setup)), options)
+        source = SetupSource(pickled_setup=pickle_setup(setup))
+        held = _held_here(device, options)
+        worker_prober = WorkerProber(source, options)
+        worker_prober.warn(*held)
+        return worker_prober
     except UsageError as error:
         if isolate:
             raise
@@ -73,6 +87,25 @@ def strategy_of_this_job(model: object) -> str | None:
     ):
         return None
     return "fsdp" if is_sharded(model) else "ddp"
+
+
+def _held_here(device: Device, options: ProbeOptions) -> list[str]:
+    """A warning if this process holds memory that its workers on the same device would use."""
+    if not device.leaves_no_trace:
+        return []  # that of other processes is none of the limit's
+    gc.collect()
+    device.release_cache()
+    if device.held_bytes() < _WORTH_TELLING_BYTES:
+        return []
+    memory = device.memory()
+    left = memory.capacity_bytes - memory.used_by_others_bytes - memory.held_bytes
+    if options.memory_limit is not None and options.memory_limit <= left - memory.context_bytes:
+        return []
+    return [
+        f"this process holds {format_bytes(memory.held_bytes)} of {device.torch_device} itself, "
+        "which the workers that sizes are tried in cannot use: build model and sample on the CPU, "
+        "or leave isolate=True away, for a larger answer"
+    ]
 
 
 def _choose_for_ranks(setup: TrainingSetup, options: ProbeOptions, isolate: bool) -> Prober:
@@ -104,7 +137,11 @@ def _choose_for_ranks(setup: TrainingSetup, options: ProbeOptions, isolate: bool
     if pickled and not problem:
         # Each rank's worker finds its own device, as the rank itself did.
         options = replace(options, device=device.torch_device.type)
-        return RankProber(SetupSource(pickled_setup=pickled), options, meeting)
+        source = SetupSource(pickled_setup=pickled)
+        held = meeting.gather(_held_here(device, options))
+        rank_prober = RankProber(source, options, meeting)
+        rank_prober.warn(*chain.from_iterable(held))
+        return rank_prober
     prober = InProcessRankProber(setup, options, meeting)
     if problem:
         prober.warn(_HERE_WARNING.format(problem))

@@ -81,6 +81,9 @@ class InProcessProber:
                 self.warn(warning)
         if attempt.is_broken:
             raise self._given_up(attempt.probe)
+        if confirm:
+            # A probe needs the warm-up that a confirmation goes without.
+            self.close()
         if attempt.probe.fits and self.options.warm_up_batch_size is None:
             self.options = replace(self.options, warm_up_batch_size=batch_size)
         self._judge(attempt)

@@ -6,7 +6,7 @@ A worker loads the setup itself and answers in JSON lines; nothing is unpickled 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -195,7 +195,7 @@ class Supervisor:
         verdict: Verdict = retrying(attempt)
         return verdict.probe
 
-    def warn(self, warnings: list[str]) -> None:
+    def warn(self, warnings: Iterable[str]) -> None:
         """Add warnings, each once."""
         self.warnings = tuple(dict.fromkeys((*self.warnings, *warnings)))
 

@@ -91,6 +91,10 @@ class WorkerProber:
             lambda: self._attempt(batch_size, confirm), lambda verdict: not verdict.is_certain
         )
 
+    def warn(self, *warnings: str) -> None:
+        """Add warnings to those of the result, each once."""
+        self._supervisor.warn(warnings)
+
     def close(self) -> None:
         self._supervisor.close()
 

@@ -247,6 +247,9 @@ def test_every_probe_trains_and_a_confirmation_starts_from_scratch() -> None:
     assert len(optimizer.state) > 0
     assert not torch.equal(model.state_dict()["layers.3.weight"], before["layers.3.weight"])
     assert prober.probe(3, confirm=True).steps >= 3
+    assert len(optimizer.state) == 0
+    # So the step that shows the peak is the second one again.
+    assert prober.probe(3).steps == 2
     prober.close()
     prober.close()
     assert len(optimizer.state) == 0
