@@ -8,8 +8,10 @@ gradient, and every variable of a closure its old value. The values wait in host
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 import threading
+import traceback
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -71,7 +73,16 @@ def preserved_state(*objects: object, device: torch.device | str | None = None) 
     try:
         snapshot.detach_gradients()
         yield
-    finally:
+    except BaseException as error:
+        with _interrupts_deferred():
+            try:
+                snapshot.restore()
+            except DeviceError:
+                # What the frames of the error hold of the step may be what there is no room beside.
+                _clear_frames(error)
+                snapshot.restore()
+        raise
+    else:
         with _interrupts_deferred():
             snapshot.restore()
 
@@ -229,6 +240,14 @@ def _run(undos: Any) -> list[Exception]:
         except Exception as error:  # noqa: BLE001, PERF203 - classes set by code of their own
             failures.append(error)
     return failures
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Let go of the local variables of all that an error has ended."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
+    gc.collect()
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from batchfinder import find_max_batch
+from batchfinder.training.state import preserved_state
 from batchfinder.units import GIB
 
 pytestmark = needs_cuda
@@ -149,6 +150,21 @@ def test_a_limit_of_the_user_bounds_the_budget(limit_of_the_user: int) -> None:
     result = find_max_batch(wide_model(), wide_sample(), device=DEVICE, max_batch_size=2)
 
     assert 0.9 * limit_of_the_user < result.budget_bytes <= limit_of_the_user
+
+
+def test_gradients_come_back_also_where_an_error_holds_the_step(limit_of_the_user: int) -> None:
+    model = nn.Linear(GIB // 4, 1, bias=False, device=DEVICE)
+    gradient = model.weight.grad = torch.ones_like(model.weight)
+
+    def step() -> None:
+        activations = torch.empty(3 * GIB // 2, dtype=torch.uint8, device=DEVICE)
+        raise ValueError(f"a bug, with {activations.nbytes} of {limit_of_the_user} bytes in use")
+
+    with pytest.raises(ValueError, match="a bug"), preserved_state(model):
+        step()
+
+    assert model.weight.grad is gradient
+    assert gradient.is_cuda
 
 
 def test_what_is_cached_before_is_within_the_limit() -> None:
