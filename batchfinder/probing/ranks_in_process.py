@@ -164,6 +164,9 @@ class _StepInTwoParts(TrainingStep):
         with self._model.no_sync():
             super().forward_backward(batch, after_forward)
         self._survived(True)
+        if not self.trains_itself:
+            # As at the start of any step: beside them there was no room for a forward pass.
+            self.optimizer.zero_grad(set_to_none=True)
         kept = self._kept
         small = batch if self._small_batch is None else self._small_batch()
         super().forward_backward(move_batch(small, self.device))
