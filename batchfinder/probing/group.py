@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from batchfinder.errors import DeviceError, UsageError
 from batchfinder.probing.device import Device, DeviceMemory
 from batchfinder.probing.devices import accelerator
+from batchfinder.probing.job import Job
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
@@ -32,7 +33,7 @@ class GroupInvitation:
         port: of that store.
         rank: the worker's rank.
         world_size: how many workers join.
-        local_rank: its number on this machine: which of the accelerators it gets.
+        accelerator: the number of the accelerator that it gets.
         local_world_size: how many share this machine.
     """
 
@@ -41,7 +42,7 @@ class GroupInvitation:
     port: int
     rank: int
     world_size: int
-    local_rank: int
+    accelerator: int
     local_world_size: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -91,8 +92,8 @@ def all_agree(yes: bool) -> bool:
     return bool(votes.item())
 
 
-def device_of_rank(asked: str | None, local_rank: int) -> str:
-    """The device of one rank: the accelerator of its number on the machine, or the CPU.
+def device_of_rank(asked: str | None, number: int) -> str:
+    """The device of one rank: the accelerator of that number, or the CPU.
 
     Raises:
         UsageError: one device was asked for by its number, which all ranks would share.
@@ -110,12 +111,29 @@ def device_of_rank(asked: str | None, local_rank: int) -> str:
         return "cpu"
     if device.type == "cuda" and torch.cuda.is_available():
         there = torch.cuda.device_count()
-        if local_rank >= there:
+        if number >= there:
             raise DeviceError(
                 f"there are more ranks than CUDA devices on this machine; start it with at most "
                 f"--nproc-per-node {there}"
             )
-    return f"{device.type}:{local_rank}"
+    return f"{device.type}:{number}"
+
+
+def accelerator_number(job: Job, seen: Sequence[tuple[str, str]]) -> int:
+    """Which of the accelerators that a rank sees is its own.
+
+    Args:
+        job: the rank's.
+        seen: each rank's machine, and what its environment says that it sees: "" for all.
+
+    Returns:
+        Its number on the machine, as torchrun sees to it; 0 where the launcher shows every rank
+        another one first, as Slurm does with ``--gpus-per-task``.
+    """
+    machine = seen[job.rank][0]
+    first_ones = [visible.partition(",")[0] for host, visible in seen if host == machine]
+    shows_own = all(first_ones) and len({*first_ones}) == len(first_ones)
+    return 0 if shows_own else job.local_rank
 
 
 def shared(

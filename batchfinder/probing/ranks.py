@@ -23,7 +23,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from batchfinder.errors import BatchFinderError, RankError
 from batchfinder.probing.consensus import RankReport, check_none_raised
-from batchfinder.probing.group import GroupInvitation
+from batchfinder.probing.group import GroupInvitation, accelerator_number
 from batchfinder.probing.meeting import Meeting
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.ranked import RankedProber
@@ -37,6 +37,9 @@ from batchfinder.result import Outcome, Probe
 # knows how long it takes: it may well compile kernels.
 HANG_SECONDS = 30.0
 FIRST_STEP_SECONDS = 600.0
+
+# PyTorch for ROCm heeds it too.
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 # Once one rank has failed, the others may say so too before they are ended.
 GRACE_SECONDS = 1.0
@@ -72,8 +75,6 @@ class RankProber(RankedProber):
         show_output: bool = False,
     ) -> None:
         super().__init__(meeting)
-        # A compiled model is compiled again at the second size of all, once for all later ones.
-        margin = FIRST_STEP_SECONDS if options.compiled else HANG_SECONDS
         self._groups = count()
         self._store: TCPStore | None = None
         self._supervisor = Supervisor(
@@ -82,12 +83,14 @@ class RankProber(RankedProber):
             probe_timeout_seconds=probe_timeout_seconds,
             show_output=show_output,
             step_times=StepTimes(
-                FIRST_STEP_SECONDS, factor=1, margin_seconds=margin, least_seconds=0
+                FIRST_STEP_SECONDS, factor=1, margin_seconds=HANG_SECONDS, least_seconds=0
             ),
         )
         try:
             meeting.agree(_asked_for(source, options))
             self._address = self._open_store()
+            seen = [socket.gethostname(), os.environ.get(VISIBLE_DEVICES, "")]
+            self._accelerator = accelerator_number(meeting.job, meeting.gather(seen))
             self._tell(self._start_workers(), options.strategy)
         except BaseException:
             self.close()
@@ -127,7 +130,7 @@ class RankProber(RankedProber):
             port,
             job.rank,
             job.world_size,
-            job.local_rank,
+            self._accelerator,
             job.local_world_size,
         )
         ready: dict[str, Any] = {}

@@ -33,6 +33,10 @@ class StepTimes:
         """Remember what the first step of a worker took."""
         self._slowest_start_seconds = max(self._slowest_start_seconds, seconds)
 
+    def note_compiling(self) -> None:
+        """Remember that some later step may compile again, for another size."""
+        self.margin_seconds = max(self.margin_seconds, self.unknown_seconds)
+
     def patience_seconds(self, batch_size: int, is_first_step: bool) -> float:
         """How long to wait for a step of a worker."""
         if not self._largest:

@@ -152,6 +152,8 @@ class Supervisor:
                 if answer["answer"] != "step":
                     break
                 steps += 1
+                if answer["compiles"]:
+                    self._step_times.note_compiling()
         except (WorkerDiedError, WorkerGarbledError, WorkerHungError) as end:
             self.end_worker()
             seconds = time.monotonic() - started

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -44,7 +45,7 @@ class WorkerDuty:
         options = ProbeOptions.from_dict(order["options"])
         group = GroupInvitation.from_dict(order["group"]) if order["group"] else None
         if group is not None:
-            options = replace(options, device=device_of_rank(options.device, group.local_rank))
+            options = replace(options, device=device_of_rank(options.device, group.accelerator))
             # Before the target is loaded: it may want to shard the model itself.
             join(group, str(options.device))
         setup, self.warnings = load_ordered(order)
@@ -76,7 +77,7 @@ class WorkerDuty:
             device,
             budget_bytes,
             options,
-            lambda: answer("step"),
+            lambda: answer("step", compiles=has_compiled()),
             all_agree if group is not None else bool,
         )
 
@@ -87,3 +88,9 @@ class WorkerDuty:
             return run(order["batch_size"])
         finally:
             self.warnings = list(dict.fromkeys(self.warnings + self._session.warnings))
+
+
+def has_compiled() -> bool:
+    """Whether this process has compiled anything: the user's code may, and tells nobody."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"]["total"])
