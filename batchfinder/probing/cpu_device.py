@@ -93,6 +93,9 @@ class CpuDevice:
     def held_bytes(self) -> int:
         return _status()["VmData"]
 
+    def kept_bytes(self) -> int:
+        return self.held_bytes()
+
     def in_use_bytes(self) -> int:
         read = _glibc("mallinfo2")  # since 2.33
         if read is None:

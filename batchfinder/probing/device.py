@@ -77,6 +77,10 @@ class Device(Protocol):
         """What this process holds now, in the bytes that the budget counts."""
         ...
 
+    def kept_bytes(self) -> int:
+        """What the allocator keeps of the budget, with its cache released: holes among tensors."""
+        ...
+
     def in_use_bytes(self) -> int:
         """What tensors take now, without what the allocator only keeps; 0 where nothing tells."""
         ...

@@ -75,6 +75,9 @@ class OtherAccelerator:
         read = self._function("memory_allocated", "current_allocated_memory")
         return int(read(*self._where)) if read else 0
 
+    def kept_bytes(self) -> int:
+        return self.held_bytes()
+
     def in_use_bytes(self) -> int:
         return self.held_bytes()
 

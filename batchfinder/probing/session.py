@@ -14,19 +14,16 @@ from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_attem
 from batchfinder.errors import too_small
 from batchfinder.memory_model import Phase
 from batchfinder.probing.attempt import Attempt, Run, to_probe
+from batchfinder.probing.baseline import Baseline
 from batchfinder.probing.device import Device, Peaks
 from batchfinder.probing.oom import Failure, classify, needs_more_than_one_sample
 from batchfinder.probing.oom_table import Tier
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.steadiness import GROWTH_NOISE, PeakWatch, left_behind
+from batchfinder.probing.steadiness import PeakWatch, left_behind
 from batchfinder.result import THRASHING_NOTE
 from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
-
-# A process that holds more than before any large probe, by more than this share of it and by more
-# than the noise below (workspaces of a library, say), is not fit for another verdict.
-BASELINE_WITHIN = 0.02
 
 # The optimizer allocates its states in its first step, so only the second one shows the peak.
 WARM_UP_STEPS = 2
@@ -76,7 +73,7 @@ class ProbeSession:
         self.options = options
         self.is_used = False
         self._made_step: TrainingStep | None = None
-        self._baseline_bytes: int | None = None
+        self._baseline: Baseline | None = None
         self._leaks: list[str] = []
 
     def probe(self, batch_size: int) -> Attempt:
@@ -119,10 +116,7 @@ class ProbeSession:
 
     def is_at_baseline(self) -> bool:
         """Whether the process holds no more than before any large probe."""
-        if self._baseline_bytes is None:
-            return True
-        allowed = max(BASELINE_WITHIN * self._baseline_bytes, GROWTH_NOISE * self.budget_bytes)
-        return self.device.held_bytes() <= self._baseline_bytes + allowed
+        return self._baseline is None or self._baseline.is_kept_by(self.device)
 
     def _attempt(self, batch_size: int, confirm: bool) -> Attempt:
         started = time.perf_counter()
@@ -148,8 +142,8 @@ class ProbeSession:
         is_broken = run.failure is not None and run.failure.tier is Tier.POISONED
         if not is_broken:
             self.clean()
-        if self._baseline_bytes is None and run.failure is None and not confirm:
-            self._baseline_bytes = self.device.held_bytes()
+        if self._baseline is None and run.failure is None and not confirm:
+            self._baseline = Baseline.of(self.device, self.budget_bytes)
         probe = to_probe(run, batch_size, confirm, time.perf_counter() - started)
         is_spoilt = run.failure is not None and not self.device.leaves_no_trace
         is_reusable = not is_broken and not is_spoilt and self.is_at_baseline()
@@ -208,7 +202,7 @@ class ProbeSession:
             self._steps(smallest, WARM_UP_STEPS, warm_up)
             run.samples += warm_up.samples
             self.clean()
-            self._baseline_bytes = self.device.held_bytes()
+            self._baseline = Baseline.of(self.device, self.budget_bytes)
         # Without a warm-up, the second step shows the peak.
         self._steps(batch_size, 1 if self.is_used else WARM_UP_STEPS, run)
 

@@ -35,6 +35,7 @@ class FakeDevice:
 
     Attributes:
         held: what the process holds at each reading; the last one for ever.
+        kept: what its allocator keeps; likewise.
         grown: what each step adds to the peak of the one before; 0 after the last.
         flushing_phases: in how many phases, forward/backward or optimizer step, the allocator
             flushes its cache.
@@ -42,6 +43,7 @@ class FakeDevice:
     """
 
     held: list[int] = field(default_factory=lambda: [1000])
+    kept: list[int] = field(default_factory=lambda: [1000])
     grown: list[int] = field(default_factory=list)
     flushing_phases: int = 0
     leaves_no_trace: bool = True
@@ -64,6 +66,9 @@ class FakeDevice:
 
     def held_bytes(self) -> int:
         return self.held.pop(0) if len(self.held) > 1 else self.held[0]
+
+    def kept_bytes(self) -> int:
+        return self.kept.pop(0) if len(self.kept) > 1 else self.kept[0]
 
     def in_use_bytes(self) -> int:
         self.in_use += self.leak
@@ -399,6 +404,15 @@ def test_a_process_that_holds_more_than_at_first_is_not_clean() -> None:
     assert (first.was_clean, first.is_reusable) == (True, True)
     assert (second.was_clean, second.is_reusable) == (True, False)
     assert not third.was_clean
+
+
+def test_a_process_whose_allocator_keeps_more_than_holes_is_not_clean() -> None:
+    """As the pools of CUDA graphs are kept, which no tensor shows."""
+    device = FakeDevice(kept=[1000, 1000, *3 * [1000 + 60 * MIB], 1000 + 70 * MIB])
+    ours, _ = session(device)
+    first, second, third = ours.probe(3), ours.probe(4), ours.probe(5)
+    assert (first.is_reusable, second.is_reusable, third.was_clean) == (True, True, True)
+    assert not third.is_reusable
 
 
 def test_what_makes_no_difference_to_the_budget_spoils_no_process() -> None:
