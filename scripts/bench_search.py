@@ -3,17 +3,21 @@
     python scripts/bench_search.py                        # all, about 20 minutes on 2 cores
     python scripts/bench_search.py --family mlp --limit 2GiB
     python scripts/bench_search.py --simulated            # devices on paper; a few minutes
+    GLIBC_TUNABLES=glibc.malloc.mmap_threshold=1048576:glibc.malloc.hugetlb=1 \\
+        python scripts/bench_search.py --output scripts/results/search_cpu_mapped.json
 
 Each answer must train 50 further steps in a fresh process under the same limit, and 1.2 times the
-answer must not. Writes each case as it comes to scripts/results/search_cpu.json, and ends with the
-table for the README.
+answer must not. Writes each case as it comes to scripts/results/search_cpu.json or the file given,
+and ends with the table for the README.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -40,6 +44,7 @@ def main() -> None:
     parser.add_argument("--family", choices=FAMILIES, action="append")
     parser.add_argument("--limit", action="append", help="such as 2GiB")
     parser.add_argument("--simulated", action="store_true", help="devices on paper")
+    parser.add_argument("--output", type=Path, default=RESULT_FILE)
     options = parser.parse_args()
     if options.simulated:
         if not simulate():
@@ -47,7 +52,8 @@ def main() -> None:
         return
     # A part is run into the results of the others; without a choice everything is run anew.
     is_part = bool(options.family or options.limit)
-    results = read() if is_part else {"versions": {}, "cases": []}
+    results = read(options.output) if is_part else {"versions": {}, "cases": []}
+    results["glibc_tunables"] = os.environ.get("GLIBC_TUNABLES", "")
     for limit in options.limit or LIMITS:
         for family in options.family or FAMILIES:
             case = Case(family, f"scripts/examples/train_{family}.py:build_model", limit)
@@ -57,17 +63,17 @@ def main() -> None:
             others = [known for known in results["cases"] if key(known) != key(row)]
             results["cases"] = sorted([*others, row], key=key)
             results["versions"] |= found.get("versions", {})
-            save(RESULT_FILE, results)
+            save(options.output, results)
     print(table(results["cases"]))
     if not all(row["survives"] and row["is_tight"] for row in results["cases"]):
         sys.exit(1)
 
 
-def read() -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
     """The results so far."""
-    if not RESULT_FILE.exists():
+    if not path.exists():
         return {"versions": {}, "cases": []}
-    results: dict[str, Any] = json.loads(RESULT_FILE.read_text())
+    results: dict[str, Any] = json.loads(path.read_text())
     return results
 
 
