@@ -1,9 +1,9 @@
-"""Benchmark of the search: six families of models on the CPU, under real memory limits.
+r"""Benchmark of the search: six families of models on the CPU, under real memory limits.
 
     python scripts/bench_search.py                        # all, about 20 minutes on 2 cores
     python scripts/bench_search.py --family mlp --limit 2GiB
     python scripts/bench_search.py --simulated            # devices on paper; a few minutes
-    GLIBC_TUNABLES=glibc.malloc.mmap_threshold=1048576:glibc.malloc.hugetlb=1 \\
+    GLIBC_TUNABLES=glibc.malloc.mmap_threshold=1048576:glibc.malloc.hugetlb=1 \
         python scripts/bench_search.py --output scripts/results/search_cpu_mapped.json
 
 Each answer must train 50 further steps in a fresh process under the same limit, and 1.2 times the
