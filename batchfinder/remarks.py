@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Iterator
 
 from batchfinder.bounds import UNLIMITED_BATCH_SIZE
@@ -13,6 +15,11 @@ from batchfinder.units import format_bytes
 
 # Where the tensors of the answer take less of the budget than this, a tenth of it is of no use.
 MOSTLY_TENSORS = 0.9
+
+# Tensors from 1 MiB on lie apart and leave no holes; huge pages make up for the time that takes
+# (https://sourceware.org/glibc/manual/latest/html_node/Memory-Allocation-Tunables.html; measured in
+# scripts/results/search_cpu_mapped.json).
+WITHOUT_HOLES = "glibc.malloc.mmap_threshold=1048576:glibc.malloc.hugetlb=1"
 
 
 def remarks_on(
@@ -52,6 +59,22 @@ def remarks_on(
             f"{format_bytes(prober.budget_bytes)}; PYTORCH_CUDA_ALLOC_CONF="
             "expandable_segments:True, for search and training, may leave room for more"
         )
+    # Had it been the tensors themselves, the first step would have failed.
+    if finding.failure.steps > 1 and _may_leave_the_heap(prober):
+        yield (
+            "memory differs from step to step, as tensors leave holes in the heap: "
+            f"GLIBC_TUNABLES={WITHOUT_HOLES}, for search and training, leaves room for more"
+        )
+
+
+def _may_leave_the_heap(prober: Prober) -> bool:
+    """Whether glibc allocates the tensors, by settings that the user has not touched."""
+    environment = ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "LD_PRELOAD")
+    return (
+        prober.device == "cpu"
+        and platform.libc_ver()[0] == "glibc"
+        and not any(os.environ.get(name) for name in environment)
+    )
 
 
 def _may_expand(prober: Prober) -> bool:

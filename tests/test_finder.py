@@ -121,6 +121,37 @@ def test_where_the_allocator_wastes_much_a_setting_of_it_is_named(
     ]
 
 
+@pytest.mark.parametrize(
+    ("device", "confirm_extra", "variable", "is_told"),
+    [
+        ("cpu", 0.1, "", True),
+        ("cpu", 0.0, "", False),
+        ("cpu", 0.1, "GLIBC_TUNABLES", False),
+        ("cpu", 0.1, "LD_PRELOAD", False),
+        ("cuda:0 Paper", 0.1, "", False),
+    ],
+)
+def test_where_the_heap_wastes_much_a_setting_of_it_is_named(
+    device: str,
+    confirm_extra: float,
+    variable: str,
+    is_told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "LD_PRELOAD"):
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, "something")
+    prober = FakeProber(confirm_extra=confirm_extra, device=device, is_repeatable=False)
+
+    result = run_search(prober)
+
+    hints = [warning for warning in result.warnings if "GLIBC_TUNABLES=" in warning]
+    assert [hint.partition(":")[0] for hint in hints] == is_told * [
+        "memory differs from step to step, as tensors leave holes in the heap"
+    ]
+
+
 def head_start(model: nn.Module) -> HeadStart:
     sample = torch.randn(2, 1024), torch.randn(2, 1024)
     setup, options = TrainingSetup(model, sample, optimizer="sgd"), ProbeOptions()
