@@ -1,7 +1,9 @@
-"""Benchmark against other batch-size finders, on the same models under the same real limit.
+r"""Benchmark against other batch-size finders, on the same models under the same real limit.
 
     python scripts/bench_peers.py                                 # hours on 2 cores
     python scripts/bench_peers.py --family mlp --limit 1GiB --steps 10 --repeats 2
+    GLIBC_TUNABLES=glibc.malloc.mmap_threshold=1048576:glibc.malloc.hugetlb=1 \
+        python scripts/bench_peers.py --limit 1GiB --output scripts/results/peers_mapped.json
 
 Every finder runs in a fresh process, under the same RLIMIT_DATA. The true maximum is found
 with the judge, ``train_at.py``, where the results do not have it yet: since the heap differs from
@@ -18,6 +20,7 @@ import importlib
 import importlib.metadata
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -53,6 +56,7 @@ def main() -> None:
     if options.output.exists():
         results = json.loads(options.output.read_text())
     results["versions"] = versions()
+    results["glibc_tunables"] = os.environ.get("GLIBC_TUNABLES", "")
     for limit in options.limit or LIMITS:
         for family in options.family or FAMILIES:
             case = Case(family, f"scripts/examples/train_{family}.py:build_model", limit)
@@ -182,13 +186,14 @@ def table(family: str, limit: str, row: dict[str, Any]) -> str:
 
 def summary(cases: dict[str, dict[str, Any]]) -> str:
     """The table for the README: for each case and finder the share of the maximum, and the time."""
-    finders = (*OURS, *PEERS)
+    ran = {finder for row in cases.values() for finder in row["finders"]}
+    finders = [finder for finder in (*OURS, *PEERS) if finder in ran]
     lines: list[list[object]] = []
     for name, row in cases.items():
         if "maximum" not in row:
             continue
         low, high = row["maximum"]
-        lines.append([f"{name}: {low} to {high}", *(cell(row["finders"][f]) for f in finders)])
+        lines.append([f"{name}: {low} to {high}", *(cell(row["finders"].get(f)) for f in finders)])
     return markdown_table(["case", *(finder.replace("_", " ") for finder in finders)], lines)
 
 
@@ -198,8 +203,10 @@ def share_of_maximum(found: dict[str, Any]) -> str:
     return f"{share:.0%}" if share else "-"
 
 
-def cell(found: dict[str, Any]) -> str:
-    """What a finder answered, as a share of the maximum, and the time it took."""
+def cell(found: dict[str, Any] | None) -> str:
+    """A finder's answer as a share of the maximum, and its time; "-": it did not run."""
+    if found is None:
+        return "-"
     answer = share_of_maximum(found) if found["batch_size"] else "error"
     death = "" if found.get("survived", True) else ", **dies**"
     return f"{answer}{death}, {found['wall_seconds']:.0f} s"
