@@ -162,6 +162,8 @@ def _items_in(acting: Any, batch: Any) -> dict[str, Any]:
     arguments = (iter([batch]), 1, device)
     takes_device = len(inspect.signature(get_batch_samples).parameters) > 2
     _, items = get_batch_samples(*arguments if takes_device else arguments[:2])
+    if isinstance(items, Tensor) and items.dim():
+        items = items.flatten()[0]  # one for each GPU of DataParallel, which has no part here
     return {"num_items_in_batch": items}
 
 

@@ -166,7 +166,19 @@ class WithoutDevice(Newer):
         return super().get_batch_samples(batches, count, CPU)
 
 
-@pytest.mark.parametrize("kind", [Newer, WithoutDevice])
+class OnTwoDevices(Newer):
+    """Where two GPUs are visible each replica of DataParallel gets the number, in its own row."""
+
+    def get_batch_samples(self, batches: Any, count: int, device: Any) -> tuple[list[Any], Any]:
+        taken, items = super().get_batch_samples(batches, count, device)
+        return taken, items.unsqueeze(0).expand(2, -1)
+
+    def compute_loss(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        assert num_items_in_batch.shape == ()
+        return super().compute_loss(model, inputs, num_items_in_batch)
+
+
+@pytest.mark.parametrize("kind", [Newer, WithoutDevice, OnTwoDevices])
 def test_its_loss_gets_what_it_gets_in_training(kind: type[Newer]) -> None:
     trainer = kind(Texts(20, longest_at=3))
     setup, _ = opened(trainer)
