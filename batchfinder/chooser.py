@@ -116,7 +116,10 @@ class Chooser:
 
     def _is_misled(self) -> bool:
         """Whether the model says nothing, or was wrong by more than fragmentation explains."""
-        return TRUST * self._predicted_maximum() > self.known.high
+        predicted = self._predicted_maximum()
+        if self.known.failure is None:  # the bound is one that was asked for, and says nothing
+            return math.isinf(predicted)
+        return TRUST * predicted > self.known.high
 
     def _bisect(self) -> float:
         if self.known.failure is None and self.is_open:

@@ -478,6 +478,23 @@ def test_the_largest_size_asked_for_is_confirmed_and_nothing_above_it_tried() ->
     assert story(probes) == ["1+", "6+", "700+!"]
 
 
+@pytest.mark.parametrize(
+    ("fixed", "per_sample", "budget", "largest"),
+    [
+        (12_000_000, 100, 22_000_000, 10_000),
+        (5_000_000, 100, 22_000_000, 50_000),
+        (19_000_000, 20, 22_000_000, 60_000),
+    ],
+)
+def test_a_largest_size_far_below_what_fits_is_soon_confirmed_however_large_the_model(
+    fixed: int, per_sample: int, budget: int, largest: int
+) -> None:
+    prober = FakeProber(budget_bytes=budget, fixed_bytes=fixed, bytes_per_sample=per_sample)
+    finding, probes = run_search(prober, largest=largest)
+    assert (finding.status, size_of(finding)) == (Status.CAPPED, largest)
+    assert len(probes) <= 5
+
+
 def test_a_single_size_is_confirmed_at_once() -> None:
     finding, probes = run_search(exact_device(1000), smallest=7, largest=7)
     assert story(probes) == ["7+!"]
