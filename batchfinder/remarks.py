@@ -43,16 +43,25 @@ def remarks_on(
     if finding.answer is None:
         return
     answer, failure = finding.answer.batch_size, finding.failure.batch_size
+    kept = max(finding.answer.peak_reserved_bytes or 0, finding.failure.peak_reserved_bytes or 0)
+    # Where it got no more, others have taken the rest, or each step needs more than the one before.
+    used_the_budget = kept >= MOSTLY_TENSORS * prober.budget_bytes
     if failure - answer > multiple_of:
-        yield (
-            f"sizes between {answer} and {failure} were not tried: the allocator is fragmented "
-            "there, and it is chance which of them it has room for"
-            if prober.is_repeatable
-            else f"from {answer} to {failure} it depends on the run what fits: the same size needs "
-            "a little more or less memory each time on this device"
-        )
+        between = f"sizes between {answer} and {failure} were not tried"
+        if not prober.is_repeatable:
+            yield (
+                f"from {answer} to {failure} it depends on the run what fits: the same size needs "
+                "a little more or less memory each time on this device"
+            )
+        elif used_the_budget:
+            yield (
+                f"{between}: the allocator is fragmented there, and it is chance which of them it "
+                "has room for"
+            )
+        else:
+            yield f"{between}: see why {failure} failed, without having used the budget"
     held = finding.answer.peak_allocated_bytes
-    ran_out = finding.failure.outcome is Outcome.OOM
+    ran_out = finding.failure.outcome is Outcome.OOM and used_the_budget
     if held and ran_out and held < MOSTLY_TENSORS * prober.budget_bytes and _may_expand(prober):
         yield (
             f"the allocator is so fragmented that tensors take only {format_bytes(held)} of the "

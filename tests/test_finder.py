@@ -121,6 +121,13 @@ def test_where_the_allocator_wastes_much_a_setting_of_it_is_named(
     ]
 
 
+def test_what_was_not_for_want_of_the_budget_is_no_fragmentation() -> None:
+    """As where another program takes half of the device, or each step leaves something behind."""
+    prober = FakeProber(budget_bytes=10_000, fragmentation=0.5, device="cuda:0 Paper")
+    result = run_search(prober)
+    assert not [warning for warning in result.warnings if "fragmented" in warning]
+
+
 @pytest.mark.parametrize(
     ("device", "confirm_extra", "variable", "is_told"),
     [
