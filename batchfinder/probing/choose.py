@@ -61,7 +61,7 @@ def choose_prober(setup: TrainingSetup, options: ProbeOptions, *, isolate: bool)
     if not device.leaves_no_trace and can_be_forked():
         return WorkerProber(SetupSource(own_setup=setup), options)
     # A worker would choose by its own current device, and by the model's, which may lie elsewhere.
-    options = replace(options, device=str(device.torch_device))
+    options = replace(_inherited(device, options), device=str(device.torch_device))
     try:
         source = SetupSource(pickled_setup=pickle_setup(setup))
         held = _held_here(device, options)
@@ -87,6 +87,15 @@ def strategy_of_this_job(model: object) -> str | None:
     ):
         return None
     return "fsdp" if is_sharded(model) else "ddp"
+
+
+def _inherited(device: Device, options: ProbeOptions) -> ProbeOptions:
+    """The options, with the limit that the user has set for this process, for its workers."""
+    if device.allowed_share() == 1:
+        return options
+    memory = device.memory()
+    allowed = memory.capacity_bytes - memory.used_by_others_bytes
+    return replace(options, memory_limit=min(options.memory_limit or allowed, allowed))
 
 
 def _held_here(device: Device, options: ProbeOptions) -> list[str]:
@@ -136,7 +145,7 @@ def _choose_for_ranks(setup: TrainingSetup, options: ProbeOptions, isolate: bool
     meeting.agree({"whether to try sizes in workers": wants_workers})
     if pickled and not problem:
         # Each rank's worker finds its own device, as the rank itself did.
-        options = replace(options, device=device.torch_device.type)
+        options = replace(_inherited(device, options), device=device.torch_device.type)
         source = SetupSource(pickled_setup=pickled)
         held = meeting.gather(_held_here(device, options))
         rank_prober = RankProber(source, options, meeting)

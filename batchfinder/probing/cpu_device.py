@@ -79,6 +79,9 @@ class CpuDevice:
             capacity, used_by_others = soft_limit, 0
         return DeviceMemory(capacity, used_by_others, 0, held)
 
+    def allowed_share(self) -> float:
+        return 1.0  # a limit of the user's own holds for child processes too
+
     @contextlib.contextmanager
     def limited_to(self, budget_bytes: int) -> Iterator[None]:
         import resource  # not on Windows

@@ -46,8 +46,15 @@ class CudaDevice:
         elsewhere = max(0, total - free - reserved)
         context = min(elsewhere, CONTEXT_BYTES)
         # What a limit of the user's own withholds from this process is as good as taken.
-        withheld = total - math.floor(self._fraction() * total)
+        withheld = total - math.floor(self.allowed_share() * total)
         return DeviceMemory(total, max(elsewhere, withheld) - context, context, self.held_bytes())
+
+    def allowed_share(self) -> float:
+        # Newer than the oldest PyTorch supported; before it, nobody could ask either.
+        read = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+        # The cudaMallocAsync backend has no limit to begin with, and tells of one far above 1.
+        with torch.cuda.device(self._index):
+            return 1.0 if read is None else min(1.0, float(read(self._index)))
 
     @contextlib.contextmanager
     def limited_to(self, budget_bytes: int) -> Iterator[None]:
@@ -55,7 +62,7 @@ class CudaDevice:
         # Kernels that are no operators of PyTorch, those of Triton say, run where this points. Some
         # versions of PyTorch leave it pointing to where the limit was set or read last.
         with torch.cuda.device(self._index):
-            before = self._fraction()
+            before = self.allowed_share()
             torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total), self._index)
             try:
                 yield
@@ -87,11 +94,3 @@ class CudaDevice:
 
     def release_cache(self) -> None:
         torch.cuda.empty_cache()
-
-    def _fraction(self) -> float:
-        """What the user lets this process have of the device."""
-        # Newer than the oldest PyTorch supported; before it, nobody could ask either.
-        read = getattr(torch.cuda, "get_per_process_memory_fraction", None)
-        # The cudaMallocAsync backend has no limit to begin with, and tells of one far above 1.
-        with torch.cuda.device(self._index):
-            return 1.0 if read is None else min(1.0, float(read(self._index)))

@@ -69,6 +69,10 @@ class Device(Protocol):
 
     def memory(self) -> DeviceMemory: ...
 
+    def allowed_share(self) -> float:
+        """How much of it this process may use; below 1 by the user's own setting only."""
+        ...
+
     def limited_to(self, budget_bytes: int) -> AbstractContextManager[None]:
         """Make the allocator itself run out at the budget; lifted on leaving."""
         ...

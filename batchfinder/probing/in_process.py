@@ -82,7 +82,9 @@ class InProcessProber:
         if attempt.is_broken:
             raise self._given_up(attempt.probe)
         if confirm:
-            # A probe needs the warm-up that a confirmation goes without.
+            # A probe needs the warm-up that a confirmation goes without. Nothing here may hold on
+            # to the optimizer's states when the cache is released.
+            del session
             self.close()
         if attempt.probe.fits and self.options.warm_up_batch_size is None:
             self.options = replace(self.options, warm_up_batch_size=batch_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -57,7 +58,11 @@ class OtherAccelerator:
         held = self.held_bytes()
         information = self._function("mem_get_info")
         free = information(*self._where)[0] if information else self._total - held
-        return DeviceMemory(self._total, max(0, self._total - free - held), 0, held)
+        withheld = self._total - math.floor(self.allowed_share() * self._total)
+        return DeviceMemory(self._total, max(0, self._total - free - held, withheld), 0, held)
+
+    def allowed_share(self) -> float:
+        return min(1.0, self._fraction())
 
     @contextlib.contextmanager
     def limited_to(self, budget_bytes: int) -> Iterator[None]:

@@ -119,6 +119,15 @@ def test_all_memory_is_given_back() -> None:
     assert torch.cuda.memory_reserved(DEVICE) <= reserved
 
 
+def test_nor_does_the_allocator_keep_the_states_of_an_optimizer_made_for_the_search() -> None:
+    model = nn.Linear(8192, 8192, device=DEVICE)
+
+    find_max_batch(model, torch.randn(2, 8192), optimizer="adamw", max_batch_size=8)
+
+    weights_bytes = model.weight.nbytes
+    assert torch.cuda.memory_reserved(DEVICE) < 1.5 * weights_bytes
+
+
 def test_the_limit_is_lifted() -> None:
     find_max_batch(wide_model(), wide_sample(), device=DEVICE, memory_limit=LIMIT)
 
@@ -148,6 +157,14 @@ def test_a_limit_of_the_user_is_put_back(limit_of_the_user: int) -> None:
 
 def test_a_limit_of_the_user_bounds_the_budget(limit_of_the_user: int) -> None:
     result = find_max_batch(wide_model(), wide_sample(), device=DEVICE, max_batch_size=2)
+
+    assert 0.9 * limit_of_the_user < result.budget_bytes <= limit_of_the_user
+
+
+def test_a_limit_of_the_user_bounds_the_budget_of_workers_too(limit_of_the_user: int) -> None:
+    result = find_max_batch(
+        wide_model(), wide_sample(), device=DEVICE, max_batch_size=2, isolate=True
+    )
 
     assert 0.9 * limit_of_the_user < result.budget_bytes <= limit_of_the_user
 

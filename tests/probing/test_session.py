@@ -64,6 +64,9 @@ class FakeDevice:
     def limited_to(self, budget_bytes: int) -> Iterator[None]:
         yield
 
+    def allowed_share(self) -> float:
+        return 1.0
+
     def held_bytes(self) -> int:
         return self.held.pop(0) if len(self.held) > 1 else self.held[0]
 
