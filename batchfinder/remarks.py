@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from batchfinder.bounds import UNLIMITED_BATCH_SIZE
 from batchfinder.probing.prober import Prober
-from batchfinder.result import Outcome
+from batchfinder.result import LEAK_WARNING, Outcome
 from batchfinder.search import Finding
 from batchfinder.simulation.allocator import AllocatorSettings
 from batchfinder.units import format_bytes
@@ -69,7 +69,8 @@ def remarks_on(
             "expandable_segments:True, for search and training, may leave room for more"
         )
     # Had it been the tensors themselves, the first step would have failed.
-    if finding.failure.steps > 1 and _may_leave_the_heap(prober):
+    leaks = LEAK_WARNING in prober.warnings
+    if finding.failure.steps > 1 and not leaks and _may_leave_the_heap(prober):
         yield (
             "memory differs from step to step, as tensors leave holes in the heap: "
             f"GLIBC_TUNABLES={WITHOUT_HOLES}, for search and training, leaves room for more"

@@ -16,6 +16,13 @@ SCHEMA_VERSION = 1
 
 THRASHING_NOTE = "runs only by flushing the allocator's cache in every step"
 
+# The warning of a search of which no step gives back what it has taken.
+LEAK_WARNING = (
+    "each step leaves memory behind that no later one gives back: unless that ends, as a history "
+    "of fixed length does, training runs out of it at any batch size; detach() or drop what is "
+    "kept from step to step, such as outputs in a list"
+)
+
 
 class Outcome(enum.Enum):
     """How a probe ended."""

@@ -40,6 +40,7 @@ from batchfinder.head_start import SLOW_STEP_SECONDS, HeadStart
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.source import SetupSource
 from batchfinder.reporting.answer import details
+from batchfinder.result import LEAK_WARNING
 from batchfinder.simulation.guess import guess_batch_size
 
 TARGETS = Path(__file__).parent / "targets"
@@ -157,6 +158,14 @@ def test_where_the_heap_wastes_much_a_setting_of_it_is_named(
     assert [hint.partition(":")[0] for hint in hints] == is_told * [
         "memory differs from step to step, as tensors leave holes in the heap"
     ]
+
+
+def test_where_each_step_leaves_memory_behind_the_heap_is_not_blamed() -> None:
+    prober = FakeProber(
+        confirm_extra=0.1, device="cpu", is_repeatable=False, warnings=(LEAK_WARNING,)
+    )
+    result = run_search(prober)
+    assert not [warning for warning in result.warnings if "GLIBC_TUNABLES=" in warning]
 
 
 def head_start(model: nn.Module) -> HeadStart:

@@ -20,7 +20,7 @@ from batchfinder.probing.oom import Failure, classify, needs_more_than_one_sampl
 from batchfinder.probing.oom_table import Tier
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.steadiness import PeakWatch, left_behind
-from batchfinder.result import THRASHING_NOTE
+from batchfinder.result import LEAK_WARNING, THRASHING_NOTE
 from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
@@ -30,12 +30,6 @@ WARM_UP_STEPS = 2
 
 # A probe that flushes the allocator's cache gets so many steps to do without.
 THRASHING_STEPS = 2
-
-LEAK_WARNING = (
-    "each step leaves memory behind that no later one gives back: unless that ends, as a history "
-    "of fixed length does, training runs out of it at any batch size; detach() or drop what is "
-    "kept from step to step, such as outputs in a list"
-)
 
 
 class ProbeSession:

@@ -15,9 +15,9 @@ from batchfinder import Outcome, Phase, TrainingSetup
 from batchfinder.errors import BatchTooSmallError
 from batchfinder.probing.device import DeviceMemory, Peaks
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.session import LEAK_WARNING, ProbeSession
+from batchfinder.probing.session import ProbeSession
 from batchfinder.probing.steadiness import PeakWatch
-from batchfinder.result import THRASHING_NOTE, Probe
+from batchfinder.result import LEAK_WARNING, THRASHING_NOTE, Probe
 from batchfinder.training.sample import BatchMaker
 from batchfinder.units import MIB
 
