@@ -16,7 +16,7 @@ from batchfinder.units import format_bytes
 # Where the tensors of the answer take less of the budget than this, a tenth of it is of no use.
 MOSTLY_TENSORS = 0.9
 
-# Tensors from 1 MiB on lie apart and leave no holes; huge pages make up for the time that takes
+# Tensors from 1 MiB on lie apart and leave no holes; huge pages save part of the time that takes
 # (https://sourceware.org/glibc/manual/latest/html_node/Memory-Allocation-Tunables.html; measured in
 # scripts/results/search_cpu_mapped.json).
 WITHOUT_HOLES = "glibc.malloc.mmap_threshold=1048576:glibc.malloc.hugetlb=1"
@@ -73,7 +73,8 @@ def remarks_on(
     if finding.failure.steps > 1 and not leaks and _may_leave_the_heap(prober):
         yield (
             "memory differs from step to step, as tensors leave holes in the heap: "
-            f"GLIBC_TUNABLES={WITHOUT_HOLES}, for search and training, leaves room for more"
+            f"GLIBC_TUNABLES={WITHOUT_HOLES}, for search and training, leaves room for more, "
+            "and makes steps slower"
         )
 
 
