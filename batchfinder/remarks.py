@@ -68,8 +68,8 @@ def remarks_on(
             f"{format_bytes(prober.budget_bytes)}; PYTORCH_CUDA_ALLOC_CONF="
             "expandable_segments:True, for search and training, may leave room for more"
         )
-    # Had it been the tensors themselves, the first step would have failed.
     leaks = LEAK_WARNING in prober.warnings
+    # Had it been the tensors themselves, the first step would have failed.
     if finding.failure.steps > 1 and not leaks and _may_leave_the_heap(prober):
         yield (
             "memory differs from step to step, as tensors leave holes in the heap: "

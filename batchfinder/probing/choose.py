@@ -28,7 +28,6 @@ _HERE_WARNING = (
     "memory, and the answer may be too small; batchfinder find does better"
 )
 
-
 # A sample, say, takes less.
 _WORTH_TELLING_BYTES = 64 * MIB
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Iterable, Iterator
@@ -73,18 +74,18 @@ def preserved_state(*objects: object, device: torch.device | str | None = None) 
     try:
         snapshot.detach_gradients()
         yield
-    except BaseException as error:
+    finally:
+        # Also where this is left in another's ``finally``, and no error comes through the ``with``.
+        error = sys.exc_info()[1]
         with _interrupts_deferred():
             try:
                 snapshot.restore()
             except DeviceError:
-                # What the frames of the error hold of the step may be what there is no room beside.
+                # What the frames of an error hold of the step may be what there is no room beside.
+                if error is None:
+                    raise
                 _clear_frames(error)
                 snapshot.restore()
-        raise
-    else:
-        with _interrupts_deferred():
-            snapshot.restore()
 
 
 class _Snapshot:

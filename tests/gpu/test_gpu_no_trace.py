@@ -184,6 +184,32 @@ def test_gradients_come_back_also_where_an_error_holds_the_step(limit_of_the_use
     assert gradient.is_cuda
 
 
+class LargeLayer(nn.Module):
+    """Its weights, and so their gradients, take 1 GiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(GIB // 4, device=DEVICE))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * self.weight[:4]
+
+
+def test_gradients_come_back_also_after_an_error_in_a_search(limit_of_the_user: int) -> None:
+    model = LargeLayer()
+    gradient = model.weight.grad = torch.ones_like(model.weight)
+
+    def loss_fn(output: Tensor, batch: Tensor) -> Tensor:
+        activations = torch.empty(3 * GIB // 2, dtype=torch.uint8, device=DEVICE)
+        raise ValueError(f"a bug, with {activations.nbytes} of {limit_of_the_user} bytes in use")
+
+    with pytest.raises(ValueError, match="a bug"):
+        find_max_batch(model, torch.ones(2, 4), loss_fn=loss_fn, optimizer="sgd")
+
+    assert model.weight.grad is gradient
+    assert gradient.is_cuda
+
+
 def test_what_is_cached_before_is_within_the_limit() -> None:
     larger_than_the_limit = torch.empty(3 * GIB, dtype=torch.uint8, device=DEVICE)
     del larger_than_the_limit
