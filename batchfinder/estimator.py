@@ -208,10 +208,8 @@ def estimate_peak_memory(
         explain(
             traces.at(batch_size),
             batch_size,
-            threads=device.threads,
+            gpu=device,
             reserved_bytes=run.peak_reserved_bytes,
-            overhead_bytes=device.overhead_bytes,
-            workspace_bytes=prober.kept_workspace_bytes,
         ),
         tuple(warnings),
     )
@@ -264,10 +262,8 @@ def estimate_on_gpus(
         explanation = explain(
             traces.at(shown),
             shown,
-            threads=gpu.threads,
+            gpu=gpu,
             reserved_bytes=reserved,
-            overhead_bytes=gpu.overhead_bytes,
-            workspace_bytes=prober.kept_workspace_bytes,
         )
         low, high = plausible_interval(result, traces, bounds)
         estimates.append(Estimate(gpu, low, high, result, explanation))

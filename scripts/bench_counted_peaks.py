@@ -21,7 +21,7 @@ import torch
 import transformers
 from bench_case import RESULTS, ROOT, save
 from paper_devices import FAMILIES
-from peak_comparison import compared, make_workspaces
+from peak_comparison import compared
 from time_limit import time_limit
 from transformers.models.auto import modeling_auto
 
@@ -57,7 +57,6 @@ def main() -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.backends.cudnn.enabled = False  # what the counting runtime has not
-    make_workspaces()
     rows: list[dict[str, Any]] = []
     for row in chosen(options.only):
         rows.append(row)

@@ -131,7 +131,7 @@ def check_brackets(rows: list[dict[str, str]], traces: Traces) -> dict[str, Any]
         fits, fails = int(row["fits"]), int(row["fails"])
         found = largest_that_fits(
             lambda size, trace=traced.trace: (
-                replay(trace, size, CachingAllocator(capacity), gpu.threads).room
+                replay(trace, size, CachingAllocator(capacity), gpu).room
             ),
             traced.trace.upper_bound(capacity),
         )
@@ -164,7 +164,7 @@ def check_peaks(rows: list[dict[str, str]], traces: Traces) -> dict[str, Any]:
             continue
         batch_size, measured = int(row["batch_size"]), float(row["peak_device_mib"])
         allocator = CachingAllocator(gpu.total_bytes - gpu.overhead_bytes)
-        run = replay(traced.trace, batch_size, allocator, gpu.threads)
+        run = replay(traced.trace, batch_size, allocator, gpu)
         simulated = (run.peak_reserved_bytes + gpu.overhead_bytes) / MIB
         errors.append((round(simulated / measured - 1, 4), row["model"], batch_size))
         if abs(errors[-1][0]) > MISS:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from bench_case import RESULTS, markdown_table, save
-from peak_comparison import compared, make_workspaces
+from peak_comparison import compared
 from torch import Tensor, nn
 from training_operators import BATCH, COLUMNS, ONLY_FP32, OPERATORS, ROWS, Operator
 
@@ -51,7 +51,6 @@ def main() -> None:
     parser.add_argument("--operator", choices=OPERATORS, action="append")
     options = parser.parse_args()
     torch.backends.cudnn.enabled = False  # what the counting runtime has not
-    make_workspaces()
     names = options.operator or [
         name for name in OPERATORS if options.precision == "fp32" or name not in ONLY_FP32
     ]

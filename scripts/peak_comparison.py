@@ -7,17 +7,10 @@ import gc
 import torch
 
 from batchfinder import TrainingSetup, estimate_peak_memory, find_max_batch
-from batchfinder.simulation.workspaces import CUBLASLT_WORKSPACE_BYTES, cublas_workspace_bytes
 
 
 class NotRunError(Exception):
     """The step did not run; the text says why."""
-
-
-def make_workspaces() -> None:
-    """Have cuBLAS and cuBLASLt make the workspaces that they keep, which no step then makes."""
-    square = torch.ones(8, 8, device="cuda")
-    torch.nn.functional.linear(square @ square, square, square[0])
 
 
 def compared(setup: TrainingSetup, precision: str, batch_size: int) -> dict[str, float]:
@@ -28,9 +21,9 @@ def compared(setup: TrainingSetup, precision: str, batch_size: int) -> dict[str,
         Exception: what the search and the estimate raise.
     """
     gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
-    # Some models whose step fails keep what it has made for good.
-    left = torch.cuda.memory_allocated() - cublas_workspace_bytes((9, 0)) - CUBLASLT_WORKSPACE_BYTES
+    left = torch.cuda.memory_allocated()  # some models whose step fails keep what it has made
     result = find_max_batch(
         setup, device="cuda", precision=precision, min_batch_size=batch_size,
         max_batch_size=batch_size,
@@ -38,7 +31,7 @@ def compared(setup: TrainingSetup, precision: str, batch_size: int) -> dict[str,
     peak = result.probes[-1].peak_allocated_bytes
     if not result.batch_size or peak is None:
         raise NotRunError(f"the step did not run: {result.probes[-1].note}")
-    measured = peak - max(0, left)
+    measured = peak - left
     simulated = estimate_peak_memory(
         setup, gpu="h200", precision=precision, batch_size=batch_size
     ).peak_allocated_bytes

@@ -137,7 +137,9 @@ def _trace(model: nn.Module, shape: Any, layout: str, recipe: Recipe, batch_size
         )
         images = torch.randn(batch_size, *shape).contiguous(memory_format=memory_format)
         labels = torch.zeros(batch_size, dtype=torch.long)
-        workspaces = CudaWorkspaces(recipe.capability, set(), benchmark=True)
+        workspaces = CudaWorkspaces(
+            recipe.capability, set(), benchmark=True, torch_version=recipe.torch_version
+        )
         tracker = StorageTracker(batch_size, model, workspaces)
         with tracker:
             for tensor in [*model.parameters(), *model.buffers()]:

@@ -243,7 +243,11 @@ def test_a_further_gpu_is_looked_for_where_the_one_before_had_its_answer() -> No
 
     first, second = estimate_on_gpus(TrainingSetup(mlp(), SAMPLE), gpus, ProbeOptions())
 
-    assert len(second.result.probes) < len(first.result.probes)
+    # How many probes follow depends on the holes in the allocator, which differ.
+    begun = [
+        estimate.result.probes[0].batch_size / estimate.batch_size for estimate in (first, second)
+    ]
+    assert abs(begun[1] - 1) < 0.01 < abs(begun[0] - 1)
 
 
 def test_unknown_gpu() -> None:

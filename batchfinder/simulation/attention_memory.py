@@ -13,6 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from batchfinder.simulation.attention import ComputeCapability
+from batchfinder.simulation.gpus import NO_GPU, Gpu
 from batchfinder.simulation.rounding import round_up
 
 _FLOAT_BYTES = 4
@@ -61,8 +62,8 @@ class EfficientBackward(NamedTuple):
     split_floats: int
     splits: int
 
-    def bytes_of(self, heads: int, threads: int = 0) -> int:
-        """What all heads of all examples take, however many threads the GPU has."""
+    def bytes_of(self, heads: int, _: Gpu = NO_GPU) -> int:
+        """What all heads of all examples take, on every GPU."""
         splits = max(1, min(self.splits, _ENOUGH_HEADS // max(1, heads)))
         return heads * (self.query_floats + splits * self.split_floats) * _FLOAT_BYTES
 

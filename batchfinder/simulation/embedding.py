@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from batchfinder.simulation.gpus import NO_GPU, Gpu
 from batchfinder.simulation.trace import Rule
 from batchfinder.simulation.tracker import StorageTracker
 from batchfinder.simulation.transients import copied_sizes, take
@@ -27,13 +28,12 @@ _LARGEST = 2  # mode of a bag
 
 
 def group_bytes(
-    rows: int, threads: int = 0, *, entries: int, width: int, sum_bytes: int = 4, at_once: int = 0
+    rows: int, _: Gpu = NO_GPU, *, entries: int, width: int, sum_bytes: int = 4, at_once: int = 0
 ) -> int:
     """The sums of the groups.
 
     Args:
         rows: that were looked up.
-        threads: of the GPU, which do not matter.
         entries: of the table.
         width: of a row, in elements.
         sum_bytes: of an element.
@@ -66,12 +66,14 @@ def _note(
 ) -> None:
     entries, width = output.shape
     sorting = functools.partial(_index_bytes, each=indices.element_size(), at_once=at_once)
-    options = {"sum_bytes": max(4, output.element_size()), "at_once": at_once}
-    summing = functools.partial(group_bytes, entries=entries, width=width, **options)
+    summing = functools.partial(
+        group_bytes, entries=entries, width=width, sum_bytes=max(4, output.element_size()),
+        at_once=at_once,
+    )  # fmt: skip
     # Sorted, where each came from, and where each group of equal ones begins.
     rows = (indices.numel(),)
     take(tracker, [*copied_sizes([gradient]), *(Rule(rows, r) for r in (*[sorting] * 3, summing))])
 
 
-def _index_bytes(rows: int, threads: int, *, each: int, at_once: int) -> int:
+def _index_bytes(rows: int, _: Gpu, *, each: int, at_once: int) -> int:
     return rows * each if rows > at_once else 0

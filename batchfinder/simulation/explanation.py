@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from batchfinder.simulation.gpus import Gpu
 from batchfinder.simulation.rounding import MIN_BLOCK_BYTES, round_up
 from batchfinder.simulation.trace import EMPTY_CACHE, GeneralTrace, Kind, Stage
 
@@ -72,24 +73,20 @@ def explain(
     trace: GeneralTrace,
     batch_size: int,
     *,
-    threads: int,
+    gpu: Gpu,
     reserved_bytes: int,
-    overhead_bytes: int,
-    workspace_bytes: int = 0,
 ) -> Explanation:
     """Take the peak of a trace's last step apart.
 
     Args:
         trace: of some training steps.
         batch_size: examples per forward/backward pass.
-        threads: that are on the GPU at once.
+        gpu: that trains.
         reserved_bytes: the peak of the allocator at that size; what it holds beyond the tensors
             is called fragmentation.
-        overhead_bytes: of the process, outside the allocator.
-        workspace_bytes: what libraries keep of the allocator's memory.
     """
     storages = trace.example.storages
-    sizes = [round_up(size, MIN_BLOCK_BYTES) for size in trace.sizes(batch_size, threads)]
+    sizes = [round_up(size, MIN_BLOCK_BYTES) for size in trace.sizes(batch_size, gpu)]
     # An event is an index of this list: the death of storage i is ~i, which counts from the end.
     changes = [*sizes, *(-size for size in reversed(sizes))]
     moves = [event for event in trace.events if event != EMPTY_CACHE]
@@ -101,9 +98,8 @@ def explain(
     for index in _alive_after(until_peak):
         by_kind[storages[index].kind] += sizes[index]
     terms = {kind.value: by_kind[kind] for kind in Kind}
-    terms[Kind.WORKSPACE.value] += workspace_bytes
-    terms["fragmentation"] = max(0, reserved_bytes - peak - workspace_bytes)
-    terms["context and libraries"] = overhead_bytes
+    terms["fragmentation"] = max(0, reserved_bytes - peak)
+    terms["context and libraries"] = gpu.overhead_bytes
     culprit = storages[next(event for event in reversed(until_peak) if event >= 0)]
     return Explanation(
         batch_size,

@@ -49,6 +49,10 @@ class Gpu:
     overhead_source: str = ""
 
 
+NO_GPU = Gpu("", 0, (0, 0), 0, 0)
+"""None in particular."""
+
+
 def all_gpus(cuda: tuple[int, int] = CURRENT_CUDA) -> tuple[Gpu, ...]:
     """Every GPU known, in the order of the file.
 

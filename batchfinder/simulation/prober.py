@@ -10,17 +10,12 @@ from batchfinder.memory_model import Phase
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.versions import versions
 from batchfinder.result import THRASHING_NOTE, Outcome, Probe
-from batchfinder.simulation.allocator import (
-    AllocatorSettings,
-    CachingAllocator,
-    DeviceFullError,
-)
+from batchfinder.simulation.allocator import AllocatorSettings, CachingAllocator
 from batchfinder.simulation.expandable import ExpandableAllocator
 from batchfinder.simulation.gpus import Gpu
 from batchfinder.simulation.replay import Replay, replay
 from batchfinder.simulation.step_trace import STEPS, StepTraces
 from batchfinder.simulation.trace import Stage
-from batchfinder.simulation.workspaces import CUBLASLT_WORKSPACE_BYTES, cublas_workspace_bytes
 from batchfinder.units import format_bytes
 
 NO_ROOM = -1.0
@@ -119,21 +114,7 @@ class SimulatedProber:
         allocator = ExpandableAllocator if self._settings.expandable_segments else CachingAllocator
         trace = self.traces.at(batch_size)
         device = allocator(self.budget_bytes, self._settings)
-        try:
-            for workspace in self._kept_workspaces:
-                device.malloc(workspace)
-        except DeviceFullError:
-            return Replay(-batch_size, {}, 0, 0)
-        return replay(trace, batch_size, device, self.gpu.threads)
-
-    @property
-    def kept_workspace_bytes(self) -> int:
-        """What libraries take from the allocator and keep."""
-        return sum(self._kept_workspaces)
-
-    @property
-    def _kept_workspaces(self) -> tuple[int, int]:
-        return cublas_workspace_bytes(self.gpu.compute_capability), CUBLASLT_WORKSPACE_BYTES
+        return replay(trace, batch_size, device, self.gpu)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from batchfinder.simulation.gpus import Gpu
+
 _SUM_BYTES = 4  # half types are added up in fp32
 _LARGEST_TENSOR = 1 << 31  # bytes, that a kernel with indices of 32 bits reaches
 
@@ -38,8 +40,9 @@ class Reduction(NamedTuple):
         keeps_outermost: whether the dimension that reaches farthest in memory is not summed up.
 
     Example:
+        >>> from batchfinder.simulation.gpus import find_gpu
         >>> bias = Reduction(along_rows=False, vector=4, element_bytes=4, outputs=4096)
-        >>> [bias.buffer_bytes(4096, 4096, threads) // 2**20 for threads in (132 * 2048, 82 * 1536)]
+        >>> [bias.buffer_bytes(4096, 4096, find_gpu(name)) // 2**20 for name in ("h100", "rtx3090")]
         [128, 62]
     """
 
@@ -49,23 +52,23 @@ class Reduction(NamedTuple):
     outputs: int
     keeps_outermost: bool = False
 
-    def buffer_bytes(self, inputs: int, outputs: int, threads: int) -> int:
+    def buffer_bytes(self, inputs: int, outputs: int, gpu: Gpu) -> int:
         """What the blocks leave for each other.
 
         Args:
             inputs: elements of each sum.
             outputs: how many sums there are.
-            threads: that are on the GPU at once.
+            gpu: that sums up.
         """
         inputs, outputs = self._largest_part(inputs, outputs)
-        blocks, _, width = self._blocks(inputs, outputs, threads)
+        blocks, _, width = self._blocks(inputs, outputs, gpu.threads)
         size = max(_SUM_BYTES, self.element_bytes) * outputs * blocks
         return size if self.along_rows else size * width * self.vector
 
-    def semaphore_bytes(self, inputs: int, outputs: int, threads: int) -> int:
+    def semaphore_bytes(self, inputs: int, outputs: int, gpu: Gpu) -> int:
         """By what they know who comes last; see :meth:`buffer_bytes`."""
         inputs, outputs = self._largest_part(inputs, outputs)
-        blocks, grid, _ = self._blocks(inputs, outputs, threads)
+        blocks, grid, _ = self._blocks(inputs, outputs, gpu.threads)
         return _SEMAPHORE_BYTES * grid if blocks else 0
 
     def _blocks(self, inputs: int, outputs: int, threads: int) -> tuple[int, int, int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from batchfinder.probing.steadiness import STEADY_STEPS
 from batchfinder.simulation.allocator import Block, CachingAllocator, DeviceFullError
+from batchfinder.simulation.gpus import NO_GPU, Gpu
 from batchfinder.simulation.trace import EMPTY_CACHE, GeneralTrace, Stage
 
 # After so many further steps the result stands, steady or not.
@@ -49,7 +50,7 @@ class Replay:
 
 
 def replay(
-    trace: GeneralTrace, batch_size: int, allocator: CachingAllocator, threads: int = 0
+    trace: GeneralTrace, batch_size: int, allocator: CachingAllocator, gpu: Gpu = NO_GPU
 ) -> Replay:
     """Serve every birth and death of a trace, and of further steps like its last one.
 
@@ -61,9 +62,9 @@ def replay(
         trace: of some training steps.
         batch_size: examples per forward/backward pass.
         allocator: fresh; it keeps the state in which the steps left it.
-        threads: see :meth:`GeneralTrace.sizes`.
+        gpu: that trains.
     """
-    sizes = trace.sizes(batch_size, threads)
+    sizes = trace.sizes(batch_size, gpu)
     blocks: list[Block | None] = [None] * len(sizes)
     peaks: dict[Stage, int] = {}
 

@@ -17,6 +17,7 @@ from itertools import chain, pairwise
 from typing import NamedTuple
 
 from batchfinder.simulation.curve import Curve
+from batchfinder.simulation.gpus import NO_GPU, Gpu
 
 
 class Kind(enum.Enum):
@@ -41,14 +42,14 @@ class Stage(enum.Enum):
 
 
 class Rule(NamedTuple):
-    """The bytes of a storage that are no line in the batch size, but follow from one.
+    """The bytes of a storage that are no line in the batch size, but follow from one, or the GPU.
 
     Attributes:
         amounts: each of them is a line; at the batch size that was traced.
-        bytes_of: the bytes by them, and by how many threads are on the GPU at once.
+        bytes_of: the bytes by them, and by the GPU.
 
     Example:
-        >>> Rule((4,), lambda rows, threads: min(rows, 100) * 512).size_bytes
+        >>> Rule((4,), lambda rows, gpu: min(rows, 100) * 512).size_bytes
         2048
     """
 
@@ -58,7 +59,7 @@ class Rule(NamedTuple):
     @property
     def size_bytes(self) -> int:
         """The bytes at the batch size that was traced, on no GPU in particular."""
-        return self.bytes_of(*self.amounts, 0)
+        return self.bytes_of(*self.amounts, NO_GPU)
 
 
 @dataclass
@@ -137,12 +138,12 @@ class GeneralTrace:
         """The births and deaths, the same at every size; see :class:`Trace`."""
         return self.example.events
 
-    def sizes(self, batch_size: int, threads: int = 0) -> list[int]:
+    def sizes(self, batch_size: int, gpu: Gpu = NO_GPU) -> list[int]:
         """The bytes of each storage at a batch size.
 
         Args:
             batch_size: examples per forward/backward pass.
-            threads: that are on the GPU at once; 0: on none in particular.
+            gpu: that trains.
         """
         sizes, lines, parabolas = self._parts
         sizes = sizes.copy()
@@ -154,7 +155,7 @@ class GeneralTrace:
             rule = self.example.storages[index].rule
             assert rule is not None
             amounts = (round(curve.bytes_at(batch_size)) for curve in curves)
-            sizes[index] = rule.bytes_of(*amounts, threads)
+            sizes[index] = rule.bytes_of(*amounts, gpu)
         return sizes
 
     @property

@@ -3,7 +3,8 @@
 Workspaces of cuDNN are optional: where none is to be had, PyTorch falls back to an algorithm that
 needs less. Copies of tensors that are not in the memory format that cuDNN computes in are not.
 
-A few come with attention: see :mod:`~batchfinder.simulation.attention_memory`.
+A few come with attention: see :mod:`~batchfinder.simulation.attention_memory`. Those of cuBLAS
+outlive the step: see :mod:`~batchfinder.simulation.matrix_products`.
 
 Sources: ``aten/src/ATen/native/cudnn/Conv_v8.cpp`` and ``ConvShared.cpp`` of PyTorch.
 """
@@ -29,12 +30,13 @@ from batchfinder.simulation.embedding import (
     note_embedding_backward,
     note_embedding_bag_backward,
 )
+from batchfinder.simulation.fake import TORCH_VERSION
 from batchfinder.simulation.losses import COPYING_LOSSES
+from batchfinder.simulation.matrix_products import PRODUCTS, MatrixProducts
 from batchfinder.simulation.reductions import reduction
 from batchfinder.simulation.trace import Rule
 from batchfinder.simulation.tracker import StorageTracker, held
 from batchfinder.simulation.transients import copied_sizes, size_of, take, taken
-from batchfinder.units import MIB
 
 _aten: Any = torch.ops.aten
 _CONVOLUTION = _aten.convolution.default
@@ -53,23 +55,6 @@ _Note: TypeAlias = Callable[[StorageTracker, Any, Any], None]
 """Notes what a kernel takes, by its arguments and its output."""
 
 
-def cublas_workspace_bytes(capability: ComputeCapability) -> int:
-    """What the first matrix product takes from the allocator, and keeps.
-
-    https://docs.nvidia.com/cuda/cublas/#results-reproducibility and
-    ``aten/src/ATen/cuda/CublasHandlePool.cpp`` of PyTorch.
-
-    Example:
-        >>> cublas_workspace_bytes((8, 6)), cublas_workspace_bytes((9, 0))
-        (8519680, 33554432)
-    """
-    return 32 * MIB if capability >= (9, 0) else 8_519_680
-
-
-CUBLASLT_WORKSPACE_BYTES = MIB
-"""What the first matrix product with a bias takes, and keeps: ``CUBLASLT_WORKSPACE_SIZE``."""
-
-
 class CudaWorkspaces:
     """The workspaces of CUDA's kernels; one instance per trace.
 
@@ -79,6 +64,7 @@ class CudaWorkspaces:
             taken out.
         benchmark: ``torch.backends.cudnn.benchmark``: a forward convolution seen for the first
             time is timed with every algorithm, and the cache is emptied after it.
+        torch_version: of the PyTorch that is simulated.
     """
 
     def __init__(
@@ -87,11 +73,13 @@ class CudaWorkspaces:
         alike: set[ComputeCapability],
         *,
         benchmark: bool = False,
+        torch_version: tuple[int, int] = TORCH_VERSION,
     ) -> None:
         self._capability = capability
         self._alike = alike
         self._benchmark = benchmark
         self._seen: set[Any] = set()
+        self._products = MatrixProducts(torch_version)
 
     def __call__(self, tracker: StorageTracker, func: Any, args: Any, output: Any) -> None:
         """Note what an operator makes, and what it takes while it runs."""
@@ -108,6 +96,8 @@ class CudaWorkspaces:
                 self._convolve(tracker, [grad], [grad, images], weight, stride)
             if needs_weight:
                 self._convolve(tracker, [grad, images], [grad, images], weight, stride)
+        elif func in PRODUCTS:
+            self._products.note(tracker, func)
         elif func is _EFFICIENT_BACKWARD:
             self._attention_backward(tracker, *args[:4])
         elif func in _KERNELS:

@@ -57,13 +57,13 @@ def traced(setup: TrainingSetup, strategy: str, world_size: int, precision: str 
 
 
 def most_alive(trace: Trace, kind: Kind | None = None) -> int:
-    """The most bytes alive at once, of all storages or of a kind."""
+    """The most bytes of tensors alive at once, of all or of a kind."""
     alive = most = 0
     for event in trace.events:
         if event == EMPTY_CACHE:
             continue
         storage = trace.storages[event if event >= 0 else ~event]
-        if kind in (None, storage.kind):
+        if storage.kind is not Kind.WORKSPACE and kind in (None, storage.kind):
             alive += storage.size_bytes if event >= 0 else -storage.size_bytes
             most = max(most, alive)
     return most

@@ -140,7 +140,9 @@ def estimate(loss: LossFunction, gib: float = 2) -> Estimate:
 
 
 def test_the_answer_is_that_of_sizes_traced_by_themselves() -> None:
-    told, traced = estimate(clip), estimate(apart(clip))
+    # In 2 GiB cuBLAS's workspace comes to lie in a block that the next step needs whole, at some
+    # sizes and not at others; which of them an answer is depends on the way to it.
+    told, traced = (estimate(loss, gib=16) for loss in (clip, apart(clip)))
 
     assert told.batch_size == traced.batch_size
     assert not told.result.warnings
@@ -158,7 +160,7 @@ def test_what_is_no_line_is_not_called_one() -> None:
     assert model.worst_residual == pytest.approx(0.25, abs=0.02)  # a parabola and its chord
     answer = large.batch_size
     phase = model.phases[Phase.FORWARD_BACKWARD]
-    peak = max(p.peak_reserved_bytes or 0 for p in large.result.probes if p.fits)
+    (peak,) = (p.peak_reserved_bytes for p in large.result.probes if p.batch_size == answer)
     assert phase.peak_bytes(answer) == pytest.approx(peak)
     assert phase.fixed_bytes >= 0
     assert large.explanation.to_dict()["activation_bytes_per_sample"][

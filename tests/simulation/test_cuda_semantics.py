@@ -15,6 +15,7 @@ from batchfinder.simulation.attention import FAMILIES, AttentionBackend, choose_
 from batchfinder.simulation.attention_memory import efficient_backward
 from batchfinder.simulation.autocast import OFF_WARNING, cuda_autocast_on_cpu
 from batchfinder.simulation.fake import fake_batch, fake_cuda
+from batchfinder.simulation.gpus import find_gpu
 from batchfinder.simulation.trace import Kind, Stage, Storage
 from batchfinder.simulation.tracker import StorageTracker
 from batchfinder.simulation.workspaces import CudaWorkspaces
@@ -334,3 +335,41 @@ def test_a_step_may_print_its_numbers() -> None:
         assert f"{loss:.2f} {loss.long():d} {known:03d}" == "0.00 0 007"
         with pytest.raises(TypeError, match="unsupported format string"):
             f"{torch.ones(3):.2f}"
+
+
+class Products(nn.Module):
+    """Matrix products in the forward pass, with a bias or without, and in the backward pass."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 8, bias), nn.Linear(8, 8, bias))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+# Read off PyTorch 2.11, 2.12 and 2.13 on the counting runtime of scripts/counting_cuda.
+@pytest.mark.parametrize(
+    ("bias", "torch_version", "cublas", "cublaslt"),
+    [(True, (2, 13), 2, 0), (True, (2, 12), 2, 0), (True, (2, 11), 2, 1), (False, (2, 11), 2, 0)],
+)
+def test_each_thread_that_multiplies_keeps_a_workspace(
+    bias: bool, torch_version: tuple[int, int], cublas: int, cublaslt: int
+) -> None:
+    gpu = find_gpu("h200")
+    workspaces = CudaWorkspaces(gpu.compute_capability, set(), torch_version=torch_version)
+    model = Products(bias)
+    with fake_cuda((9, 0)), StorageTracker(1, model, workspaces) as tracker:
+        for _ in range(2):
+            tracker.begin_step()
+            model(torch.ones(4, 8)).sum().backward()
+    trace = tracker.trace
+    ended = {~event for event in trace.events if event < 0}
+    kept = [s for i, s in enumerate(trace.storages) if s.kind is Kind.WORKSPACE and i not in ended]
+    sizes = [s.rule.bytes_of(*s.amounts, gpu) if s.rule else s.size_bytes for s in kept]
+    assert sorted(sizes) == [2**20] * cublaslt + [32 * 2**20] * cublas
+
+
+def test_a_step_without_matrix_products_keeps_no_workspace() -> None:
+    with fake_cuda((9, 0)):
+        assert with_workspaces(nn.Tanh(), torch.ones(4, 8, requires_grad=True)) == []

@@ -19,7 +19,7 @@ from batchfinder.simulation.allocator import (
 )
 from batchfinder.simulation.expandable import ExpandableAllocator
 from batchfinder.simulation.fake import TORCH_VERSION
-from batchfinder.simulation.gpus import Gpu, find_gpu
+from batchfinder.simulation.gpus import NO_GPU, Gpu, find_gpu
 from batchfinder.simulation.prober import SimulatedProber
 from batchfinder.simulation.reductions import reduction
 from batchfinder.simulation.step_trace import StepTraces
@@ -74,12 +74,13 @@ def test_every_request_leaves_the_allocator_as_it_left_pytorchs(name: str) -> No
 def test_sums_take_what_they_took_in_pytorch() -> None:
     """The buffers in which blocks of threads share a sum, and their semaphores."""
     facts = recorded("sums")
+    gpu = dataclasses.replace(NO_GPU, threads=facts["threads"])
     found = []
     for dtype, shape, strides, offset, dims, _ in facts["sums"]:
         storage = torch.empty(0, dtype=getattr(torch, dtype), device="meta")
         tensor = storage.as_strided(shape, strides, offset)
         kernel = reduction(tensor, dims, tensor.element_size())
-        work = tensor.numel() // kernel.outputs, kernel.outputs, facts["threads"]
+        work = tensor.numel() // kernel.outputs, kernel.outputs, gpu
         found.append([n for n in (kernel.buffer_bytes(*work), kernel.semaphore_bytes(*work)) if n])
 
     assert found == [beside for *_, beside in facts["sums"]]
@@ -94,7 +95,7 @@ def test_what_is_too_large_for_32_bits_is_summed_in_parts(
     rows: int, dtype: torch.dtype, mebibytes: int
 ) -> None:
     kernel = reduction(torch.empty(rows, 1024, dtype=dtype, device="meta"), [0], dtype.itemsize)
-    assert kernel.buffer_bytes(rows, 1024, 132 * 2048) == mebibytes * MIB
+    assert kernel.buffer_bytes(rows, 1024, find_gpu("h100")) == mebibytes * MIB
 
 
 @pytest.mark.parametrize(("shape", "dim"), [((2, 1 << 30), 0), ((1 << 30, 2), 1)])
@@ -103,20 +104,20 @@ def test_sums_of_which_there_are_too_many_for_32_bits_are_made_in_parts(
 ) -> None:
     """Of few elements each, which need no buffer."""
     kernel = reduction(torch.empty(shape, device="meta"), [dim], 4)
-    assert kernel.buffer_bytes(2, 1 << 30, 40 * 1024) == 0
+    assert kernel.buffer_bytes(2, 1 << 30, find_gpu("t4")) == 0
 
 
 def test_a_large_tensor_is_cut_along_its_outermost_dimension() -> None:
     """Rows stay whole where those are summed up: each part has fewer sums."""
     rows = reduction(torch.empty(1024, 1 << 22, device="meta"), [1], 4)
-    whole, eighth = (rows.buffer_bytes(1 << 22, count, 132 * 2048) for count in (1024, 128))
+    whole, eighth = (rows.buffer_bytes(1 << 22, count, find_gpu("h100")) for count in (1024, 128))
     assert whole == eighth > 0
 
 
 REQUESTS = recorded("requests_of_a_step")
 
 
-@pytest.mark.skipif(TORCH_VERSION < (2, 11), reason="recorded with PyTorch 2.11")
+@pytest.mark.skipif(TORCH_VERSION < (2, 12), reason="recorded with PyTorch 2.13")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_step_asks_for_what_it_asked_for_in_pytorch(precision: str) -> None:
     """One by one, in this order."""
@@ -125,7 +126,7 @@ def test_a_step_asks_for_what_it_asked_for_in_pytorch(precision: str) -> None:
 
     trace = traces.at(REQUESTS["batch_size"])
 
-    sizes = trace.sizes(REQUESTS["batch_size"], gpu.threads)
+    sizes = trace.sizes(REQUESTS["batch_size"], gpu)
     asked = [sizes[event] for event in trace.events[trace.last_step :] if event >= 0]
     assert [size for size in asked if size] == REQUESTS[precision]
 
@@ -134,7 +135,7 @@ STEPS = recorded("steps_gpt")
 
 
 # Earlier releases keep other tensors in the backward pass, and were not recorded.
-@pytest.mark.skipif(TORCH_VERSION < (2, 11), reason="recorded with PyTorch 2.11")
+@pytest.mark.skipif(TORCH_VERSION < (2, 12), reason="recorded with PyTorch 2.13")
 @pytest.mark.parametrize("step", STEPS["steps"], ids=lambda s: f"{s['precision']}-{s['optimizer']}")
 def test_a_step_peaks_where_it_peaked_in_pytorch(step: dict[str, Any]) -> None:
     options = ProbeOptions(precision=step["precision"], accumulate=step["accumulate"])
@@ -150,7 +151,7 @@ def test_a_step_peaks_where_it_peaked_in_pytorch(step: dict[str, Any]) -> None:
 TEN_STEPS = recorded("ten_steps_gpt")
 
 
-@pytest.mark.skipif(TORCH_VERSION < (2, 11), reason="recorded with PyTorch 2.11")
+@pytest.mark.skipif(TORCH_VERSION < (2, 12), reason="recorded with PyTorch 2.13")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_ten_steps_run_where_they_ran_in_pytorch(precision: str) -> None:
     """Some of the sizes ran out of memory only in the third step, the fourth or the sixth."""
