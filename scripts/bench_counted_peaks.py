@@ -21,7 +21,7 @@ import torch
 import transformers
 from bench_case import RESULTS, ROOT, save
 from paper_devices import FAMILIES
-from peak_comparison import compared
+from peak_comparison import compared, in_a_fork
 from time_limit import time_limit
 from transformers.models.auto import modeling_auto
 
@@ -81,9 +81,14 @@ def bundled() -> Iterator[dict[str, Any]]:
         target = str(ROOT / "scripts" / "examples" / f"train_{family}.py:build_model")
         for precision in PRECISIONS:
             for size in SIZES:
-                setup, _ = load_setup(target, FAMILIES[family])
                 named = {"model": family, "precision": precision, "batch_size": size}
-                yield named | compared(setup, precision, size)
+                yield named | in_a_fork(compared_bundled, target, family, precision, size)
+
+
+def compared_bundled(target: str, family: str, precision: str, size: int) -> dict[str, float]:
+    """The comparison of one bundled model."""
+    setup, _ = load_setup(target, FAMILIES[family])
+    return compared(setup, precision, size)
 
 
 def text_models(only: str | None = None) -> Iterator[dict[str, Any]]:
@@ -92,7 +97,7 @@ def text_models(only: str | None = None) -> Iterator[dict[str, Any]]:
         for model_type in sorted(getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES")):
             if only in (None, model_type):
                 named = {"model": model_type, "task": task, "precision": "bf16"}
-                yield named | {"batch_size": TEXTS} | tried(task, model_type)
+                yield named | {"batch_size": TEXTS} | in_a_fork(tried, task, model_type)
 
 
 def tried(task: str, model_type: str) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from bench_case import RESULTS, markdown_table, save
-from peak_comparison import compared
+from peak_comparison import compared, in_a_fork
 from torch import Tensor, nn
-from training_operators import BATCH, COLUMNS, ONLY_FP32, OPERATORS, ROWS, Operator
+from training_operators import BATCH, COLUMNS, ONLY_FP32, OPERATORS, ROWS
 
 from batchfinder import TrainingSetup
 from batchfinder.probing.versions import versions
@@ -54,7 +54,7 @@ def main() -> None:
     names = options.operator or [
         name for name in OPERATORS if options.precision == "fp32" or name not in ONLY_FP32
     ]
-    rows = {name: compare(OPERATORS[name], options.precision) for name in names}
+    rows = {name: in_a_fork(compare, name, options.precision) for name in names}
     if not options.operator:
         results = {"versions": versions(), "operators": rows}
         save(RESULTS / f"operators_{options.precision}.json", results)
@@ -72,8 +72,9 @@ def main() -> None:
     print(f"{len(rows) - len(off)} of {len(rows)} operators within {SHOWN:.0%}")
 
 
-def compare(operator: Operator, precision: str) -> dict[str, Any]:
+def compare(name: str, precision: str) -> dict[str, Any]:
     """The peak of a training step with an operator, in MiB, as measured and as simulated."""
+    operator = OPERATORS[name]
 
     def step(model: nn.Module, batch: Tensor) -> Tensor:
         return operator(model(batch), model.indices, model.targets).float().mean()
