@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchfinder.bounds import Bounds, check_bounds, whole_bounds
 from batchfinder.conclusion import conclude
-from batchfinder.errors import BatchTooSmallError, WorkerError
+from batchfinder.errors import BatchTooSmallError, UserCodeError, WorkerError
 from batchfinder.head_start import HeadStart
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.prober import Prober
@@ -172,6 +172,9 @@ def find_max_batch(
         result = replace(result, warnings=(*warnings, *result.warnings))
         if isinstance(prober, RankedProber):
             result = prober.agreed(result)
+    except UserCodeError as error:
+        # Their traceback, which is its cause, says it all; our frames would only follow.
+        raise error.with_traceback(None) from error.__cause__
     finally:
         prober.close()
     warn_of(result.warnings)

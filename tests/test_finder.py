@@ -519,6 +519,7 @@ def test_the_error_of_a_model_in_a_worker_comes_with_its_traceback() -> None:
     with pytest.raises(UserCodeError, match="shapes cannot be multiplied") as raised:
         find_max_batch(nn.Linear(4, 2), torch.ones(1, 5), device="cpu", isolate=True)
     assert "RuntimeError" in raised.value.user_traceback
+    assert len(raised.traceback) == 2  # this function, and the one that was called
 
 
 def test_workers_have_the_switches_of_the_process_that_asks() -> None:
