@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ def main() -> None:
     results: dict[str, Any] = {"models": {}}
     if options.model and options.output.exists():
         results = json.loads(options.output.read_text())
+    results["glibc_tunables"] = os.environ.get("GLIBC_TUNABLES", "")
     results["versions"] = {
         name: importlib.metadata.version(name) for name in ("torch", "transformers", "timm")
     }

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from batchfinder.errors import DeviceError
+from batchfinder.probing.cublas_workspaces import CublasWorkspaces
 from batchfinder.probing.device import DeviceMemory, Peaks
 
 # The context, loaded kernels and library handles of one process, outside the allocator: about
@@ -32,6 +33,7 @@ class CudaDevice:
         self._index = torch.cuda.current_device() if index is None else index
         self.torch_device = torch.device("cuda", self._index)
         self.name = f"cuda:{self._index} {torch.cuda.get_device_name(self._index)}"
+        self._workspaces = CublasWorkspaces()
 
     def memory(self) -> DeviceMemory:
         try:
@@ -93,4 +95,5 @@ class CudaDevice:
         return int(torch.cuda.memory_stats(self._index).get("num_alloc_retries", 0))
 
     def release_cache(self) -> None:
+        self._workspaces.release()
         torch.cuda.empty_cache()

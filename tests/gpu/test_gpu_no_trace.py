@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Iterator
+from io import StringIO
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -117,6 +119,67 @@ def test_all_memory_is_given_back() -> None:
 
     assert torch.cuda.memory_allocated(DEVICE) == allocated
     assert torch.cuda.memory_reserved(DEVICE) <= reserved
+
+
+def cublas_workspaces() -> int:
+    """How many there are."""
+    size = 32 * 2**20 if torch.cuda.get_device_capability(DEVICE) >= (9, 0) else 8_519_680
+    segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    blocks = (block for segment in segments for block in segment["blocks"])
+    return [b["requested_size"] for b in blocks if b["state"] == "active_allocated"].count(size)
+
+
+def multiply() -> None:
+    square = torch.ones(64, 64, device=DEVICE, requires_grad=True)
+    (square @ square).sum().backward()  # type: ignore[no-untyped-call]
+
+
+def test_workspaces_come_to_lie_as_in_a_fresh_process() -> None:
+    """Each probe makes them anew, and the last one leaves none."""
+    torch._C._cuda_clearCublasWorkspaces()
+    seen = StringIO()  # a list would be put back
+
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        print(cublas_workspaces(), file=seen)
+        return model(batch).sum()  # type: ignore[no-any-return]
+
+    result = find_max_batch(
+        nn.Linear(64, 64), torch.randn(2, 64), step=step, device=DEVICE, max_batch_size=8
+    )
+
+    counts = [int(count) for count in seen.getvalue().split()]
+    firsts = [0, *accumulate(probe.steps for probe in result.probes)][:-1]
+    assert len(firsts) > 1
+    assert [counts[first] for first in firsts] == [0] * len(firsts)
+    assert set(counts) == {0, 2}
+    assert cublas_workspaces() == 0
+
+
+def test_workspaces_that_were_there_stay() -> None:
+    torch._C._cuda_clearCublasWorkspaces()
+    multiply()
+
+    find_max_batch(nn.Linear(64, 64), torch.randn(2, 64), device=DEVICE, max_batch_size=8)
+
+    assert cublas_workspaces() == 2
+
+
+def test_workspaces_that_a_graph_may_have_recorded_stay() -> None:
+    torch._C._cuda_clearCublasWorkspaces()
+    pool = torch.cuda.MemPool()  # as each graph has one
+    kept: list[Tensor] = []
+
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        if not kept:
+            with torch.cuda.use_mem_pool(pool):
+                kept.append(torch.ones(64, device=DEVICE))
+        return model(batch).sum()  # type: ignore[no-any-return]
+
+    find_max_batch(
+        nn.Linear(64, 64), torch.randn(2, 64), step=step, device=DEVICE, max_batch_size=8
+    )
+
+    assert cublas_workspaces() == 2
 
 
 def test_nor_does_the_allocator_keep_the_states_of_an_optimizer_made_for_the_search() -> None:
