@@ -21,8 +21,11 @@ _aten: Any = torch.ops.aten
 _WITH_BIAS = {_aten.addmm.default, _aten._addmm_activation.default}
 PRODUCTS = _WITH_BIAS | {
     getattr(_aten, name).default
-    for name in ("mm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "_scaled_mm")
-}
+    for name in (
+        "mm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "_scaled_mm",
+        "_euclidean_dist",
+    )
+}  # fmt: skip
 """The operators that cuBLAS computes."""
 
 # Before, cuBLAS took it from the device: https://github.com/pytorch/pytorch/pull/83461
