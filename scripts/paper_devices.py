@@ -1,7 +1,8 @@
 """What a search costs on devices that exist on paper only: an exact one, and simulated GPUs.
 
 The caching allocator of a simulated GPU fragments as the real one does, and near the limit it runs
-some sizes only by flushing its cache in every step, which is refused.
+some sizes only by flushing its cache in every step, which is refused. There doubling and bisection,
+as people write it by hand, is counted as well.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from bench_case import RESULTS, ROOT, markdown_table, save
+from peers import STEPS, bisected
 
 from batchfinder.memory_model import Phase
 from batchfinder.probing.options import ProbeOptions
@@ -147,6 +149,24 @@ def cost_of_search(device: PaperGpu) -> dict[str, Any]:
         "probes": len(device.probes),
         "full_size_steps": round(samples / answer, 2) if answer else None,
         "sizes": [probe.batch_size for probe in device.probes],
+        "by_hand": cost_by_hand(device.prober, answer),
+    }
+
+
+def cost_by_hand(prober: SimulatedProber, answer: int) -> dict[str, Any]:
+    """The answer of doubling and bisection, and what it took in full-size steps of ours."""
+    samples = 0
+
+    def fits(batch_size: int) -> bool:
+        nonlocal samples
+        runs = prober.replay(batch_size).fits
+        samples += batch_size * (STEPS if runs else 1)
+        return runs
+
+    found = bisected(fits)
+    return {
+        "batch_size": found,
+        "full_size_steps": round(samples / answer, 2) if answer else None,
     }
 
 
@@ -157,12 +177,17 @@ def costs_table(rows: list[dict[str, Any]]) -> str:
         of_family = [row for row in rows if row["family"] == family]
         lines.append((family, len(of_family), *medians(of_family)))
     lines.append(("all", len(rows), *medians(rows)))
-    header = ("model", "searches", "probes, median (worst)", "full-size steps, median (worst)")
+    header = ["model", "searches", "probes, median (worst)", "full-size steps, median (worst)"]
+    if "by_hand" in rows[0]:
+        header.append("by doubling and bisection")
     return markdown_table(header, lines)
 
 
-def medians(rows: list[dict[str, Any]]) -> tuple[str, str]:
+def medians(rows: list[dict[str, Any]]) -> list[str]:
     """The median and the worst, of probes and of full-size steps."""
     probes = [row["probes"] for row in rows]
-    steps = [row["full_size_steps"] for row in rows if row["full_size_steps"]]
-    return f"{median(probes):g} ({max(probes)})", f"{median(steps):.1f} ({max(steps):.1f})"
+    shown = [f"{median(probes):g} ({max(probes)})"]
+    for part in (rows, [row["by_hand"] for row in rows if "by_hand" in row]):
+        steps = [row["full_size_steps"] for row in part if row["full_size_steps"]]
+        shown += [f"{median(steps):.1f} ({max(steps):.1f})"] if steps else []
+    return shown

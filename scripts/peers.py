@@ -75,6 +75,11 @@ def doubling_and_bisection(training: Training) -> int:
             gc.collect()
         return True
 
+    return bisected(fits)
+
+
+def bisected(fits: Callable[[int], bool]) -> int:
+    """The largest size that fits, by doubling and bisection; 0: none."""
     low, high = 0, 1
     while fits(high):
         low, high = high, 2 * high
