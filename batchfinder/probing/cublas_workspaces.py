@@ -15,7 +15,7 @@ import torch
 
 from batchfinder.units import MIB
 
-# 32 MiB since compute capability 9.0: see batchfinder.simulation.matrix_products.
+# On which GPUs 32 MiB: see batchfinder.simulation.matrix_products.
 _USUAL_BYTES = {32 * MIB, 8_519_680}
 _NO_POOL = (0, 0)
 

@@ -33,19 +33,28 @@ _FROM_THE_ALLOCATOR_SINCE = (2, 0)
 # With cuBLASLt, which multiplies where there is a bias: https://github.com/pytorch/pytorch/pull/168175;
 # read off 2.11 and 2.12 on scripts/counting_cuda.
 _SHARED_SINCE = (2, 12)
+# On Blackwell as on Hopper: https://github.com/pytorch/pytorch/pull/175344; read off as well.
+_LARGE_ON_BLACKWELL_SINCE = (2, 12)
+_LARGE_BYTES, _USUAL_BYTES = 32 * MIB, 8_519_680
 
 
-def workspace_bytes(handles: int, gpu: Gpu) -> int:
-    """What handles of cuBLAS take, and keep.
+def workspace_bytes(gpu: Gpu, torch_version: tuple[int, int]) -> int:
+    """What a handle of cuBLAS takes, and keeps.
 
     https://docs.nvidia.com/cuda/cublas/#results-reproducibility
 
+    Args:
+        gpu: on which it multiplies.
+        torch_version: of the PyTorch that is simulated.
+
     Example:
         >>> from batchfinder.simulation.gpus import find_gpu
-        >>> [workspace_bytes(1, find_gpu(name)) for name in ("rtx3090", "h100")]
-        [8519680, 33554432]
+        >>> [workspace_bytes(find_gpu(name), (2, 11)) for name in ("rtx3090", "h100", "b200")]
+        [8519680, 33554432, 8519680]
     """
-    return handles * (32 * MIB if gpu.compute_capability >= (9, 0) else 8_519_680)
+    blackwell = {10, 12} if torch_version >= _LARGE_ON_BLACKWELL_SINCE else set()
+    is_large = gpu.compute_capability[0] in {9} | blackwell
+    return _LARGE_BYTES if is_large else _USUAL_BYTES
 
 
 class MatrixProducts:
@@ -64,9 +73,12 @@ class MatrixProducts:
         if self._version < _FROM_THE_ALLOCATOR_SINCE:
             return
         if self._is_first("cublas"):
-            tracker.begin_transient(Rule((1,), workspace_bytes))  # which nothing ends
+            tracker.begin_transient(Rule((1,), self._bytes_of))  # which nothing ends
         if func in _WITH_BIAS and self._version < _SHARED_SINCE and self._is_first("cublaslt"):
             tracker.begin_transient(MIB)
+
+    def _bytes_of(self, handles: int, gpu: Gpu) -> int:
+        return handles * workspace_bytes(gpu, self._version)
 
     def _is_first(self, library: str) -> bool:
         key = (library, torch._C._current_autograd_node() is not None)

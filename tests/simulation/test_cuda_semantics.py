@@ -16,6 +16,7 @@ from batchfinder.simulation.attention_memory import efficient_backward
 from batchfinder.simulation.autocast import OFF_WARNING, cuda_autocast_on_cpu
 from batchfinder.simulation.fake import fake_batch, fake_cuda
 from batchfinder.simulation.gpus import find_gpu
+from batchfinder.simulation.matrix_products import workspace_bytes
 from batchfinder.simulation.trace import Kind, Stage, Storage
 from batchfinder.simulation.tracker import StorageTracker
 from batchfinder.simulation.workspaces import CudaWorkspaces
@@ -348,7 +349,7 @@ class Products(nn.Module):
         return self.layers(x)  # type: ignore[no-any-return]
 
 
-# Read off PyTorch 2.11, 2.12 and 2.13 on the counting runtime of scripts/counting_cuda.
+# Read off PyTorch 2.11, 2.12 and 2.13 on the counting runtime of scripts/counting_cuda, as below.
 @pytest.mark.parametrize(
     ("bias", "torch_version", "cublas", "cublaslt"),
     [(True, (2, 13), 2, 0), (True, (2, 12), 2, 0), (True, (2, 11), 2, 1), (False, (2, 11), 2, 0)],
@@ -368,6 +369,22 @@ def test_each_thread_that_multiplies_keeps_a_workspace(
     kept = [s for i, s in enumerate(trace.storages) if s.kind is Kind.WORKSPACE and i not in ended]
     sizes = [s.rule.bytes_of(*s.amounts, gpu) if s.rule else s.size_bytes for s in kept]
     assert sorted(sizes) == [2**20] * cublaslt + [32 * 2**20] * cublas
+
+
+@pytest.mark.parametrize(
+    ("name", "in_2_11", "in_2_12"),
+    [
+        ("V100 16GB", 8_519_680, 8_519_680),
+        ("RTX 4090", 8_519_680, 8_519_680),
+        ("H200", 32 * 2**20, 32 * 2**20),
+        ("B200", 8_519_680, 32 * 2**20),
+        ("RTX 5090", 8_519_680, 32 * 2**20),
+    ],
+)
+def test_how_large_a_workspace_is(name: str, in_2_11: int, in_2_12: int) -> None:
+    gpu = find_gpu(name)
+    assert workspace_bytes(gpu, (2, 11)) == in_2_11
+    assert workspace_bytes(gpu, (2, 12)) == in_2_12
 
 
 def test_a_step_without_matrix_products_keeps_no_workspace() -> None:
