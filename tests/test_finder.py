@@ -212,7 +212,7 @@ def no_estimate(*_: object) -> tuple[int | None, list[str]]:
     ("device", "step_seconds", "options", "estimated"),
     [
         ("cuda:0 Paper", SLOW_STEP_SECONDS, {}, 80),
-        ("cuda:0 Paper", SLOW_STEP_SECONDS - 1, {}, None),
+        ("cuda:0 Paper", SLOW_STEP_SECONDS / 2, {}, None),
         ("cpu", SLOW_STEP_SECONDS, {}, None),
         ("cuda:0 Paper", SLOW_STEP_SECONDS, {"compiled": True}, None),
         ("cuda:0 Paper", SLOW_STEP_SECONDS, {"strategy": "ddp"}, None),
