@@ -106,7 +106,7 @@ def find_max_batch(
         start_from_estimate: after two small sizes, confirm what :func:`estimate_max_batch` expects
             of this device. Without, that is done where it pays: on an accelerator where a single
             process trains without ``compile``, and by the two a step at the answer's size should
-            take half a second or more.
+            take a second or more.
         on_probe: called with each :class:`Probe` as it ends.
 
     Returns:

@@ -16,7 +16,7 @@ from batchfinder.result import Probe
 # Most estimates take 1 to 5 seconds; where they need a process of their own, twice as many. On
 # PyTorch's allocator one saves 6 full-size steps of 14 in the mean where it knows the kernels, and
 # the answer is larger by 1 % in the mean, and up to 7 % (scripts/bench_counted_search.py).
-SLOW_STEP_SECONDS = 0.5
+SLOW_STEP_SECONDS = 1.0
 
 MakeEstimate: TypeAlias = Callable[[str, int, Bounds], tuple[int | None, list[str]]]
 """From a device's name and budget to the size expected, None if that cannot be told; and what the
