@@ -11,7 +11,7 @@ import sys
 from statistics import median
 from typing import Any
 
-from bench_case import RESULTS, ROOT, markdown_table, save
+from bench_case import RESULTS, ROOT, markdown_table, save, survived
 from peers import STEPS, bisected
 
 from batchfinder.memory_model import Phase
@@ -172,21 +172,24 @@ def cost_by_hand(prober: SimulatedProber, answer: int) -> dict[str, Any]:
 
 def costs_table(rows: list[dict[str, Any]]) -> str:
     """What the searches cost, a line per family and one for all."""
-    lines: list[tuple[object, ...]] = []
-    for family in FAMILIES:
-        of_family = [row for row in rows if row["family"] == family]
-        lines.append((family, len(of_family), *medians(of_family)))
-    lines.append(("all", len(rows), *medians(rows)))
-    header = ["model", "searches", "probes, median (worst)", "full-size steps, median (worst)"]
+    header = ["model", "searches"]
+    if "survival" in rows[0]:
+        header.append("survive")
+    header += ["probes, median (worst)", "full-size steps, median (worst)"]
     if "by_hand" in rows[0]:
         header.append("by doubling and bisection")
+    parts = {family: [row for row in rows if row["family"] == family] for family in FAMILIES}
+    lines = [(name, *costs(part)) for name, part in {**parts, "all": rows}.items()]
     return markdown_table(header, lines)
 
 
-def medians(rows: list[dict[str, Any]]) -> list[str]:
-    """The median and the worst, of probes and of full-size steps."""
+def costs(rows: list[dict[str, Any]]) -> list[object]:
+    """How many searches, how many answers survived, then medians and worst of what they took."""
+    shown: list[object] = [len(rows)]
+    if "survival" in rows[0]:
+        shown.append(sum(survived(row["survival"]) for row in rows))
     probes = [row["probes"] for row in rows]
-    shown = [f"{median(probes):g} ({max(probes)})"]
+    shown.append(f"{median(probes):g} ({max(probes)})")
     for part in (rows, [row["by_hand"] for row in rows if "by_hand" in row]):
         steps = [row["full_size_steps"] for row in part if row["full_size_steps"]]
         shown += [f"{median(steps):.1f} ({max(steps):.1f})"] if steps else []

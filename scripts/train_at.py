@@ -13,13 +13,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import inspect
 import itertools
 import json
 import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("target", help="FILE.py:FUNCTION")
     parser.add_argument("batch_size", type=int)
+    parser.add_argument("--arguments", type=json.loads, default={}, help="of the function, in JSON")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end after so long")
     parser.add_argument("--memory-limit", type=parse_size, help="such as 2GiB, or bytes")
@@ -97,7 +99,7 @@ def train(options: argparse.Namespace, seconds: list[float]) -> None:
     them: the output is still there during the backward pass.
     """
     device = torch.device(options.device)
-    model, make_batch = load(options.target)
+    model, make_batch = load(options.target, options.arguments)
     model.to(device).train()
     optimizer = getattr(torch.optim, options.optimizer)(model.parameters(), lr=1e-4)
     run_model: Any = torch.compile(model, dynamic=True) if options.compile else model
@@ -130,7 +132,9 @@ def forward(model: nn.Module, batch: Any) -> tuple[Any, torch.Tensor]:
     return output, nn.functional.cross_entropy(output, targets)
 
 
-def load(target: str) -> tuple[nn.Module, Callable[[int], Any]]:
+def load(
+    target: str, arguments: Mapping[str, Any] | None = None
+) -> tuple[nn.Module, Callable[[int], Any]]:
     """The model that FILE.py:FUNCTION builds, and a function that makes a batch of n.
 
     The function returns the model, with ``build_sample`` beside it, or the model and its sample.
@@ -142,8 +146,11 @@ def load(target: str) -> tuple[nn.Module, Callable[[int], Any]]:
         sys.exit(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    built = getattr(module, name)()
-    model, sample = built if isinstance(built, tuple) else (built, module.build_sample())
+    built = call_with(getattr(module, name), arguments or {})
+    if isinstance(built, tuple):
+        model, sample = built
+    else:
+        model, sample = built, call_with(module.build_sample, arguments or {})
     sample_size = len(tree_leaves(sample)[0])
 
     def make_batch(batch_size: int) -> Any:
@@ -155,13 +162,20 @@ def load(target: str) -> tuple[nn.Module, Callable[[int], Any]]:
     return model, make_batch
 
 
+def call_with(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """What it returns, given those arguments that it takes."""
+    taken = inspect.signature(function).parameters
+    return function(**{name: value for name, value in arguments.items() if name in taken})
+
+
 def limit_memory(limit: int | None, device: torch.device) -> None:
     """Let this process have no more: the operating system on the CPU, the allocator on CUDA."""
     if limit is None:
         return
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), index)
     else:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
