@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "scripts" / "results"
@@ -145,6 +145,39 @@ class Case:
 
     def _options(self) -> list[str]:
         return ["--device", self.device, "--precision", self.precision]
+
+
+class DeviceDescription(NamedTuple):
+    """What a benchmark has to know of the device.
+
+    Attributes:
+        name: of its kind.
+        total_bytes: its memory; 0 for the CPU.
+        context_bytes: what a process takes of it beside PyTorch's allocator, if nobody else uses
+            it; 0 for the CPU.
+    """
+
+    name: str
+    total_bytes: int
+    context_bytes: int
+
+
+def describe_device(device: str) -> DeviceDescription:
+    """Ask for it in another process, as this one is to take none of its memory."""
+    if device == "cpu":
+        return DeviceDescription("cpu", 0, 0)
+    code = (
+        "import json, sys, torch; device = torch.device(sys.argv[1]); "
+        "free, total = torch.cuda.mem_get_info(device);"
+        "print(json.dumps([torch.cuda.get_device_name(device), total, total - free]))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code, device], capture_output=True, text=True, check=False
+    )
+    if answer.returncode:
+        last_words = (answer.stderr.strip().splitlines() or ["no output"])[-1]
+        sys.exit(f"{device} cannot be used: {last_words}")
+    return DeviceDescription(*json.loads(answer.stdout))
 
 
 def survived(report: Mapping[str, Any]) -> bool:

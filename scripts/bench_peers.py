@@ -4,8 +4,12 @@ r"""Benchmark against other batch-size finders, on the same models under the sam
     python scripts/bench_peers.py --family mlp --limit 1GiB --steps 10 --repeats 2
     GLIBC_TUNABLES=glibc.malloc.mmap_threshold=1048576:glibc.malloc.hugetlb=1 \
         python scripts/bench_peers.py --limit 1GiB --output scripts/results/peers_mapped.json
+    python scripts/bench_peers.py --device cuda:0                 # models of gpu_models.py
+    scripts/counting_cuda/run.sh python scripts/bench_peers.py --device cuda:0 --repeats 1 \
+        --output scripts/results/peers_counted.json
 
-Every finder runs in a fresh process, under the same RLIMIT_DATA. The true maximum is found
+Every finder runs in a fresh process, under the same limit: RLIMIT_DATA on the CPU; on CUDA the
+limit of PyTorch's allocator, less what a process takes beside it. The true maximum is found
 with the judge, ``train_at.py``, where the results do not have it yet: since the heap differs from
 run to run it is an interval, from the largest size of which every one of several fresh runs
 survived all its steps, to the smallest of which none did. Ours runs twice: with all of the limit,
@@ -27,12 +31,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench_case import RESULTS, ROOT, Case, markdown_table, run_for_json, save, survived
+from bench_case import (
+    RESULTS,
+    ROOT,
+    Case,
+    describe_device,
+    markdown_table,
+    run_for_json,
+    save,
+    survived,
+)
+
+from batchfinder.units import parse_bytes
 
 RESULT_FILE = RESULTS / "peers.json"
 CONSTRAINTS = ROOT / "scripts" / "peers_constraints.txt"
 FAMILIES = ("mlp", "resnet", "vit", "gpt", "lstm", "unet")
+GPU_FAMILIES = ("resnet50", "vit_base", "gpt2", "bert_base", "lstm", "unet")
 LIMITS = ("1GiB", "2GiB", "4GiB")
+GPU_LIMITS = ("8GiB", "24GiB", "80GiB")
 OURS = {"batchfinder": ("--headroom", "0"), "batchfinder, 5% headroom": ()}
 PEERS = (
     *("doubling_and_bisection", "lightning_power", "lightning_binsearch"),
@@ -43,8 +60,9 @@ PEERS = (
 def main() -> None:
     """Run the cases asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--family", choices=FAMILIES, action="append")
+    parser.add_argument("--family", choices=sorted({*FAMILIES, *GPU_FAMILIES}), action="append")
     parser.add_argument("--limit", action="append", help="such as 1GiB")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--contender", choices=(*OURS, *PEERS), action="append")
     parser.add_argument("--steps", type=int, default=50, help="that a size has to survive")
     parser.add_argument("--repeats", type=int, default=3, help="fresh runs that decide on a size")
@@ -57,16 +75,25 @@ def main() -> None:
         results = json.loads(options.output.read_text())
     results["versions"] = versions()
     results["glibc_tunables"] = os.environ.get("GLIBC_TUNABLES", "")
-    for limit in options.limit or LIMITS:
-        for family in options.family or FAMILIES:
-            case = Case(family, f"scripts/examples/train_{family}.py:build_model", limit)
+    on_cpu = options.device == "cpu"
+    device = describe_device(options.device)
+    results["device"] = device.name
+    for limit in options.limit or (LIMITS if on_cpu else GPU_LIMITS):
+        for family in options.family or (FAMILIES if on_cpu else GPU_FAMILIES):
+            file = f"train_{family}.py:build_model" if on_cpu else f"gpu_models.py:{family}"
+            case = Case(family, f"scripts/examples/{file}", limit, options.device)
+            # The finder counts what the process takes beside the allocator, as people do.
+            allowed = str(parse_bytes(limit) - device.context_bytes)
             row = results["cases"].setdefault(f"{family} {limit}", {"finders": {}})
-            judge = Judge(case, options.steps, options.repeats)
+            judge = Judge(case, allowed, options.steps, options.repeats)
             is_judged = (row.get("steps"), row.get("repeats")) == (options.steps, options.repeats)
             if is_judged:
                 judge.runs = {int(size): runs for size, runs in row["judged"].items()}
+                judge.flushes = {
+                    int(size): count for size, count in row.get("cache_flushes", {}).items()
+                }
             for contender in options.contender or (*OURS, *PEERS):
-                row["finders"][contender] = found = find(case, contender, options.seconds)
+                row["finders"][contender] = found = find(case, contender, allowed, options.seconds)
                 print(f"{case.name}, {contender}: {found}", file=sys.stderr, flush=True)
                 save(options.output, results)
             if not is_judged:
@@ -80,6 +107,7 @@ def main() -> None:
                     found["of_maximum"] = round(answer / low, 3) if low else None
                     found["full_size_steps"] = round(found["samples"] / answer, 1)
             row["judged"] = dict(sorted(judge.runs.items()))
+            row["cache_flushes"] = {size: n for size, n in sorted(judge.flushes.items()) if n}
             save(options.output, results)
             print(table(family, limit, row), flush=True)
     print(summary(results["cases"]))
@@ -94,8 +122,15 @@ def versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in names}
 
 
-def find(case: Case, contender: str, seconds: float) -> dict[str, Any]:
-    """What a finder answers, and what it took."""
+def find(case: Case, contender: str, allowed: str, seconds: float) -> dict[str, Any]:
+    """What a finder answers, and what it took.
+
+    Args:
+        case: what is trained, and the limit that ours is told.
+        contender: which finder.
+        allowed: the limit that the others run under.
+        seconds: they are stopped after so long.
+    """
     if contender in OURS:
         report = case.find(options=OURS[contender])
         probes = report.get("probes", [])
@@ -107,7 +142,7 @@ def find(case: Case, contender: str, seconds: float) -> dict[str, Any]:
             "samples": sum(probe["samples"] for probe in probes),
             "wall_seconds": report["wall_seconds"],
         }
-    command = ["scripts/peers.py", contender, case.target, case.limit]
+    command = ["scripts/peers.py", contender, case.target, allowed, "--device", case.device]
     report = run_for_json(command, time.monotonic() + seconds)
     # Killed, or out of time: it has said nothing.
     return {"batch_size": 0, "steps": 0, "samples": 0} | report
@@ -117,23 +152,28 @@ class Judge:
     """Says of sizes whether they train, by fresh runs of which each verdict is kept.
 
     Args:
-        case: what is trained, and under which limit.
+        case: what is trained.
+        limit: on the memory of each run.
         steps: that a run has to survive.
         repeats: the runs of a size.
     """
 
-    def __init__(self, case: Case, steps: int, repeats: int) -> None:
-        self.case, self.steps, self.repeats = case, steps, repeats
+    def __init__(self, case: Case, limit: str, steps: int, repeats: int) -> None:
+        self.case, self.limit, self.steps, self.repeats = case, limit, steps, repeats
         self.runs: dict[int, list[bool]] = {}
+        self.flushes: dict[int, int] = {}
 
     def survivals(self, batch_size: int) -> list[bool]:
         """How each of the runs of a size ended."""
         if batch_size not in self.runs:
             limits = {"seconds": math.inf, "deadline": math.inf}
-            self.runs[batch_size] = [
-                survived(self.case.train(batch_size, self.case.limit, steps=self.steps, **limits))
+            reports = [
+                self.case.train(batch_size, self.limit, steps=self.steps, **limits)
                 for _ in range(self.repeats)
             ]
+            self.runs[batch_size] = [survived(report) for report in reports]
+            flushes = [report.get("cache_flushes", 0) for report in reports]
+            self.flushes[batch_size] = max(flushes, default=0)
         return self.runs[batch_size]
 
     def fits(self, batch_size: int) -> bool:

@@ -18,9 +18,7 @@ case. To try it without a GPU:
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -29,7 +27,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from bench_case import RESULTS, Case, save
+from bench_case import RESULTS, Case, describe_device, save
 from gpu_report import TOO_LARGE, describe, prediction, table, verdict
 
 from batchfinder.result import Probe
@@ -78,7 +76,7 @@ def main() -> None:
     options = parse_arguments()
     started = time.monotonic()
     deadline = started + options.time_budget
-    gpu, total_bytes = describe_device(options.device)
+    gpu, total_bytes, _ = describe_device(options.device)
     cases = in_order(options.families, options.limits, options.precisions, options.device)
     if options.device != "cpu":
         cases = [case for case in cases if is_possible(case, total_bytes)]
@@ -169,24 +167,6 @@ def memory_of(case: Case, total_bytes: int) -> int:
     if case.limit == "all":
         return total_bytes
     return min(total_bytes, parse_bytes(case.limit) + EXTRA_BYTES)
-
-
-def describe_device(device: str) -> tuple[str, int]:
-    """Name and memory of the device, asked for in another process: this one takes none of it."""
-    if device == "cpu":
-        return "cpu", 0
-    code = (
-        "import json, sys, torch; device = torch.cuda.get_device_properties(sys.argv[1]);"
-        "print(json.dumps([device.name, device.total_memory]))"
-    )
-    answer = subprocess.run(
-        [sys.executable, "-c", code, device], capture_output=True, text=True, check=False
-    )
-    if answer.returncode:
-        last_words = (answer.stderr.strip().splitlines() or ["no output"])[-1]
-        sys.exit(f"{device} cannot be used: {last_words}")
-    name, total_bytes = json.loads(answer.stdout)
-    return str(name), int(total_bytes)
 
 
 def row_of(case: Case) -> dict[str, Any]:

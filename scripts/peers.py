@@ -1,6 +1,7 @@
 """One batch-size finder on one target, in this process, under a memory limit.
 
     python scripts/peers.py lightning_binsearch scripts/examples/train_mlp.py:build_model 1GiB
+    python scripts/peers.py toma scripts/examples/gpu_models.py:gpt2 23GiB --device cuda:0
 
 Each is used as its own documentation shows, on the training loop of ``train_at.py``: AdamW, a fresh
 batch in every step, three steps at every size that is tried where the finder does not choose.
@@ -31,9 +32,10 @@ STEPS = 3
 class Training:
     """A plain training loop that counts what is run in it."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, device: torch.device) -> None:
+        self.device = device
         self.model, self.make_batch = load(target)
-        self.model.train()
+        self.model.to(device).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.steps = 0
         self.samples = 0
@@ -43,10 +45,13 @@ class Training:
         for _ in range(steps):
             batch = self.make_batch(batch_size)
             self.begin(batch)
+            batch = tree_map(lambda leaf: leaf.to(self.device), batch)
             output, loss = forward(self.model, batch)  # noqa: RUF059 - lives on, as in most loops
             torch.autograd.backward(loss)
             self.optimizer.step()
             self.optimizer.zero_grad()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
 
     def run_anew(self, batch_size: int) -> int:
         """Some steps at a size, whatever an earlier size has left; the size."""
@@ -162,7 +167,8 @@ def lightning(mode: str) -> Callable[[Training], int]:
                 return torch.optim.AdamW(self.inner.parameters(), lr=1e-4)
 
         trainer = Trainer(
-            accelerator="cpu",
+            accelerator="gpu" if training.device.type == "cuda" else "cpu",
+            devices=1,
             max_epochs=1,
             logger=False,
             enable_checkpointing=False,
@@ -190,15 +196,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("peer", choices=PEERS)
     parser.add_argument("target", help="FILE.py:FUNCTION")
-    parser.add_argument("memory_limit", type=parse_size)
+    parser.add_argument("memory_limit", type=parse_size, help="on CUDA: of the allocator")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     report: dict[str, Any] = {"batch_size": 0, "error": ""}
     started = time.perf_counter()
-    training = Training(options.target)
+    training = Training(options.target, options.device)
     _import_ahead(options.peer)
-    limit_memory(options.memory_limit, torch.device("cpu"))
+    limit_memory(options.memory_limit, options.device)
     try:
         report["batch_size"] = PEERS[options.peer](training)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is how the finder ended

@@ -5,7 +5,8 @@ The independent judge of the benchmarks: a plain training loop that knows nothin
     python scripts/train_at.py train.py:build_model 128 --steps 50 --memory-limit 2GiB
 
 Exits with 0 if every step ran, 3 if memory ran out, 1 on any other error, and prints one JSON
-object: outcome ("survived", "oom", "error"), steps, step_seconds (the median), peak_bytes, reason.
+object: outcome ("survived", "oom", "error"), steps, step_seconds (the median), peak_bytes, reason,
+and on CUDA how often the allocator flushed its cache to go on.
 """
 
 from __future__ import annotations
@@ -66,6 +67,9 @@ def main() -> None:
         "peak_bytes": peak_bytes(options.device),
         "reason": reason,
     }
+    if torch.device(options.device).type == "cuda":
+        statistics_now = torch.cuda.memory_stats(options.device)
+        report["cache_flushes"] = statistics_now.get("num_alloc_retries", 0)
     print(json.dumps(report))
     sys.exit(EXIT_CODES[outcome])
 
