@@ -14,6 +14,7 @@ for it: what its driver has set up does not survive a fork
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -39,6 +40,9 @@ def main() -> None:
     # All that a worker needs to import.
     from batchfinder.probing import worker_duty  # noqa: F401
 
+    # No collection in a fork is to look at what was imported, let alone to copy the pages.
+    gc.collect()
+    gc.freeze()
     _map_the_heaps_of_threads()
     # Python warns of threads: those of OpenBLAS, which prepares them for a fork itself.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from batchfinder.errors import BatchTooSmallError, DeviceError
 from batchfinder.probing.attempt import Attempt
+from batchfinder.probing.collector import older_objects_spared
 from batchfinder.probing.device import budget
 from batchfinder.probing.devices import choose_device
 from batchfinder.probing.options import ProbeOptions
@@ -62,6 +63,7 @@ class InProcessProber:
         self.is_repeatable = self._device.leaves_no_trace
         self.versions = versions()
         self._opened = ExitStack()
+        self._spared = ExitStack()  # closed after all else
         self._session: ProbeSession | None = None
         if self._device.limit_warning:
             self.warn(self._device.limit_warning)
@@ -93,24 +95,26 @@ class InProcessProber:
 
     def close(self) -> None:
         was_open = self._session is not None
-        try:
-            if self._session is not None:
-                self._session.clean()
-        finally:
-            self._session = None
-            self._opened.close()
-        if was_open:
-            # Only now nothing holds the optimizer's states any more, nor a model that has left the
-            # device; a wrapper around the model, with its buckets, lies in cycles.
-            gc.collect()
-            self._device.release_cache()
+        with self._spared:
+            try:
+                if self._session is not None:
+                    self._session.clean()
+            finally:
+                self._session = None
+                self._opened.close()
+            if was_open:
+                # Only now nothing holds the optimizer's states any more, nor a model that has left
+                # the device; a wrapper around the model, with its buckets, lies in cycles.
+                gc.collect()
+                self._device.release_cache()
 
     def _open(self) -> ProbeSession:
         device = self._device.torch_device
         optimizer = self.setup.optimizer if isinstance(self.setup.optimizer, Optimizer) else None
         # Functions may train more than the model: the discriminator of a GAN, the copy of an EMA.
         touched = (self.setup.model, self.setup.loss_fn, self.setup.step, optimizer)
-        with ExitStack() as opened:
+        with ExitStack() as spared, ExitStack() as opened:
+            spared.enter_context(older_objects_spared())
             opened.enter_context(preserved_state(*touched, device=device))
             # Nor does making batches change more than its random numbers, which others draw from.
             made_by = reachable((self.setup.make_batch,))
@@ -119,7 +123,7 @@ class InProcessProber:
             self._device.release_cache()
             opened.enter_context(self._device.limited_to(self.budget_bytes))
             self._session = self._new_session()
-            self._opened = opened.pop_all()
+            self._opened, self._spared = opened.pop_all(), spared.pop_all()
         return self._session
 
     def _new_session(self) -> ProbeSession:
@@ -135,10 +139,11 @@ class InProcessProber:
             "start the process again, with isolate=True, or use batchfinder find: they try each "
             "size in a process that may break"
         )
-        try:
-            self._opened.close()
-        except (DeviceError, RuntimeError) as failure:
-            error.__cause__ = failure
+        with self._spared:
+            try:
+                self._opened.close()
+            except (DeviceError, RuntimeError) as failure:
+                error.__cause__ = failure
         return error
 
     def _judge(self, attempt: Attempt) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -70,6 +71,9 @@ class WorkerDuty:
             versions=versions(),
             facts={} if group is None else facts_of(setup, batches, device),
         )
+        # What loading has left is not to be looked at again after each probe.
+        gc.collect()
+        gc.freeze()
         opened.enter_context(device.limited_to(budget_bytes))
         self._session = ProbeSession(
             setup,
