@@ -169,7 +169,7 @@ class Supervisor:
         if probe.step_seconds:
             self._step_times.note(batch_size, probe.step_seconds)
         is_certain = probe.outcome is not Outcome.OOM or answer["was_clean"]
-        return Verdict(probe, is_certain, answer["is_reusable"] and not confirm)
+        return Verdict(probe, is_certain, answer["is_reusable"])
 
     def take_note(self, verdict: Verdict) -> None:
         """Draw the consequences of a verdict: for the worker, and for the warm-up of later ones."""

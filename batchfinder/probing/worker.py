@@ -1,7 +1,7 @@
 """Probing in child processes that may die. Imports no torch.
 
-A worker that is not back at its baseline, has broken its CUDA context, or died is replaced; each
-confirmation gets a fresh one.
+A worker that is not back at its baseline, has broken its CUDA context, or died is replaced. Where a
+probe leaves traces each confirmation gets a fresh one; elsewhere workers start over by themselves.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class WorkerProber:
         self._supervisor.close()
 
     def _attempt(self, batch_size: int, confirm: bool) -> Verdict:
-        if confirm:
+        if confirm and not self.is_repeatable:
             self._supervisor.end_worker()
         if not self._supervisor.has_worker:
             self._supervisor.start()

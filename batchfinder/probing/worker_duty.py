@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from batchfinder.errors import DeviceError
 from batchfinder.probing.attempt import Attempt
 from batchfinder.probing.device import budget
 from batchfinder.probing.devices import choose_device
@@ -20,10 +21,12 @@ from batchfinder.probing.group import (
     join,
     shared,
 )
+from batchfinder.probing.in_process import InProcessProber
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.session import ProbeSession
 from batchfinder.probing.source import load_ordered
 from batchfinder.probing.versions import versions
+from batchfinder.result import Outcome, Probe
 from batchfinder.training.optimizers import find_optimizer
 from batchfinder.training.sample import BatchMaker
 
@@ -74,6 +77,15 @@ class WorkerDuty:
         # What loading has left is not to be looked at again after each probe.
         gc.collect()
         gc.freeze()
+        self._prober: InProcessProber | None = None
+
+        def on_step() -> None:
+            answer("step", compiles=has_compiled())
+
+        if device.leaves_no_trace and group is None:
+            options = replace(options, budget_bytes=budget_bytes)
+            self._prober = InProcessProber(setup, options, on_step)
+            return
         opened.enter_context(device.limited_to(budget_bytes))
         self._session = ProbeSession(
             setup,
@@ -81,17 +93,44 @@ class WorkerDuty:
             device,
             budget_bytes,
             options,
-            lambda: answer("step", compiles=has_compiled()),
+            on_step,
             all_agree if group is not None else bool,
         )
 
     def run(self, order: Mapping[str, Any]) -> Attempt:
         """Run the probe that an order asks for."""
+        if self._prober is not None:
+            return self._run_and_renew(self._prober, order["batch_size"], order["confirm"])
         run = self._session.confirm if order["confirm"] else self._session.probe
         try:
-            return run(order["batch_size"])
+            attempt = run(order["batch_size"])
         finally:
-            self.warnings = list(dict.fromkeys(self.warnings + self._session.warnings))
+            self._warn(self._session.warnings)
+        return replace(attempt, is_reusable=attempt.is_reusable and not order["confirm"])
+
+    def _run_and_renew(self, prober: InProcessProber, batch_size: int, confirm: bool) -> Attempt:
+        """Where this process can be made as good as new, that takes less than starting another."""
+        if confirm and not _is_renewed(prober):
+            unfit = Probe(batch_size, Outcome.OOM, steps=0, seconds=0.0, confirmed=confirm)
+            return Attempt(unfit, was_clean=False, is_reusable=False)
+        try:
+            attempt = prober.attempt(batch_size, confirm)
+        finally:
+            self._warn(prober.warnings)
+        if confirm and attempt.is_reusable:
+            return replace(attempt, is_reusable=_is_renewed(prober))
+        return attempt
+
+    def _warn(self, warnings: Iterable[str]) -> None:
+        self.warnings = list(dict.fromkeys((*self.warnings, *warnings)))
+
+
+def _is_renewed(prober: InProcessProber) -> bool:
+    """Whether the process has been made as good as new."""
+    try:
+        return prober.start_over()
+    except DeviceError:
+        return False
 
 
 def has_compiled() -> bool:

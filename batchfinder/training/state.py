@@ -32,7 +32,9 @@ from batchfinder.training.undo import undo_of
 
 
 @contextlib.contextmanager
-def preserved_state(*objects: object, device: torch.device | str | None = None) -> Iterator[None]:
+def preserved_state(
+    *objects: object, device: torch.device | str | None = None
+) -> Iterator[Snapshot]:
     """Run training steps and leave no trace of them, whichever way they end.
 
     On leaving, also by an exception or Ctrl-C, these are as they were on entering:
@@ -58,6 +60,9 @@ def preserved_state(*objects: object, device: torch.device | str | None = None) 
             optimizer or scheduler holds is covered with it.
         device: where the steps run, for its random numbers; the devices of the tensors are known.
 
+    Yields:
+        What was there: its ``start_over`` puts all back in between, for other steps to follow.
+
     Raises:
         StepError: a parameter has no shape yet, as in ``nn.LazyLinear``.
         DeviceError: something could not be put back, as the device is broken; all else is back.
@@ -70,10 +75,10 @@ def preserved_state(*objects: object, device: torch.device | str | None = None) 
         >>> torch.equal(model.weight, weight)
         True
     """
-    snapshot = _Snapshot(objects, device)
+    snapshot = Snapshot(objects, device)
     try:
         snapshot.detach_gradients()
-        yield
+        yield snapshot
     finally:
         # Also where this is left in another's ``finally``, and no error comes through the ``with``.
         error = sys.exc_info()[1]
@@ -88,7 +93,7 @@ def preserved_state(*objects: object, device: torch.device | str | None = None) 
                 snapshot.restore()
 
 
-class _Snapshot:
+class Snapshot:
     """What was there. Taken once; restoring it twice is the same as once."""
 
     def __init__(self, objects: tuple[object, ...], device: torch.device | str | None) -> None:
@@ -107,6 +112,16 @@ class _Snapshot:
         """Take every gradient off its tensor, and off the accelerator."""
         for saved in self._tensors:
             saved.detach_gradient()
+
+    def start_over(self) -> None:
+        """Make everything as it was on entering :func:`preserved_state`, in the midst of it.
+
+        Raises:
+            DeviceError: something could not be put back, as the device is broken; all else is back.
+        """
+        with _interrupts_deferred():
+            self.restore()
+        self.detach_gradients()
 
     def restore(self) -> None:
         """Put everything back; what fails does not keep the rest from it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,6 +53,27 @@ def test_a_device_side_assert_in_this_process_is_one_clear_error() -> None:
     assert printed.startswith(f"DeviceError a batch of {ROWS + 1} broke the device ")
     assert "device-side assert" in printed
     assert "isolate=True" in printed
+
+
+TARGET = """
+from gpu.models import wide_model, wide_sample
+
+def build():
+    with open({notes!r}, "a") as notes:
+        notes.write("loaded\\n")
+    return wide_model(), wide_sample()
+"""
+
+
+def test_a_worker_starts_over_by_itself_however_often_it_confirms(tmp_path: Path) -> None:
+    notes, target = tmp_path / "notes", tmp_path / "train.py"
+    target.write_text(TARGET.format(notes=str(notes)))
+    options = ("--device", DEVICE, "--memory-limit", LIMIT, "--json")
+    answer = json.loads(run_python("-m", "batchfinder", "find", f"{target}:build", *options))
+
+    assert sum(probe["confirmed"] for probe in answer["probes"]) >= 1
+    assert {probe["outcome"] for probe in answer["probes"]} == {"fits", "oom"}
+    assert notes.read_text() == "loaded\n"
 
 
 FIND_IN_PROCESS = f"""

@@ -130,6 +130,23 @@ def test_training_leaves_no_trace(
     assert model.tied.weight is model.first.weight
 
 
+@pytest.mark.parametrize("steps_before", [0, 2], ids=["fresh", "used"])
+def test_starting_over_in_between_leaves_no_trace_either(steps_before: int) -> None:
+    model = Everything()
+    optimizer = adamw(model)
+    train(model, optimizer, steps_before)
+    model(torch.randn(8, 6)).sum().backward()
+    before = checksum(model, optimizer)
+    with preserved_state(model, optimizer) as state:
+        entered = checksum(model, optimizer)
+        for _ in range(2):
+            train(model, optimizer)
+            state.start_over()
+            assert checksum(model, optimizer) == entered
+        train(model, optimizer)
+    assert checksum(model, optimizer) == before
+
+
 def test_a_fresh_optimizer_is_empty_again_and_trains_as_if_never_used() -> None:
     def run(searched: bool) -> list[Tensor]:
         torch.manual_seed(0)
