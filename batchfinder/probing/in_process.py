@@ -77,14 +77,19 @@ class InProcessProber:
         self._session: ProbeSession | None = None
         self._baseline: Baseline | None = None
         self._was_clean = True
-        self._has_confirmed = False
         if self._device.limit_warning:
             self.warn(self._device.limit_warning)
 
     def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
+        if confirm:
+            # From scratch: what earlier probes left in the optimizer and the allocator is undone.
+            self.start_over()
         attempt = self.attempt(batch_size, confirm)
         if attempt.is_broken:
             raise self._given_up(attempt.probe)
+        if confirm:
+            # A probe needs the warm-up that a confirmation goes without.
+            self.start_over()
         if attempt.probe.outcome is Outcome.OOM and not attempt.was_clean:
             self.warn(NOT_CLEAN_WARNING)
         return attempt.probe
@@ -92,16 +97,14 @@ class InProcessProber:
     def attempt(self, batch_size: int, confirm: bool) -> Attempt:
         """Try a size, and say of this process whether it is fit for more.
 
+        Starting over before a confirmation, and after it, is the caller's.
+
         Raises:
             BatchTooSmallError: a layer needs more than one example.
             DeviceError: what earlier probes left could not be undone.
             Exception: what the user's code raised, unless that means out of memory.
         """
-        # A confirmation starts from scratch. A probe after it needs the warm-up that it did not.
-        if confirm or self._has_confirmed:
-            self.start_over()
         session = self._session or self._open()
-        self._has_confirmed = confirm
         try:
             attempt = session.confirm(batch_size) if confirm else session.probe(batch_size)
         except BatchTooSmallError:
