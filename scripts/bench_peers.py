@@ -13,8 +13,9 @@ limit of PyTorch's allocator, less what a process takes beside it. The true maxi
 with the judge, ``train_at.py``, where the results do not have it yet: since the heap differs from
 run to run it is an interval, from the largest size of which every one of several fresh runs
 survived all its steps, to the smallest of which none did. Ours runs twice: with all of the limit,
-as the others do, and with the 5 % headroom that it keeps free by default. Needs ``pip install -r
-scripts/peers_constraints.txt``. Writes each row as it comes to scripts/results/peers.json.
+as the others do, and with the 5 % headroom that it keeps free by default; on CUDA once more from
+the estimate, as it does by itself where full-size steps should take a second. Needs ``pip install
+-r scripts/peers_constraints.txt``. Writes each row as it comes to scripts/results/peers.json.
 """
 
 from __future__ import annotations
@@ -50,7 +51,12 @@ FAMILIES = ("mlp", "resnet", "vit", "gpt", "lstm", "unet")
 GPU_FAMILIES = ("resnet50", "vit_base", "gpt2", "bert_base", "lstm", "unet")
 LIMITS = ("1GiB", "2GiB", "4GiB")
 GPU_LIMITS = ("8GiB", "24GiB", "80GiB")
-OURS = {"batchfinder": ("--headroom", "0"), "batchfinder, 5% headroom": ()}
+FROM_ESTIMATE = "--start-from-estimate"
+OURS = {
+    "batchfinder": ("--headroom", "0"),
+    "batchfinder, 5% headroom": (),
+    "batchfinder, from estimate": ("--headroom", "0", FROM_ESTIMATE),
+}
 PEERS = (
     *("doubling_and_bisection", "lightning_power", "lightning_binsearch"),
     *("accelerate", "toma", "torch_max_mem"),
@@ -76,6 +82,8 @@ def main() -> None:
     results["versions"] = versions()
     results["glibc_tunables"] = os.environ.get("GLIBC_TUNABLES", "")
     on_cpu = options.device == "cpu"
+    usual = [name for name, flags in OURS.items() if not (on_cpu and FROM_ESTIMATE in flags)]
+    contenders = options.contender or (*usual, *PEERS)
     device = describe_device(options.device)
     results["device"] = device.name
     for limit in options.limit or (LIMITS if on_cpu else GPU_LIMITS):
@@ -92,7 +100,7 @@ def main() -> None:
                 judge.flushes = {
                     int(size): count for size, count in row.get("cache_flushes", {}).items()
                 }
-            for contender in options.contender or (*OURS, *PEERS):
+            for contender in contenders:
                 row["finders"][contender] = found = find(case, contender, allowed, options.seconds)
                 print(f"{case.name}, {contender}: {found}", file=sys.stderr, flush=True)
                 save(options.output, results)
