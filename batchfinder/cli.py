@@ -133,7 +133,7 @@ def cli() -> None:
 @click.option(
     "--start-from-estimate",
     is_flag=True,
-    help="Confirm early what `estimate` expects of this GPU. [default: where full steps take 2 s]",
+    help="Confirm early what `estimate` expects of this GPU. [default: where full steps take 1 s]",
 )
 @click.option(
     "--global-batch-size",

@@ -72,7 +72,7 @@ def too_small(batch_size: int) -> BatchTooSmallError:
     examples = "example" if batch_size == 1 else "examples"
     return BatchTooSmallError(
         f"a layer of the model needs more than {batch_size} {examples} to train on; "
-        f"set the smallest batch size to {batch_size + 1}"
+        f"try sizes from {batch_size + 1} on"
     )
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
+import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -140,7 +143,7 @@ class _UsersOwnErrors:
 
 
 def _gpus(names: Sequence[str], memory: str | None, overhead: str | None) -> list[Gpu]:
-    gpus = [find_gpu(name) for name in names]
+    gpus = list(dict.fromkeys(map(find_gpu, names)))
     if memory is not None:
         total = parse_bytes(memory)
         if gpus:
@@ -200,7 +203,8 @@ def _print(
         }
         click.echo(json.dumps(content, allow_nan=False))
         return
-    lines = cluster_table(jobs) if jobs else estimate_table(estimates)
+    width = shutil.get_terminal_size().columns if os.isatty(1) else math.inf
+    lines = cluster_table(jobs, width) if jobs else estimate_table(estimates, width)
     if explain:
         for estimate in estimates:
             lines += ["", estimate.gpu.name, *explanation_lines(estimate.explanation)]

@@ -21,6 +21,7 @@ from batchfinder import Outcome
 from batchfinder.cli import cli
 from batchfinder.errors import BatchFinderError, UserCodeError
 from batchfinder.find_command import NOT_ACCUMULATED_WARNING
+from batchfinder.head_start import SLOW_STEP_SECONDS
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.source import SetupSource
 
@@ -80,6 +81,11 @@ def test_progress_goes_to_stderr_and_the_answer_to_stdout() -> None:
         HEADLINE + "Batch size 3 runs out of memory: oom on paper\n"
     )
     assert prober.is_closed
+
+
+def test_help_says_from_which_steps_on_an_estimate_is_made() -> None:
+    said = " ".join(CliRunner().invoke(cli, ["find", "--help"]).stdout.split())
+    assert f"[default: where full steps take {SLOW_STEP_SECONDS:g} s]" in said
 
 
 def test_quiet_is_one_line() -> None:

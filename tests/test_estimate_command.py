@@ -86,6 +86,24 @@ def test_a_row_for_each_gpu(train_file: Path) -> None:
     assert second.startswith("H100 SXM ")
 
 
+def test_a_gpu_named_twice_has_one_row(train_file: Path) -> None:
+    result = run("estimate", f"{train_file}:build_model", "--gpu", "t4", "--gpu", "T4")
+    assert len(result.stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize("columns", [20, 40])
+def test_on_a_narrow_terminal_each_gpu_is_a_paragraph(
+    train_file: Path, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.isatty", lambda descriptor: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    result = run("estimate", f"{train_file}:build_model", "--gpu", "t4", "--gpu", "h100")
+    first, second = result.stdout.split("\n\n")
+    assert first.splitlines()[0].split() == ["GPU", "T4"]
+    assert second.splitlines()[0].split() == ["GPU", "H100", "SXM"]
+    assert [line.split()[:2] for line in first.splitlines()][2] == ["max", "batch"]
+
+
 def test_explain_fills_in_the_equation(train_file: Path) -> None:
     result = run(
         "estimate", f"{train_file}:build_model", "--memory", "8GiB", "--explain",

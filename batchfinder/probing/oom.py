@@ -15,6 +15,10 @@ from dataclasses import dataclass
 from batchfinder.probing.oom_table import TABLE, Row, Tier
 
 _REASON_LENGTH = 160
+# GCC, which names a signal where the system has killed it for memory, and Clang.
+_COMPILER_RAN_OUT = re.compile(
+    r"out of memory allocating|virtual memory exhausted|LLVM ERROR: out of memory|signal terminated"
+)
 _NEEDS_MORE_THAN_ONE = "Expected more than 1 value per channel when training"
 
 
@@ -106,6 +110,23 @@ def needs_more_than_one_sample(error: BaseException, handled: BaseException | No
     return any(
         isinstance(link, (ValueError, RuntimeError)) and _NEEDS_MORE_THAN_ONE in str(link)
         for link in _chain(error, handled)
+    )
+
+
+def compiler_ran_out(error: BaseException) -> bool:
+    """Whether it was the compiler of C++ kernels that ran out of memory, a process of its own.
+
+    The limit of this process on the CPU is its limit too, whatever the size of the batch.
+
+    Example:
+        >>> class CppCompileError(RuntimeError):  # as torch._inductor.exc has it
+        ...     pass
+        >>> compiler_ran_out(CppCompileError("cc1plus: out of memory allocating 48 bytes"))
+        True
+    """
+    return any(
+        type(link).__name__ == "CppCompileError" and _COMPILER_RAN_OUT.search(str(link))
+        for link in _chain(error)
     )
 
 

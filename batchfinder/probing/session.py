@@ -11,12 +11,17 @@ from typing import Any
 import torch
 from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_attempt
 
-from batchfinder.errors import too_small
+from batchfinder.errors import DeviceError, too_small
 from batchfinder.memory_model import Phase
 from batchfinder.probing.attempt import Attempt, Run, to_probe
 from batchfinder.probing.baseline import Baseline
 from batchfinder.probing.device import Device, Peaks
-from batchfinder.probing.oom import Failure, classify, needs_more_than_one_sample
+from batchfinder.probing.oom import (
+    Failure,
+    classify,
+    compiler_ran_out,
+    needs_more_than_one_sample,
+)
 from batchfinder.probing.oom_table import Tier
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.steadiness import PeakWatch, left_behind
@@ -24,6 +29,7 @@ from batchfinder.result import LEAK_WARNING, THRASHING_NOTE
 from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
+from batchfinder.units import format_bytes
 
 # The optimizer allocates its states in its first step, so only the second one shows the peak.
 WARM_UP_STEPS = 2
@@ -157,6 +163,11 @@ class ProbeSession:
             if run.failure is None:
                 if needs_more_than_one_sample(error, handled):
                     raise too_small(batch_size) from error
+                if compiler_ran_out(error):
+                    raise DeviceError(
+                        "torch.compile's C++ compiler ran out of memory, as it gets no more than "
+                        f"{format_bytes(self.budget_bytes)} either; give a larger memory limit"
+                    ) from error
                 raise
         if run.failure is not None and run.failure.tier is not Tier.POISONED:
             run.failure = self._after_failure(run.failure, run)

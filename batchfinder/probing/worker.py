@@ -82,7 +82,7 @@ class WorkerProber:
             return
         fails = f"a batch of 1 fails ({problem}), one of 2 does not"
         self._refusals = (f"{fails}: only sizes from 2 on were tried",)
-        raise BatchTooSmallError(f"{fails}; set the smallest batch size to 2")
+        raise BatchTooSmallError(f"{fails}; try sizes from 2 on")
 
     def _probe(self, batch_size: int, confirm: bool) -> Probe:
         # A worker's death, and an OOM in a process that had not got rid of an earlier probe, may

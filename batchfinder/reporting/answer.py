@@ -90,7 +90,8 @@ def _verdict(result: BatchSizeResult) -> str:
 def _formula(model: MemoryModel) -> str:
     per_sample = f"{format_bytes(model.per_sample_bytes)} per sample"
     if not model.per_sample_bytes:
-        return f"{format_bytes(model.fixed_bytes)} at any batch size"
+        formula = f"{format_bytes(model.fixed_bytes)} at any batch size"
+        return ("" if model.is_linear else "roughly ") + formula
     # Noisy or bent readings can give a line that starts below zero.
     formula = f"{format_bytes(model.fixed_bytes)} fixed + " if model.fixed_bytes > 0 else ""
     return ("" if model.is_linear else "roughly ") + formula + per_sample

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,11 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _TIMELINE_ROWS = ("forward", "backward", "optimizer step")
 
 
-def estimate_table(estimates: Sequence[Estimate]) -> list[str]:
-    """One row per GPU: its memory, the largest batch size as an interval, the peak there."""
+def estimate_table(estimates: Sequence[Estimate], width: float = math.inf) -> list[str]:
+    """One row per GPU: its memory, the largest batch size as an interval, the peak there.
+
+    Where that takes more columns than ``width``, one line for each of them.
+    """
     rows = [("GPU", "memory", "max batch", "plausible", "peak", "model states", "per sample")]
     for estimate in estimates:
         terms = estimate.explanation.terms
@@ -35,11 +39,14 @@ def estimate_table(estimates: Sequence[Estimate]) -> list[str]:
                 _per_sample(model) if model else "-",
             )
         )
-    return _aligned(rows)
+    return _fitted(rows, width)
 
 
-def cluster_table(jobs: Sequence[ClusterEstimate]) -> list[str]:
-    """One row per job: its ranks, the largest batch of each and of all, a rank's memory."""
+def cluster_table(jobs: Sequence[ClusterEstimate], width: float = math.inf) -> list[str]:
+    """One row per job: its ranks, the largest batch of each and of all, a rank's memory.
+
+    Where that takes more columns than ``width``, one line for each of them.
+    """
     rows = [("GPU", "ranks", "strategy", "max batch", "plausible", "global batch", "peak per rank")]
     for job in jobs:
         estimate = job.estimate
@@ -54,7 +61,7 @@ def cluster_table(jobs: Sequence[ClusterEstimate]) -> list[str]:
                 format_bytes(estimate.peak_bytes) if estimate.batch_size else "-",
             )
         )
-    return _aligned(rows)
+    return _fitted(rows, width)
 
 
 def explanation_lines(explanation: Explanation) -> list[str]:
@@ -107,6 +114,16 @@ def _timeline(explanation: Explanation) -> list[str]:
         )
         lines.append(f"  {name:<15} {bars}".rstrip())
     return lines
+
+
+def _fitted(rows: Sequence[Sequence[str]], width: float) -> list[str]:
+    """A table with a header, or each row as a paragraph of its own."""
+    lines = _aligned(rows)
+    if max(map(len, lines)) <= width:
+        return lines
+    header, *rest = rows
+    paragraphs = [_aligned(list(zip(header, row, strict=True)), left=(0, 1)) for row in rest]
+    return [line for paragraph in paragraphs for line in ("", *paragraph)][1:]
 
 
 def _aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:

@@ -146,9 +146,11 @@ class TerminalReporter:
         if result.warnings:
             self._space()
         _print(self._output, self._headline(result))
-        if not self._quiet:
-            for line in details(result, plan, verbose=self._verbose):
-                _print(self._output, Text(line))
+        lines = details(result, plan, verbose=self._verbose)
+        if self._quiet:
+            lines = [str(plan)] if plan else []  # it was asked for
+        for line in lines:
+            _print(self._output, Text(line))
 
     def _headline(self, result: BatchSizeResult) -> Text:
         parts = headline(result)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from batchfinder.training.completion import completed
+from batchfinder.training.input_spec import parse_input_spec
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.target import load_function, load_target
 
@@ -34,6 +35,8 @@ def load_setup(
         UsageError, TargetError, SampleError: see ``load_target`` and ``completed``.
         Exception: whatever the user's functions raise.
     """
+    if input_spec is not None:
+        parse_input_spec(input_spec)  # a mistake in it is told where it is ignored, too
     is_given = sample is not None or input_spec is not None
     setup = load_target(target, arguments, use_build_sample=not is_given)
     ignored = _ignored(setup, sample, input_spec)

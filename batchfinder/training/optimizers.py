@@ -43,8 +43,14 @@ def find_optimizer(name: str) -> type[Optimizer]:
     known = optimizer_names()
     if name.lower() in known:
         return known[name.lower()]
-    near = difflib.get_close_matches(name.lower(), known, n=3) or sorted(known)
-    raise UsageError(f"there is no optimizer {name!r} in torch.optim; did you mean {_or(near)}?")
+    if name.lower() == "lbfgs":
+        raise UsageError(
+            "LBFGS computes the loss several times a step, so no plain training step can use it; "
+            "take another class of torch.optim"
+        )
+    near = difflib.get_close_matches(name.lower(), known, n=3)
+    hint = f"did you mean {_or(near)}?" if near else f"there are {', '.join(sorted(known))}"
+    raise UsageError(f"there is no optimizer {name!r} in torch.optim; {hint}")
 
 
 def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:

@@ -54,10 +54,11 @@ def existing_file(place: str) -> Path:
         if path.exists():
             raise UsageError(f"{place} is not a Python file; write FILE.py:FUNCTION")
         folder = path.parent
-        names = [entry.name for entry in folder.glob("*.py")] if folder.is_dir() else []
+        names = [entry.stem for entry in folder.glob("*.py")] if folder.is_dir() else []
     except OSError as error:  # a name too long, a folder that is closed to us
         raise UsageError(f"no such file: {place} ({error.strerror})") from None
-    raise UsageError(f"no such file: {place}{did_you_mean(path.name, names)}")
+    # By the stems: ".py" alone makes short names look alike.
+    raise UsageError(f"no such file: {place}{did_you_mean(path.stem, names, '.py')}")
 
 
 def _is_file(path: Path) -> bool:
@@ -167,10 +168,10 @@ def as_script(name: str, file: str | None = None) -> Iterator[None]:
         sys.argv = ours
 
 
-def did_you_mean(wrong: str, names: Iterable[str]) -> str:
+def did_you_mean(wrong: str, names: Iterable[str], suffix: str = "") -> str:
     """The end of a message about a name that is not there: the closest of those that are."""
     close = difflib.get_close_matches(wrong, list(names), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    return f"; did you mean {close[0]}{suffix}?" if close else ""
 
 
 def it_has(names: Sequence[str]) -> str:

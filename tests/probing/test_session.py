@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.exc import CppCompileError
 
 from batchfinder import Outcome, Phase, TrainingSetup
-from batchfinder.errors import BatchTooSmallError
+from batchfinder.errors import BatchTooSmallError, DeviceError
 from batchfinder.probing.device import DeviceMemory, Peaks
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.session import ProbeSession
@@ -439,6 +440,25 @@ def test_the_users_own_error_comes_out_as_it_is(error: Exception) -> None:
     assert sizes == [3]
 
 
+def test_a_compiler_that_runs_out_of_memory_says_nothing_of_the_size() -> None:
+    output = "cc1plus: out of memory allocating 48 bytes after a total of 109899776 bytes"
+    compiling = RuntimeError("InductorError: C++ compile error")
+    compiling.__context__ = CppCompileError(["g++", "x.cpp"], output)
+    ours, sizes = session(errors={3: [compiling]})
+    with pytest.raises(
+        DeviceError, match=r"C\+\+ compiler ran out of memory.*larger memory limit$"
+    ):
+        ours.probe(3)
+    assert sizes == [3]
+
+
+def test_code_that_does_not_compile_is_the_users_own_error() -> None:
+    compiling = CppCompileError(["g++", "x.cpp"], "x.cpp:1:1: error: 'x' does not name a type")
+    ours, _ = session(errors={3: [compiling]})
+    with pytest.raises(CppCompileError):
+        ours.probe(3)
+
+
 def test_a_layer_that_needs_more_than_one_example() -> None:
     message = "Expected more than 1 value per channel when training, got input size [1, 4]"
     ours, _ = session(errors={1: [ValueError(message)]})
@@ -449,7 +469,7 @@ def test_a_layer_that_needs_more_than_one_example() -> None:
 def test_a_batch_of_two_that_is_too_small_is_named() -> None:
     message = "Expected more than 1 value per channel when training, got input size [1, 4]"
     ours, _ = session(errors={2: [ValueError(message)]})
-    with pytest.raises(BatchTooSmallError, match=r"more than 2 examples .* batch size to 3$"):
+    with pytest.raises(BatchTooSmallError, match=r"more than 2 examples .*; try sizes from 3 on$"):
         ours.probe(2)
 
 

@@ -181,16 +181,18 @@ def test_what_the_encoding_cannot_show_is_spelled_out() -> None:
     assert r"Warning: gr\xf6\xdfer" in screen.stderr
 
 
-def test_quiet_prints_the_first_line_of_the_answer_alone() -> None:
+def test_quiet_prints_the_first_line_of_the_answer_and_the_plan_asked_for() -> None:
     screen = Screen(80, quiet=True)
     with screen.reporter as reporter:
         reporter.start("cpu", None, None, BUDGET, 0.05)
         reporter.probing(1)
         reporter.probe(PROBES[0])
-    screen.answer(result(warnings=("pass loss_fn",)), RESULT.accumulation_plan(4096))
+    plan = RESULT.accumulation_plan(4096)
+    screen.answer(result(warnings=("pass loss_fn",)), plan)
     assert screen.stderr == ""
-    assert lines(screen.stdout) == golden("""
+    assert lines(screen.stdout) == golden(f"""
         Max batch size 1042   2.9 GiB fixed + 126.8 MiB per sample   5 probes, 8.42 s
+        {plan}
     """)
 
 

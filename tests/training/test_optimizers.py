@@ -50,7 +50,7 @@ def test_what_is_no_optimizer() -> None:
 
 
 def test_a_name_like_no_other_is_told_with_all_there_are() -> None:
-    with pytest.raises(UsageError, match=r"did you mean adadelta, .*, sgd"):
+    with pytest.raises(UsageError, match=r"; there are adadelta, .*, sgd"):
         find_optimizer("???")
 
 

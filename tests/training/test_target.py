@@ -233,6 +233,7 @@ def test_setup_without_a_module_is_refused() -> None:
     [
         ("trian.py:build_model", "no such file: trian.py; did you mean train.py?"),
         ("nowhere/train.py:build_model", "no such file: nowhere/train.py"),
+        ("missing.py:build_model", "no such file: missing.py"),
         ("./train:build_model", "no such file: ./train; did you mean train.py?"),
         ("notes.txt:build_model", "notes.txt is not a Python file; write FILE.py:FUNCTION"),
         ("trian:build_model", "no such module: trian; did you mean train?"),
