@@ -101,7 +101,7 @@ class InProcessProber:
 
         Raises:
             BatchTooSmallError: a layer needs more than one example.
-            DeviceError: what earlier probes left could not be undone.
+            DeviceError: the limit cannot be set, or keeps a compiler from its work.
             Exception: what the user's code raised, unless that means out of memory.
         """
         session = self._session or self._open()

@@ -88,13 +88,12 @@ def _verdict(result: BatchSizeResult) -> str:
 
 
 def _formula(model: MemoryModel) -> str:
-    per_sample = f"{format_bytes(model.per_sample_bytes)} per sample"
+    roughly = "" if model.is_linear else "roughly "
     if not model.per_sample_bytes:
-        formula = f"{format_bytes(model.fixed_bytes)} at any batch size"
-        return ("" if model.is_linear else "roughly ") + formula
+        return f"{roughly}{format_bytes(model.fixed_bytes)} at any batch size"
     # Noisy or bent readings can give a line that starts below zero.
-    formula = f"{format_bytes(model.fixed_bytes)} fixed + " if model.fixed_bytes > 0 else ""
-    return ("" if model.is_linear else "roughly ") + formula + per_sample
+    fixed = f"{format_bytes(model.fixed_bytes)} fixed + " if model.fixed_bytes > 0 else ""
+    return f"{roughly}{fixed}{format_bytes(model.per_sample_bytes)} per sample"
 
 
 def _next_failure(result: BatchSizeResult, verbose: bool) -> list[str]:

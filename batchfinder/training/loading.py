@@ -35,8 +35,6 @@ def load_setup(
         UsageError, TargetError, SampleError: see ``load_target`` and ``completed``.
         Exception: whatever the user's functions raise.
     """
-    if input_spec is not None:
-        parse_input_spec(input_spec)  # a mistake in it is told where it is ignored, too
     is_given = sample is not None or input_spec is not None
     setup = load_target(target, arguments, use_build_sample=not is_given)
     ignored = _ignored(setup, sample, input_spec)
@@ -58,4 +56,6 @@ def _ignored(setup: TrainingSetup, sample: str | None, input_spec: str | None) -
     else:
         why = "--sample comes first"
         given = given[1:] if sample is not None else []
+    if input_spec is not None and ("--input", input_spec) in given:
+        parse_input_spec(input_spec)  # a mistake in it is told all the same
     return [f"{name} is ignored, as {why}; leave one of them out" for name, text in given if text]
