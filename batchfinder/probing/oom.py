@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from batchfinder.probing.oom_table import TABLE, Row, Tier
 
 _REASON_LENGTH = 160
-# GCC, which names a signal where the system has killed it for memory, and Clang.
+# GCC, which the system may have killed for memory, and Clang.
 _COMPILER_RAN_OUT = re.compile(
-    r"out of memory allocating|virtual memory exhausted|LLVM ERROR: out of memory|signal terminated"
+    "out of memory allocating|virtual memory exhausted|Killed signal terminated"
+    "|LLVM ERROR: out of memory"
 )
 _NEEDS_MORE_THAN_ONE = "Expected more than 1 value per channel when training"
 

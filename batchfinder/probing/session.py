@@ -163,7 +163,7 @@ class ProbeSession:
             if run.failure is None:
                 if needs_more_than_one_sample(error, handled):
                     raise too_small(batch_size) from error
-                if compiler_ran_out(error):
+                if self.device.torch_device.type == "cpu" and compiler_ran_out(error):
                     raise DeviceError(
                         "torch.compile's C++ compiler ran out of memory, as it gets no more than "
                         f"{format_bytes(self.budget_bytes)} either; give a larger memory limit"

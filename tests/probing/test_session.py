@@ -452,8 +452,15 @@ def test_a_compiler_that_runs_out_of_memory_says_nothing_of_the_size() -> None:
     assert sizes == [3]
 
 
-def test_code_that_does_not_compile_is_the_users_own_error() -> None:
-    compiling = CppCompileError(["g++", "x.cpp"], "x.cpp:1:1: error: 'x' does not name a type")
+@pytest.mark.parametrize(
+    "output",
+    [
+        "x.cpp:1:1: error: 'x' does not name a type",
+        "g++: internal compiler error: Segmentation fault signal terminated program cc1plus",
+    ],
+)
+def test_code_that_does_not_compile_is_the_users_own_error(output: str) -> None:
+    compiling = CppCompileError(["g++", "x.cpp"], output)
     ours, _ = session(errors={3: [compiling]})
     with pytest.raises(CppCompileError):
         ours.probe(3)
