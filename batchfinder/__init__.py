@@ -6,18 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from batchfinder.accumulation import AccumulationPlan, Split
-    from batchfinder.errors import BatchFinderError
+    from batchfinder.errors import BatchFinderError, BatchFinderWarning
     from batchfinder.estimator import estimate_max_batch, estimate_peak_memory
     from batchfinder.finder import find_max_batch
-    from batchfinder.memory_model import MemoryModel, Phase
-    from batchfinder.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
+    from batchfinder.results.accumulation import AccumulationPlan, Split
+    from batchfinder.results.memory_model import MemoryModel, Phase
+    from batchfinder.results.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
     from batchfinder.simulation.estimate import Estimate, PeakEstimate
     from batchfinder.simulation.gpus import Gpu, find_gpu
     from batchfinder.training.setup import TrainingSetup
-    from batchfinder.warning import BatchFinderWarning
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AccumulationPlan",
@@ -44,20 +41,20 @@ __all__ = [
 # Each name is imported on first use: for some that takes PyTorch, which the command line would
 # wait seconds for, and a Ctrl-C meanwhile would end in a traceback.
 _MODULES = {
-    "AccumulationPlan": "accumulation",
+    "AccumulationPlan": "results.accumulation",
     "BatchFinderError": "errors",
-    "BatchFinderWarning": "warning",
-    "BatchSizeResult": "result",
+    "BatchFinderWarning": "errors",
+    "BatchSizeResult": "results.result",
     "Estimate": "simulation.estimate",
     "Gpu": "simulation.gpus",
-    "MemoryModel": "memory_model",
-    "NextFailure": "result",
-    "Outcome": "result",
+    "MemoryModel": "results.memory_model",
+    "NextFailure": "results.result",
+    "Outcome": "results.result",
     "PeakEstimate": "simulation.estimate",
-    "Phase": "memory_model",
-    "Probe": "result",
-    "Split": "accumulation",
-    "Status": "result",
+    "Phase": "results.memory_model",
+    "Probe": "results.result",
+    "Split": "results.accumulation",
+    "Status": "results.result",
     "TrainingSetup": "training.setup",
     "estimate_max_batch": "estimator",
     "estimate_peak_memory": "estimator",
@@ -67,6 +64,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("batchfinder.results.version").VERSION
     if name in _MODULES:
         return getattr(import_module(f"batchfinder.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

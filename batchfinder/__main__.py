@@ -10,7 +10,7 @@ def main() -> None:
     # Until a command has begun there is nothing to tell: Ctrl-C ends all this without a word.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from batchfinder.cli import run
+    from batchfinder.cli.app import run
 
     run()
 

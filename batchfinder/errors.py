@@ -1,4 +1,4 @@
-"""Every exception that batchfinder raises by itself.
+"""Every exception and warning that batchfinder raises.
 
 The tree::
 
@@ -24,6 +24,8 @@ stands for one that happened in a worker process, from which no exception object
 from __future__ import annotations
 
 import signal
+import warnings
+from collections.abc import Iterable
 
 
 class BatchFinderError(Exception):
@@ -158,3 +160,13 @@ class UserCodeError(BatchFinderError):
         self.user_traceback = user_traceback
         if user_traceback:
             self.__cause__ = Exception("\n" + user_traceback.rstrip())
+
+
+class BatchFinderWarning(UserWarning):
+    """Something that the caller should know of an answer; the result has it in ``warnings``."""
+
+
+def warn_of(texts: Iterable[str]) -> None:
+    """Warn the caller of the function that this is called in."""
+    for text in texts:
+        warnings.warn(text, BatchFinderWarning, stacklevel=3)

@@ -8,22 +8,22 @@ from typing import Any
 
 from torch import nn
 
-from batchfinder.bounds import check_bounds, whole_bounds, whole_number
-from batchfinder.errors import UsageError
+from batchfinder.errors import UsageError, warn_of
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.result import Status
-from batchfinder.simulated_search import (
-    expected_size,
-    plausible_interval,
-    search_on_paper,
-)
-from batchfinder.simulation.allocator import AllocatorSettings
-from batchfinder.simulation.cluster import Cluster
+from batchfinder.results.result import Status
+from batchfinder.search.bounds import check_bounds, whole_bounds, whole_number
+from batchfinder.simulation.allocator.caching import AllocatorSettings
 from batchfinder.simulation.estimate import Estimate, PeakEstimate
 from batchfinder.simulation.explanation import explain
 from batchfinder.simulation.gpus import Gpu, find_gpu
 from batchfinder.simulation.prober import SimulatedProber
-from batchfinder.simulation.step_trace import StepTraces
+from batchfinder.simulation.simulated_search import (
+    expected_size,
+    plausible_interval,
+    search_on_paper,
+)
+from batchfinder.simulation.tracing.cluster import Cluster
+from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.training.completion import completed
 from batchfinder.training.setup import (
     LossFunction,
@@ -35,7 +35,6 @@ from batchfinder.training.setup import (
     setup_of,
 )
 from batchfinder.units import parse_bytes
-from batchfinder.warning import warn_of
 
 
 def estimate_max_batch(

@@ -7,17 +7,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from batchfinder.bounds import Bounds, check_bounds, whole_bounds
-from batchfinder.conclusion import conclude
-from batchfinder.errors import BatchTooSmallError, UserCodeError, WorkerError
-from batchfinder.head_start import HeadStart
+from batchfinder.errors import BatchTooSmallError, UserCodeError, WorkerError, warn_of
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.prober import Prober
-from batchfinder.remarks import remarks_on
-from batchfinder.result import BatchSizeResult, Outcome, Probe
-from batchfinder.search import Finding, search
+from batchfinder.results.result import BatchSizeResult, Outcome, Probe
+from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds
+from batchfinder.search.conclusion import conclude
+from batchfinder.search.head_start import HeadStart
+from batchfinder.search.prober import Prober
+from batchfinder.search.remarks import remarks_on
+from batchfinder.search.search import Finding, search
 from batchfinder.units import parse_bytes
-from batchfinder.warning import warn_of
 
 if TYPE_CHECKING:
     import torch
@@ -135,7 +134,7 @@ def find_max_batch(
     """
     # Only now: the command line asks for this module before it needs torch.
     from batchfinder.probing.choose import choose_prober, strategy_of_this_job
-    from batchfinder.probing.ranked import RankedProber
+    from batchfinder.probing.ranks.ranked import RankedProber
     from batchfinder.training.completion import completed
     from batchfinder.training.setup import setup_of
 

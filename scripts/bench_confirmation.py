@@ -24,11 +24,11 @@ from typing import Any
 from bench_case import RESULTS, ROOT, markdown_table, save
 
 from batchfinder.probing import steadiness
-from batchfinder.probing.cpu_device import CpuDevice
-from batchfinder.probing.device import Peaks
+from batchfinder.probing.devices.cpu import CpuDevice
+from batchfinder.probing.devices.device import Peaks
+from batchfinder.probing.devices.versions import versions
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.session import ProbeSession
-from batchfinder.probing.versions import versions
 from batchfinder.training.loading import load_setup
 from batchfinder.training.sample import BatchMaker
 from batchfinder.units import GIB, MIB

@@ -27,7 +27,7 @@ from transformers.models.auto import modeling_auto
 
 from batchfinder import TrainingSetup
 from batchfinder.errors import BatchFinderError
-from batchfinder.probing.versions import versions
+from batchfinder.probing.devices.versions import versions
 from batchfinder.training.loading import load_setup
 
 BUNDLED, SIZES, PRECISIONS = ("mlp", "gpt"), (1, 8, 64, 512), ("fp32", "bf16")

@@ -24,7 +24,8 @@ import torch
 from bench_case import RESULTS, ROOT, SURVIVAL_STEPS, run_for_json, save, survived
 from paper_devices import FAMILIES, LIMITS_GIB, PRECISIONS, costs_table
 
-from batchfinder import BatchSizeResult, find_max_batch, head_start
+from batchfinder import BatchSizeResult, find_max_batch
+from batchfinder.search import head_start
 from batchfinder.training.loading import load_setup
 from batchfinder.units import GIB
 

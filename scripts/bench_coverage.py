@@ -29,7 +29,7 @@ from time_limit import time_limit
 from transformers.models.auto import modeling_auto
 
 from batchfinder import TrainingSetup, estimate_max_batch
-from batchfinder.probing.versions import versions
+from batchfinder.probing.devices.versions import versions
 
 TEXTS, TOKENS, CLASSES = 2, 128, 2
 SECONDS_OF_SOUND, SAMPLES_PER_SECOND = 2, 16000

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from timm_recipes import A100, RTX_3090, Recipe, TracedModel, trace_model
 
-from batchfinder.simulation.allocator import CachingAllocator
+from batchfinder.simulation.allocator.caching import CachingAllocator
 from batchfinder.simulation.gpus import find_gpu
 from batchfinder.simulation.largest import largest_that_fits
 from batchfinder.simulation.replay import replay

@@ -23,8 +23,8 @@ import torch
 from bench_case import RESULTS, ROOT, markdown_table, save
 
 from batchfinder.estimator import estimate_on_gpus
+from batchfinder.probing.devices.versions import versions
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.versions import versions
 from batchfinder.simulation.estimate import Estimate
 from batchfinder.simulation.gpus import find_gpu
 from batchfinder.training.target import load_target

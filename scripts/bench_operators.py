@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from training_operators import BATCH, COLUMNS, ONLY_FP32, OPERATORS, ROWS
 
 from batchfinder import TrainingSetup
-from batchfinder.probing.versions import versions
+from batchfinder.probing.devices.versions import versions
 
 SHOWN = 0.01  # of the peak; what is further off is printed
 

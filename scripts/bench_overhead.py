@@ -20,10 +20,10 @@ from bench_case import RESULTS, ROOT, markdown_table, save
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from batchfinder.probing.devices import choose_device
+from batchfinder.probing.devices.choose import choose_device
+from batchfinder.probing.devices.versions import versions
 from batchfinder.probing.in_process import InProcessProber
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.versions import versions
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.target import load_target

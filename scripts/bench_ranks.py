@@ -22,12 +22,12 @@ from statistics import mean, median
 from typing import Any
 
 from batchfinder.finder import run_search
-from batchfinder.probing.consensus import RankReport
-from batchfinder.probing.meeting import open_meeting
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.ranks import RankProber
-from batchfinder.probing.source import SetupSource
-from batchfinder.probing.verdict import Verdict
+from batchfinder.probing.ranks.consensus import RankReport
+from batchfinder.probing.ranks.meeting import open_meeting
+from batchfinder.probing.ranks.prober import RankProber
+from batchfinder.probing.workers.source import SetupSource
+from batchfinder.probing.workers.verdict import Verdict
 from batchfinder.units import GIB
 
 SCRIPTS = Path(__file__).parent

@@ -24,9 +24,9 @@ from faults import ROOM_BYTES
 from search_here import search_here
 
 from batchfinder import TrainingSetup
-from batchfinder.probing.cpu_device import CpuDevice
+from batchfinder.probing.devices.cpu import CpuDevice
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.worker import SetupSource, WorkerProber
+from batchfinder.probing.workers.prober import SetupSource, WorkerProber
 
 LOADING_SECONDS = 15.0
 TARGET = f"{Path(__file__).parent}/fault_targets.py:build"

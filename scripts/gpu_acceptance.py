@@ -30,7 +30,7 @@ from typing import Any
 from bench_case import RESULTS, Case, describe_device, save
 from gpu_report import TOO_LARGE, describe, prediction, table, verdict
 
-from batchfinder.result import Probe
+from batchfinder.results.result import Probe
 from batchfinder.units import GIB, parse_bytes
 
 FAMILIES = ("resnet50", "vit_base", "gpt2", "bert_base", "unet", "lstm")

@@ -8,8 +8,8 @@ from typing import Any
 
 from bench_case import markdown_table, ran_out, survived
 
-from batchfinder.memory_model import fit
-from batchfinder.result import Probe
+from batchfinder.results.memory_model import fit
+from batchfinder.results.result import Probe
 from batchfinder.units import format_bytes
 
 # So many times the answer must not train.

@@ -14,14 +14,14 @@ from typing import Any
 from bench_case import RESULTS, ROOT, markdown_table, save, survived
 from peers import STEPS, bisected
 
-from batchfinder.memory_model import Phase
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.session import THRASHING_STEPS
-from batchfinder.result import Outcome, Probe
-from batchfinder.search import search
+from batchfinder.results.memory_model import Phase
+from batchfinder.results.result import Outcome, Probe
+from batchfinder.search.search import search
 from batchfinder.simulation.gpus import find_gpu
 from batchfinder.simulation.prober import SimulatedProber, phase_peaks
-from batchfinder.simulation.step_trace import StepTraces
+from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.training.loading import load_setup
 from batchfinder.units import GIB
 

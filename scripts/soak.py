@@ -26,7 +26,7 @@ from search_here import search_here
 from torch import Tensor, nn
 
 from batchfinder import TrainingSetup
-from batchfinder.probing.cpu_device import CpuDevice
+from batchfinder.probing.devices.cpu import CpuDevice
 from batchfinder.units import format_bytes
 
 RESULT_FILE = RESULTS / "soak.json"

@@ -10,12 +10,12 @@ import torch.nn.functional as F  # noqa: N812 - PyTorch's own name for it
 from inplace_abn import with_inplace_abn
 from torch import nn
 
-from batchfinder.simulation.alignment import align
-from batchfinder.simulation.attention import ComputeCapability
-from batchfinder.simulation.fake import fake_copy, fake_cuda
-from batchfinder.simulation.trace import GeneralTrace, Kind, Trace
-from batchfinder.simulation.tracker import StorageTracker
-from batchfinder.simulation.workspaces import CudaWorkspaces
+from batchfinder.simulation.kernels.attention import ComputeCapability
+from batchfinder.simulation.kernels.workspaces import CudaWorkspaces
+from batchfinder.simulation.trace.alignment import align
+from batchfinder.simulation.trace.trace import GeneralTrace, Kind, Trace
+from batchfinder.simulation.tracing.fake import fake_copy, fake_cuda
+from batchfinder.simulation.tracing.tracker import StorageTracker
 
 
 @dataclass(frozen=True)

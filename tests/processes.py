@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.source import SetupSource
+from batchfinder.probing.workers.source import SetupSource
 
 PATIENCE_SECONDS = 60
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -77,5 +77,5 @@ def idle_bytes() -> int:
 
     A build of PyTorch with CUDA holds half a GiB more than one without.
     """
-    code = "from batchfinder.probing import worker_duty, cpu_device as cpu; "
+    code = "import batchfinder.probing.workers.duty, batchfinder.probing.devices.cpu as cpu; "
     return int(run_python("-c", f"{code} print(cpu.CpuDevice().held_bytes())"))

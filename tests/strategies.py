@@ -10,10 +10,10 @@ from fakes import AdversarialProber, FakeProber
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from batchfinder.accumulation import AccumulationPlan, plan_accumulation
-from batchfinder.memory_model import MemoryModel, Phase, PhaseModel
-from batchfinder.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
-from batchfinder.simulation.curve import Curve as StorageCurve
+from batchfinder.results.accumulation import AccumulationPlan, plan_accumulation
+from batchfinder.results.memory_model import MemoryModel, Phase, PhaseModel
+from batchfinder.results.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
+from batchfinder.simulation.trace.curve import Curve as StorageCurve
 from batchfinder.units import GIB, MIB, TIB
 
 thoroughly = settings(max_examples=max(500, settings().max_examples))

@@ -15,16 +15,15 @@ from marks import FSDP
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from batchfinder.errors import SampleError, StepError, UsageError
+from batchfinder.errors import BatchFinderWarning, SampleError, StepError, UsageError
 from batchfinder.estimator import estimate_max_batch, estimate_on_gpus, estimate_peak_memory
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.result import Status
-from batchfinder.simulation.cluster import Cluster
+from batchfinder.results.result import Status
 from batchfinder.simulation.gpus import find_gpu, unnamed_gpu
-from batchfinder.simulation.step_trace import STEPS, TRACED_SIZES
+from batchfinder.simulation.tracing.cluster import Cluster
+from batchfinder.simulation.tracing.step_trace import STEPS, TRACED_SIZES
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.units import GIB, MIB
-from batchfinder.warning import BatchFinderWarning
 
 SAMPLE = (torch.randn(3, 256), torch.randint(0, 10, (3,)))
 

@@ -32,15 +32,15 @@ from batchfinder import (
     estimate_max_batch,
     find_max_batch,
 )
-from batchfinder.bounds import Bounds
-from batchfinder.conclusion import conclude, stopped_early
 from batchfinder.errors import BatchTooSmallError, UsageError, UserCodeError, WorkerError
 from batchfinder.finder import run_search
-from batchfinder.head_start import SLOW_STEP_SECONDS, HeadStart
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.source import SetupSource
+from batchfinder.probing.workers.source import SetupSource
 from batchfinder.reporting.answer import details
-from batchfinder.result import LEAK_WARNING
+from batchfinder.results.result import LEAK_WARNING
+from batchfinder.search.bounds import Bounds
+from batchfinder.search.conclusion import conclude, stopped_early
+from batchfinder.search.head_start import SLOW_STEP_SECONDS, HeadStart
 from batchfinder.simulation.guess import guess_batch_size
 
 TARGETS = Path(__file__).parent / "targets"

@@ -18,10 +18,10 @@ from click.testing import CliRunner
 from marks import FSDP, needs_fully_shard
 from torch.distributed import PrefixStore, TCPStore, rendezvous  # type: ignore[attr-defined]
 
-from batchfinder.cli import cli
+from batchfinder.cli.app import cli
 from batchfinder.errors import RankError
-from batchfinder.probing.job import Job
-from batchfinder.probing.meeting import Meeting
+from batchfinder.probing.ranks.job import Job
+from batchfinder.probing.ranks.meeting import Meeting
 
 TARGETS = Path(__file__).parent / "targets"
 FIND = ("-m", "batchfinder", "find", f"{TARGETS}/on_ranks.py:build", "--device", "cpu")

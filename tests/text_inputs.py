@@ -18,7 +18,7 @@ from typing import Any
 from click.testing import CliRunner
 from fakes import FakeProber
 
-from batchfinder.cli import cli
+from batchfinder.cli.app import cli
 from batchfinder.errors import BatchFinderError
 from batchfinder.simulation.calibration import Calibration, read_measurement
 from batchfinder.simulation.gpus import find_gpu

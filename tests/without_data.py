@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from batchfinder.simulation.fake import fake_cuda
-from batchfinder.simulation.known import know
-from batchfinder.simulation.tracker import StorageTracker
+from batchfinder.simulation.tracing.fake import fake_cuda
+from batchfinder.simulation.tracing.tracker import StorageTracker
+from batchfinder.simulation.values.known import know
 
 IDS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from batchfinder.memory_model import Phase
-from batchfinder.probing.oom import Failure
-from batchfinder.probing.oom_table import Tier
-from batchfinder.result import Outcome, Probe
+from batchfinder.probing.devices.oom import Failure
+from batchfinder.probing.devices.oom_table import Tier
+from batchfinder.results.memory_model import Phase
+from batchfinder.results.result import Outcome, Probe
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ import torch.distributed as dist
 from torch import nn
 
 from batchfinder.errors import UsageError
-from batchfinder.probing.device import Device
-from batchfinder.probing.devices import choose_device
+from batchfinder.probing.devices.choose import choose_device
+from batchfinder.probing.devices.device import Device
 from batchfinder.probing.in_process import InProcessProber
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.own_fork import can_be_forked
-from batchfinder.probing.pickled_setup import pickle_setup
-from batchfinder.probing.prober import Prober
-from batchfinder.probing.source import SetupSource, is_worker
-from batchfinder.probing.worker import WorkerProber
+from batchfinder.probing.workers.own_fork import can_be_forked
+from batchfinder.probing.workers.pickled_setup import pickle_setup
+from batchfinder.probing.workers.prober import WorkerProber
+from batchfinder.probing.workers.source import SetupSource, is_worker
+from batchfinder.search.prober import Prober
 from batchfinder.training.parallel import is_sharded, unwrapped
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.units import MIB, format_bytes
@@ -118,9 +118,9 @@ def _held_here(device: Device, options: ProbeOptions) -> list[str]:
 
 def _choose_for_ranks(setup: TrainingSetup, options: ProbeOptions, isolate: bool) -> Prober:
     # Not at the top: builds of PyTorch without torch.distributed work for a single process.
-    from batchfinder.probing.meeting import open_meeting
-    from batchfinder.probing.ranks import RankProber
-    from batchfinder.probing.ranks_in_process import InProcessRankProber
+    from batchfinder.probing.ranks.in_process import InProcessRankProber
+    from batchfinder.probing.ranks.meeting import open_meeting
+    from batchfinder.probing.ranks.prober import RankProber
 
     if is_sharded(setup.model):
         raise UsageError(

@@ -11,19 +11,19 @@ from torch.optim import Optimizer
 
 from batchfinder.errors import BatchTooSmallError, DeviceError
 from batchfinder.probing.attempt import Attempt
-from batchfinder.probing.baseline import Baseline
-from batchfinder.probing.collector import older_objects_spared
-from batchfinder.probing.device import budget
-from batchfinder.probing.devices import choose_device
+from batchfinder.probing.devices.baseline import Baseline
+from batchfinder.probing.devices.choose import choose_device
+from batchfinder.probing.devices.collector import older_objects_spared
+from batchfinder.probing.devices.device import budget
+from batchfinder.probing.devices.versions import versions
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.session import ProbeSession
-from batchfinder.probing.versions import versions
-from batchfinder.result import Outcome, Probe
-from batchfinder.training.process_settings import generator, undone
-from batchfinder.training.reach import reachable
+from batchfinder.results.result import Outcome, Probe
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
-from batchfinder.training.state import Snapshot, preserved_state
+from batchfinder.training.state.process_settings import generator, undone
+from batchfinder.training.state.reach import reachable
+from batchfinder.training.state.snapshot import Snapshot, preserved_state
 
 NOT_CLEAN_WARNING = (
     "an earlier probe left memory in use, or holes in it, so the answer may be too small; "
@@ -32,7 +32,7 @@ NOT_CLEAN_WARNING = (
 
 
 class InProcessProber:
-    """Tries sizes in this process; see :class:`~batchfinder.probing.prober.Prober`.
+    """Tries sizes in this process; see :class:`~batchfinder.search.prober.Prober`.
 
     While it is open, the model is on the device and memory is limited to the budget. Closing it
     brings back the model, the optimizer and the random generators bit for bit, and the limit.

@@ -12,20 +12,20 @@ import torch
 from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_attempt
 
 from batchfinder.errors import DeviceError, too_small
-from batchfinder.memory_model import Phase
 from batchfinder.probing.attempt import Attempt, Run, to_probe
-from batchfinder.probing.baseline import Baseline
-from batchfinder.probing.device import Device, Peaks
-from batchfinder.probing.oom import (
+from batchfinder.probing.devices.baseline import Baseline
+from batchfinder.probing.devices.device import Device, Peaks
+from batchfinder.probing.devices.oom import (
     Failure,
     classify,
     compiler_ran_out,
     needs_more_than_one_sample,
 )
-from batchfinder.probing.oom_table import Tier
+from batchfinder.probing.devices.oom_table import Tier
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.steadiness import PeakWatch, left_behind
-from batchfinder.result import LEAK_WARNING, THRASHING_NOTE
+from batchfinder.results.memory_model import Phase
+from batchfinder.results.result import LEAK_WARNING, THRASHING_NOTE
 from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep

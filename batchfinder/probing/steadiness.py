@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, stdev
 
-from batchfinder.result import THRASHING_NOTE
+from batchfinder.results.result import THRASHING_NOTE
 from batchfinder.units import MIB, format_bytes
 
 # A confirmation goes on until the peak has not grown for so many steps in a row, but not for ever.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from batchfinder.accumulation import AccumulationPlan
-from batchfinder.memory_model import MemoryModel
 from batchfinder.reporting.wording import allocator_request_bytes, count, one_line
-from batchfinder.result import BatchSizeResult, Outcome, Probe, Status
+from batchfinder.results.accumulation import AccumulationPlan
+from batchfinder.results.memory_model import MemoryModel
+from batchfinder.results.result import BatchSizeResult, Outcome, Probe, Status
 from batchfinder.units import format_bytes, format_seconds
 
 LEVERS = (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from batchfinder.units import format_bytes
 
 if TYPE_CHECKING:
-    from batchfinder.memory_model import MemoryModel
+    from batchfinder.results.memory_model import MemoryModel
     from batchfinder.simulation.estimate import ClusterEstimate, Estimate
     from batchfinder.simulation.explanation import Explanation
     from batchfinder.simulation.gpus import Gpu

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from batchfinder.memory_model import Phase
 from batchfinder.reporting.wording import allocator_request_bytes, count, one_line
-from batchfinder.result import Outcome, Probe
+from batchfinder.results.memory_model import Phase
+from batchfinder.results.result import Outcome, Probe
 from batchfinder.units import format_bytes, format_seconds
 
 BLOCKS = " ▏▎▍▌▋▊▉█"

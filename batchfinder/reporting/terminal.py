@@ -10,11 +10,11 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from batchfinder.accumulation import AccumulationPlan
 from batchfinder.reporting.answer import details, headline
 from batchfinder.reporting.table import BLOCKS, ProbeTable
 from batchfinder.reporting.wording import one_line
-from batchfinder.result import BatchSizeResult, Probe
+from batchfinder.results.accumulation import AccumulationPlan
+from batchfinder.results.result import BatchSizeResult, Probe
 from batchfinder.units import format_bytes
 
 # What may stand between the parts of one line.

@@ -6,10 +6,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from batchfinder.result import BatchSizeResult
-from batchfinder.simulation.cluster import Cluster
+from batchfinder.results.result import BatchSizeResult
 from batchfinder.simulation.explanation import Explanation
 from batchfinder.simulation.gpus import Gpu
+from batchfinder.simulation.tracing.cluster import Cluster
 from batchfinder.units import format_bytes
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from batchfinder.simulation.allocator.rounding import MIN_BLOCK_BYTES, round_up
 from batchfinder.simulation.gpus import Gpu
-from batchfinder.simulation.rounding import MIN_BLOCK_BYTES, round_up
-from batchfinder.simulation.trace import EMPTY_CACHE, GeneralTrace, Kind, Stage
+from batchfinder.simulation.trace.trace import EMPTY_CACHE, GeneralTrace, Kind, Stage
 
 TIMELINE_POINTS = 60
 TOP_MODULES = 10

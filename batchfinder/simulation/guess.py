@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from batchfinder.bounds import Bounds, check_bounds
 from batchfinder.errors import BatchFinderError, UsageError
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.simulation.allocator import AllocatorSettings
+from batchfinder.search.bounds import Bounds, check_bounds
+from batchfinder.simulation.allocator.caching import AllocatorSettings
 from batchfinder.simulation.gpus import Gpu, find_gpu, unnamed_gpu
 from batchfinder.simulation.largest import largest_that_fits
 from batchfinder.simulation.prober import SimulatedProber
-from batchfinder.simulation.step_trace import StepTraces
+from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.training.setup import TrainingSetup
 
 

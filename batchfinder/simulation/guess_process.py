@@ -13,10 +13,10 @@ import subprocess
 import sys
 from typing import Any
 
-from batchfinder.bounds import Bounds
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.python_command import python_command
-from batchfinder.probing.source import SetupSource, load_ordered
+from batchfinder.probing.workers.python_command import python_command
+from batchfinder.probing.workers.source import SetupSource, load_ordered
+from batchfinder.search.bounds import Bounds
 
 # Most estimates take seconds; this is for one that would not end.
 LONGEST_SECONDS = 300.0

@@ -6,16 +6,16 @@ import math
 import time
 
 from batchfinder.errors import DeviceError
-from batchfinder.memory_model import Phase
+from batchfinder.probing.devices.versions import versions
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.versions import versions
-from batchfinder.result import THRASHING_NOTE, Outcome, Probe
-from batchfinder.simulation.allocator import AllocatorSettings, CachingAllocator
-from batchfinder.simulation.expandable import ExpandableAllocator
+from batchfinder.results.memory_model import Phase
+from batchfinder.results.result import THRASHING_NOTE, Outcome, Probe
+from batchfinder.simulation.allocator.caching import AllocatorSettings, CachingAllocator
+from batchfinder.simulation.allocator.expandable import ExpandableAllocator
 from batchfinder.simulation.gpus import Gpu
 from batchfinder.simulation.replay import Replay, replay
-from batchfinder.simulation.step_trace import STEPS, StepTraces
-from batchfinder.simulation.trace import Stage
+from batchfinder.simulation.trace.trace import Stage
+from batchfinder.simulation.tracing.step_trace import STEPS, StepTraces
 from batchfinder.units import format_bytes
 
 NO_ROOM = -1.0
@@ -32,7 +32,7 @@ STAGES_OF_PHASE = {
 
 
 class SimulatedProber:
-    """Tries sizes on a simulated GPU; see :class:`~batchfinder.probing.prober.Prober`.
+    """Tries sizes on a simulated GPU; see :class:`~batchfinder.search.prober.Prober`.
 
     Args:
         traces: of the steps to run.

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from batchfinder.probing.steadiness import STEADY_STEPS
-from batchfinder.simulation.allocator import Block, CachingAllocator, DeviceFullError
+from batchfinder.simulation.allocator.caching import Block, CachingAllocator, DeviceFullError
 from batchfinder.simulation.gpus import NO_GPU, Gpu
-from batchfinder.simulation.trace import EMPTY_CACHE, GeneralTrace, Stage
+from batchfinder.simulation.trace.trace import EMPTY_CACHE, GeneralTrace, Stage
 
 # After so many further steps the result stands, steady or not.
 MAX_STEPS = 10

@@ -7,14 +7,22 @@ from dataclasses import replace
 from typing import Any
 
 from batchfinder.errors import SampleError
+from batchfinder.training.frameworks.lightning import (
+    own_optimizer,
+    own_training_step,
+    trains_itself,
+)
+from batchfinder.training.frameworks.manual_optimization import ManualStep, optimizes_by_hand
+from batchfinder.training.frameworks.model_hints import sample_from_model
+from batchfinder.training.frameworks.trainer_batch import longest_batch
+from batchfinder.training.frameworks.transformers_trainer import (
+    TrainerOptimizer,
+    TrainerStep,
+    remarks_on,
+)
 from batchfinder.training.input_spec import parse_input_spec
-from batchfinder.training.lightning import own_optimizer, own_training_step, trains_itself
-from batchfinder.training.manual_optimization import ManualStep, optimizes_by_hand
-from batchfinder.training.model_hints import sample_from_model
 from batchfinder.training.setup import OptimizerOfModel, Trainer, TrainingSetup
 from batchfinder.training.target import call_with_arguments
-from batchfinder.training.trainer_batch import longest_batch
-from batchfinder.training.transformers_trainer import TrainerOptimizer, TrainerStep, remarks_on
 from batchfinder.training.tree import described_shapes, named_tensors
 
 

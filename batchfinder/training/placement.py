@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from batchfinder.errors import StepError
-from batchfinder.training.anatomy import tensors_of
-from batchfinder.training.reach import reachable
 from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.state.anatomy import tensors_of
+from batchfinder.training.state.reach import reachable
 
 
 def move_to_device(setup: TrainingSetup, device: torch.device) -> None:

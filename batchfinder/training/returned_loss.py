@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from batchfinder.errors import StepError
-from batchfinder.training.lightning import own_training_step
+from batchfinder.training.frameworks.lightning import own_training_step
+from batchfinder.training.frameworks.transformers_trainer import TrainerStep
 from batchfinder.training.setup import TrainingSetup
-from batchfinder.training.transformers_trainer import TrainerStep
 
 _RETURN_THE_LOSS = "return the loss before its backward pass: that and the optimizer step follow"
 _OR_NONE = "; or let the step do all of it and return None"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from batchfinder.errors import UsageError
-from batchfinder.training.reach import hooks_of
+from batchfinder.training.state.reach import hooks_of
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 StepFunction: TypeAlias = Callable[[nn.Module, Any], Tensor | None]

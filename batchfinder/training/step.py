@@ -12,20 +12,20 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from batchfinder.errors import StepError, UsageError
-from batchfinder.training.lightning import own_training_step
+from batchfinder.training.frameworks.lightning import own_training_step
+from batchfinder.training.frameworks.manual_optimization import ManualStep
+from batchfinder.training.frameworks.transformers_trainer import TrainerStep
 from batchfinder.training.loss import call_loss, call_model, default_loss
-from batchfinder.training.manual_optimization import ManualStep
-from batchfinder.training.optimizers import make_optimizer
+from batchfinder.training.optimizer import make_optimizer
 from batchfinder.training.parallel import is_wrapped, parallelized
 from batchfinder.training.placement import homes_of, move_beside, move_to_device
-from batchfinder.training.reach import reachable
 from batchfinder.training.returned_loss import (
     checked_loss,
     had_its_backward_pass,
     may_train_itself,
 )
 from batchfinder.training.setup import TrainingSetup
-from batchfinder.training.transformers_trainer import TrainerStep
+from batchfinder.training.state.reach import reachable
 from batchfinder.training.tree import named_tensors
 
 AUTOCAST_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}

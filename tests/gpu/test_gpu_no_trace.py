@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from batchfinder import find_max_batch
-from batchfinder.training.state import preserved_state
+from batchfinder.training.state.snapshot import preserved_state
 from batchfinder.units import GIB
 
 pytestmark = needs_cuda

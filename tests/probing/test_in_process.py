@@ -27,7 +27,7 @@ from batchfinder.finder import run_search
 from batchfinder.probing.choose import choose_prober
 from batchfinder.probing.in_process import InProcessProber
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.worker import WorkerProber
+from batchfinder.probing.workers.prober import WorkerProber
 from batchfinder.training.completion import completed
 
 SAMPLE = torch.randn(3, 4), torch.tensor([0, 1, 1])

@@ -14,11 +14,11 @@ from torch._inductor.exc import CppCompileError
 
 from batchfinder import Outcome, Phase, TrainingSetup
 from batchfinder.errors import BatchTooSmallError, DeviceError
-from batchfinder.probing.device import DeviceMemory, Peaks
+from batchfinder.probing.devices.device import DeviceMemory, Peaks
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.session import ProbeSession
 from batchfinder.probing.steadiness import PeakWatch
-from batchfinder.result import LEAK_WARNING, THRASHING_NOTE, Probe
+from batchfinder.results.result import LEAK_WARNING, THRASHING_NOTE, Probe
 from batchfinder.training.sample import BatchMaker
 from batchfinder.units import MIB
 

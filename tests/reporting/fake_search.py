@@ -9,10 +9,10 @@ from typing import Any
 
 from rich.console import Console
 
-from batchfinder.accumulation import AccumulationPlan
-from batchfinder.memory_model import Phase, fit
 from batchfinder.reporting.terminal import TerminalReporter
-from batchfinder.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
+from batchfinder.results.accumulation import AccumulationPlan
+from batchfinder.results.memory_model import Phase, fit
+from batchfinder.results.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
 from batchfinder.units import GIB, MIB
 
 BUDGET = int(132.2 * GIB)

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from reporting.fake_search import OOM_NOTE, PROBES, RESULT, result
 
-from batchfinder.memory_model import MemoryModel, Phase, PhaseModel
 from batchfinder.reporting.answer import LEVERS, details, headline
-from batchfinder.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
+from batchfinder.results.memory_model import MemoryModel, Phase, PhaseModel
+from batchfinder.results.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
 from batchfinder.units import GIB, MIB
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from reporting.fake_search import BUDGET, OOM_NOTE, fits
 from strategies import byte_counts, probes
 
-from batchfinder.memory_model import Phase
 from batchfinder.reporting.table import ProbeTable, peak_bytes
-from batchfinder.result import Outcome, Probe
+from batchfinder.results.memory_model import Phase
+from batchfinder.results.result import Outcome, Probe
 from batchfinder.units import MIB
 
 OOM = Probe(64, Outcome.OOM, steps=1, seconds=0.5)

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from reporting.fake_search import BUDGET, OOM_NOTE, PROBES, RESULT, Screen, fits, result
 from strategies import accumulation_plans, results
 
-from batchfinder.accumulation import AccumulationPlan
 from batchfinder.reporting.terminal import TerminalReporter
-from batchfinder.result import BatchSizeResult, Outcome, Probe
+from batchfinder.results.accumulation import AccumulationPlan
+from batchfinder.results.result import BatchSizeResult, Outcome, Probe
 from batchfinder.units import GIB
 
 ESCAPE = "\x1b"

@@ -11,11 +11,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from batchfinder.estimator import estimate_max_batch, estimate_peak_memory
-from batchfinder.memory_model import Phase
 from batchfinder.reporting.estimates import estimate_table
+from batchfinder.results.memory_model import Phase
 from batchfinder.simulation.estimate import Estimate
 from batchfinder.simulation.gpus import unnamed_gpu
-from batchfinder.simulation.step_trace import TRACED_SIZES
+from batchfinder.simulation.tracing.step_trace import TRACED_SIZES
 from batchfinder.training.setup import LossFunction
 from batchfinder.units import GIB
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.source import SetupSource
+from batchfinder.probing.workers.source import SetupSource
 from batchfinder.simulation.guess import guess_batch_size
 from batchfinder.simulation.guess_process import guess_in_process
 from batchfinder.training.setup import TrainingSetup

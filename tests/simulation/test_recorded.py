@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.simulation.allocator import (
+from batchfinder.simulation.allocator.caching import (
     AllocatorSettings,
     Block,
     CachingAllocator,
     DeviceFullError,
 )
-from batchfinder.simulation.expandable import ExpandableAllocator
-from batchfinder.simulation.fake import TORCH_VERSION
+from batchfinder.simulation.allocator.expandable import ExpandableAllocator
 from batchfinder.simulation.gpus import NO_GPU, Gpu, find_gpu
+from batchfinder.simulation.kernels.reductions import reduction
 from batchfinder.simulation.prober import SimulatedProber
-from batchfinder.simulation.reductions import reduction
-from batchfinder.simulation.step_trace import StepTraces
+from batchfinder.simulation.tracing.fake import TORCH_VERSION
+from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.training.target import load_target
 from batchfinder.units import MIB
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from batchfinder.errors import SampleError, UsageError
 from batchfinder.training.completion import completed
-from batchfinder.training.lightning import own_training_step
+from batchfinder.training.frameworks.lightning import own_training_step
 from batchfinder.training.setup import TrainingSetup
 
 

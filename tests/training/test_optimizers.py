@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from batchfinder.errors import StepError, UsageError
-from batchfinder.training.optimizers import find_optimizer, make_optimizer, optimizer_names
+from batchfinder.training.optimizer import find_optimizer, make_optimizer, optimizer_names
 from batchfinder.training.setup import OptimizerOfModel
 
 

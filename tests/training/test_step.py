@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
-from training.trainers import Trainer, opened
+from training.frameworks.trainers import Trainer, opened
 
 from batchfinder import TrainingSetup
 from batchfinder.errors import StepError, UsageError

@@ -1,0 +1,211 @@
+"""``batchfinder estimate``: from the options of the command line to a table and an exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from batchfinder.cli.world_sizes import estimate_on_cluster
+from batchfinder.errors import BatchFinderError, UsageError, UserCodeError
+from batchfinder.estimator import estimate_on_gpus
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.reporting.estimates import (
+    cluster_table,
+    estimate_table,
+    explanation_lines,
+)
+from batchfinder.reporting.plot import check_plot, plot_timelines
+from batchfinder.results.result import SCHEMA_VERSION
+from batchfinder.search.bounds import check_bounds
+from batchfinder.simulation.allocator.caching import AllocatorSettings
+from batchfinder.simulation.calibration import Calibration, read_measurement
+from batchfinder.simulation.estimate import ClusterEstimate, Estimate
+from batchfinder.simulation.gpus import Gpu, find_gpu, unnamed_gpu
+from batchfinder.simulation.prober import SimulatedProber
+from batchfinder.simulation.tracing.autocast import cuda_autocast_on_cpu
+from batchfinder.simulation.tracing.cluster import Cluster
+from batchfinder.simulation.tracing.refusal import without_cuda
+from batchfinder.simulation.tracing.step_trace import StepTraces
+from batchfinder.training.arguments import parse_arguments
+from batchfinder.training.loading import load_setup
+from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.user_traceback import user_traceback
+from batchfinder.units import format_bytes, parse_bytes, parse_percentage
+
+FOUND, NOTHING_FITS = 0, 3
+
+
+def estimate_batch_size(
+    target: str,
+    *,
+    gpu_names: Sequence[str],
+    memory: str | None,
+    overhead: str | None,
+    sample: str | None,
+    input_spec: str | None,
+    pairs: Sequence[str],
+    headroom: str,
+    precision: str,
+    optimizer: str | None,
+    accumulate: bool,
+    min_batch_size: int,
+    max_batch_size: int | None,
+    multiple_of: int,
+    expandable_segments: bool,
+    strategy: str | None,
+    world_size: int | None,
+    calibrate: str | None,
+    forget_calibration: bool,
+    explain: bool,
+    plot: str | None,
+    as_json: bool,
+) -> int:
+    """Run the command; see ``batchfinder estimate --help`` for the options.
+
+    Returns:
+        The exit status: 0, or 3 if not even the smallest size fits on any of the GPUs.
+
+    Raises:
+        BatchFinderError: whatever keeps the estimate from being made.
+    """
+    check_bounds(min_batch_size, max_batch_size, multiple_of)
+    largest = _cluster(strategy, world_size)
+    if plot is not None:
+        check_plot(plot)  # before the work
+    gpus = _gpus(gpu_names, memory, overhead)
+    options = ProbeOptions(
+        headroom=parse_percentage(headroom, "--headroom"),
+        precision=precision,
+        accumulate=accumulate,
+    )
+    settings = AllocatorSettings(expandable_segments=expandable_segments)
+    calibration = Calibration.load()
+    if forget_calibration:
+        calibration.forget()
+    arguments = parse_arguments(pairs)
+    # What the target and its steps print is none of the answer.
+    with contextlib.redirect_stdout(sys.stderr), _UsersOwnErrors():
+        with cuda_autocast_on_cpu():
+            setup, warnings = load_setup(
+                target, arguments, sample=sample, input_spec=input_spec, optimizer=optimizer
+            )
+        if calibrate is not None:
+            _calibrate(calibration, Path(calibrate), setup, options, settings)
+        gpus = [calibration.applied(gpu) for gpu in gpus] if overhead is None else gpus
+        bounds: dict[str, Any] = {
+            "min_batch_size": min_batch_size,
+            "max_batch_size": max_batch_size,
+            "multiple_of": multiple_of,
+        }
+        jobs: list[ClusterEstimate] = []
+        if largest is not None:
+            adds_nccl = overhead is None
+            jobs = estimate_on_cluster(
+                setup, gpus, options, settings, largest, adds_nccl=adds_nccl, **bounds
+            )
+            estimates = [job.estimate for job in jobs]
+        else:
+            estimates = estimate_on_gpus(setup, gpus, options, settings, **bounds)
+    _print(estimates, jobs, explain=explain, as_json=as_json)
+    if plot is not None:
+        plot_timelines(estimates, plot)
+    warnings += [text for estimate in estimates for text in estimate.result.warnings]
+    if overhead is None:
+        warnings += [calibration.note(gpu) for gpu in gpus if calibration.note(gpu)]
+    for text in dict.fromkeys(warnings):
+        click.echo(f"Note: {text}", err=True)
+    return FOUND if any(estimate.batch_size for estimate in estimates) else NOTHING_FITS
+
+
+class _UsersOwnErrors:
+    """Tells what the user's own code raised as such, with their traceback."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, BatchFinderError):
+            refusal = without_cuda(error)
+            if refusal is not None:
+                raise refusal from error
+            message = "".join(f"{type(error).__name__}: {error}".splitlines()[:1])
+            raise UserCodeError(message, user_traceback(error)) from error
+
+
+def _gpus(names: Sequence[str], memory: str | None, overhead: str | None) -> list[Gpu]:
+    gpus = list(dict.fromkeys(map(find_gpu, names)))
+    if memory is not None:
+        total = parse_bytes(memory)
+        if gpus:
+            gpus = [dataclasses.replace(gpu, total_bytes=total) for gpu in gpus]
+        else:
+            gpus = [unnamed_gpu(total)]
+    if not gpus:
+        raise UsageError("name a GPU, as --gpu rtx3090, or its memory, as --memory 24GiB")
+    if overhead is not None:
+        taken = parse_bytes(overhead, least=0)
+        gpus = [dataclasses.replace(gpu, overhead_bytes=taken, overhead_source="") for gpu in gpus]
+    return gpus
+
+
+def _calibrate(
+    calibration: Calibration,
+    path: Path,
+    setup: TrainingSetup,
+    options: ProbeOptions,
+    settings: AllocatorSettings,
+) -> None:
+    """Learn from one measured point how much more, or less, than simulated is taken."""
+    measured = read_measurement(path)
+    gpu = find_gpu(measured.gpu_name)
+    # Room enough that the size measured fits whatever the correction turns out to be.
+    roomy = dataclasses.replace(gpu, total_bytes=4 * gpu.total_bytes)
+    traces = StepTraces(setup, options, gpu.compute_capability)
+    run = SimulatedProber(traces, roomy, options, settings).replay(measured.batch_size)
+    correction = measured.peak_reserved_bytes - run.peak_reserved_bytes
+    calibration.learn(gpu.name, correction)
+    click.echo(
+        f"Calibrated for {gpu.name}: {format_bytes(correction)} beside what is simulated; "
+        f"kept in {calibration.path}",
+        err=True,
+    )
+
+
+def _cluster(strategy: str | None, world_size: int | None) -> Cluster | None:
+    if strategy is None and world_size is None:
+        return None
+    if strategy is None or world_size is None:
+        raise UsageError("--strategy and --world-size go together: --strategy fsdp --world-size 64")
+    return Cluster(strategy, world_size)
+
+
+def _print(
+    estimates: Sequence[Estimate],
+    jobs: Sequence[ClusterEstimate],
+    *,
+    explain: bool,
+    as_json: bool,
+) -> None:
+    if as_json:
+        content = {
+            "schema_version": SCHEMA_VERSION,
+            "estimates": [one.to_dict() for one in (jobs or estimates)],
+        }
+        click.echo(json.dumps(content, allow_nan=False))
+        return
+    width = shutil.get_terminal_size().columns if os.isatty(1) else math.inf
+    lines = cluster_table(jobs, width) if jobs else estimate_table(estimates, width)
+    if explain:
+        for estimate in estimates:
+            lines += ["", estimate.gpu.name, *explanation_lines(estimate.explanation)]
+    click.echo("\n".join(lines))

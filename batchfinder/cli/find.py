@@ -1,0 +1,282 @@
+"""``batchfinder find``: from the options of the command line to a result and an exit status."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, replace
+from functools import partial, wraps
+from types import FrameType
+from typing import Any, ParamSpec
+
+import click
+
+from batchfinder.errors import BatchFinderError, RankError, UsageError
+from batchfinder.finder import run_search
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.ranks.job import Job
+from batchfinder.probing.workers.prober import WorkerProber
+from batchfinder.probing.workers.source import SetupSource
+from batchfinder.reporting.terminal import TerminalReporter
+from batchfinder.results.accumulation import AccumulationPlan
+from batchfinder.results.result import BatchSizeResult, Probe, Status
+from batchfinder.search.bounds import check_bounds
+from batchfinder.search.conclusion import conclude, stopped_early
+from batchfinder.search.head_start import HeadStart
+from batchfinder.search.prober import Prober
+from batchfinder.simulation.guess_process import guess_in_process
+from batchfinder.training.arguments import parse_arguments
+from batchfinder.units import parse_bytes, parse_percentage
+
+EXIT_STATUS = {Status.FOUND: 0, Status.CAPPED: 0, Status.NOTHING_FITS: 3}
+MakeProber = Callable[[SetupSource, ProbeOptions], Prober]
+"""From what the options say to what tries the sizes."""
+
+NOT_ACCUMULATED_WARNING = (
+    "the size was found without gradient accumulation, which keeps the gradients of one "
+    "micro-batch alive in the next: search with --accumulate"
+)
+
+P = ParamSpec("P")
+
+CTRL_C = 130
+TERMINATED = 143
+
+# Within this time a rank that has nothing but bad news reaches the others, if it does at all.
+TELLING_SECONDS = 10.0
+
+
+def told_by_rank_0(command: Callable[P, int]) -> Callable[P, int]:
+    """Leave it to rank 0 to tell how a command ended: all ranks came to the same end.
+
+    The others end well. Whatever started them ends the whole job with the first that does not, and
+    rank 0 may not have printed the answer by then.
+    """
+
+    @wraps(command)
+    def run(*arguments: P.args, **options: P.kwargs) -> int:
+        if Job.from_environment().rank == 0:
+            return command(*arguments, **options)
+        try:
+            status = command(*arguments, **options)
+        except BatchFinderError as error:
+            if isinstance(error, RankError) and not error.is_known_to_rank_0:
+                raise
+            return 0
+        return status if status in (CTRL_C, TERMINATED) else 0
+
+    return run
+
+
+@told_by_rank_0
+def find_batch_size(
+    target: str,
+    *,
+    sample: str | None,
+    input_spec: str | None,
+    pairs: Sequence[str],
+    device: str | None,
+    memory_limit: str | None,
+    headroom: str,
+    precision: str,
+    optimizer: str | None,
+    strategy: str | None,
+    accumulate: bool,
+    compiled: bool,
+    min_batch_size: int,
+    max_batch_size: int | None,
+    multiple_of: int,
+    confirm_steps: int,
+    probe_timeout: float | None,
+    start_from_estimate: bool,
+    global_batch_size: int | None,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+    make_prober: MakeProber | None = None,
+) -> int:
+    """Run the command; see ``batchfinder find --help`` for the options.
+
+    ``make_prober`` makes the prober; None: a :class:`WorkerProber`, or with a strategy one of all
+    ranks.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        BatchFinderError: whatever keeps the search from ending well.
+    """
+    with _refusals_told():
+        is_rank_0 = _check_job(strategy).rank == 0
+        check_bounds(min_batch_size, max_batch_size, multiple_of)
+        options = ProbeOptions(
+            device=device,
+            memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
+            headroom=parse_percentage(headroom, "--headroom"),
+            precision=precision,
+            strategy=strategy,
+            accumulate=accumulate,
+            compiled=compiled,
+            confirm_steps=confirm_steps,
+        )
+        if probe_timeout is not None and not 0 < probe_timeout <= threading.TIMEOUT_MAX:
+            raise UsageError(
+                f"--probe-timeout must be above 0 seconds, not {probe_timeout:g}; leave it out for "
+                "a limit by the steps seen"
+            )
+        if global_batch_size is not None and global_batch_size < 1:
+            raise UsageError(f"--global-batch-size must be at least 1, not {global_batch_size}")
+        source = SetupSource(target, parse_arguments(pairs), sample, input_spec, optimizer)
+
+    def report(result: BatchSizeResult) -> None:
+        if not is_rank_0:
+            return
+        result, plan = _planned(result, global_batch_size, accumulate)
+        if as_json:
+            reporter.finish()
+            plan_as_data = {"accumulation_plan": asdict(plan)} if plan else {}
+            click.echo(json.dumps({**result.to_dict(), **plan_as_data}, allow_nan=False))
+        elif result.status is not Status.FAILED or result.batch_size:
+            reporter.answer(result, plan)
+
+    make_prober = make_prober or partial(
+        _worker_prober, probe_timeout_seconds=probe_timeout, show_output=verbose
+    )
+    with (
+        TerminalReporter(quiet=quiet or not is_rank_0, verbose=verbose) as reporter,
+        _terminated_as_ctrl_c() as why,
+    ):
+        try:
+            with closing(make_prober(source, options)) as prober:
+                reporter.start(
+                    prober.device,
+                    prober.capacity_bytes,
+                    prober.used_by_others_bytes,
+                    prober.budget_bytes,
+                    headroom=options.headroom,
+                )
+                with _told_when_cut_short(prober, report) as probes:
+
+                    def on_probe(probe: Probe) -> None:
+                        probes.append(probe)
+                        reporter.probe(probe)
+
+                    result = run_search(
+                        prober,
+                        min_batch_size=min_batch_size,
+                        max_batch_size=max_batch_size,
+                        multiple_of=multiple_of,
+                        on_probing=reporter.probing,
+                        on_probe=on_probe,
+                        head_start=HeadStart(
+                            partial(guess_in_process, source, options),
+                            options,
+                            is_asked_for=start_from_estimate,
+                        ),
+                    )
+        except KeyboardInterrupt:
+            return why[-1]
+        report(result)
+    return EXIT_STATUS[result.status]
+
+
+def _planned(
+    result: BatchSizeResult, global_batch_size: int | None, accumulate: bool
+) -> tuple[BatchSizeResult, AccumulationPlan | None]:
+    """How to reach the global batch size asked for; a warning if that was not measured."""
+    if global_batch_size is None or not result.batch_size:
+        return result, None
+    plan = result.accumulation_plan(global_batch_size)
+    if plan.accumulates and not accumulate:
+        result = replace(result, warnings=(*result.warnings, NOT_ACCUMULATED_WARNING))
+    return result, plan
+
+
+@contextmanager
+def _refusals_told() -> Iterator[None]:
+    """Let rank 0 know why this rank will not come."""
+    try:
+        yield
+    except BatchFinderError as error:
+        tell_rank_0(str(error))
+        raise
+
+
+def tell_rank_0(refusal: str) -> None:
+    """Let rank 0 know why this rank will not come: it would wait for it. Rank 0 tells nobody."""
+    if Job.from_environment().rank > 0:
+        from batchfinder.probing.ranks.meeting import open_meeting
+
+        with suppress(RankError):
+            open_meeting(TELLING_SECONDS).leave(refusal)
+
+
+def _check_job(strategy: str | None) -> Job:
+    job = Job.from_environment()
+    if strategy is None and job.world_size > 1:
+        raise UsageError(
+            f"this is one of {job.world_size} ranks: add --strategy ddp or --strategy fsdp"
+        )
+    return job
+
+
+def _worker_prober(source: SetupSource, options: ProbeOptions, **settings: Any) -> Prober:
+    if options.strategy is None:
+        return WorkerProber(source, options, **settings)
+    # Not before: the parent of a single worker does without torch.
+    from batchfinder.probing.ranks.meeting import open_meeting
+    from batchfinder.probing.ranks.prober import RankProber
+
+    return RankProber(source, options, open_meeting(), **settings)
+
+
+@contextmanager
+def _told_when_cut_short(
+    prober: Prober, report: Callable[[BatchSizeResult], None]
+) -> Iterator[list[Probe]]:
+    """Collects the probes; reports what they support if the search does not end by itself."""
+    probes: list[Probe] = []
+    started = time.monotonic()
+
+    def conclude_as(status: Status) -> None:
+        # One more of them must not cost the user what has been found.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        finding = stopped_early(probes, status)
+        report(conclude(prober, probes, finding, time.monotonic() - started, prober.warnings))
+
+    try:
+        yield probes
+    except KeyboardInterrupt:
+        conclude_as(Status.INTERRUPTED)
+        raise
+    except BatchFinderError:
+        if probes:
+            conclude_as(Status.FAILED)
+        raise
+
+
+@contextmanager
+def _terminated_as_ctrl_c() -> Iterator[list[int]]:
+    """Let SIGTERM, as a scheduler sends it, end the search as Ctrl-C does; puts both back.
+
+    Yields:
+        A list whose last item is the exit status for a KeyboardInterrupt.
+    """
+    exit_status = [CTRL_C]
+
+    def interrupt(signal_number: int, frame: FrameType | None) -> None:
+        exit_status.append(TERMINATED)
+        raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield exit_status
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,84 @@
+"""From "cuda:0", or nothing, to a device."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from batchfinder.errors import DeviceError, UsageError
+from batchfinder.probing.devices.cpu import CpuDevice
+from batchfinder.probing.devices.cuda import CudaDevice
+from batchfinder.probing.devices.device import Device
+from batchfinder.probing.devices.other import OtherAccelerator
+
+
+def accelerator() -> torch.device | None:
+    """The accelerator there is, or None."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    current = getattr(torch, "accelerator", None)  # PyTorch 2.6
+    if current is not None and current.is_available():
+        device = current.current_accelerator()
+        return torch.device(device.type) if device is not None else None
+    if torch.backends.mps.is_available():
+        return torch.device("mps")
+    return None
+
+
+def choose_device(asked: str | torch.device | None, model: nn.Module | None = None) -> Device:
+    """The device to search on.
+
+    Args:
+        asked: the user's choice; None: the model's own device if that is an accelerator, else the
+            accelerator there is, else the CPU.
+        model: the model, for its device.
+
+    Raises:
+        UsageError: there is no such kind of device.
+        DeviceError: there is, but not here.
+    """
+    if asked is not None:
+        device = _parse(asked)
+    else:
+        parameters = iter(()) if model is None else model.parameters()
+        of_model = next((parameter.device for parameter in parameters), None)
+        is_on_accelerator = of_model is not None and of_model.type not in ("cpu", "meta")
+        device = of_model if of_model and is_on_accelerator else accelerator() or _CPU
+    if device.type == "cpu":
+        return CpuDevice()
+    if device.type == "cuda":
+        _check_cuda(device)
+        return CudaDevice(device)
+    _check_other(device)
+    return OtherAccelerator(device)
+
+
+_CPU = torch.device("cpu")
+
+
+def _parse(asked: str | torch.device) -> torch.device:
+    try:
+        device = torch.device(asked)
+    except RuntimeError:
+        raise UsageError(
+            f"there is no device {str(asked)!r}; write it as cpu, cuda, cuda:0 or mps"
+        ) from None
+    if device.type == "meta":
+        raise UsageError("nothing runs on the meta device; choose cpu, cuda or another accelerator")
+    return device
+
+
+def _check_cuda(device: torch.device) -> None:
+    if not torch.cuda.is_available():
+        build = "" if torch.version.cuda or torch.version.hip else ": this PyTorch is a CPU build"
+        raise DeviceError(f"there is no CUDA device here{build}; use --device cpu, or leave it out")
+    count = torch.cuda.device_count()
+    if device.index is not None and device.index >= count:
+        raise DeviceError(f"there is no {device}: the last one here is cuda:{count - 1}")
+
+
+def _check_other(device: torch.device) -> None:
+    found = accelerator()
+    if found is None or found.type != device.type:
+        has = f"{found.type} is" if found else "cpu is all that is"
+        raise DeviceError(f"{device} is not available here: {has} there; choose another device")

@@ -1,0 +1,134 @@
+"""Accelerators other than CUDA (MPS, XPU, ...), as far as PyTorch gives access to their memory."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from batchfinder.errors import DeviceError
+from batchfinder.probing.devices.device import DeviceMemory, Peaks
+
+# The share of its recommended memory that MPS may use where nobody sets another
+# (https://docs.pytorch.org/docs/stable/mps_environment_variables.html).
+MPS_FRACTION = 1.7
+MPS_FRACTION_VARIABLE = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
+
+
+class OtherAccelerator:
+    """See :class:`~batchfinder.probing.devices.device.Device`.
+
+    Every function is looked up in the device's own module, ``torch.xpu`` or ``torch.mps``, under
+    the names that those modules share with ``torch.cuda`` where they have them.
+
+    Args:
+        torch_device: of any accelerator type but ``cuda``.
+        module: the device's own module; None: PyTorch's.
+
+    Raises:
+        DeviceError: PyTorch tells nothing about the memory of this kind of device.
+    """
+
+    leaves_no_trace = True
+
+    def __init__(self, torch_device: torch.device, module: Any = None) -> None:
+        self.torch_device = torch_device
+        self.name = str(torch_device)
+        self._module: Any = module or torch.get_device_module(torch_device)
+        # MPS has one device, and its functions take none.
+        self._where: tuple[torch.device, ...] = (
+            () if torch_device.type == "mps" else (torch_device,)
+        )
+        self._total = self._total_memory()
+        self._limit = self._function("set_per_process_memory_fraction")
+        self.limit_warning = (
+            None
+            if self._limit
+            else (
+                f"PyTorch cannot limit the memory of {torch_device.type}: the search ends where "
+                "the device itself runs out; close other programs that use it"
+            )
+        )
+
+    def memory(self) -> DeviceMemory:
+        held = self.held_bytes()
+        information = self._function("mem_get_info")
+        free = information(*self._where)[0] if information else self._total - held
+        withheld = self._total - math.floor(self.allowed_share() * self._total)
+        return DeviceMemory(self._total, max(0, self._total - free - held, withheld), 0, held)
+
+    def allowed_share(self) -> float:
+        return min(1.0, self._fraction())
+
+    @contextlib.contextmanager
+    def limited_to(self, budget_bytes: int) -> Iterator[None]:
+        if self._limit is None:
+            yield
+            return
+        before = self._fraction()
+        self._limit(min(1.0, budget_bytes / self._total), *self._where)
+        try:
+            yield
+        finally:
+            self._limit(before, *self._where)
+
+    def held_bytes(self) -> int:
+        read = self._function("memory_allocated", "current_allocated_memory")
+        return int(read(*self._where)) if read else 0
+
+    def kept_bytes(self) -> int:
+        return self.held_bytes()
+
+    def in_use_bytes(self) -> int:
+        return self.held_bytes()
+
+    def reset_peaks(self) -> None:
+        reset = self._function("reset_peak_memory_stats")
+        if reset:
+            reset(*self._where)
+
+    def peaks(self) -> Peaks:
+        self._module.synchronize(*self._where)
+        # Without a high-water mark (MPS), what the driver holds at the end of the phase.
+        held = self._function("driver_allocated_memory", "memory_reserved", "memory_allocated")
+        allocated = self._function("max_memory_allocated") or held
+        reserved = self._function("max_memory_reserved") or held
+        return Peaks(
+            int(allocated(*self._where)) if allocated else 0,
+            int(reserved(*self._where)) if reserved else 0,
+        )
+
+    def allocation_retries(self) -> int:
+        return 0
+
+    def release_cache(self) -> None:
+        empty = self._function("empty_cache")
+        if empty:
+            empty()
+
+    def _fraction(self) -> float:
+        """The share of the memory that the process may use so far."""
+        read = self._function("get_per_process_memory_fraction")
+        if read:
+            return float(read(*self._where))
+        if self.torch_device.type == "mps":
+            return float(os.environ.get(MPS_FRACTION_VARIABLE) or MPS_FRACTION)
+        return 1.0
+
+    def _function(self, *names: str) -> Callable[..., Any] | None:
+        return next((getattr(self._module, n) for n in names if hasattr(self._module, n)), None)
+
+    def _total_memory(self) -> int:
+        information = self._function("mem_get_info")
+        if information:
+            return int(information(*self._where)[1])
+        recommended = self._function("recommended_max_memory")
+        if recommended:
+            return int(recommended())
+        raise DeviceError(
+            f"PyTorch does not tell how much memory {self.torch_device} has; use another device"
+        )

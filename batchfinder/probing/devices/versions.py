@@ -1,0 +1,23 @@
+"""The versions that a result depends on."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from batchfinder.results.version import VERSION
+
+
+def versions() -> dict[str, str]:
+    """Of batchfinder, python, torch and, where the build has one, cuda or hip."""
+    found = {
+        "batchfinder": VERSION,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "torch": torch.__version__,
+    }
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    if torch.version.hip:
+        found["hip"] = torch.version.hip
+    return found

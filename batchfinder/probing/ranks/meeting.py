@@ -1,0 +1,198 @@
+"""Where the ranks of a job meet: a key-value store of torch.distributed, in host memory.
+
+Collectives need every rank to be well; the store does not. It works while a device is full and
+while others hang, and it can tell which rank is missing. Its server is the one that the job was
+started with: torchrun's own, or that of the process group in the user's script.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.rendezvous import rendezvous
+
+from batchfinder.errors import RankError
+from batchfinder.probing.ranks.job import Job
+
+# Who has not come by then will not come: ranks load the same target, some from a slower disk.
+ARRIVAL_SECONDS = 300.0
+
+# How often one looks whether the others are there: often at first, since most are.
+_SHORTEST_NAP_SECONDS = 0.0005
+_LONGEST_NAP_SECONDS = 0.05
+
+_meetings = count()
+
+
+class Meeting:
+    """All ranks of a job, each saying something and hearing what the others said.
+
+    Every rank has to make the same calls in the same order.
+
+    Args:
+        job: this process's place.
+        store: shared by all ranks, and by nobody else under the same prefix.
+        arrival_seconds: how long to wait for a rank.
+
+    Example:
+        >>> from torch.distributed import HashStore
+        >>> Meeting(Job(), HashStore()).gather("here")
+        ['here']
+    """
+
+    def __init__(self, job: Job, store: Store, arrival_seconds: float = ARRIVAL_SECONDS) -> None:
+        self.job = job
+        self.arrival_seconds = arrival_seconds
+        self._store = store
+        self._round = 0
+
+    def gather(self, said: Any) -> list[Any]:
+        """Say something, wait for all others, and hear them.
+
+        Args:
+            said: plain data, ready for JSON.
+
+        Returns:
+            What each rank said, by rank.
+
+        Raises:
+            RankError: a rank did not come in time or has left; names it.
+        """
+        this, self._round = self._round, self._round + 1
+        self._set(f"{this}/{self.job.rank}", json.dumps(said))
+        said_by = [f"{this}/{rank}" for rank in range(self.job.world_size)]
+        deadline = time.monotonic() + self.arrival_seconds
+        nap = _SHORTEST_NAP_SECONDS
+        while True:
+            # In this order: nobody leaves before all have heard them.
+            has_left = self._has(["left"])
+            if self._has(said_by):
+                return [json.loads(self._get(key)) for key in said_by]
+            if has_left:
+                self.check_left()
+            if time.monotonic() > deadline:
+                late = [rank for rank, key in enumerate(said_by) if not self._has([key])]
+                raise self._missing(late)
+            time.sleep(nap)
+            nap = min(2 * nap, _LONGEST_NAP_SECONDS)
+
+    def agree(self, facts: Mapping[str, Any]) -> None:
+        """Check that all ranks say the same; see :func:`check_same`.
+
+        Raises:
+            RankError: they do not, or a rank is missing.
+        """
+        check_same(self.gather(facts))
+
+    def raise_alarm(self) -> None:
+        """Tell the others, before the next gathering, that it will bring no good news."""
+        self._set(f"{self._round}/alarm", "")
+
+    def is_alarmed(self) -> bool:
+        """Whether any rank has raised the alarm for the next gathering.
+
+        Raises:
+            RankError: a rank has left.
+        """
+        self.check_left()
+        return self._has([f"{self._round}/alarm"])
+
+    def leave(self, reason: str) -> None:
+        """Tell the others not to wait any more."""
+        try:
+            self._set("left", f"rank {self.job.rank} has left the search: {reason}")
+        except RankError:
+            return  # the store is gone, and with it whoever could have been told
+
+    def check_left(self) -> None:
+        """Raise a RankError if some rank has left."""
+        if self._has(["left"]):
+            raise RankError(self._get("left"))
+
+    def _missing(self, ranks: Sequence[int]) -> RankError:
+        who = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+        return RankError(
+            f"rank{'s' if len(ranks) > 1 else ''} {who} of {self.job.world_size} did not arrive "
+            f"within {self.arrival_seconds:.0f} s; every rank has to start the same search",
+            is_known_to_rank_0=0 not in ranks,
+        )
+
+    def _has(self, keys: list[str]) -> bool:
+        return bool(self._ask(lambda: self._store.check(keys)))
+
+    def _set(self, key: str, value: str) -> None:
+        self._ask(lambda: self._store.set(key, value))
+
+    def _get(self, key: str) -> str:
+        value: bytes = self._ask(lambda: self._store.get(key))
+        return value.decode()
+
+    def _ask(self, question: Any) -> Any:
+        try:
+            return question()
+        except RuntimeError as error:  # DistError and its kinds
+            reason = str(error).partition("\n")[0]
+            raise RankError(
+                f"the store of the job is out of reach, most likely as rank 0 or torchrun has "
+                f"ended ({reason}); see what they printed",
+                is_known_to_rank_0=False,
+            ) from None
+
+
+def check_same(facts: Sequence[Mapping[str, Any]]) -> None:
+    """Check that all ranks say the same.
+
+    Args:
+        facts: by rank, what has to be the same by its name for people.
+
+    Raises:
+        RankError: a fact differs; says where and how.
+    """
+    first, *others = facts
+    for rank, other in enumerate(others, 1):
+        for name in first:
+            if other[name] != first[name]:
+                raise RankError(
+                    f"the ranks do not agree on {name}: rank 0 has {first[name]}, rank {rank} "
+                    f"has {other[name]}; start all of them with the same"
+                )
+
+
+def open_meeting(arrival_seconds: float = ARRIVAL_SECONDS) -> Meeting:
+    """Meet the other ranks of this job: those of the process group there is, else torchrun's.
+
+    Raises:
+        RankError: they cannot be reached.
+    """
+    prefix = f"batchfinder/{next(_meetings)}"
+    job = Job.from_environment()
+    if dist.is_initialized():
+        store = PrefixStore(prefix, _get_default_store())
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        meeting = Meeting(Job(rank, world_size), store, arrival_seconds)
+        hosts = meeting.gather(socket.gethostname())
+        ours = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+        meeting.job = Job(rank, world_size, ours.index(rank), len(ours))
+        return meeting
+    if job.world_size == 1:
+        return Meeting(job, HashStore(), arrival_seconds)
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    try:
+        store = next(rendezvous("env://", timeout=timedelta(seconds=arrival_seconds)))[0]
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise RankError(
+            f"the other ranks cannot be reached ({reason}); start with torchrun",
+            is_known_to_rank_0=False,
+        ) from None
+    return Meeting(job, PrefixStore(f"{restarts}/{prefix}", store), arrival_seconds)

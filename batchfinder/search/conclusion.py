@@ -1,0 +1,92 @@
+"""From the probes of a search to its result. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from batchfinder.results.memory_model import MemoryModel, fit
+from batchfinder.results.result import BatchSizeResult, NextFailure, Probe, Status
+from batchfinder.search.prober import Prober
+from batchfinder.search.search import Finding
+
+# Probes tell the lines where one ran at this share of the largest size that fitted.
+LARGE_ENOUGH = 0.5
+
+
+def conclude(
+    prober: Prober,
+    probes: Sequence[Probe],
+    finding: Finding,
+    seconds: float,
+    warnings: Sequence[str] = (),
+    memory_model: MemoryModel | None = None,
+) -> BatchSizeResult:
+    """The result of a search.
+
+    Args:
+        prober: that ran them.
+        probes: in the order in which they ran.
+        finding: what they have shown.
+        seconds: what it took.
+        warnings: what the user should know.
+        memory_model: if something better is known than the lines through the probes.
+    """
+    answer, failure = finding.answer, finding.failure
+    samples = sum(probe.samples or probe.batch_size * probe.steps for probe in probes)
+    return BatchSizeResult(
+        batch_size=answer.batch_size if answer else 0,
+        status=finding.status,
+        device=prober.device,
+        budget_bytes=prober.budget_bytes,
+        probes=tuple(probes),
+        memory_model=memory_model or _memory_model(probes, prober.is_repeatable),
+        next_failure=_next_failure(failure) if failure else None,
+        confirmed_steps=answer.steps if answer and answer.confirmed else 0,
+        cost_full_size_steps=round(samples / answer.batch_size, 2) if answer else 0.0,
+        seconds=seconds,
+        versions=prober.versions,
+        warnings=tuple(warnings),
+    )
+
+
+def stopped_early(probes: Sequence[Probe], status: Status) -> Finding:
+    """What the probes of a search that did not end by itself support.
+
+    Args:
+        probes: in the order in which they ran.
+        status: why it ended.
+    """
+    # The last verdict on a size counts: a confirmation overrules a probe, whichever failed.
+    verdicts = {probe.batch_size: probe for probe in probes}
+    failed = [size for size, probe in verdicts.items() if not probe.fits]
+    failure = min(failed, default=None)
+    # Sizes above a failed one were never tried after it.
+    ran = [
+        size
+        for size, probe in verdicts.items()
+        if probe.fits and (failure is None or size < failure)
+    ]
+    answer = max(ran, default=None)
+    return Finding(
+        status,
+        None if answer is None else verdicts[answer],
+        None if failure is None else verdicts[failure],
+    )
+
+
+def _next_failure(probe: Probe) -> NextFailure:
+    return NextFailure(probe.batch_size, probe.outcome, probe.note or "out of memory")
+
+
+def _memory_model(probes: Sequence[Probe], is_repeatable: bool) -> MemoryModel | None:
+    """The lines through the probes.
+
+    Confirmations, from scratch, may lie elsewhere; where verdicts do not repeat, every probe is
+    from scratch. But lines through small sizes alone mislead more.
+    """
+    fits = [p for p in probes if p.fits]
+    plain = [p for p in fits if not p.confirmed]
+    largest = max((p.batch_size for p in fits), default=0)
+    tell = len(plain) > 1 and max(p.batch_size for p in plain) >= LARGE_ENOUGH * largest
+    chosen = plain if tell and is_repeatable else fits
+    return fit((p.batch_size, p.phase_peak_bytes) for p in chosen)

@@ -1,0 +1,63 @@
+"""The seam between the search and whatever runs the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from batchfinder.results.result import Probe
+
+
+class Prober(Protocol):
+    """Tries one batch size. The search never knows what stands behind it.
+
+    Attributes:
+        device: the device's name for people, such as ``"cuda:0 NVIDIA H200"``.
+        capacity_bytes: what the device has; None if it is not known.
+        used_by_others_bytes: what other processes hold of it; None if it is not known.
+        budget_bytes: what a step may use.
+        is_repeatable: whether a size that ran one step will run many, in any process.
+        versions: of what the answer depends on.
+        warnings: what the user should know; may grow with each probe.
+    """
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def capacity_bytes(self) -> int | None: ...
+
+    @property
+    def used_by_others_bytes(self) -> int | None: ...
+
+    @property
+    def budget_bytes(self) -> int: ...
+
+    @property
+    def is_repeatable(self) -> bool: ...
+
+    @property
+    def versions(self) -> Mapping[str, str]: ...
+
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
+
+    def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
+        """Run one batch size.
+
+        Args:
+            batch_size: examples per forward/backward pass, at least 1.
+            confirm: run several full steps from a fresh allocator, until the peak is steady.
+
+        Returns:
+            The outcome; OOM is an outcome, not an exception.
+
+        Raises:
+            Exception: what the user's own code raised, in-process.
+            UserCodeError: the same from a worker process.
+        """
+        ...
+
+    def close(self) -> None:
+        """End every process and give back all memory. Safe to call twice."""
+        ...

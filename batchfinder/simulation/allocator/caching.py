@@ -1,0 +1,293 @@
+"""PyTorch's caching allocator for CUDA, on paper and under a capacity.
+
+What an allocator takes from the device is not what tensors ask for: it takes segments, cuts them
+into blocks, keeps freed blocks for later, and gives whole segments back only when the device is
+full. Whether a training step fits is decided here, not by the sum of its tensors.
+
+Sources: the rules of ``c10/cuda/CUDACachingAllocator.cpp`` of PyTorch, and its notes on memory
+management (https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management).
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from batchfinder.simulation.allocator.rounding import (
+    LARGE_SEGMENT_BYTES,
+    MIN_BLOCK_BYTES,
+    SMALL_BYTES,
+    round_request,
+    segment_bytes,
+)
+from batchfinder.units import MIB
+
+Block: TypeAlias = int
+"""A piece of a segment: its size in the high bits, its address in the low ones.
+
+So a list of blocks is sorted by size, then address. Objects that name their neighbours would take
+most of the time of a replay: thousands of cycles, each of them looked at by the garbage collector.
+"""
+ADDRESS_BITS = 52
+_ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
+
+LARGE_POOL_ADDRESS = LARGE_SEGMENT_BYTES << 24
+"""Where the addresses of the large pool begin, those of the small one at 0.
+
+A whole number of segments, and more than are ever used: one given back is not used again.
+"""
+
+_NO_LIMIT = 1 << ADDRESS_BITS  # more than any block has
+
+
+def make_block(address: int, size: int) -> Block:
+    """The block at an address.
+
+    Example:
+        >>> block = make_block(1024, size=512)
+        >>> address_of(block), size_of(block)
+        (1024, 512)
+    """
+    return size << ADDRESS_BITS | address
+
+
+def address_of(block: Block) -> int:
+    """Where a block begins."""
+    return block & _ADDRESS_MASK
+
+
+def size_of(block: Block) -> int:
+    """The bytes of a block."""
+    return block >> ADDRESS_BITS
+
+
+class DeviceFullError(Exception):
+    """The allocator has given back all it could, and the request still does not fit.
+
+    Args:
+        missing_bytes: how much more the device should have, for this request.
+    """
+
+    def __init__(self, missing_bytes: int) -> None:
+        super().__init__(f"{missing_bytes} bytes are missing")
+        self.missing_bytes = missing_bytes
+
+
+@dataclass(frozen=True)
+class AllocatorSettings:
+    """What ``PYTORCH_CUDA_ALLOC_CONF`` can change.
+
+    Attributes:
+        expandable_segments: one growing segment per pool in place of many of fixed size.
+        max_split_size_bytes: blocks larger than this are not split; None: no limit.
+        roundup_power2_divisions: requests are rounded up to this many steps between powers of
+            two; 1: off.
+
+    Example:
+        >>> AllocatorSettings(expandable_segments=True).max_split_size_bytes is None
+        True
+    """
+
+    expandable_segments: bool = False
+    max_split_size_bytes: int | None = None
+    roundup_power2_divisions: int = 1
+
+    @classmethod
+    def of_this_process(cls) -> AllocatorSettings:
+        """Those in the environment, as PyTorch reads them; settings of other kinds are left out."""
+        text = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF", "")
+        parts = (part.partition(":") for part in text.replace(" ", "").split(","))
+        told = {name: value for name, _, value in parts}
+        numbers = {name: int(value) for name, value in told.items() if value.isdecimal()}
+        largest = numbers.get("max_split_size_mb")
+        return cls(
+            told.get("expandable_segments") == "True",
+            None if largest is None else largest * MIB,
+            numbers.get("roundup_power2_divisions", 1),
+        )
+
+
+class CachingAllocator:
+    """Blocks of memory from a device of a given capacity, by the rules of PyTorch's allocator.
+
+    Args:
+        capacity_bytes: what may be reserved at most, as set by
+            ``torch.cuda.set_per_process_memory_fraction``; None: no limit.
+        settings: what the user set; ``expandable_segments`` is for
+            :class:`~batchfinder.simulation.allocator.expandable.ExpandableAllocator`.
+
+    Attributes:
+        allocated_bytes: in use now, after rounding; ``torch.cuda.memory_allocated()``.
+        reserved_bytes: taken from the device now; ``torch.cuda.memory_reserved()``.
+        peak_allocated_bytes: the most that was in use.
+        peak_reserved_bytes: the most that was reserved.
+        retries: how often the cache had to be given back to serve a request.
+
+    Example:
+        >>> allocator = CachingAllocator(capacity_bytes=24 * 2**20)
+        >>> block = allocator.malloc(3 * 2**20)
+        >>> allocator.reserved_bytes // 2**20, allocator.allocated_bytes // 2**20
+        (20, 3)
+        >>> allocator.free(block)
+        >>> allocator.release_cached()
+        >>> allocator.reserved_bytes
+        0
+    """
+
+    def __init__(
+        self,
+        capacity_bytes: int | None = None,
+        settings: AllocatorSettings | None = None,
+    ) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.allocated_bytes = 0
+        self.reserved_bytes = 0
+        self.peak_allocated_bytes = 0
+        self.peak_reserved_bytes = 0
+        self.retries = 0
+        settings = settings or AllocatorSettings()
+        self._max_split = settings.max_split_size_bytes or _NO_LIMIT
+        self._unsplit = make_block(0, self._max_split)  # larger ones sort behind it
+        self._divisions = settings.roundup_power2_divisions
+        self._free_small: list[Block] = []
+        self._free_large: list[Block] = []
+        # The free blocks by both their ends. No two share one: they would be a single block.
+        self._edges: dict[int, Block] = {}
+        self._segments: dict[int, int] = {}
+        self._next_small, self._next_large = 0, LARGE_POOL_ADDRESS
+
+    def malloc(self, size: int) -> Block:
+        """A block of at least ``size`` bytes.
+
+        Args:
+            size: positive.
+
+        Raises:
+            DeviceFullError: no room, even after all cached segments were given back.
+        """
+        if self._divisions > 1:
+            size = round_request(size, self._divisions)
+        else:
+            size = -(-size // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+        free = self._free_small if size <= SMALL_BYTES else self._free_large
+        index = self._best_fit(free, size)
+        block = self._take_from_device(free, size) if index is None else free.pop(index)
+        address, found = block & _ADDRESS_MASK, block >> ADDRESS_BITS
+        edges = self._edges
+        edges.pop(address, None)
+        if found > size and self._should_split(size, found - size):
+            # The rest, at the higher addresses, becomes a free block.
+            rest = found - size << ADDRESS_BITS | address + size
+            edges[address + size] = edges[address + found] = rest
+            insort(free, rest)
+            block = size << ADDRESS_BITS | address
+            found = size
+        else:
+            edges.pop(address + found, None)
+        self.allocated_bytes += found
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
+        return block
+
+    def free(self, block: Block) -> None:
+        """Give a block back to the cache, merged with the free blocks beside it."""
+        address, size = block & _ADDRESS_MASK, block >> ADDRESS_BITS
+        end = address + size
+        self.allocated_bytes -= size
+        free = self._free_small if address < LARGE_POOL_ADDRESS else self._free_large
+        edges = self._edges
+        before = edges.pop(address, None)
+        if before is not None:
+            del free[bisect_left(free, before)]
+            address = before & _ADDRESS_MASK
+        after = edges.pop(end, None)
+        if after is not None:
+            del free[bisect_left(free, after)]
+            end += after >> ADDRESS_BITS
+        block = end - address << ADDRESS_BITS | address
+        edges[address] = edges[end] = block
+        insort(free, block)
+
+    def release_cached(self) -> None:
+        """Give every wholly free segment back to the device, as ``torch.cuda.empty_cache``."""
+        for free in (self._free_small, self._free_large):
+            for index in reversed(range(len(free))):
+                if self._segments.get(address_of(free[index])) == size_of(free[index]):
+                    self._release(free, index)
+
+    def _best_fit(self, free: list[Block], size: int) -> int | None:
+        """Where the smallest free block that will do stands, the lowest of equals."""
+        index = bisect_left(free, size << ADDRESS_BITS)
+        if index == len(free):
+            return None
+        return index if free[index] < self._unsplit or self._may_serve(free[index], size) else None
+
+    def _may_serve(self, unsplit: Block, size: int) -> bool:
+        """Whether a free block that must not be split may be spent on a request."""
+        return size >= self._max_split and size_of(unsplit) < size + LARGE_SEGMENT_BYTES
+
+    def _should_split(self, size: int, rest: int) -> bool:
+        return size <= SMALL_BYTES or (rest > SMALL_BYTES and size < self._max_split)
+
+    def _take_from_device(self, free: list[Block], size: int) -> Block:
+        """A block of at least ``size`` bytes in memory new from the device, on no list yet."""
+        segment = segment_bytes(size)
+        if self._missing(segment) <= 0:
+            return self._new_block(free, size)
+        if self._release_unsplit(free, size) and self._missing(segment) <= 0:
+            return self._new_block(free, size)
+        self.retries += 1
+        self.release_cached()
+        if self._missing(segment) > 0:
+            raise DeviceFullError(self._missing(segment))
+        return self._new_block(free, size)
+
+    def _release_unsplit(self, free: list[Block], size: int) -> bool:
+        """Give back segments too large to be split: one that is enough, else the largest.
+
+        Returns:
+            Whether they were enough.
+        """
+        wanted = max(size, self._max_split)
+        index = bisect_left(free, wanted << ADDRESS_BITS)
+        if index < len(free):
+            self._release(free, index)
+            return True
+        released = 0
+        while free and released < wanted and size_of(free[-1]) >= self._max_split:
+            released += size_of(free[-1])
+            self._release(free, len(free) - 1)
+        return released >= wanted
+
+    def _release(self, free: list[Block], index: int) -> None:
+        """Give a segment back that is a single free block."""
+        block = free.pop(index)
+        address, size = address_of(block), size_of(block)
+        del self._edges[address], self._edges[address + size], self._segments[address]
+        self.reserved_bytes -= size
+
+    def _new_block(self, free: list[Block], size: int) -> Block:
+        segment = segment_bytes(size)
+        self._reserve(segment)
+        # Apart from the next one: blocks of different segments are no neighbours.
+        if free is self._free_small:
+            address = self._next_small
+            self._next_small += segment + MIN_BLOCK_BYTES
+        else:
+            address = self._next_large
+            self._next_large += segment + MIN_BLOCK_BYTES
+        self._segments[address] = segment
+        return make_block(address, segment)
+
+    def _missing(self, size: int) -> int:
+        """By how many bytes the device is too small to give so many; below 1: it has them."""
+        if self.capacity_bytes is None:
+            return 0
+        return self.reserved_bytes + size - self.capacity_bytes
+
+    def _reserve(self, size: int) -> None:
+        self.reserved_bytes += size
+        if self.reserved_bytes > self.peak_reserved_bytes:
+            self.peak_reserved_bytes = self.reserved_bytes

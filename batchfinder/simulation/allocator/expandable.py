@@ -1,0 +1,145 @@
+"""The caching allocator with ``expandable_segments:True``: one growing segment per pool.
+
+Each pool reserves addresses for the whole device once and maps memory into them page by page, so
+that a request too large for any gap extends the free block at the end in place of a new segment.
+
+Source: ``ExpandableSegment`` in ``c10/cuda/CUDACachingAllocator.cpp`` of PyTorch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from batchfinder.simulation.allocator.caching import (
+    ADDRESS_BITS,
+    LARGE_POOL_ADDRESS,
+    AllocatorSettings,
+    Block,
+    CachingAllocator,
+    DeviceFullError,
+    address_of,
+    make_block,
+    size_of,
+)
+from batchfinder.simulation.allocator.rounding import (
+    LARGE_SEGMENT_BYTES,
+    SMALL_SEGMENT_BYTES,
+    round_up,
+)
+
+
+class ExpandableAllocator(CachingAllocator):
+    """A ``CachingAllocator`` with expandable segments.
+
+    The addresses of a pool are in use, free (and mapped), or unmapped: holes.
+
+    Args:
+        capacity_bytes: a request that is no longer served from the cache has to fit below it as
+            a whole, though a part of it may be mapped already. As memory is mapped by whole pages,
+            a little more than this may be reserved. None: no limit.
+        settings: ``expandable_segments`` is taken for granted.
+
+    Example:
+        >>> allocator = ExpandableAllocator(capacity_bytes=40 * 2**20)
+        >>> first = allocator.malloc(15 * 2**20)
+        >>> second = allocator.malloc(15 * 2**20)
+        >>> allocator.reserved_bytes // 2**20
+        40
+    """
+
+    def __init__(
+        self,
+        capacity_bytes: int | None = None,
+        settings: AllocatorSettings | None = None,
+    ) -> None:
+        super().__init__(capacity_bytes, settings)
+        # The size of each hole, by its address. The last one of a pool is its endless tail; PyTorch
+        # reserves 9/8 of the device.
+        self._holes_small = {0: LARGE_POOL_ADDRESS}
+        self._holes_large = {LARGE_POOL_ADDRESS: LARGE_POOL_ADDRESS}
+
+    def release_cached(self) -> None:
+        """Unmap every page that is wholly free."""
+        for free, holes, page in (
+            (self._free_small, self._holes_small, SMALL_SEGMENT_BYTES),
+            (self._free_large, self._holes_large, LARGE_SEGMENT_BYTES),
+        ):
+            for block in list(free):
+                start, end = address_of(block), address_of(block) + size_of(block)
+                first, last = round_up(start, page), end // page * page
+                if first < last:
+                    del free[bisect_left(free, block)], self._edges[start], self._edges[end]
+                    for address, size in ((start, first - start), (last, end - last)):
+                        if size:
+                            self._add_free(make_block(address, size))
+                    self.reserved_bytes -= last - first
+                    _add_hole(holes, first, last)
+
+    def _best_fit(self, free: list[Block], size: int) -> int | None:
+        """As without expandable segments, but a block that can grow counts as what it can become.
+
+        So the block at the end is left alone while a gap will do.
+        """
+        index = bisect_left(free, size << ADDRESS_BITS)
+        if index == len(free):
+            return None
+        reach = self._reach(free[index])
+        while index + 1 < len(free) and (further := self._reach(free[index + 1])) < reach:
+            index, reach = index + 1, further
+        return index if free[index] < self._unsplit or self._may_serve(free[index], size) else None
+
+    def _reach(self, block: Block) -> int:
+        """The size of a free block together with the hole behind it."""
+        holes = self._holes_small if address_of(block) < LARGE_POOL_ADDRESS else self._holes_large
+        return size_of(block) + holes.get(address_of(block) + size_of(block), 0)
+
+    def _should_split(self, size: int, rest: int) -> bool:
+        return True
+
+    def _release_unsplit(self, free: list[Block], size: int) -> bool:
+        return False  # every segment can be split
+
+    def _new_block(self, free: list[Block], size: int) -> Block:
+        """A block of at least ``size`` bytes, made by mapping pages beside what is free."""
+        is_small = free is self._free_small
+        holes = self._holes_small if is_small else self._holes_large
+        page = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
+        address = self._lowest_room(holes, size)
+        while (found := self._free_from(address)) < size:
+            hole = address + found
+            length = holes.pop(hole)
+            mapped = round_up(min(size - found, length), page)
+            if mapped < length:
+                holes[hole + mapped] = length - mapped
+            self._reserve(mapped)
+            self._add_free(make_block(hole, mapped))
+        block = make_block(address, found)
+        del free[bisect_left(free, block)]
+        return block
+
+    def _lowest_room(self, holes: dict[int, int], size: int) -> int:
+        """The lowest address from which free blocks and holes in a row hold ``size`` bytes."""
+        for hole in sorted(holes):
+            before = self._edges.get(hole)
+            first = end = hole if before is None else address_of(before)
+            while part := self._free_from(end) or holes.get(end):
+                end += part
+                if end - first >= size:
+                    return first
+        raise DeviceFullError(size)  # the tail is as large as the address space
+
+    def _add_free(self, block: Block) -> None:
+        """Make a free block of addresses that were neither free nor in use."""
+        self.allocated_bytes += size_of(block)
+        self.free(block)
+
+    def _free_from(self, address: int) -> int:
+        """The size of the free block that begins at an address; 0 if there is none."""
+        block = self._edges.get(address)
+        return size_of(block) if block is not None and address_of(block) == address else 0
+
+
+def _add_hole(holes: dict[int, int], first: int, last: int) -> None:
+    """Note an unmapped stretch, merged with those beside it."""
+    before = next((start for start, size in holes.items() if start + size == first), first)
+    holes[before] = last + holes.pop(last, 0) - before

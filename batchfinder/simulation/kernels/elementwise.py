@@ -1,0 +1,115 @@
+"""What operators that work element by element return, where that is plain to see.
+
+PyTorch derives the same with a reference implementation in Python, which takes ten times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from batchfinder.simulation.values.shapes import new_like
+
+_aten: Any = torch.ops.aten
+# Their outputs are of the type that their inputs are promoted to, unlike those of comparisons.
+ELEMENTWISE = {
+    getattr(getattr(_aten, name), overload)
+    for overload, names in {
+        "Tensor": "add sub mul div",
+        "Scalar": "add sub mul div",
+        "default": """
+            neg exp sqrt rsqrt reciprocal tanh sigmoid relu silu gelu hardtanh hardswish
+            hardsigmoid leaky_relu elu softplus clone tanh_backward sigmoid_backward
+            threshold_backward silu_backward gelu_backward hardtanh_backward hardswish_backward
+            hardsigmoid_backward leaky_relu_backward elu_backward softplus_backward
+            """,
+    }.items()
+    for name in names.split()
+}
+
+
+def elementwise(args: Any, kwargs: Any) -> Tensor | None:
+    """The output of one of :data:`ELEMENTWISE`; None where it takes a closer look."""
+    if kwargs.keys() - {"alpha", "approximate"}:
+        return None
+    widest: FakeTensor | None = None
+    dtype = None
+    operands = [*_fake_tensors(args)]
+    for operand in operands:
+        if operand is None or not operand.is_floating_point() or not operand.dim():
+            return None
+        if dtype is None:
+            dtype = operand.dtype
+        elif operand.dtype is not dtype:  # to ask for the common type is an operator of its own
+            dtype = torch.promote_types(dtype, operand.dtype)
+        if widest is None or operand.numel() > widest.numel():
+            widest = operand
+    if widest is None:
+        return None
+    layout = _layout(widest)
+    if layout is None or not all(_lies_in(operand, widest, layout) for operand in operands):
+        return None
+    return new_like(widest, layout, dtype)
+
+
+def _lies_in(operand: Tensor | None, widest: Tensor, layout: torch.memory_format) -> bool:
+    """Whether an operand leaves the layout of the output to the widest one."""
+    if operand is None:
+        return False
+    if operand.shape == widest.shape:
+        return operand.stride() == widest.stride() or _layout(operand) is layout
+    # Spread over the first dimensions: a bias, say.
+    is_tail = operand.shape == widest.shape[widest.dim() - operand.dim() :]
+    return is_tail and operand.is_contiguous() and layout is torch.contiguous_format
+
+
+def cast(
+    input: Tensor,  # noqa: A002
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> Tensor:
+    """The output of ``aten::_to_copy`` and its like; every device is the simulated one."""
+    return new_like(input, memory_format or torch.preserve_format, dtype)
+
+
+def is_plain_cast(kwargs: Any) -> bool:
+    """Whether ``aten::_to_copy`` or its like changes no more than type and memory format."""
+    device, layout = kwargs.get("device"), kwargs.get("layout")
+    return (device is None or device.type == "cpu") and layout in (None, torch.strided)
+
+
+def _layout(tensor: Tensor) -> torch.memory_format | None:
+    """The memory format whose order the dimensions lie in, with or without holes between them."""
+    sides = [side for side, size in enumerate(tensor.shape) if size != 1]
+    strides = tensor.stride()
+    if _descends([strides[side] for side in sides]):
+        return torch.contiguous_format
+    if tensor.dim() == 4 and 1 in sides:
+        sides.remove(1)
+        if _descends([strides[side] for side in (*sides, 1)]):
+            return torch.channels_last
+    return None
+
+
+def _descends(strides: list[int]) -> bool:
+    """Whether each is smaller than the one before; equal ones, as of expanded tensors, are not."""
+    return 0 not in strides and all(after < before for before, after in pairwise(strides))
+
+
+def _fake_tensors(args: Any) -> Iterator[FakeTensor | None]:
+    """The tensors among some arguments; None in the place of one that is not a plain fake one."""
+    for argument in args:
+        if isinstance(argument, FakeTensor) and argument.constant is None:
+            yield argument
+        elif isinstance(argument, Tensor):
+            yield None

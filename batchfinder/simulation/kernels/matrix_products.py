@@ -1,0 +1,87 @@
+"""What cuBLAS keeps of the allocator's memory once a thread has multiplied matrices.
+
+PyTorch has a handle of cuBLAS for each thread and a workspace for each handle. The backward pass
+runs in a thread of its own, so a training step has two.
+
+Source: ``aten/src/ATen/cuda/CublasHandlePool.cpp`` of PyTorch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from batchfinder.simulation.gpus import Gpu
+from batchfinder.simulation.trace.trace import Rule
+from batchfinder.simulation.tracing.tracker import StorageTracker
+from batchfinder.units import MIB
+
+_aten: Any = torch.ops.aten
+_WITH_BIAS = {_aten.addmm.default, _aten._addmm_activation.default}
+PRODUCTS = _WITH_BIAS | {
+    getattr(_aten, name).default
+    for name in (
+        "mm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "_scaled_mm",
+        "_euclidean_dist",
+    )
+}  # fmt: skip
+"""The operators that cuBLAS computes."""
+
+# Before, cuBLAS took it from the device: https://github.com/pytorch/pytorch/pull/83461
+_FROM_THE_ALLOCATOR_SINCE = (2, 0)
+# With cuBLASLt, which multiplies where there is a bias: https://github.com/pytorch/pytorch/pull/168175;
+# read off 2.11 and 2.12 on scripts/counting_cuda.
+_SHARED_SINCE = (2, 12)
+# On Blackwell as on Hopper: https://github.com/pytorch/pytorch/pull/175344; read off as well.
+_LARGE_ON_BLACKWELL_SINCE = (2, 12)
+_LARGE_BYTES, _USUAL_BYTES = 32 * MIB, 8_519_680
+
+
+def workspace_bytes(gpu: Gpu, torch_version: tuple[int, int]) -> int:
+    """What a handle of cuBLAS takes, and keeps.
+
+    https://docs.nvidia.com/cuda/cublas/#results-reproducibility
+
+    Args:
+        gpu: on which it multiplies.
+        torch_version: of the PyTorch that is simulated.
+
+    Example:
+        >>> from batchfinder.simulation.gpus import find_gpu
+        >>> [workspace_bytes(find_gpu(name), (2, 11)) for name in ("rtx3090", "h100", "b200")]
+        [8519680, 33554432, 8519680]
+    """
+    blackwell = {10, 12} if torch_version >= _LARGE_ON_BLACKWELL_SINCE else set()
+    is_large = gpu.compute_capability[0] in {9} | blackwell
+    return _LARGE_BYTES if is_large else _USUAL_BYTES
+
+
+class MatrixProducts:
+    """Notes the workspaces with the first product of each thread; one instance per trace.
+
+    Args:
+        torch_version: of the PyTorch that is simulated.
+    """
+
+    def __init__(self, torch_version: tuple[int, int]) -> None:
+        self._version = torch_version
+        self._noted: set[tuple[str, bool]] = set()
+
+    def note(self, tracker: StorageTracker, func: Any) -> None:
+        """Note what one of :data:`PRODUCTS` makes the libraries take."""
+        if self._version < _FROM_THE_ALLOCATOR_SINCE:
+            return
+        if self._is_first("cublas"):
+            tracker.begin_transient(Rule((1,), self._bytes_of))  # which nothing ends
+        if func in _WITH_BIAS and self._version < _SHARED_SINCE and self._is_first("cublaslt"):
+            tracker.begin_transient(MIB)
+
+    def _bytes_of(self, handles: int, gpu: Gpu) -> int:
+        return handles * workspace_bytes(gpu, self._version)
+
+    def _is_first(self, library: str) -> bool:
+        key = (library, torch._C._current_autograd_node() is not None)
+        is_first = key not in self._noted
+        self._noted.add(key)
+        return is_first

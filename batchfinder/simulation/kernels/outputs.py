@@ -1,0 +1,247 @@
+"""What operators return, where CUDA differs or where saying it directly takes less time.
+
+Normalizations return their outputs, and two statistics in fp32.
+
+PyTorch would derive the same by running each of them as a dozen smaller operators on fake tensors;
+said directly, a trace takes half the time.
+
+Sources: ``aten/src/ATen/native/cudnn/BatchNorm.cpp``, ``native/cuda/layer_norm_kernel.cu`` and
+``native/cuda/group_norm_kernel.cu`` of PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from batchfinder.simulation.kernels.convolution import (
+    convolution,
+    convolution_backward,
+    is_well_formed,
+)
+from batchfinder.simulation.kernels.ctc import CTC
+from batchfinder.simulation.kernels.elementwise import ELEMENTWISE, cast, elementwise, is_plain_cast
+from batchfinder.simulation.kernels.in_place import works_in_place
+from batchfinder.simulation.kernels.losses import LOSSES
+from batchfinder.simulation.kernels.packing import PACK
+from batchfinder.simulation.values.shapes import new_like, new_tensor, run_on_shapes
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def _batch_norm(
+    input: Tensor,  # noqa: A002 - as the operator names it
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    channels = input.size(1) if training else 0
+    return new_like(input), _statistics(input, [channels]), _statistics(input, [channels])
+
+
+def _batch_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,  # noqa: A002
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> Gradients:
+    return _gradients(input, weight, [input.size(1)], output_mask)
+
+
+def _layer_norm(
+    input: Tensor,  # noqa: A002
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    outer = input.dim() - len(normalized_shape)
+    shape = [*input.shape[:outer], *([1] * len(normalized_shape))]
+    output = new_like(input, torch.contiguous_format)
+    return output, _statistics(input, shape), _statistics(input, shape)
+
+
+def _layer_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,  # noqa: A002
+    normalized_shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: Sequence[bool],
+) -> Gradients:
+    return _gradients(input, weight, normalized_shape, output_mask)
+
+
+def _group_norm(
+    input: Tensor,  # noqa: A002
+    weight: Tensor | None,
+    bias: Tensor | None,
+    batch_size: int,
+    channels: int,
+    others: int,
+    groups: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    shape = [batch_size, groups]
+    return new_like(input), _statistics(input, shape), _statistics(input, shape)
+
+
+def _group_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,  # noqa: A002
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    batch_size: int,
+    channels: int,
+    others: int,
+    groups: int,
+    output_mask: Sequence[bool],
+) -> Gradients:
+    return _gradients(input, weight, [channels], output_mask)
+
+
+def _efficient_attention(query: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    """Output and row sums; the seeds of the dropout stay on the host."""
+    output, row_sums, *_ = run_on_shapes(_EFFICIENT_ATTENTION, (query, *args), kwargs)
+    no_seed = new_tensor(query, [0], torch.int64)
+    return output, row_sums, no_seed, no_seed
+
+
+def _grouped_mm(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The product of a group's rows and its own matrix, as of experts, in rows of whole 16 bytes.
+
+    PyTorch's kernel for "meta" knows bfloat16 alone. What happens to a group runs into the output.
+    https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/GroupedMMUtils.h
+    """
+    if mat_a.size(-1) != mat_b.size(-2):
+        refused: Tensor = run_on_shapes(_GROUPED_MM, (mat_a, mat_b, offs, bias, out_dtype), {})
+        return refused
+    groups = 0 if offs is None else offs.size(0)
+    rows, columns = mat_a.size(-2), mat_b.size(-1)
+    if mat_a.dim() != mat_b.dim():
+        shape = [rows, columns]
+    else:
+        shape = [groups if mat_a.dim() == 2 else mat_a.size(0), rows, columns]
+    dtype = out_dtype or mat_a.dtype
+    aligned = 16 // dtype.itemsize
+    whole = new_tensor(mat_a, [*shape[:-1], -(-columns // aligned) * aligned], dtype)
+    return whole[..., :columns]
+
+
+def _col2im(columns: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Allocated like its input, and keeps that storage where it turns out to be smaller.
+
+    https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/Col2Im.cu
+    """
+    output: Tensor = run_on_shapes(_COL2IM, (columns, *args), kwargs)
+    if output.numel() >= columns.numel():
+        return output
+    whole = new_like(columns, torch.contiguous_format)
+    return whole.as_strided(output.shape, output.stride())
+
+
+def _log_sigmoid(input: Tensor) -> tuple[Tensor, Tensor]:  # noqa: A002
+    """The buffer is for the CPU alone: ``native/cuda/ActivationLogSigmoidKernel.cu``."""
+    return new_like(input), new_tensor(input, [0])
+
+
+def _like_second(_: Tensor, input: Tensor, *args: Any) -> Tensor:  # noqa: A002
+    """The gradient of an input, where PyTorch says nothing of its shape."""
+    return new_like(input)
+
+
+def _statistics(like: Tensor, shape: Sequence[int]) -> Tensor:
+    dtype = torch.float64 if like.dtype is torch.float64 else torch.float32
+    return new_tensor(like, shape, dtype)
+
+
+def _gradients(
+    input: Tensor,  # noqa: A002
+    weight: Tensor | None,
+    shape: Sequence[int],
+    output_mask: Sequence[bool],
+) -> Gradients:
+    like = input if weight is None else weight
+    return (
+        new_like(input) if output_mask[0] else None,
+        new_tensor(like, shape) if output_mask[1] else None,
+        new_tensor(like, shape) if output_mask[2] else None,
+    )
+
+
+_aten: Any = torch.ops.aten
+_COPIES = {
+    _aten._to_copy.default,
+    _aten.empty_like.default,
+    _aten.ones_like.default,
+    _aten.zeros_like.default,
+}
+_COL2IM = _aten.col2im.default
+_CONVOLUTION = _aten.convolution.default
+_EFFICIENT_ATTENTION = _aten._scaled_dot_product_efficient_attention.default
+_OUTPUTS: dict[Any, Callable[..., Any]] = {
+    _CONVOLUTION: convolution,
+    _aten.convolution_backward.default: convolution_backward,
+    _aten.native_batch_norm.default: _batch_norm,
+    _aten.native_batch_norm_backward.default: _batch_norm_backward,
+    _aten.native_layer_norm.default: _layer_norm,
+    _aten.native_layer_norm_backward.default: _layer_norm_backward,
+    _aten.native_group_norm.default: _group_norm,
+    _aten.native_group_norm_backward.default: _group_norm_backward,
+    _EFFICIENT_ATTENTION: _efficient_attention,
+    _COL2IM: _col2im,
+    _aten.log_sigmoid_forward.default: _log_sigmoid,
+    _aten.log_sigmoid_backward.default: _like_second,
+    _aten.multi_margin_loss_backward.default: _like_second,
+    _aten.multilabel_margin_loss_backward.default: _like_second,
+    **CTC,
+    **LOSSES,
+    **PACK,
+}
+if hasattr(_aten, "_grouped_mm"):  # since 2.8
+    _GROUPED_MM = _aten._grouped_mm.default
+    _OUTPUTS[_GROUPED_MM] = _grouped_mm
+
+
+def outputs_of(func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """The outputs of an operator; called below autograd.
+
+    Args:
+        func: the operator.
+        args: its arguments.
+        kwargs: its keyword arguments.
+    """
+    if works_in_place(func, args):
+        return args[0]
+    rule = _OUTPUTS.get(func)
+    if rule is not None and (func is not _CONVOLUTION or is_well_formed(args)):
+        return rule(*args, **kwargs)
+    output = None
+    if func in ELEMENTWISE:
+        output = elementwise(args, kwargs)
+    elif func in _COPIES and is_plain_cast(kwargs):
+        output = cast(*args, **kwargs)
+    return run_on_shapes(func, args, kwargs) if output is None else output

@@ -1,0 +1,259 @@
+"""What CUDA kernels take beside their outputs, through the same allocator.
+
+Workspaces of cuDNN are optional: where none is to be had, PyTorch falls back to an algorithm that
+needs less. Copies of tensors that are not in the memory format that cuDNN computes in are not.
+
+A few come with attention: see :mod:`~batchfinder.simulation.kernels.attention_memory`. Those of
+cuBLAS outlive the step: see :mod:`~batchfinder.simulation.kernels.matrix_products`.
+
+Sources: ``aten/src/ATen/native/cudnn/Conv_v8.cpp`` and ``ConvShared.cpp`` of PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from batchfinder.simulation.kernels.attention import ComputeCapability
+from batchfinder.simulation.kernels.attention_memory import (
+    efficient_backward,
+    efficient_forward_bytes,
+    flash_backward_bytes,
+)
+from batchfinder.simulation.kernels.convolution import compute_format
+from batchfinder.simulation.kernels.ctc import CTC_BACKWARDS
+from batchfinder.simulation.kernels.embedding import (
+    note_embedding_backward,
+    note_embedding_bag_backward,
+)
+from batchfinder.simulation.kernels.losses import COPYING_LOSSES
+from batchfinder.simulation.kernels.matrix_products import PRODUCTS, MatrixProducts
+from batchfinder.simulation.kernels.reductions import reduction
+from batchfinder.simulation.kernels.transients import copied_sizes, size_of, take, taken
+from batchfinder.simulation.trace.trace import Rule
+from batchfinder.simulation.tracing.fake import TORCH_VERSION
+from batchfinder.simulation.tracing.tracker import StorageTracker, held
+
+_aten: Any = torch.ops.aten
+_CONVOLUTION = _aten.convolution.default
+_CONVOLUTION_BACKWARD = _aten.convolution_backward.default
+_EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward.default
+_REDUCTIONS = {
+    getattr(getattr(_aten, name), overload)
+    for name, overload in (
+        ("sum", "default"), ("sum", "dim_IntList"), ("mean", "default"), ("mean", "dim"),
+        ("prod", "default"), ("prod", "dim_int"),
+    )
+}  # fmt: skip
+_HALF = (torch.float16, torch.bfloat16)
+
+_Note: TypeAlias = Callable[[StorageTracker, Any, Any], None]
+"""Notes what a kernel takes, by its arguments and its output."""
+
+
+class CudaWorkspaces:
+    """The workspaces of CUDA's kernels; one instance per trace.
+
+    Args:
+        capability: of the target GPU.
+        alike: some of the oldest GPUs of each generation; those that need other workspaces are
+            taken out.
+        benchmark: ``torch.backends.cudnn.benchmark``: a forward convolution seen for the first
+            time is timed with every algorithm, and the cache is emptied after it.
+        torch_version: of the PyTorch that is simulated.
+    """
+
+    def __init__(
+        self,
+        capability: ComputeCapability,
+        alike: set[ComputeCapability],
+        *,
+        benchmark: bool = False,
+        torch_version: tuple[int, int] = TORCH_VERSION,
+    ) -> None:
+        self._capability = capability
+        self._alike = alike
+        self._benchmark = benchmark
+        self._seen: set[Any] = set()
+        self._products = MatrixProducts(torch_version)
+
+    def __call__(self, tracker: StorageTracker, func: Any, args: Any, output: Any) -> None:
+        """Note what an operator makes, and what it takes while it runs."""
+        with taken(tracker, copied_sizes(args[at] for at in _COPIED_FIRST.get(func, ()))):
+            tracker.track_outputs(func, args, output)
+        if func is _CONVOLUTION:
+            images, weight, _, stride = args[:4]
+            self._convolve(tracker, [images], [images, output], weight, stride)
+            self._time_algorithms(tracker, images, weight)
+        elif func is _CONVOLUTION_BACKWARD:
+            grad, images, weight, _, stride = args[:5]
+            needs_images, needs_weight = args[10][:2]
+            if needs_images:
+                self._convolve(tracker, [grad], [grad, images], weight, stride)
+            if needs_weight:
+                self._convolve(tracker, [grad, images], [grad, images], weight, stride)
+        elif func in PRODUCTS:
+            self._products.note(tracker, func)
+        elif func is _EFFICIENT_BACKWARD:
+            self._attention_backward(tracker, *args[:4])
+        elif func in _KERNELS:
+            _KERNELS[func](tracker, args, output)
+
+    def _attention_backward(
+        self, tracker: StorageTracker, grad: Tensor, query: Tensor, key: Tensor, value: Tensor
+    ) -> None:
+        kernel = efficient_backward(query, key, self._capability)
+        for other in list(self._alike):
+            if efficient_backward(query, key, other) != kernel:
+                self._alike.discard(other)
+        needed = Rule((math.prod(query.shape[:2]),), kernel.bytes_of)
+        row_sums = math.prod(query.shape[:3]) * 4
+        # The kernel reads the gradient by rows of heads.
+        copied = copied_sizes([grad.transpose(1, 2)])
+        if query.dtype in _HALF:
+            take(tracker, [*copied, row_sums, needed])
+            return
+        with taken(tracker, copied):
+            # The row sums of gradient times output are computed by other kernels, in fp32.
+            product = tracker.begin_transient(size_of(grad))
+            sums = tracker.begin_transient(row_sums)
+            delta = tracker.begin_transient(row_sums)
+            tracker.end_transient(sums)
+            tracker.end_transient(product)
+            take(tracker, [needed])
+            tracker.end_transient(delta)
+
+    def _convolve(
+        self,
+        tracker: StorageTracker,
+        read: list[Tensor],
+        converted: list[Tensor],
+        weight: Tensor,
+        stride: list[int],
+    ) -> None:
+        """Note what one direction of a convolution takes.
+
+        Args:
+            tracker: where to.
+            read: the images it reads.
+            converted: the images it reads or writes.
+            weight: the filter.
+            stride: of the convolution.
+        """
+        memory_format = compute_format(converted[0], weight)
+        copied = [x for x in read if not x.is_contiguous(memory_format=memory_format)]
+        kernel = list(weight.shape[2:])
+        # Tensor cores compute channels last: of images in the other format, and of the filter,
+        # cuDNN makes copies in its workspace. "Tensor Layouts In Memory: NCHW vs NHWC" in
+        # https://docs.nvidia.com/deeplearning/performance/dl-performance-convolutional
+        # Filters that do not overlap are a matrix product, and one filter per channel has a kernel
+        # of PyTorch's own. Neither needs room; nor do images that are channels last already.
+        is_product = math.prod(kernel) == 1 or kernel == list(stride)
+        is_depthwise = weight.size(1) == 1
+        workspace = 0
+        if memory_format is torch.contiguous_format and not is_product and not is_depthwise:
+            workspace = sum(map(size_of, [*converted, weight]))
+        with taken(tracker, [size_of(image) for image in copied]):
+            if workspace:
+                tracker.end_transient(tracker.begin_transient(workspace, optional=True))
+
+    def _time_algorithms(self, tracker: StorageTracker, images: Tensor, weight: Tensor) -> None:
+        key = (images.shape, weight.shape, images.dtype)
+        if self._benchmark and key not in self._seen:
+            self._seen.add(key)
+            tracker.empty_cache()
+
+
+def _contiguous(*places: int) -> _Note:
+    """Kernels that copy those of their arguments that are not contiguous."""
+    return lambda tracker, args, _: take(tracker, copied_sizes(args[at] for at in places))
+
+
+def _reduce(tracker: StorageTracker, args: Any, output: Any) -> None:
+    """The copy that a reduction makes of a tensor whose type it does not compute in, and buffers.
+
+    ``make_reduction`` in ``aten/src/ATen/native/ReduceOpsUtils.h`` of PyTorch.
+    """
+    tensor, dtype = held(args[0]), output.dtype
+    widens = tensor.dtype in _HALF and dtype is torch.float32
+    copied = tensor.dtype != dtype and not widens
+    sizes: list[int | Rule] = [tensor.numel() * dtype.itemsize] if copied else []
+    if tensor.dim() and tensor.numel():
+        dims = args[1] if len(args) > 1 and not isinstance(args[1], torch.dtype) else None
+        dims = [dims] if isinstance(dims, int) else dims or []
+        kernel = reduction(tensor, dims, dtype.itemsize if copied else tensor.element_size())
+        amounts = tensor.numel() // kernel.outputs, kernel.outputs
+        sizes += [Rule(amounts, kernel.buffer_bytes), Rule(amounts, kernel.semaphore_bytes)]
+    take(tracker, sizes)
+
+
+def _take_values(tracker: StorageTracker, args: Any, output: Any) -> None:
+    """The value of a loss for each element, where it is reduced."""
+    if not output.dim():
+        take(tracker, [size_of(args[0])])
+
+
+def _logits(tracker: StorageTracker, args: Any, output: Any) -> None:
+    # The logarithms of the sigmoid, and the loss for each element, where that is not the output.
+    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Loss.cpp
+    take(tracker, [size_of(args[0])] * (1 if output.dim() else 2))
+
+
+def _flash_backward(tracker: StorageTracker, args: Any, output: Any) -> None:
+    # The kernel reads these by rows of heads.
+    read = [x for x in (args[0], args[4]) if not x.transpose(1, 2).is_contiguous()]
+    take(tracker, [*map(size_of, read), *flash_backward_bytes(args[1])])
+
+
+def _efficient(tracker: StorageTracker, args: Any, output: Any) -> None:
+    take(tracker, [efficient_forward_bytes(args[0], args[2])])
+
+
+def _unfold(tracker: StorageTracker, args: Any, output: Any) -> None:
+    # The output is allocated like the input, and again when it is known to be larger.
+    take(tracker, [*copied_sizes(args[:1]), size_of(args[0])])
+
+
+def _softmax_backward(tracker: StorageTracker, args: Any, output: Any) -> None:
+    # The product of both comes first, whatever kernel sums it up.
+    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/SoftMax.cu
+    take(tracker, [max(size_of(args[0]), size_of(args[1]))])
+
+
+def _soft_margin_backward(tracker: StorageTracker, args: Any, output: Any) -> None:
+    # -target, -target * input and its exponential are alive at once.
+    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Loss.cpp
+    take(tracker, [size_of(output)] * 2)
+
+
+def _ctc_backward(tracker: StorageTracker, args: Any, output: Any) -> None:
+    take(tracker, [size_of(args[6])])
+
+
+_COPIED_FIRST = {
+    _aten.native_layer_norm.default: (0,),
+    _aten.native_layer_norm_backward.default: (1,),
+}
+"""Arguments that are made contiguous before the outputs are made, unless they are."""
+
+_KERNELS: dict[Any, _Note] = {
+    _aten.native_layer_norm_backward.default: _contiguous(0),
+    _aten._softmax_backward_data.default: _softmax_backward,
+    _aten.soft_margin_loss_backward.default: _soft_margin_backward,
+    _aten.binary_cross_entropy_with_logits.default: _logits,
+    _aten._log_softmax_backward_data.default: _contiguous(0),
+    _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+    _aten._scaled_dot_product_efficient_attention.default: _efficient,
+    _aten.embedding_dense_backward.default: note_embedding_backward,
+    _aten._embedding_bag_backward.default: note_embedding_bag_backward,
+    _aten.im2col.default: _unfold,
+    _aten.col2im.default: _contiguous(0),
+    **dict.fromkeys(CTC_BACKWARDS, _ctc_backward),
+    **dict.fromkeys(_REDUCTIONS, _reduce),
+    **dict.fromkeys(COPYING_LOSSES, _take_values),
+}
+"""What those take for which that depends on no more of the GPU than its threads."""

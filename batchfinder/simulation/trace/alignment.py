@@ -1,0 +1,142 @@
+"""From traces at a few batch sizes, laid side by side, to the trace at every one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import groupby
+
+from batchfinder.simulation.allocator.rounding import round_request
+from batchfinder.simulation.trace.curve import Curve
+from batchfinder.simulation.trace.trace import EMPTY_CACHE, GeneralTrace, Trace
+
+
+class NotGeneralError(Exception):
+    """A few traces do not tell the trace at every size; the text says where they part."""
+
+
+class NotInLineError(NotGeneralError):
+    """They part in the sizes of storages alone: more traces may tell how those bend."""
+
+
+def align(*traces: Trace) -> GeneralTrace:
+    """The trace at every batch size, from those at a few.
+
+    Two traces tell lines. A parabola takes three, and more to check it: through three sizes there
+    is always one.
+
+    Args:
+        traces: of the same steps, each at a larger size than the one before; at least two.
+
+    Raises:
+        NotInLineError: a storage shrinks as the batch grows, or is on no line and no parabola.
+        NotGeneralError: the steps did different things.
+    """
+    traces = tuple(map(sort_deaths, traces))
+    first = traces[0]
+    for other in traces[1:]:
+        if other.events != first.events:
+            raise NotGeneralError(
+                f"the steps at batch sizes {first.batch_size} and {other.batch_size} part"
+                f"{_place(other, _parting(first.events, other.events))}"
+            )
+    large, batch_sizes = traces[1], [trace.batch_size for trace in traces]
+    curves = []
+    ruled = {}
+    for index, storage in enumerate(large.storages):
+        curves.append(_curve(traces, index, [_point(trace, index) for trace in traces]))
+        if storage.rule:
+            numbers = zip(*(trace.storages[index].amounts for trace in traces), strict=True)
+            points = [list(zip(batch_sizes, amounts, strict=True)) for amounts in numbers]
+            ruled[index] = tuple(_curve(traces, index, of_one) for of_one in points)
+    return GeneralTrace(large, curves, ruled)
+
+
+def _curve(traces: Sequence[Trace], index: int, points: Sequence[tuple[int, int]]) -> Curve:
+    """What leads through the points of a storage: of its bytes, or of an amount in its rule."""
+    (small, before), (large, after), *further = points
+    slope = (after - before) / (large - small)
+    line = Curve(after - slope * large, slope)
+    is_checked = further and not traces[1].storages[index].optional
+    curve = _bent(line, points) if is_checked else line
+    # What starts below nothing bends somewhere: a line through it would mislead.
+    if curve is None or curve.shrinks or curve.fixed_bytes < -round_request(1):
+        raise _not_in_line(traces, index)
+    return curve
+
+
+def check_lines(trace: GeneralTrace, third: Trace) -> None:
+    """Refuse a trace at every size that does not hold at a third one.
+
+    A line through two points always exists. That of a matrix of batch by batch is too low above
+    them, and does not start below nothing where the matrix has further rows and columns.
+
+    Args:
+        trace: from two sizes.
+        third: the beginning of the same steps, traced at a size that is larger by some times.
+
+    Raises:
+        NotInLineError: a storage is none of this size there, or the steps did other things.
+    """
+    sizes = trace.sizes(third.batch_size)
+    for index, (storage, size) in enumerate(zip(third.storages, sizes, strict=False)):
+        if storage.optional or abs(storage.size_bytes - size) <= round_request(1):
+            continue
+        raise _not_in_line([trace.example, third], index)
+
+
+def sort_deaths(trace: Trace) -> Trace:
+    """The same trace, with deaths between two births in the order of birth.
+
+    A cache that is cleared frees in the order of its hash table, which differs from run to run;
+    what is left in the allocator does not depend on it.
+    """
+    events: list[int] = []
+    for is_death, group in groupby(trace.events, lambda event: EMPTY_CACHE < event < 0):
+        run = list(group)
+        events += sorted(run, reverse=True) if is_death else run
+    return replace(trace, events=events)
+
+
+def _bent(line: Curve, points: Sequence[tuple[int, int]]) -> Curve | None:
+    """The line through the first two points if it meets all, or else the parabola that does."""
+    miss = max(abs(size - line.bytes_at(batch_size)) for batch_size, size in points)
+    parabola = _parabola(points) if miss else None
+    # What is rounded up to whole blocks is near its line, and on a parabola by chance at most.
+    return parabola or (line if miss <= round_request(1) else None)
+
+
+def _parabola(points: Sequence[tuple[int, int]]) -> Curve | None:
+    """The one through the first three points, if it meets the others to the byte."""
+    (a, at_a), (b, at_b), (c, at_c), *others = points
+    slope = Fraction(at_b - at_a, b - a)
+    per_pair = (Fraction(at_c - at_b, c - b) - slope) / (c - a)
+    per_sample = slope - per_pair * (a + b)
+    fixed = at_a - (per_sample + per_pair * a) * a
+    if any(fixed + (per_sample + per_pair * at) * at != size for at, size in others):
+        return None
+    return Curve(float(fixed), float(per_sample), float(per_pair))
+
+
+def _parting(events: Sequence[int], others: Sequence[int]) -> int:
+    pairs = zip(events, others, strict=False)
+    shorter = min(len(events), len(others))
+    return next((i for i, (event, other) in enumerate(pairs) if event != other), shorter)
+
+
+def _point(trace: Trace, index: int) -> tuple[int, int]:
+    return trace.batch_size, trace.storages[index].amounts[0]
+
+
+def _not_in_line(traces: Sequence[Trace], index: int) -> NotInLineError:
+    first, *others = (_point(trace, index) for trace in traces)
+    parts = [f"{first[1]} B at batch size {first[0]}", *(f"{size} B at {b}" for b, size in others)]
+    told = f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return NotInLineError(f"a storage is {told}, which is not in line{_place(traces[-1], index)}")
+
+
+def _place(trace: Trace, at: int) -> str:
+    storage = trace.storages[min(at, len(trace.storages) - 1)] if trace.storages else None
+    where = [text for text in (storage.module, storage.line) if text] if storage else []
+    return f" ({', '.join(where)})" if where else ""

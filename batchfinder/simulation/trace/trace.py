@@ -1,0 +1,297 @@
+"""What a training step asks of the allocator: storages born and died, in order.
+
+The order does not depend on the batch size ``b``, and the size of a storage is a line in it, or a
+parabola, or follows from some by a rule. Traces at a few sizes, laid side by side, are therefore
+the trace at every size: see :mod:`~batchfinder.simulation.trace.alignment`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, pairwise
+from typing import NamedTuple
+
+from batchfinder.simulation.gpus import NO_GPU, Gpu
+from batchfinder.simulation.trace.curve import Curve
+
+
+class Kind(enum.Enum):
+    """What a storage is for: the terms of the textbook equation."""
+
+    PARAMETER = "parameters"
+    GRADIENT = "gradients"
+    OPTIMIZER_STATE = "optimizer states"
+    ACTIVATION = "activations"
+    INPUT = "batch data"
+    TEMPORARY = "temporaries"
+    WORKSPACE = "workspaces"
+
+
+class Stage(enum.Enum):
+    """Where in the training step something happens."""
+
+    SETUP = "setup"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer step"
+
+
+class Rule(NamedTuple):
+    """The bytes of a storage that are no line in the batch size, but follow from one, or the GPU.
+
+    Attributes:
+        amounts: each of them is a line; at the batch size that was traced.
+        bytes_of: the bytes by them, and by the GPU.
+
+    Example:
+        >>> Rule((4,), lambda rows, gpu: min(rows, 100) * 512).size_bytes
+        2048
+    """
+
+    amounts: tuple[int, ...]
+    bytes_of: Callable[..., int]
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes at the batch size that was traced, on no GPU in particular."""
+        return self.bytes_of(*self.amounts, NO_GPU)
+
+
+@dataclass
+class Storage:
+    """One piece of memory that lived for a while.
+
+    Attributes:
+        size_bytes: as the tensor asked for it, before the allocator's rounding.
+        kind: what it was for.
+        stage: when it was born.
+        module: the dotted name of the module that made it; "" where there is none.
+        line: the user's source line that made it, as ``file.py:12``; "" where there is none.
+        optional: whether the step also runs without it, slower: a library's workspace.
+        rule: how its size follows from the batch's, if by no line and no parabola.
+    """
+
+    size_bytes: int
+    kind: Kind = Kind.TEMPORARY
+    stage: Stage = Stage.SETUP
+    module: str = ""
+    line: str = ""
+    optional: bool = False
+    rule: Rule | None = None
+
+    @property
+    def amounts(self) -> tuple[int, ...]:
+        """What lies on a line or a parabola: its bytes, unless it has a rule."""
+        return self.rule.amounts if self.rule else (self.size_bytes,)
+
+
+EMPTY_CACHE = -(1 << 62)
+"""An event in which the cached segments are given back to the device."""
+
+
+@dataclass
+class Trace:
+    """Every storage of a few training steps at one batch size.
+
+    Attributes:
+        batch_size: examples per forward/backward pass.
+        storages: in the order of their birth.
+        events: ``i`` is the birth of storage ``i`` and ``~i`` its death; or ``EMPTY_CACHE``.
+        stages: the event from which on each stage runs, in order.
+        steps: the event with which each step begins.
+    """
+
+    batch_size: int
+    storages: list[Storage] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)
+    stages: list[tuple[int, Stage]] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class GeneralTrace:
+    """The trace at every batch size.
+
+    Attributes:
+        example: the trace that names each storage, at one of the sizes traced.
+        curves: of each storage, its bytes by the batch size; or the first amount in its rule.
+        ruled: of each storage with a rule, all amounts by the batch size.
+
+    Example:
+        >>> example = Trace(2, [Storage(100), Storage(36)], [0, 1, ~1])
+        >>> trace = GeneralTrace(example, [Curve(100), Curve(8, 10, 2)])
+        >>> trace.sizes(10)
+        [100, 308]
+    """
+
+    example: Trace
+    curves: Sequence[Curve]
+    ruled: Mapping[int, tuple[Curve, ...]] = field(default_factory=dict)
+
+    @property
+    def events(self) -> list[int]:
+        """The births and deaths, the same at every size; see :class:`Trace`."""
+        return self.example.events
+
+    def sizes(self, batch_size: int, gpu: Gpu = NO_GPU) -> list[int]:
+        """The bytes of each storage at a batch size.
+
+        Args:
+            batch_size: examples per forward/backward pass.
+            gpu: that trains.
+        """
+        sizes, lines, parabolas = self._parts
+        sizes = sizes.copy()
+        for index, fixed, slope in lines:
+            sizes[index] = round(fixed + slope * batch_size)
+        for index, curve in parabolas:
+            sizes[index] = round(curve.bytes_at(batch_size))
+        for index, curves in self.ruled.items():
+            rule = self.example.storages[index].rule
+            assert rule is not None
+            amounts = (round(curve.bytes_at(batch_size)) for curve in curves)
+            sizes[index] = rule.bytes_of(*amounts, gpu)
+        return sizes
+
+    @property
+    def has_offsets(self) -> bool:
+        """Whether a storage neither stays as it is nor grows as the batch does, but in between."""
+        curves = zip(self.example.storages, self.curves, strict=True)
+        return any(
+            fixed and slope and not storage.optional for storage, (fixed, slope, _) in curves
+        )
+
+    @cached_property
+    def _parts(
+        self,
+    ) -> tuple[list[int], list[tuple[int, float, float]], list[tuple[int, Curve]]]:
+        """The sizes without an example; and the storages that grow, most in whole bytes."""
+        lines = []
+        parabolas = []
+        for index, curve in enumerate(self.curves):
+            if curve.per_pair_bytes:
+                parabolas.append((index, Curve(*map(_whole, curve))))
+            elif curve.per_sample_bytes:
+                lines.append((index, _whole(curve.fixed_bytes), _whole(curve.per_sample_bytes)))
+        return [round(curve.fixed_bytes) for curve in self.curves], lines, parabolas
+
+    @cached_property
+    def highest_curves(self) -> dict[Stage, list[Curve]]:
+        """Those of :meth:`live_curves`, without most that others of the stage always exceed."""
+        by_stage: dict[Stage, set[Curve]] = {}
+        for stage, curve in self.live_curves():
+            by_stage.setdefault(stage, set()).add(curve)
+        highest: dict[Stage, list[Curve]] = {}
+        for stage, curves in by_stage.items():
+            kept = highest.setdefault(stage, [])
+            for curve in sorted(curves, key=lambda curve: curve[::-1], reverse=True):
+                # Of those that are parallel but for a line, each must start above the steeper ones.
+                if not kept or curve[2] < kept[-1][2] or curve[0] > kept[-1][0]:
+                    kept.append(curve)
+        return highest
+
+    def live_curves(self) -> Iterator[tuple[Stage, Curve]]:
+        """What is alive as a stage begins and after each birth: lower bounds.
+
+        Each storage counts with the bytes asked for, unless it is optional or has a rule.
+        """
+        stages = dict(self.example.stages)
+        stage = Stage.SETUP
+        fixed = slope = pairs = 0.0
+        for position, event in enumerate(self.events):
+            if position in stages:
+                stage = stages[position]
+                yield stage, Curve(fixed, slope, pairs)
+            if event == EMPTY_CACHE:
+                continue
+            index = event if event >= 0 else ~event
+            storage = self.example.storages[index]
+            if storage.optional or storage.rule:
+                continue
+            sign = 1 if event >= 0 else -1
+            curve = self.curves[index]
+            fixed += sign * curve[0]
+            slope += sign * curve[1]
+            pairs += sign * curve[2]
+            if sign > 0:
+                yield stage, Curve(fixed, slope, pairs)
+
+    def highest_at(self, batch_size: int, stages: Collection[Stage]) -> Curve:
+        """The most that is alive in some stages at a batch size, and how that grows."""
+        curves = chain.from_iterable(self.highest_curves.get(stage, ()) for stage in stages)
+        return max(curves, key=lambda curve: curve.bytes_at(batch_size), default=Curve(0))
+
+    def upper_bound(self, capacity_bytes: int) -> int | None:
+        """No batch size above this one fits in the capacity; None: nothing grows.
+
+        This needs no allocator: it is where the storages alive at once no longer fit.
+        """
+        curves = chain.from_iterable(self.highest_curves.values())
+        largest = min((curve.largest_within(capacity_bytes) for curve in curves), default=math.inf)
+        return None if math.isinf(largest) else int(largest)
+
+    def activations_per_sample(self, batch_size: int) -> Counter[str]:
+        """What each module's activations of the last step take for each example, in bytes."""
+        shares: Counter[str] = Counter()
+        for name, curve in self._module_curves.items():
+            shares[name] = curve.per_sample_at(batch_size)  # type: ignore[assignment]
+        return shares
+
+    @cached_property
+    def _module_curves(self) -> dict[str, Curve]:
+        """The sum of each module's activations of the last step."""
+        by_module: dict[str, list[Curve]] = {}
+        for event in self.events[self.last_step :]:
+            if event >= 0 and self.example.storages[event].kind is Kind.ACTIVATION:
+                module = self.example.storages[event].module
+                by_module.setdefault(module, []).append(self.curves[event])
+        return {
+            module: Curve(*map(sum, zip(*curves, strict=True)))
+            for module, curves in by_module.items()
+        }
+
+    @property
+    def last_step(self) -> int:
+        """The event with which the last step begins."""
+        return self.example.steps[-1] if self.example.steps else 0
+
+    def parts(self, start: int, end: int) -> list[tuple[int, int, Stage]]:
+        """The runs of events between two that belong to one stage: start, end and stage of each."""
+        stages = [(0, Stage.SETUP), *self.example.stages, (len(self.events), Stage.OPTIMIZER)]
+        clipped = [
+            (max(begin, start), min(until, end), stage)
+            for (begin, stage), (until, _) in pairwise(stages)
+        ]
+        return [(begin, until, stage) for begin, until, stage in clipped if begin < until]
+
+    @cached_property
+    def successors(self) -> list[tuple[int, int]] | None:
+        """How the last step runs once more.
+
+        Pairs of a storage that the last step found, and got rid of, with the one that it leaves to
+        the next in its place: the batch that lives until there is another, say. None: what it
+        leaves is not what it found.
+
+        Example:
+            >>> events = [0, 1, ~1, 2, ~0, 3, ~3]  # batches 0 and 2, activations 1 and 3
+            >>> curves = [Curve(0, 8), Curve(0, 100), Curve(0, 8), Curve(0, 100)]
+            >>> GeneralTrace(Trace(1, [Storage(8)] * 4, events, steps=[0, 3]), curves).successors
+            [(0, 2)]
+        """
+        events = [event for event in self.events[self.last_step :] if event != EMPTY_CACHE]
+        born = {event for event in events if event >= 0}
+        died = {~event for event in events if event < 0}
+        found, left = sorted(died - born), sorted(born - died)
+        if [self.curves[index] for index in found] != [self.curves[index] for index in left]:
+            return None
+        return list(zip(found, left, strict=True))
+
+
+def _whole(number: float) -> float:
+    """As an integer if it is one: to compute with those is faster."""
+    return int(number) if number == int(number) else number

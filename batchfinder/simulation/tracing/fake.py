@@ -1,0 +1,223 @@
+"""A world of tensors without data: training steps run in it at any size, on any machine."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._library.custom_ops import OPDEFS
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from batchfinder.errors import StepError
+from batchfinder.simulation.kernels.attention import ComputeCapability, attention_kernel
+from batchfinder.simulation.kernels.packing import PACKING
+from batchfinder.simulation.kernels.recurrent import RECURRENT
+from batchfinder.simulation.kernels.rms_norm import FUSED_SINCE, rms_norm
+from batchfinder.simulation.tracing.autocast import autocast_kernels, cuda_autocast_simulated
+from batchfinder.simulation.tracing.copies import copied
+from batchfinder.simulation.tracing.cuda_dispatch import (
+    dropout,
+    foreach_as_cuda,
+    group_norm,
+    kernels_replaced,
+    linear,
+)
+from batchfinder.simulation.tracing.masks import known_masks_looked_at
+from batchfinder.simulation.tracing.offload import offload_simulated
+from batchfinder.simulation.tracing.refusal import USE_FIND
+from batchfinder.simulation.values.known import know, numbers_of
+from batchfinder.simulation.values.shapes import new_strided_like
+from batchfinder.training.state.anatomy import tensors_of
+from batchfinder.training.state.reach import tensor_hooks
+from batchfinder.training.tree import named_tensors
+
+T = TypeVar("T")
+
+major, minor = torch.__version__.split(".")[:2]
+TORCH_VERSION = (int(major), int(minor))
+
+
+class SimulatedMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Tells the tensors of simulated steps from those that ``torch.compile`` has."""
+
+
+@contextmanager
+def fake_cuda(
+    capability: ComputeCapability,
+    *,
+    torch_version: tuple[int, int] = TORCH_VERSION,
+    alike: set[ComputeCapability] | None = None,
+    warn: Callable[[str], None] = lambda _: None,
+) -> Iterator[FakeTensorMode]:
+    """Run what follows on fake CPU tensors whose operators choose as CUDA's do.
+
+    Fake tensors "on cuda" are no way: a PyTorch built without CUDA aborts the process on them.
+
+    Args:
+        capability: of the GPU to imitate, such as ``(8, 6)``.
+        torch_version: of the PyTorch to imitate; default: the one that is installed.
+        alike: see :func:`~batchfinder.simulation.kernels.attention.attention_kernel`.
+        warn: told what the user should know.
+
+    Example:
+        >>> with fake_cuda((8, 0)):
+        ...     torch.ones(10**6, 10**6).sum().shape
+        torch.Size([])
+    """
+    autograd: dict[str, Callable[..., Any]] = {
+        "dropout": dropout,
+        "group_norm": group_norm,
+        "linear": linear,
+        "scaled_dot_product_attention": attention_kernel(capability, alike),
+        **PACKING,
+        **RECURRENT,
+    }
+    if torch_version >= FUSED_SINCE:
+        autograd["rms_norm"] = rms_norm
+    with ExitStack() as stack:
+        stack.enter_context(kernels_replaced("AutocastCPU", autocast_kernels(torch_version)))
+        stack.enter_context(kernels_replaced("AutogradCPU", autograd))
+        stack.enter_context(cuda_autocast_simulated(warn))
+        stack.enter_context(known_masks_looked_at())
+        stack.enter_context(offload_simulated())
+        stack.enter_context(_numbers_printed())
+        stack.callback(register_optimizer_step_pre_hook(foreach_as_cuda).remove)
+        # A fallback would run the real kernel, on tensors of real size.
+        mode = SimulatedMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        stack.enter_context(mode)
+        stack.enter_context(_steady_garbage())
+        stack.enter_context(_quiet(logging.getLogger("torch._subclasses.fake_tensor")))
+        yield mode
+
+
+@contextmanager
+def _numbers_printed() -> Iterator[None]:
+    """Let a step log its loss, as ``f"{loss:.3f}"``: what is not known is printed as 0."""
+
+    def formatted(self: Tensor, form: str) -> str:
+        if self.dim():
+            return object.__format__(self, form)
+        number: Any = numbers_of(self)
+        if number is None:
+            number = 0.0 if self.is_floating_point() else 0
+        return format(number, form)
+
+    FakeTensor.__format__ = formatted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del FakeTensor.__format__
+
+
+@contextmanager
+def _steady_garbage() -> Iterator[None]:
+    """The garbage collector runs when it likes; two traces must free in the same order."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    """PyTorch logs a traceback for each error that it raises anyway."""
+    was, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was
+
+
+def fake_copy(
+    thing: T,
+    mode: FakeTensorMode,
+    *owners: nn.Module | Tensor,
+    optimizers: Sequence[Optimizer] = (),
+) -> T:
+    """A copy of models, optimizers and functions, with fake CPU tensors in place of their tensors.
+
+    Args:
+        thing: also a tuple of them; it stays as it is. See
+            :func:`~batchfinder.simulation.tracing.copies.copied`.
+        mode: the mode that is on.
+        owners: modules and tensors among it that may be anywhere: on a GPU, or on "meta".
+        optimizers: those among it, which start anew, without the states that they have gathered.
+
+    Raises:
+        StepError: an owner or optimizer is not among it after all, as far as that can be copied.
+    """
+    # Operators of the user's own, which modules may hold, cannot be copied.
+    memo: dict[int, Any] = {id(operator): operator for operator in OPDEFS.values()}
+    memo.update({id(optimizer.state): defaultdict(dict) for optimizer in optimizers})
+    tensors = {id(tensor): tensor for owner in owners for tensor in tensors_of(owner)}
+    memo.update({key: _fake_like(tensor, mode) for key, tensor in tensors.items()})
+    with FakeCopyMode(mode):
+        copies = copied(thing, memo)
+        for key, tensor in tensors.items():
+            _hook(memo[key], tensor, memo)
+    values: dict[int, torch.UntypedStorage] = {}
+    for tensor in (*tensors.values(), *_deepcopied(memo)):
+        if _stays(tensor, id(tensor) in tensors):
+            know(memo[id(tensor)], tensor, values)
+    for owner in (*owners, *optimizers):
+        if id(owner) not in memo:
+            raise StepError(
+                f"a {type(owner).__name__} that the step reaches cannot be copied, as a class or a "
+                f"cache holds it: {USE_FIND}"
+            )
+    return copies
+
+
+def _stays(tensor: Tensor, is_registered: bool) -> bool:
+    """Whether no training step is known to change a tensor: anchors, positions, masks.
+
+    Buffers that are no whole numbers are statistics, which kernels write to without saying so.
+    """
+    return not (tensor.requires_grad or (is_registered and tensor.is_floating_point()))
+
+
+def _hook(fake: Tensor, tensor: Tensor, memo: dict[int, Any]) -> None:
+    """Give a fake tensor copies of the hooks that are the user's own."""
+    registers = (fake.register_hook, fake.register_post_accumulate_grad_hook)
+    for register, hooks in zip(registers, tensor_hooks(tensor), strict=True):
+        for hook in hooks.values():
+            own = copied(hook, memo)
+            if own != hook and fake.requires_grad:
+                register(own)  # type: ignore[no-untyped-call]
+
+
+def fake_batch(batch: T, mode: FakeTensorMode) -> T:
+    """A copy of a batch of any kind, with fake CPU tensors, of the same values, for its own."""
+    # Those without data would stay on the meta device.
+    on_meta = [tensor for _, tensor in named_tensors(batch) if tensor.is_meta]
+    memo: dict[int, Any] = {id(tensor): new_strided_like(tensor, mode) for tensor in on_meta}
+    with FakeCopyMode(mode):
+        twin = copy.deepcopy(batch, memo)
+    for tensor in _deepcopied(memo):
+        know(memo[id(tensor)], tensor)
+    return twin
+
+
+def _deepcopied(memo: dict[int, Any]) -> list[Tensor]:
+    """The tensors that ``copy.deepcopy`` has made copies of: it keeps those things alive."""
+    kept = memo.get(id(memo), ())
+    return [thing for thing in kept if isinstance(thing, Tensor) and id(thing) in memo]
+
+
+def _fake_like(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
+    fake = new_strided_like(tensor, mode)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(fake, requires_grad=tensor.requires_grad)
+    return fake.requires_grad_(tensor.requires_grad and tensor.is_leaf)

@@ -1,0 +1,41 @@
+"""One operator of a simulated step: run without data, with the values that are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch._ops import OpOverload
+
+from batchfinder.simulation.kernels.outputs import outputs_of
+from batchfinder.simulation.values.values import follow, forget, outcome, places
+
+
+def run_operator(
+    func: OpOverload, args: Any, kwargs: Any, found: Callable[[Tensor], None], *, in_optimizer: bool
+) -> Any:
+    """What an operator returns, and what is known of it; called below autograd.
+
+    Args:
+        func: the operator.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        found: told of each tensor of the places that a mask picks.
+        in_optimizer: whether an optimizer runs it, which makes nothing that a step reads.
+    """
+    output = outcome(func, args, kwargs)
+    if output is not None:
+        return output
+    indices = places(func, args)
+    if indices is not None:
+        args = (args[0], indices)
+        for index in indices:
+            if index is not None:
+                found(index)
+    output = outputs_of(func, args, kwargs)
+    if in_optimizer:
+        forget(func, args, kwargs)
+    else:
+        follow(func, args, kwargs, output)
+    return output

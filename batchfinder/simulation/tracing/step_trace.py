@@ -1,0 +1,299 @@
+"""From a training setup to the trace of its steps at every batch size."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+
+from batchfinder.errors import StepError
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.simulation.kernels.attention import FAMILIES, ComputeCapability, kernel_family
+from batchfinder.simulation.kernels.workspaces import CudaWorkspaces
+from batchfinder.simulation.trace.alignment import (
+    NotGeneralError,
+    NotInLineError,
+    align,
+    check_lines,
+)
+from batchfinder.simulation.trace.curve import Curve
+from batchfinder.simulation.trace.trace import GeneralTrace, Kind, Trace
+from batchfinder.simulation.tracing.caches import Caches
+from batchfinder.simulation.tracing.cluster import Cluster, resizes_told
+from batchfinder.simulation.tracing.fake import fake_batch, fake_copy, fake_cuda
+from batchfinder.simulation.tracing.refusal import USE_FIND, explained
+from batchfinder.simulation.tracing.tracker import StorageTracker
+from batchfinder.simulation.tracing.wrappers import remarks_on_wrappers, without_compile
+from batchfinder.simulation.values.known import MOST_ELEMENTS, know, let_go, value_of
+from batchfinder.training.placement import homes_of
+from batchfinder.training.sample import BatchMaker
+from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.state.anatomy import tensors_of
+from batchfinder.training.state.process_settings import repeatable
+from batchfinder.training.state.reach import methods_of, modules_reached, reachable
+from batchfinder.training.state.snapshot import refuse_lazy
+from batchfinder.training.state.undo import contents_kept
+from batchfinder.training.step import TrainingStep
+from batchfinder.training.tree import map_leaves
+
+# Small, for sizes cost nothing here but host memory for the batch; even, for what halves a batch.
+TRACED_SIZES = (4, 8)
+# Whether they tell the others is checked on a forward pass: a backward pass adds little but time.
+CHECKED_SIZE = 32
+# Parabolas need one more, and a check by whole steps, as gradients bend too. Not all sizes are
+# powers of two: what is padded to those would pass for a line.
+FURTHER_SIZES = (12, 32)
+# And once more at the answer, as a step that goes through its batch in parts has one at a small
+# size; but with no larger a batch of what make_batch returns, which the host has to hold.
+MOST_CHECKED = 1024
+STEPS = 2  # the first allocates the optimizer's states, the second is the steady state
+
+
+class StepTraces:
+    """The traces of a setup's training step; each is made once.
+
+    The user's model, optimizer and sample stay as they are: copies without data are traced.
+
+    Args:
+        setup: what to train.
+        options: of the steps: precision, accumulation, batch dimension.
+        capability: of the GPU whose kernels are imitated; see :meth:`hold_for`.
+        cluster: whose rank trains; None: a single GPU.
+
+    Attributes:
+        are_general: False once a few traces were seen not to tell the others.
+        warnings: what the user should know.
+
+    Raises:
+        SampleError, StepError, UsageError: as the parts of the setup do.
+    """
+
+    def __init__(
+        self,
+        setup: TrainingSetup,
+        options: ProbeOptions,
+        capability: ComputeCapability,
+        cluster: Cluster | None = None,
+    ) -> None:
+        self.warnings = remarks_on_wrappers(setup.model)
+        self._setup = setup
+        self._options = options
+        self._capability = capability
+        self._alike = set(FAMILIES)
+        self._cluster = cluster
+        with self._repeatable():
+            self._batches = BatchMaker(
+                setup.sample, make_batch=setup.make_batch, batch_dim=options.batch_dim
+            )
+        self.warnings += self._batches.warnings
+        self._general: GeneralTrace | None = None
+        self.are_general = True
+        self._held_at = 0
+        self._caches = Caches(setup.model)
+        self._at = functools.cache(self._trace)
+
+    def at(self, batch_size: int) -> GeneralTrace:
+        """A trace that holds at a batch size, and at every other one where that is possible.
+
+        Raises:
+            StepError: the step cannot run without data.
+            BatchTooSmallError: a layer needs more examples.
+            Exception: what the user's own code raised.
+        """
+        if self._general is None and self.are_general:
+            try:
+                self._general = self._aligned()
+            except NotGeneralError as error:
+                self._give_up(error)
+        if self._general is not None:
+            return self._general
+        trace = self._at(batch_size)
+        each = [tuple(map(Curve, storage.amounts)) for storage in trace.storages]
+        ruled = {i: curves for i, curves in enumerate(each) if trace.storages[i].rule}
+        return GeneralTrace(trace, [curves[0] for curves in each], ruled)
+
+    def hold_at(self, batch_size: int) -> bool:
+        """Whether what small sizes told is so at a large one; if not, each tells of itself."""
+        if self._general is None:
+            return True
+        size = batch_size if self.makes_own_batches else min(batch_size, MOST_CHECKED)
+        if size > self._held_at:
+            try:
+                check_lines(self._general, self._trace(size, forward_only=True))
+            except NotInLineError as error:
+                self._give_up(error)
+                return False
+            self._held_at = size
+        return True
+
+    def _give_up(self, error: NotGeneralError) -> None:
+        self._general, self.are_general = None, False
+        self._warn(f"{error}; every batch size is traced by itself, which takes longer")
+
+    def _aligned(self) -> GeneralTrace:
+        traces = [self._at(size) for size in TRACED_SIZES]
+        try:
+            lines = align(*traces)
+            if lines.has_offsets:  # which may as well be two points of a curve
+                check_lines(lines, self._trace(CHECKED_SIZE, forward_only=True))
+        except NotInLineError:
+            return align(*traces, *(self._at(size) for size in FURTHER_SIZES))
+        return lines
+
+    @property
+    def makes_own_batches(self) -> bool:
+        """Whether large batches cost nothing: those of ``make_batch`` have all their data."""
+        return self._setup.make_batch is None
+
+    def hold_for(self, capability: ComputeCapability) -> bool:
+        """Whether a GPU runs the steps traced so far with the same kernels."""
+        return kernel_family(capability) in self._alike
+
+    def _trace(self, batch_size: int, forward_only: bool = False) -> Trace:
+        model = self._setup.model
+        joined = self._cluster.joined() if self._cluster else nullcontext()
+        self._caches.note()
+        try:
+            with self._repeatable(), contents_kept(reachable(methods_of(model))), joined as mesh:
+                trace, survivors = self._trace_of(batch_size, self._cluster, mesh, forward_only)
+        except BaseException:
+            self._caches.forget_fakes()
+            raise
+        if any(survivor() is not None for survivor in survivors):
+            self._caches.forget_fakes()  # which takes a moment, and is seldom needed
+        return trace
+
+    def _repeatable(self) -> AbstractContextManager[None]:
+        return repeatable(reachable([*self._setup.functions, self._setup.make_batch]))
+
+    def _trace_of(
+        self, batch_size: int, cluster: Cluster | None, mesh: Any, forward_only: bool
+    ) -> tuple[Trace, list[weakref.ref[Any]]]:
+        # Values of larger tensors are not looked at.
+        batch = self._batches.make(batch_size, MOST_ELEMENTS)
+        names: dict[int, str] = {}
+        precision = self._options.precision
+        fake = fake_cuda(self._capability, alike=self._alike, warn=self._warn)
+        with fake as mode, explained(names):
+            setup, held = _fake_setup(self._setup, mode)
+            names.update(_names_of(setup))
+            buckets: list[torch.Tensor] = []
+            if cluster is not None:
+                setup = cluster.spread(setup, mesh, precision)
+                buckets = cluster.buckets(setup.model)
+                precision = "fp32" if cluster.is_sharded else precision
+            step = TrainingStep(
+                setup,
+                torch.device("cpu"),
+                precision=precision,
+                accumulate=self._options.accumulate,
+                batch_dim=self._options.batch_dim,
+                is_sharded=cluster is not None and cluster.strategy != "ddp",
+            )
+            workspaces = CudaWorkspaces(
+                self._capability, self._alike, benchmark=torch.backends.cudnn.benchmark
+            )
+            tracker = StorageTracker(batch_size, setup.model, workspaces, names)
+            host_batch = fake_batch(batch, mode)
+            with tracker, resizes_told(tracker) if cluster else nullcontext():
+                for tensor in [*tensors_of(setup.model), *held]:
+                    tracker.track(tensor, Kind.PARAMETER)
+                for bucket in buckets:
+                    tracker.track(bucket, Kind.GRADIENT)
+                for state in _states_on_device(step.optimizer):
+                    tracker.track(state, Kind.OPTIMIZER_STATE)
+                for _ in range(0 if forward_only else STEPS):
+                    tracker.begin_step()
+                    for micro_batch in step.fetch(lambda: _on_device(host_batch, tracker)):
+                        step.forward_backward(micro_batch)
+                    step.optimizer_step()
+                    if cluster is not None and not step.keeps_gradients:
+                        setup.model.zero_grad(set_to_none=True)  # the optimizer may have a part
+                if forward_only:
+                    tracker.begin_step()
+                    step.forward(_on_device(host_batch, tracker))
+                survivors = tracker.made_by_steps()
+        if not forward_only:
+            step.check_optimizers()
+        self._warn(*step.warnings)
+        return tracker.trace, survivors
+
+    def _warn(self, *warnings: str) -> None:
+        self.warnings += [warning for warning in warnings if warning not in self.warnings]
+
+
+def _fake_setup(
+    setup: TrainingSetup, mode: FakeTensorMode
+) -> tuple[TrainingSetup, Sequence[Tensor]]:
+    """A copy without data of model, optimizer and functions, with all that those reach.
+
+    Returns:
+        The copy, and the tensors that its functions reach where the model lies.
+    """
+    for name, module in setup.model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise StepError(f"{name or 'the model'} is compiled by TorchScript: {USE_FIND}")
+    refuse_lazy(setup.model.parameters())
+    own = setup.optimizer if isinstance(setup.optimizer, Optimizer) else None
+    homes = homes_of(setup.model)
+    reached = [*reachable(setup.functions)]
+    owners = [thing for thing in reached if isinstance(thing, Tensor | nn.Module)]
+    held = tuple(o for o in owners if isinstance(o, Tensor) and o.device in homes)
+    optimizers = [thing for thing in (own, *reached) if isinstance(thing, Optimizer)]
+    things = (setup.model, own, setup.step, setup.loss_fn, held)
+    try:
+        model, optimizer, step, loss_fn, held = fake_copy(
+            things, mode, setup.model, *owners, optimizers=optimizers
+        )
+    except (TypeError, RuntimeError, SystemError) as error:
+        reason = str(error).partition("\n")[0]
+        if "uantized" in reason:
+            raise StepError(f"the model holds quantized tensors: {USE_FIND}") from error
+        raise StepError(f"the model cannot be copied ({reason}): {USE_FIND}") from error
+    changes: dict[str, Any] = {"model": without_compile(model), "step": step, "loss_fn": loss_fn}
+    if optimizer is not None:
+        changes["optimizer"] = optimizer
+    return dataclasses.replace(setup, **changes), held
+
+
+def _names_of(setup: TrainingSetup) -> dict[int, str]:
+    """The name of each module that may run, by its id."""
+    beside = modules_reached(setup.functions)
+    return {
+        id(module): name
+        for outer, prefix in {**beside, setup.model: ""}.items()
+        for name, module in outer.named_modules(prefix=prefix)
+    }
+
+
+def _states_on_device(optimizer: Optimizer) -> list[torch.Tensor]:
+    """What an optimizer holds from the start; counters of steps stay on the host."""
+    states = tree_leaves(list(optimizer.state.values()))
+    return [state for state in states if isinstance(state, torch.Tensor) and state.dim()]
+
+
+def _on_device(host_batch: Any, tracker: StorageTracker) -> Any:
+    """A batch as if just moved to the device: the one of the step before is another."""
+
+    def move(_: str, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        moved = torch.empty_like(leaf)
+        value = value_of(leaf)
+        if value is None:
+            let_go(moved)
+        else:
+            know(moved, value)
+        tracker.label([moved], Kind.INPUT)
+        return moved
+
+    return map_leaves(move, host_batch)

@@ -1,0 +1,171 @@
+"""How a LightningModule says that it is trained: by its own step and with its own optimizer.
+
+Lightning is not imported; any module with these two methods is taken for one.
+
+Sources: the documentation of ``LightningModule``
+(https://lightning.ai/docs/pytorch/stable/common/lightning_module.html), and for the way through
+``forward`` Lightning's own strategies, which call it so.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch._dynamo import OptimizedModule
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from batchfinder.errors import StepError
+from batchfinder.training.frameworks.methods import methods_replaced
+from batchfinder.training.parallel import is_wrapped, unwrapped
+
+_LIGHTNING = ("lightning", "pytorch_lightning")
+
+
+def trains_itself(model: nn.Module) -> bool:
+    """Whether a module, wrapped for data-parallel training or not, brings its step and optimizer.
+
+    Example:
+        >>> trains_itself(nn.Linear(4, 2))
+        False
+    """
+    module = unwrapped(model)
+    methods = [getattr(module, name, None) for name in ("training_step", "configure_optimizers")]
+    # Those of the base class do nothing: then the user's loop trains the module.
+    return all(
+        callable(method) and method.__module__.partition(".")[0] not in _LIGHTNING
+        for method in methods
+    )
+
+
+def own_training_step(model: nn.Module, batch: Any) -> Tensor:
+    """The loss of a LightningModule's ``training_step``, for the first batch of an epoch.
+
+    Args:
+        model: the module; also as DistributedDataParallel or ``fully_shard`` wrap it.
+        batch: as the DataLoader yields it.
+
+    Raises:
+        StepError: the module gives no loss; or as :func:`call_training_step`.
+        Exception: what ``training_step`` raises, running out of memory included.
+    """
+    output = call_training_step(model, batch)
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    if not isinstance(loss, Tensor):
+        raise StepError(
+            f"training_step of the LightningModule gave {type(output).__name__}"
+            f"{' without a loss' if isinstance(output, Mapping) else ''}; it must return the loss, "
+            'or a dict with "loss"'
+        )
+    return loss
+
+
+def call_training_step(model: nn.Module, batch: Any) -> Any:
+    """What a LightningModule's ``training_step`` returns for the first batch of an epoch.
+
+    Args:
+        model: the module; also as DistributedDataParallel or ``fully_shard`` wrap it.
+        batch: as the DataLoader yields it.
+
+    Raises:
+        StepError: the module is compiled, or asks for its Trainer.
+        Exception: what ``training_step`` raises, running out of memory included.
+    """
+    module: Any = unwrapped(model)
+    if isinstance(module, OptimizedModule):
+        raise StepError(
+            "torch.compile does not reach the training_step of a LightningModule; give a step that "
+            "calls the model: TrainingSetup(model, sample, step=)"
+        )
+    arguments = (batch, 0) if _takes_index(module.training_step) else (batch,)
+    with _explained("training_step", "give a step: TrainingSetup(model, sample, step=)"):
+        if is_wrapped(model):
+            return _through_forward(model, module, arguments)
+        return module.training_step(*arguments)
+
+
+def _takes_index(function: Callable[..., Any]) -> bool:
+    """Whether a ``training_step`` takes the index of the batch beside the batch."""
+    parameters = inspect.signature(function).parameters.values()
+    kinds = [parameter.kind for parameter in parameters]
+    positional = [k for k in kinds if k in (k.POSITIONAL_ONLY, k.POSITIONAL_OR_KEYWORD)]
+    return len(positional) >= 2 or any(kind is kind.VAR_POSITIONAL for kind in kinds)
+
+
+@contextmanager
+def _explained(method: str, advice: str) -> Iterator[None]:
+    """Say what to do where a method asks for the Trainer, which is not there yet."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "not attached to a `Trainer`" not in str(error):
+            raise
+        raise StepError(
+            f"{method} of the LightningModule asks for its Trainer, which is not there yet; "
+            f"{advice}"
+        ) from error
+
+
+def _through_forward(model: nn.Module, module: Any, arguments: tuple[Any, ...]) -> Any:
+    """Call ``training_step`` in the place of ``forward``, around which wrappers do their work."""
+
+    def redirected(*arguments: Any) -> Any:
+        put_back()  # the step itself may well call it
+        return module.training_step(*arguments)
+
+    with methods_replaced(module, forward=redirected) as put_back:
+        return model(*arguments)
+
+
+def own_optimizer(model: nn.Module) -> Optimizer:
+    """The optimizer that a LightningModule configures; its schedulers are left alone.
+
+    Raises:
+        StepError: there is none, or more than one; or the module asks for its Trainer.
+        Exception: what ``configure_optimizers`` raises.
+    """
+    optimizers, _ = own_optimizers(model)
+    if len(optimizers) > 1:
+        raise StepError(
+            f"configure_optimizers of the LightningModule gave {len(optimizers)} optimizers; give "
+            "the step and one optimizer: TrainingSetup(model, sample, step=, optimizer=)"
+        )
+    return optimizers[0]
+
+
+def own_optimizers(model: nn.Module) -> tuple[list[Optimizer], list[Any]]:
+    """The optimizers that a LightningModule configures, and its schedulers.
+
+    Raises:
+        StepError: there is no optimizer; or the module asks for its Trainer.
+        Exception: what ``configure_optimizers`` raises.
+    """
+    module: Any = unwrapped(model)
+    with _explained(
+        "configure_optimizers", "name the optimizer: --optimizer adamw, or optimizer= from Python"
+    ):
+        configured = module.configure_optimizers()
+    parts = [*_configured(configured)]
+    optimizers = [part for part in parts if isinstance(part, Optimizer)]
+    if not optimizers:
+        raise StepError(
+            "configure_optimizers of the LightningModule gave no optimizer; name one: --optimizer "
+            "adamw, or optimizer= from Python"
+        )
+    return optimizers, [part for part in parts if not isinstance(part, Optimizer)]
+
+
+def _configured(parts: Any) -> Iterator[Any]:
+    """One; a list; a list beside one of schedulers; or a dict, or a list of dicts, with them."""
+    if isinstance(parts, Optimizer | LRScheduler):
+        yield parts
+    elif isinstance(parts, Mapping):
+        for name in ("optimizer", "lr_scheduler", "scheduler"):
+            yield from _configured(parts.get(name))
+    elif isinstance(parts, (list, tuple)):
+        for part in parts:
+            yield from _configured(part)

@@ -1,0 +1,93 @@
+"""A LightningModule that optimizes by hand: its step, and what that asks of the Trainer.
+
+Lightning is not imported. Source: the documentation of manual optimization
+(https://lightning.ai/docs/pytorch/stable/model/manual_optimization.html).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from batchfinder.training.frameworks.lightning import call_training_step, own_optimizers
+from batchfinder.training.frameworks.methods import methods_replaced
+from batchfinder.training.parallel import unwrapped
+
+
+def optimizes_by_hand(model: nn.Module) -> bool:
+    """Whether a LightningModule says so, by its ``automatic_optimization``."""
+    return getattr(unwrapped(model), "automatic_optimization", True) is False
+
+
+class ManualStep:
+    """``step(model, batch) -> None``: the ``training_step``, with the optimizers configured.
+
+    Raises:
+        StepError: as :func:`~batchfinder.training.frameworks.lightning.call_training_step` and
+            :func:`~batchfinder.training.frameworks.lightning.own_optimizers`.
+        Exception: what the module raises, running out of memory included.
+    """
+
+    def __init__(self) -> None:
+        self._configured: tuple[list[Optimizer], list[Any]] | None = None
+
+    def __call__(self, model: nn.Module, batch: Any) -> None:
+        """Train on one batch that is on the model's device."""
+        if self._configured is None:
+            self._configured = own_optimizers(model)
+        with methods_replaced(unwrapped(model), **_in_the_trainers_place(*self._configured)):
+            call_training_step(model, batch)
+
+
+def _in_the_trainers_place(
+    optimizers: list[Optimizer], schedulers: list[Any]
+) -> dict[str, Callable[..., Any]]:
+    """The methods of a LightningModule that ask its Trainer, with answers of their own."""
+    trained: dict[Tensor, bool] = {}
+
+    def configured_optimizers(use_pl_optimizer: bool = True) -> Any:
+        return optimizers[0] if len(optimizers) == 1 else optimizers
+
+    def lr_schedulers() -> Any:
+        return schedulers[0] if len(schedulers) == 1 else schedulers or None
+
+    def manual_backward(loss: Tensor, *arguments: Any, **options: Any) -> None:
+        loss.backward(*arguments, **options)  # type: ignore[no-untyped-call]
+
+    def toggle_optimizer(optimizer: Optimizer) -> None:
+        trained.update({p: p.requires_grad for other in optimizers for p in _parameters(other)})
+        own = {*_parameters(optimizer)}
+        for parameter, requires_grad in trained.items():
+            parameter.requires_grad_(requires_grad and parameter in own)
+
+    def untoggle_optimizer(optimizer: Optimizer) -> None:
+        for parameter, requires_grad in trained.items():
+            parameter.requires_grad_(requires_grad)
+        trained.clear()
+
+    def clip_gradients(
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        if not gradient_clip_val:
+            return
+        by_value = gradient_clip_algorithm == "value"
+        clip = nn.utils.clip_grad_value_ if by_value else nn.utils.clip_grad_norm_
+        clip(_parameters(optimizer), gradient_clip_val)
+
+    return {
+        "optimizers": configured_optimizers,
+        "lr_schedulers": lr_schedulers,
+        "manual_backward": manual_backward,
+        "toggle_optimizer": toggle_optimizer,
+        "untoggle_optimizer": untoggle_optimizer,
+        "clip_gradients": clip_gradients,
+    }
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

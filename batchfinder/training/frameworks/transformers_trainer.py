@@ -1,0 +1,246 @@
+"""How a ``Trainer`` of transformers trains: its model, loss, precision, optimizer and data.
+
+Transformers is not imported; see :class:`~batchfinder.training.setup.Trainer`.
+
+Sources: ``Trainer.train`` and ``Trainer.training_step``
+(https://github.com/huggingface/transformers/blob/main/src/transformers/trainer.py), and for the
+precision ``Accelerator.prepare_model``
+(https://github.com/huggingface/accelerate/blob/main/src/accelerate/accelerator.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from batchfinder.errors import StepError
+from batchfinder.training.frameworks.methods import methods_replaced
+from batchfinder.training.parallel import unwrapped
+from batchfinder.training.setup import Trainer
+from batchfinder.training.tree import named_tensors
+
+# Those whose training_step does no more, as far as memory is concerned, than the loss needs.
+_KNOWN = ("transformers", "trl")
+
+
+class TrainerStep:
+    """``step(model, batch) -> loss`` as a Trainer makes it.
+
+    Args:
+        trainer: stays as it is, whatever its ``compute_loss`` notes in it.
+
+    Attributes:
+        accumulates: whether it accumulates gradients over several micro-batches.
+        held: the Trainer's modules and tensors beside its model, by name: a reference model, say.
+        batches_ahead: how many micro-batches it has on the device while it trains on one: all of a
+            step; None where it fetches each in its turn, as before transformers 4.46.
+
+    Raises:
+        StepError: it shards its model, or makes its batches out of its model's answers.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        for option in ("deepspeed", "fsdp"):
+            if getattr(trainer.args, option, None) or getattr(
+                trainer, f"is_{option}_enabled", False
+            ):
+                raise StepError(
+                    f"the Trainer shards its model ({option} is set), of which one process alone "
+                    "knows nothing: return (model, sample) in place of the Trainer, and search "
+                    "with torchrun -m batchfinder find --strategy fsdp"
+                )
+        if hasattr(trainer.args, "steps_per_generation"):  # GRPO and the like
+            raise StepError(
+                f"a {type(trainer).__name__} trains on what its model generates, in parts of a "
+                "batch of prompts: return (model, sample) in place of it, with the longest "
+                "completions that there will be, and give its loss as step"
+            )
+        self._trainer = _without_data(trainer)
+        vars(self._trainer).update({k: _own(value) for k, value in vars(self._trainer).items()})
+        self.held = {
+            name: value
+            for name, value in vars(self._trainer).items()
+            if isinstance(value, nn.Module | Tensor) and name not in ("model", "model_wrapped")
+        }
+        micro_batches = getattr(trainer.args, "gradient_accumulation_steps", 1)
+        self.accumulates = micro_batches > 1
+        self.batches_ahead = micro_batches if hasattr(trainer, "get_batch_samples") else None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TrainerStep:
+        """The same step with copies of what is held; the Trainer around it is shared."""
+        step = copy.copy(self)
+        step.held = copy.deepcopy(self.held, memo)
+        return step
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss of a batch that is on the model's device."""
+        module = unwrapped(model)
+        args = self._trainer.args
+        _save_activations(module, args)
+        acting = _acting(
+            self._trainer,
+            **self.held,
+            model=module,
+            model_wrapped=model,
+            current_gradient_accumulation_steps=getattr(args, "gradient_accumulation_steps", 1),
+            # The batch is where it belongs, which need not be the device of the arguments.
+            _prepare_input=_unchanged,
+        )
+        items = _items_in(acting, batch)
+        if hasattr(acting, "_prepare_inputs"):
+            batch = acting._prepare_inputs(batch)
+        with _in_precision(module, _lower_precision(self._trainer)):
+            loss: Tensor = acting.compute_loss(model, batch, **items)
+        return loss
+
+
+class TrainerOptimizer:
+    """``make(model) -> optimizer`` as a Trainer creates it.
+
+    Args:
+        trainer: stays without it.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = _without_data(trainer)
+
+    def __call__(self, model: nn.Module) -> Optimizer:
+        """A new optimizer over a model's parameters."""
+        acting = _acting(self._trainer, model=model, model_wrapped=model, optimizer=None)
+        acting.create_optimizer()
+        optimizer: Any = acting.optimizer
+        if callable(getattr(optimizer, "train", None)):
+            optimizer.train()  # one without a schedule refuses its step otherwise
+        return optimizer  # type: ignore[no-any-return]
+
+
+def _acting(trainer: Trainer, **changes: Any) -> Any:
+    """A Trainer that may note what it likes without changing the user's."""
+    acting = copy.copy(trainer)
+    vars(acting).update(changes)
+    return acting
+
+
+def _without_data(trainer: Trainer) -> Any:
+    """A Trainer of one's own; its data is not needed, and would go to every worker process."""
+    return _acting(trainer, train_dataset=None, eval_dataset=None)
+
+
+def _own(value: Any) -> Any:
+    """Containers of one's own, in which metrics are noted; what they hold is shared."""
+    if type(value) is list:
+        return [_own(item) for item in value]
+    if type(value) in (set, deque):
+        return copy.copy(value)
+    if type(value) in (dict, defaultdict, Counter, OrderedDict):
+        own = copy.copy(value)
+        for key, item in value.items():
+            own[key] = _own(item)
+        return own
+    return value
+
+
+def _unchanged(data: Any) -> Any:
+    return data
+
+
+def _items_in(acting: Any, batch: Any) -> dict[str, Any]:
+    """What ``compute_loss`` is given to divide a sum by; nothing before transformers 4.46."""
+    get_batch_samples = getattr(acting, "get_batch_samples", None)
+    if get_batch_samples is None:
+        return {}
+    tensors = [tensor for _, tensor in named_tensors(batch)]
+    device = tensors[0].device if tensors else acting.args.device
+    arguments = (iter([batch]), 1, device)
+    takes_device = len(inspect.signature(get_batch_samples).parameters) > 2
+    _, items = get_batch_samples(*arguments if takes_device else arguments[:2])
+    if isinstance(items, Tensor) and items.dim():
+        items = items.flatten()[0]  # one for each GPU of DataParallel, which has no part here
+    return {"num_items_in_batch": items}
+
+
+def remarks_on(trainer: Trainer) -> list[str]:
+    """What the user should know of what a Trainer does beside its step."""
+    remarks = []
+    if getattr(trainer.args, "n_gpu", 1) > 1:
+        remarks.append(
+            "the Trainer would train with DataParallel, of which the first GPU needs more memory "
+            "than one that trains alone, as here; start it with torchrun, one process per GPU"
+        )
+    if getattr(trainer.args, "torch_compile", False):
+        remarks.append(
+            "the Trainer compiles its model, which takes other memory than the uncompiled steps "
+            "here; batchfinder find with --compile measures it, find_max_batch with compile=True"
+        )
+    own_step = getattr(type(trainer), "training_step", None)
+    if getattr(own_step, "__module__", "transformers").partition(".")[0] not in _KNOWN:
+        remarks.append(
+            f"the training_step of {type(trainer).__name__} is not called, but its compute_loss: "
+            "what else it does is not seen; give a step(model, batch) -> loss that does it"
+        )
+    return remarks
+
+
+def _save_activations(module: Any, args: Any) -> None:
+    """Checkpoint activations as ``Trainer.train`` does; called before every step."""
+    if getattr(args, "activation_checkpointing", False):  # since transformers 5.22
+        options = dict(args.activation_checkpointing_kwargs or {})
+        layers = {
+            name: options.pop(name) for name in ("every_n_layers", "offload") if name in options
+        }
+        module.activation_checkpointing_enable(
+            activation_checkpointing_kwargs=options or None, **layers
+        )
+    elif getattr(args, "gradient_checkpointing", False):
+        module.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs
+        )
+
+
+def _lower_precision(trainer: Any) -> torch.dtype | None:
+    """That of autocast: from the arguments, or as ``accelerate launch`` has been told."""
+    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        if getattr(trainer.args, name, False):
+            return dtype
+        accelerator: Any = getattr(trainer, "accelerator", None)
+        if getattr(accelerator, "native_amp", False) and accelerator.mixed_precision == name:
+            return dtype
+    return None
+
+
+def _in_precision(
+    module: nn.Module, dtype: torch.dtype | None
+) -> contextlib.AbstractContextManager[Any]:
+    """Run a model's forward pass alone in lower precision; its outputs are in fp32 again."""
+    if dtype is None:
+        return contextlib.nullcontext()
+    forward = module.forward
+    device = next(module.parameters()).device.type
+
+    def in_autocast(*arguments: Any, **options: Any) -> Any:
+        with torch.autocast(device, dtype=dtype):
+            output = forward(*arguments, **options)
+        return _in_fp32(output)
+
+    return methods_replaced(module, forward=in_autocast)
+
+
+def _in_fp32(output: Any) -> Any:
+    """What a model returned, with its tensors of lower precision in fp32, as Accelerate does it."""
+    if isinstance(output, Tensor):
+        return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
+    if isinstance(output, Mapping):
+        return type(output)({key: _in_fp32(value) for key, value in output.items()})  # type: ignore[call-arg]
+    if isinstance(output, tuple) and hasattr(output, "_fields"):
+        return type(output)(*map(_in_fp32, output))
+    if isinstance(output, list | tuple):
+        return type(output)(map(_in_fp32, output))
+    return output

@@ -1,0 +1,186 @@
+"""What training steps may touch: all that is reachable from models, optimizers and functions.
+
+A step of the user's own reaches more than its arguments: the discriminator of a GAN, the copy of an
+EMA, optimizers, counters. Functions hold it in their closures, in the globals that they name, and
+in the object that a method belongs to.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from types import CellType, FunctionType, MethodType
+from typing import Any
+
+from torch import Tensor, nn
+
+from batchfinder.training.state.anatomy import (
+    ATOMS,
+    container_of,
+    contents_of,
+    contents_of_slot,
+    is_followed,
+    is_users,
+    items_of,
+    namespaces_of,
+    parts_of,
+    slots_of,
+    users_classes,
+    wraps_users,
+)
+
+
+def reachable(roots: Iterable[object]) -> Iterator[Any]:
+    """All that is reachable from some objects, each thing once.
+
+    Followed are the items of containers; the attributes of what has a ``state_dict`` (modules,
+    optimizers, scalers, schedulers), of objects of the user's own classes, and of these classes;
+    the hooks of tensors; and what the user's functions read: closures, defaults, globals, names in
+    modules of the user's own. Data sets are not followed, nor are objects of libraries.
+
+    Args:
+        roots: where to start.
+
+    Yields:
+        The roots and what was found: tensors, containers, modules, functions, the cells of
+        closures. What is yielded may be changed only once all has been seen.
+
+    Example:
+        >>> teacher = nn.Linear(4, 2)
+        >>> def step(model, batch):
+        ...     return (model(batch) - teacher(batch)).square().mean()
+        >>> [thing for thing in reachable([step]) if isinstance(thing, nn.Module)]
+        [Linear(in_features=4, out_features=2, bias=True)]
+    """
+    # By a stack: users' structures may be deep or cyclic.
+    pending = [*roots]
+    seen: dict[int, Any] = {}
+    while pending:
+        value = pending.pop()
+        if id(value) in seen:
+            continue
+        # Held, not just noted: a dead object's id may be given to another.
+        seen[id(value)] = value
+        yield value
+        pending += [held for held in _held_by(value) if type(held) not in ATOMS]
+
+
+def modules_reached(functions: Iterable[object]) -> dict[nn.Module, str]:
+    """The modules that functions reach, each with the name of a variable that holds it.
+
+    The modules inside them are left out.
+
+    Example:
+        >>> teacher = nn.Sequential(nn.Linear(4, 2))
+        >>> modules_reached([lambda model, batch: teacher(batch)])
+        {Sequential(
+          (0): Linear(in_features=4, out_features=2, bias=True)
+        ): 'teacher'}
+    """
+    names: dict[nn.Module, str] = {}
+    modules: list[nn.Module] = []
+    for thing in reachable(functions):
+        if isinstance(thing, nn.Module):
+            modules.append(thing)
+        for name, value in _variables_of(thing):
+            if isinstance(value, nn.Module):
+                names.setdefault(value, str(name))
+    inner = {module for outer in modules for module in outer.modules() if module is not outer}
+    return {
+        module: names.get(module, type(module).__name__)
+        for module in modules
+        if module not in inner
+    }
+
+
+def _variables_of(thing: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(thing, FunctionType) and wraps_users(thing):
+        cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=False)
+        inside = [(name, value) for name, cell in cells for value in contents_of(cell)]
+        named = [(space, name) for space, names in namespaces_of(thing) for name in sorted(names)]
+        return [*inside, *((name, space[name]) for space, name in named if name in space)]
+    return items_of(thing) if isinstance(thing, dict) else ()
+
+
+def _held_by(value: Any) -> Iterable[Any]:
+    if isinstance(value, Tensor):
+        return tensor_hooks(value)
+    if isinstance(value, type):
+        return [part for cls in users_classes(value) for part in parts_of(cls)]
+    if isinstance(value, tuple):
+        return value
+    if isinstance(value, FunctionType | CellType | MethodType | functools.partial):
+        return _held_by_callable(value)
+    if isinstance(value, functools._lru_cache_wrapper):
+        return (value.__wrapped__,)
+    if container_of(value) is not None:
+        items = items_of(value)
+        inside = [part for pair in items for part in pair] if isinstance(value, dict) else items
+        return [*inside, vars(value)] if hasattr(value, "__dict__") else inside
+    return _held_by_object(value)
+
+
+def tensor_hooks(tensor: Tensor) -> list[dict[int, Any]]:
+    """The hooks on a tensor's gradient: before it is accumulated, and after."""
+    return [tensor._backward_hooks or {}, tensor._post_accumulate_grad_hooks or {}]
+
+
+def hooks_of(model: nn.Module) -> list[Any]:
+    """The hooks of a model: of its modules, and of their parameters.
+
+    Example:
+        >>> model = nn.Linear(2, 2)
+        >>> _ = model.register_forward_hook(print)
+        >>> hooks_of(model)
+        [<built-in function print>]
+    """
+    of_modules = [
+        hooks
+        for module in model.modules()
+        for name, hooks in vars(module).items()
+        if name.endswith("_hooks") and isinstance(hooks, dict)
+    ]
+    of_tensors = [hooks for tensor in model.parameters() for hooks in tensor_hooks(tensor)]
+    return [hook for hooks in (*of_modules, *of_tensors) for hook in hooks.values()]
+
+
+def methods_of(model: nn.Module) -> list[Any]:
+    """What the user's own classes of modules hold: the methods that a forward pass runs, and data.
+
+    A table that they keep in a global, once for each length, is reached by these alone.
+
+    Example:
+        >>> methods_of(nn.Linear(2, 2))
+        []
+    """
+    classes = {cls for module in model.modules() for cls in type(module).__mro__ if is_users(cls)}
+    return [part for cls in classes for part in parts_of(cls)]
+
+
+def _held_by_callable(value: Any) -> Iterable[Any]:
+    if isinstance(value, CellType):
+        return contents_of(value)
+    if isinstance(value, MethodType):
+        return (value.__self__, value.__func__)
+    if isinstance(value, functools.partial):
+        return (value.func, value.args, value.keywords)
+    if not wraps_users(value):
+        return ()
+    return [
+        *(value.__closure__ or ()),
+        value.__defaults__,
+        value.__kwdefaults__,
+        vars(value),
+        *(space[name] for space, names in namespaces_of(value) for name in names & space.keys()),
+    ]
+
+
+def _held_by_object(value: Any) -> Iterable[Any]:
+    if isinstance(value, nn.Module):
+        # A scripted module keeps these outside its __dict__.
+        inside = [value.parameters(recurse=False), value.buffers(recurse=False), value.children()]
+        return [vars(value), *(item for items in inside for item in items)]
+    if not is_followed(value):
+        return ()
+    slots = [content for slot in slots_of(value) for content in contents_of_slot(slot, value)]
+    return [*slots, *([vars(value)] if hasattr(value, "__dict__") else ()), type(value)]

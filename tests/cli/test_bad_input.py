@@ -1,0 +1,248 @@
+"""What users get wrong: one clear line that says what to do, and nothing half-done."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from processes import idle_bytes
+
+from batchfinder.cli.app import cli
+from batchfinder.units import MIB
+
+TARGETS = Path(__file__).parents[1] / "targets"
+MODELS = TARGETS / "models.py"
+GOOD = f"{MODELS}:build_small"
+
+
+def find(target: str, *options: str) -> Result:
+    return CliRunner().invoke(cli, ["find", target, "--device", "cpu", *options])
+
+
+def error_of(done: Result) -> str:
+    """The one line of the error, once all that must hold for every error has been checked."""
+    assert done.stdout == ""
+    assert not isinstance(done.exception, Exception) or isinstance(done.exception, SystemExit)
+    *before, last = done.stderr.splitlines()
+    assert last.startswith("Error: ")
+    assert not any(line.startswith("Error: ") for line in before)
+    return last.removeprefix("Error: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--min-batch-size", "0"), "the minimum batch size must be at least 1, not 0"),
+        (("--max-batch-size", "-4"), "the maximum batch size must be at least 1, not -4"),
+        (("--multiple-of", "0"), "multiple_of must be at least 1, not 0"),
+        (
+            ("--multiple-of", "64", "--max-batch-size", "32"),
+            "no multiple of 64 lies between the smallest batch size 1 and the largest 32; "
+            "change one of the three",
+        ),
+        (("--confirm-steps", "0"), "confirm_steps must be at least 1, not 0"),
+        *(
+            (
+                ("--probe-timeout", seconds),
+                f"--probe-timeout must be above 0 seconds, not {seconds}; leave it out for a limit "
+                "by the steps seen",
+            )
+            for seconds in ("0", "nan", "inf")
+        ),
+        (("--global-batch-size", "0"), "--global-batch-size must be at least 1, not 0"),
+        (
+            ("--headroom", "100"),
+            "--headroom is a percentage from 0 to below 100, not '100'",
+        ),
+        (
+            ("--headroom", "some"),
+            "--headroom is a percentage from 0 to below 100, not 'some'",
+        ),
+        (
+            ("--memory-limit", "much"),
+            "'much' is not a memory size; write it as 24GiB or 512MiB",
+        ),
+        (
+            ("--memory-limit", "900000000TiB"),
+            "'900000000TiB' is more memory than there is anywhere; write it as 24GiB",
+        ),
+        (("--memory-limit", "0"), "a memory size must be positive, not '0'; write it as 24GiB"),
+        (("--arg", "depth"), "--arg 'depth' cannot be read; write it as NAME=VALUE"),
+    ],
+)
+def test_options_that_make_no_sense(options: tuple[str, ...], message: str) -> None:
+    done = find(GOOD, *options)
+    assert error_of(done) == message
+    assert done.exit_code == 2
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "options", [("--max-batch-size", "ten"), ("--precision", "fp8"), ("--wrong",)]
+)
+def test_options_that_cannot_be_read(options: tuple[str, ...]) -> None:
+    done = find(GOOD, *options)
+    assert error_of(done)
+    assert done.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "status", "message"),
+    [
+        ("nowhere.py:build", (), 2, "no such file: nowhere.py"),
+        (f"{MODELS}:build_smal", (), 2, "has no function build_smal; did you mean build_small?"),
+        (f"{TARGETS}/deaths.py:build", (), 2, "build needs deed; give it by --arg deed=VALUE"),
+        (GOOD, ("--arg", "depth=2"), 2, "takes no argument depth; did you mean width?"),
+        (f"{MODELS}:build_nothing", (), 1, "returned None; it must return the model"),
+        (f"{MODELS}:build_without_sample", (), 1, "there is no example batch: return (model, samp"),
+        (f"{MODELS}:build_without_tensors", (), 1, "holds no tensors; give a batch"),
+        (f"{MODELS}:build_disagreeing", (), 1, "tensors disagree about the batch size"),
+        (GOOD, ("--memory-limit", "100MiB"), 1, "what this process already uses, "),
+        (GOOD, ("--memory-limit", "900TiB"), 1, "is above what the device has, "),
+        (GOOD, ("--device", "gpu"), 2, "there is no device 'gpu'; write it as cpu, cuda"),
+        (GOOD, ("--optimizer", "LBFGS"), 2, "LBFGS computes the loss several times a step"),
+        (GOOD, ("--input", "foo[3]"), 2, "foo"),
+        (GOOD, ("--optimizer", "adamww"), 2, "no optimizer 'adamww' in torch.optim; did you mean"),
+    ],
+)
+def test_what_is_found_on_loading(
+    target: str, options: tuple[str, ...], status: int, message: str
+) -> None:
+    done = find(target, *options)
+    assert message in error_of(done)
+    assert done.exit_code == status
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_an_answer_to_a_full_disk() -> None:
+    command = [sys.executable, "-m", "batchfinder", "gpus"]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: the system refused something that is needed here (No sp")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
+def test_cuda_where_there_is_none() -> None:
+    done = find(GOOD, "--device", "cuda")
+    assert re.match(r"there is no CUDA device here.*; use --device cpu, or leave", error_of(done))
+    assert done.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            "build_without_gradient",
+            "the loss does not depend on any parameter that requires a gradient: nothing to train; "
+            "look for torch.no_grad(), detach() or frozen parameters; "
+            "return the loss before its backward pass: that and the optimizer step follow; "
+            "or let the step do all of it and return None",
+        ),
+        (
+            "build_frozen",
+            "the model has no parameter that requires a gradient: nothing to train; "
+            "call requires_grad_() on what you want to train",
+        ),
+    ],
+)
+def test_what_cannot_be_trained(function: str, message: str) -> None:
+    done = find(f"{MODELS}:{function}")
+    assert error_of(done) == message
+    assert done.exit_code == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_a_file_that_does_not_import_shows_its_own_traceback(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import json\n\nwidth = json.loads('not json')\n")
+    done = find(f"{tmp_path}/train.py:build")
+    assert error_of(done).startswith("JSONDecodeError: ")
+    assert done.exit_code == 1
+    lines = done.stderr.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[1] == f'  File "{tmp_path}/train.py", line 3, in <module>'
+    assert "batchfinder" not in done.stderr
+
+
+def test_a_file_with_a_syntax_error_shows_the_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("def build(:\n")
+    done = find(f"{tmp_path}/train.py:build")
+    assert error_of(done).startswith("SyntaxError: ")
+    assert done.exit_code == 1
+    assert f'File "{tmp_path}/train.py", line 1' in done.stderr
+    assert "batchfinder" not in done.stderr
+
+
+def test_a_model_that_fails_at_every_size_shows_its_own_traceback() -> None:
+    done = find(f"{TARGETS}/deaths.py:build", "--arg", "deed=raise")
+    assert error_of(done) == "ValueError: no such width"
+    assert done.exit_code == 1
+    assert f'File "{TARGETS}/deaths.py", line' in done.stderr
+    assert "probing" not in done.stderr
+    assert "tenacity" not in done.stderr
+
+
+def test_a_model_that_fails_at_some_size_shows_what_had_run() -> None:
+    done = find(f"{MODELS}:build_limited", "--max-batch-size", "64")
+    assert done.exit_code == 1
+    assert done.stdout.startswith("Stopped by an error. Largest size that ran: 1 (not confirmed)")
+    assert done.stderr.splitlines()[-1] == "Error: ValueError: only 4 positions were learned"
+
+
+def test_a_loss_that_is_not_a_number_is_a_warning() -> None:
+    done = find(f"{MODELS}:build_nan", "--max-batch-size", "1")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("Max batch size 1 ")
+    (warning,) = (line for line in done.stderr.splitlines() if "nan" in line)
+    assert warning.startswith("Warning: the loss is nan on the sample: memory is measured")
+
+
+def test_a_batch_norm_that_needs_two_examples_starts_at_two() -> None:
+    done = find(f"{MODELS}:build_normalized", "--max-batch-size", "3")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("Max batch size 3 ")
+    sizes = re.findall(r"^ +(\d+) ", done.stderr, re.MULTILINE)
+    assert sizes[0] == "2"
+
+
+def test_a_step_that_squeezes_a_batch_of_one_starts_at_two() -> None:
+    done = find(f"{MODELS}:build_squeezing", "--max-batch-size", "3")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("Max batch size 3 ")
+    assert (
+        "(ValueError: not enough values to unpack (expected 2, got 1)), one of 2 do" in done.stderr
+    )
+    done = find(f"{MODELS}:build_squeezing", "--max-batch-size", "1")
+    assert error_of(done) == (
+        "a batch of 1 fails (ValueError: not enough values to unpack (expected 2, got 1)), "
+        "one of 2 does not; try sizes from 2 on"
+    )
+    assert done.exit_code == 1
+
+
+def test_a_batch_norm_where_only_one_example_is_allowed() -> None:
+    done = find(f"{MODELS}:build_normalized", "--max-batch-size", "1")
+    assert error_of(done) == (
+        "a layer of the model needs more than 1 example to train on; try sizes from 2 on"
+    )
+    assert done.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "room"), [("build_hungry", 45 * MIB), ("build_hungry_optimizer", 280 * MIB)]
+)
+def test_nothing_fits_tells_what_is_missing_and_what_could_help(function: str, room: int) -> None:
+    limit = str(round((idle_bytes() + room) / 0.95))  # of which 5 % stay free
+    done = find(f"{MODELS}:{function}", "--memory-limit", limit)
+    assert done.exit_code == 3
+    headline, missing, levers = done.stdout.splitlines()
+    assert headline.startswith("Nothing fits: batch size 1 needs more than ")
+    assert re.match(r"It needs at least \d.* beyond the budget: it held .* and asked for", missing)
+    assert levers.startswith("What can help: --precision bf16, ")

@@ -1,0 +1,124 @@
+"""One verdict out of what each rank saw: the worst, whoever it comes from."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchfinder.errors import (
+    BatchFinderError,
+    BatchTooSmallError,
+    RankError,
+    StepError,
+    UserCodeError,
+    WorkerReleasedError,
+)
+from batchfinder.probing.ranks.consensus import RankReport, check_none_raised, consensus
+from batchfinder.probing.workers.verdict import Verdict
+from batchfinder.results.memory_model import Phase
+from batchfinder.results.result import Outcome, Probe
+
+GOOD = Outcome.FITS
+CLOSED_BY_PEER = (
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error "
+    "[127.0.0.1]:54150: Connection reset by peer"
+)
+
+
+def report(outcome: Outcome = GOOD, peak: int = 10, *, is_certain: bool = True) -> RankReport:
+    peaks = {Phase.FORWARD_BACKWARD: peak} if outcome is GOOD else {}
+    probe = Probe(
+        8, outcome, 1, 0.5, 8, peak / 10, phase_peak_bytes=peaks, note="" if peaks else "why"
+    )
+    return RankReport(Verdict(probe, is_certain, is_reusable=outcome is GOOD))
+
+
+def lost() -> RankReport:
+    return RankReport.of_error(WorkerReleasedError())
+
+
+def judged(*reports: RankReport, budgets: tuple[int, ...] = ()) -> Verdict:
+    return consensus(reports, budgets or (100,) * len(reports), 8, confirm=False)
+
+
+@given(st.lists(st.sampled_from(Outcome), min_size=1, max_size=9))
+def test_the_worst_outcome_decides(outcomes: list[Outcome]) -> None:
+    verdict = judged(*map(report, outcomes))
+    order = [Outcome.FITS, Outcome.OOM, Outcome.FAILED]
+    assert verdict.probe.outcome is max(outcomes, key=order.index)
+    assert verdict.probe.limiting_rank is not None
+    assert outcomes[verdict.probe.limiting_rank] is verdict.probe.outcome
+    assert verdict.is_reusable == (set(outcomes) == {Outcome.FITS})
+
+
+def test_of_those_that_fit_the_one_with_the_least_room_limits() -> None:
+    probe = judged(report(peak=30), report(peak=20), report(peak=25), budgets=(100, 80, 90)).probe
+    assert probe.limiting_rank == 1
+    assert probe.phase_peak_bytes == {Phase.FORWARD_BACKWARD: 20}
+    assert probe.rank_peak_bytes == (30, 20, 25)
+    assert probe.step_seconds == 3.0
+
+
+def test_ranks_that_were_cut_off_have_no_say() -> None:
+    verdict = judged(lost(), report(Outcome.OOM), lost())
+    assert (verdict.probe.outcome, verdict.probe.note) == (Outcome.OOM, "rank 1: why")
+    assert verdict.probe.rank_peak_bytes == (None, None, None)
+    assert verdict.is_certain
+
+
+def test_a_certain_failure_makes_an_uncertain_one_certain() -> None:
+    oom = report(Outcome.OOM, is_certain=False)
+    assert not judged(report(), oom).is_certain
+    assert judged(oom, report(Outcome.OOM)).is_certain
+    assert not judged(report(Outcome.OOM), report(Outcome.FAILED, is_certain=False)).is_certain
+
+
+def test_ranks_that_lose_each_other_for_no_reason_are_to_try_again() -> None:
+    verdict = judged(RankReport.of_error(UserCodeError(CLOSED_BY_PEER)), report())
+    assert (verdict.probe.outcome, verdict.is_certain) == (Outcome.FAILED, False)
+    assert verdict.probe.note == f"the ranks lost each other: {CLOSED_BY_PEER}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CLOSED_BY_PEER,
+        "RuntimeError: Gloo connectFullMesh failed with [/x/gloo/transport/tcp/pair.cc:144] no",
+        "torch.distributed.DistBackendError: NCCL error in: x.cpp:3690, remote process exited or "
+        "there was a network error, NCCL version 2.27.5",
+    ],
+)
+def test_what_another_ranks_end_looks_like(text: str) -> None:
+    assert RankReport.of_error(UserCodeError(text)).lost == text
+
+
+@pytest.mark.parametrize(
+    "text", ["ValueError: no such width", "RuntimeError: peer review was closed by the author"]
+)
+def test_what_is_the_users_own(text: str) -> None:
+    assert not RankReport.of_error(UserCodeError(text)).lost
+
+
+def test_an_error_of_one_rank_is_named_and_one_of_all_is_not() -> None:
+    bad = RankReport.of_error(StepError("no loss"))
+    with pytest.raises(StepError, match=r"^on rank 1: no loss$"):
+        check_none_raised([RankReport(), bad])
+    with pytest.raises(StepError, match=r"^no loss$"):
+        check_none_raised([RankReport.of_error(StepError("no loss")) for _ in range(2)])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [UserCodeError("ValueError: no", "Traceback ..."), BatchTooSmallError("2"), RankError("gone")],
+)
+def test_reports_go_through_json(error: BatchFinderError) -> None:
+    for before in (report(), report(Outcome.OOM), lost(), RankReport.of_error(error)):
+        after = RankReport.from_dict(json.loads(json.dumps(before.to_dict())))
+        assert (after.verdict, after.lost) == (before.verdict, before.lost)
+        assert (type(after.error), str(after.error)) == (type(before.error), str(before.error))
+        assert getattr(after.error, "user_traceback", "") == getattr(
+            before.error, "user_traceback", ""
+        )

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchfinder.errors import UsageError
+from batchfinder.results.accumulation import AccumulationPlan, Split, plan_accumulation
+
+globals_ = st.integers(1, 600)
+limits = st.integers(1, 100)
+worlds = st.integers(1, 9)
+
+
+def test_a_global_batch_that_divides_is_split_exactly() -> None:
+    assert plan_accumulation(4096, 1041) == AccumulationPlan(4096, Split(1024, 4, 1), None, None)
+
+
+def test_ranks_share_the_global_batch() -> None:
+    plan = plan_accumulation(4096, 100, world_size=8)
+    assert plan == AccumulationPlan(4096, Split(64, 8, 8), None, None)
+    assert str(plan) == "Global batch 4096 = 64 per device x 8 accumulation steps x 8 ranks"
+
+
+def test_where_nothing_divides_the_nearest_on_both_sides_are_given() -> None:
+    plan = plan_accumulation(100, 64, world_size=8)
+    assert plan == AccumulationPlan(100, None, Split(12, 1, 8), Split(13, 1, 8))
+    assert str(plan) == (
+        "Global batch 100 has no exact split; nearest: "
+        "96 = 12 per device x 1 accumulation step x 8 ranks, "
+        "or 104 = 13 per device x 1 accumulation step x 8 ranks"
+    )
+
+
+def test_an_exact_split_that_crawls_comes_with_faster_neighbours() -> None:
+    plan = plan_accumulation(97, 64)
+    assert plan == AccumulationPlan(97, Split(1, 97, 1), Split(48, 2, 1), Split(49, 2, 1))
+    assert str(plan) == (
+        "Global batch 97 = 1 per device x 97 accumulation steps (far fewer steps: "
+        "96 = 48 per device x 2 accumulation steps, or 98 = 49 per device x 2 accumulation steps)"
+    )
+
+
+def test_fewer_examples_than_ranks_leave_only_the_split_above() -> None:
+    plan = plan_accumulation(3, 64, world_size=8)
+    assert plan == AccumulationPlan(3, None, None, Split(1, 1, 8))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 1, 1), "the global batch size must be at least 1, not 0"),
+        ((1, 0, 1), "the batch size found must be at least 1, not 0"),
+        ((1, 1, -2), "the world size must be at least 1, not -2"),
+    ],
+)
+def test_numbers_must_be_positive(arguments: tuple[int, int, int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan_accumulation(*arguments)
+
+
+def test_a_large_prime_takes_no_time() -> None:
+    prime = 10**18 + 9
+    assert plan_accumulation(prime, 2).exact == Split(1, prime, 1)
+
+
+@given(globals_, limits, worlds)
+def test_an_exact_split_is_found_whenever_there_is_one(total: int, limit: int, world: int) -> None:
+    possible = [
+        steps
+        for steps in range(1, total + 1)
+        if total % (steps * world) == 0 and total // (steps * world) <= limit
+    ]
+    exact = plan_accumulation(total, limit, world).exact
+    if not possible:
+        assert exact is None
+    else:
+        assert exact == Split(total // (possible[0] * world), possible[0], world)
+
+
+@given(globals_, limits, worlds)
+def test_every_split_respects_the_limit_and_stands_on_its_side(
+    total: int, limit: int, world: int
+) -> None:
+    plan = plan_accumulation(total, limit, world)
+    for split in (plan.exact, plan.below, plan.above):
+        if split is not None:
+            assert 1 <= split.batch_size <= limit
+            assert split.world_size == world
+    assert plan.exact is None or plan.exact.global_batch_size == total
+    assert plan.below is None or plan.below.global_batch_size < total
+    assert plan.above is None or plan.above.global_batch_size > total
+
+
+@given(globals_, limits, worlds)
+def test_the_neighbours_are_the_nearest_with_their_number_of_steps(
+    total: int, limit: int, world: int
+) -> None:
+    plan = plan_accumulation(total, limit, world)
+    assert plan.exact or plan.above
+    for split in (plan.below, plan.above):
+        if split is not None:
+            unit = split.gradient_accumulation_steps * world
+            assert abs(split.global_batch_size - total) <= unit
+            fewer = Split(limit, split.gradient_accumulation_steps - 1, world)
+            assert fewer.global_batch_size < total

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from strategies import probes, results
+
+from batchfinder.errors import UsageError
+from batchfinder.results.accumulation import Split
+from batchfinder.results.memory_model import MemoryModel, Phase, PhaseModel
+from batchfinder.results.result import (
+    SCHEMA_VERSION,
+    BatchSizeResult,
+    NextFailure,
+    Outcome,
+    Probe,
+    Status,
+)
+
+PROBE = Probe(
+    batch_size=16,
+    outcome=Outcome.FITS,
+    steps=3,
+    samples=48,
+    seconds=0.5,
+    step_seconds=0.125,
+    peak_allocated_bytes=900,
+    peak_reserved_bytes=1000,
+    phase_peak_bytes={Phase.FORWARD_BACKWARD: 1000, Phase.OPTIMIZER_STEP: 800},
+    confirmed=True,
+    note="NaN loss",
+)
+RESULT = BatchSizeResult(
+    batch_size=16,
+    status=Status.FOUND,
+    device="cpu",
+    budget_bytes=1024,
+    probes=(PROBE,),
+    memory_model=MemoryModel({Phase.FORWARD_BACKWARD: PhaseModel(100.4, 56.25, 0.001)}),
+    next_failure=NextFailure(17, Outcome.OOM, "out of memory"),
+    confirmed_steps=3,
+    cost_full_size_steps=3.0,
+    seconds=1.5,
+    versions={"python": "3.12"},
+    warnings=("pass loss_fn",),
+)
+
+
+def test_the_json_has_every_fact_in_raw_units() -> None:
+    assert json.loads(RESULT.to_json()) == {
+        "schema_version": SCHEMA_VERSION,
+        "batch_size": 16,
+        "status": "found",
+        "device": "cpu",
+        "budget_bytes": 1024,
+        "world_size": 1,
+        "rank_peak_bytes": [],
+        "limiting_rank": None,
+        "estimated_batch_size": None,
+        "memory_model": {
+            "fixed_bytes": 100,
+            "per_sample_bytes": 56.2,
+            "is_linear": True,
+            "worst_residual": 0.001,
+            "phases": {"forward_backward": {"fixed_bytes": 100, "per_sample_bytes": 56.2}},
+        },
+        "probes": [
+            {
+                "batch_size": 16,
+                "outcome": "fits",
+                "peak_allocated_bytes": 900,
+                "peak_reserved_bytes": 1000,
+                "phase_peak_bytes": {"forward_backward": 1000, "optimizer_step": 800},
+                "seconds": 0.5,
+                "step_seconds": 0.125,
+                "steps": 3,
+                "samples": 48,
+                "allocation_retries": 0,
+                "confirmed": True,
+                "note": "NaN loss",
+                "rank_peak_bytes": [],
+                "limiting_rank": None,
+            }
+        ],
+        "next_failure": {"batch_size": 17, "outcome": "oom", "reason": "out of memory"},
+        "confirmed_steps": 3,
+        "cost_full_size_steps": 3.0,
+        "seconds": 1.5,
+        "versions": {"python": "3.12"},
+        "warnings": ["pass loss_fn"],
+    }
+
+
+def test_what_is_not_known_is_null() -> None:
+    data = dataclasses.replace(RESULT, memory_model=None, next_failure=None).to_dict()
+    assert data["memory_model"] is None
+    assert data["next_failure"] is None
+
+
+@given(results())
+def test_every_result_is_one_line_of_strict_json(result: BatchSizeResult) -> None:
+    text = result.to_json()
+    assert "\n" not in text
+    assert json.loads(text)["batch_size"] == result.batch_size
+
+
+@given(probes())
+def test_a_probe_survives_the_way_through_json(probe: Probe) -> None:
+    assert Probe.from_dict(json.loads(json.dumps(probe.to_dict()))) == probe
+
+
+@pytest.mark.parametrize("missing", ["outcome", "phase_peak_bytes", "batch_size"])
+def test_data_that_lacks_a_field_is_no_probe(missing: str) -> None:
+    data = PROBE.to_dict()
+    del data[missing]
+    with pytest.raises((KeyError, TypeError)):
+        Probe.from_dict(data)
+
+
+def test_an_unknown_outcome_is_no_probe() -> None:
+    with pytest.raises(ValueError, match="'splendid' is not a valid Outcome"):
+        Probe.from_dict({**PROBE.to_dict(), "outcome": "splendid"})
+
+
+def test_the_result_stands_for_its_batch_size() -> None:
+    assert int(RESULT) == 16
+    assert str(RESULT) == "batch size 16 (found) on cpu in 1.50 s"
+
+
+@pytest.mark.parametrize("thing", [RESULT, PROBE, RESULT.next_failure])
+def test_what_was_found_cannot_be_changed(thing: object) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(thing, "batch_size", 17)  # noqa: B010 - mypy rightly refuses the plain spelling
+
+
+def test_only_fits_fits() -> None:
+    fits = {o: dataclasses.replace(PROBE, outcome=o).fits for o in Outcome}
+    assert fits == {Outcome.FITS: True, Outcome.OOM: False, Outcome.FAILED: False}
+
+
+def test_a_result_plans_accumulation_with_the_size_found() -> None:
+    assert RESULT.accumulation_plan(256, world_size=2).exact == Split(16, 8, 2)
+
+
+def test_nothing_can_be_planned_where_nothing_fits() -> None:
+    with pytest.raises(UsageError, match="the batch size found must be at least 1"):
+        dataclasses.replace(RESULT, batch_size=0).accumulation_plan(256)

@@ -1,0 +1,597 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes import AdversarialProber, FakeProber
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import Curve, fake_probers, search_bounds, thoroughly
+
+from batchfinder.errors import UsageError
+from batchfinder.results.memory_model import Phase
+from batchfinder.results.result import Outcome, Probe, Status
+from batchfinder.search.bounds import UNLIMITED_BATCH_SIZE, check_bounds
+from batchfinder.search.prober import Prober
+from batchfinder.search.search import Finding, search
+from batchfinder.units import GIB, MIB
+
+Bounds = tuple[int, "int | None", int]
+
+
+def run_search(
+    prober: Prober,
+    smallest: int = 1,
+    largest: int | None = None,
+    unit: int = 1,
+    guess: int | None = None,
+) -> tuple[Finding, list[Probe]]:
+    probes: list[Probe] = []
+
+    def run(batch_size: int, confirm: bool) -> Probe:
+        probes.append(prober.probe(batch_size, confirm=confirm))
+        return probes[-1]
+
+    finding = search(
+        run,
+        budget_bytes=prober.budget_bytes,
+        smallest=smallest,
+        largest=largest,
+        multiple_of=unit,
+        is_repeatable=prober.is_repeatable,
+        guess=None if guess is None else lambda *_: guess,
+    )
+    return finding, probes
+
+
+def exact_device(maximum: int, fixed_share: float = 0.3) -> FakeProber:
+    """Fits exactly the sizes up to ``maximum``, and reads what it needs."""
+    return FakeProber(
+        budget_bytes=2 * GIB,
+        fixed_bytes=fixed_share * 2 * GIB,
+        bytes_per_sample=(1 - fixed_share) * 2 * GIB / (maximum + 0.5),
+    )
+
+
+def story(probes: list[Probe]) -> list[str]:
+    """Each size with ``+`` or ``-``, and ``!`` for a confirmation."""
+    return [f"{p.batch_size}{'+' if p.fits else '-'}{'!' if p.confirmed else ''}" for p in probes]
+
+
+def size_of(finding: Finding) -> int:
+    return finding.answer.batch_size if finding.answer else 0
+
+
+def halvings(bounds: Bounds) -> int:
+    """How many probes bisection needs for the sizes within the bounds."""
+    first, last = check_bounds(*bounds)
+    return math.ceil(math.log2((last - first) // bounds[2] + 1))
+
+
+def was_refuted(prober: FakeProber, probes: list[Probe]) -> bool:
+    """Whether a confirmation failed where a probe had fitted, or after its first step.
+
+    Where verdicts do not repeat, any confirmation that fails has the same effect.
+    """
+    if not prober.is_repeatable:
+        return any(p.confirmed and not p.fits for p in probes)
+    plain = {p.batch_size for p in probes if p.fits and not p.confirmed}
+    failures = [p for p in probes if p.confirmed and not p.fits]
+    return any(p.batch_size in plain or p.steps > 1 for p in failures)
+
+
+guesses = st.none() | st.integers(1, 10**7)
+
+
+# Every device, whatever it does.
+
+
+@thoroughly
+@given(fake_probers(), search_bounds(), guesses)
+def test_the_answer_was_confirmed_and_the_size_above_it_failed(
+    prober: FakeProber, bounds: Bounds, guess: int | None
+) -> None:
+    finding, probes = run_search(prober, *bounds, guess)
+    first, last = check_bounds(*bounds)
+    failed = [p.batch_size for p in probes if not p.fits]
+    answer = size_of(finding)
+    if finding.status is Status.NOTHING_FITS:
+        assert finding.answer is None
+        assert any(p.batch_size == first and p.confirmed and not p.fits for p in probes)
+        return
+    if first in failed:  # it was tried again, and only the second time it ran
+        failed.remove(first)
+    assert finding.answer in [p for p in probes if p.fits and p.confirmed]
+    if finding.status is Status.CAPPED:
+        assert (answer, failed, finding.failure) == (last, [], None)
+    else:
+        assert finding.status is Status.FOUND
+        assert finding.failure is not None
+        assert finding.failure.batch_size == min(failed)
+        gap = min(failed) - answer
+        resolution = 0 if prober.is_repeatable else min(failed) // 20
+        lies_by_chance = prober.reserved_extra or was_refuted(prober, probes)
+        if finding.failure.is_thrashing or lies_by_chance:
+            resolution = max(resolution, min(failed) // 100)
+        assert 0 < gap <= max(bounds[2], resolution)
+
+
+@thoroughly
+@given(fake_probers(), search_bounds(), guesses)
+def test_no_size_is_run_twice_or_out_of_bounds(
+    prober: FakeProber, bounds: Bounds, guess: int | None
+) -> None:
+    _, probes = run_search(prober, *bounds, guess)
+    first, last = check_bounds(*bounds)
+    tried = [(p.batch_size, p.confirmed) for p in probes]
+    assert len(tried) == len(set(tried))
+    assert all(first <= size <= last and size % bounds[2] == 0 for size, _ in tried)
+
+
+@thoroughly
+@given(fake_probers(), search_bounds(), guesses)
+def test_a_search_ends_within_its_bound(
+    prober: FakeProber, bounds: Bounds, guess: int | None
+) -> None:
+    _, probes = run_search(prober, *bounds, guess)
+    allowed = halvings(bounds) + 8
+    if was_refuted(prober, probes):
+        # The search started over, with confirmations.
+        allowed *= 2
+    if bounds[1] is None:
+        # Growing 16-fold to the end, as nothing else tells where it is.
+        allowed += math.ceil(math.log(UNLIMITED_BATCH_SIZE, 16))
+    assert len(probes) <= allowed
+
+
+@thoroughly
+@given(fake_probers(), search_bounds())
+def test_without_a_maximum_sizes_grow_from_those_that_ran(
+    prober: FakeProber, bounds: Bounds
+) -> None:
+    smallest, _, unit = bounds
+    _, probes = run_search(prober, smallest, None, unit)
+    largest_fit = probes[0].batch_size
+    for probe in probes:
+        assert probe.batch_size <= 1024 * largest_fit
+        if probe.fits:
+            largest_fit = max(largest_fit, probe.batch_size)
+
+
+@given(st.integers(0, 10**7), search_bounds(), st.sampled_from([None, 0, GIB // 2, 2 * GIB]))
+def test_a_model_that_says_nothing_costs_four_probes_more_than_bisection(
+    maximum: int, bounds: Bounds, constant_peak: int | None
+) -> None:
+    smallest, largest, unit = bounds
+    largest = largest or 10**6
+    peaks: Mapping[Phase, int] = (
+        {} if constant_peak is None else {Phase.FORWARD_BACKWARD: constant_peak}
+    )
+    sizes = []
+
+    def run(batch_size: int, confirm: bool) -> Probe:
+        sizes.append(batch_size)
+        outcome = Outcome.FITS if batch_size <= maximum else Outcome.OOM
+        return Probe(batch_size, outcome, steps=1, seconds=0, phase_peak_bytes=peaks)
+
+    finding = search(run, budget_bytes=GIB, smallest=smallest, largest=largest, multiple_of=unit)
+    first, last = check_bounds(smallest, largest, unit)
+    fitting = min(maximum, last) // unit * unit
+    assert size_of(finding) == (fitting if fitting >= first else 0)
+    assert len(sizes) <= halvings((smallest, largest, unit)) + 4
+
+
+def test_where_readings_show_no_growth_sizes_grow_sixteenfold() -> None:
+    prober = FakeProber(bytes_per_sample=0, faults={5120: Outcome.OOM})
+    _, probes = run_search(prober, largest=None)
+    assert story(probes)[:4] == ["1+", "20+", "320+", "5120-"]
+
+
+@given(st.integers(1, 10**6), st.floats(0, 0.9), st.sampled_from([1, 8]))
+def test_an_exact_device_gives_the_exact_maximum(
+    maximum: int, fixed_share: float, unit: int
+) -> None:
+    finding, _ = run_search(exact_device(maximum, fixed_share), unit=unit)
+    assert size_of(finding) == maximum // unit * unit
+
+
+# What a search costs.
+
+
+@pytest.mark.parametrize(
+    ("maximum", "sizes"),
+    [
+        (1, ["1+", "2-", "1+!"]),
+        (2, ["1+", "3-", "2+!"]),
+        (10, ["1+", "5+", "7+", "11-", "10+!"]),
+        (37, ["1+", "6+", "28+", "38-", "37+!"]),
+        (1000, ["1+", "6+", "750+", "1001-", "1000+!"]),
+        (10**6, ["1+", "6+", "3493+", "710393+", "1000001-", "1000000+!"]),
+    ],
+)
+def test_the_sizes_probed_on_an_exact_device(maximum: int, sizes: list[str]) -> None:
+    _, probes = run_search(exact_device(maximum))
+    assert story(probes) == sizes
+
+
+def test_an_exact_device_takes_six_probes_at_most_in_the_median() -> None:
+    maxima = [round(10 ** (1 + 5 * i / 200)) for i in range(201)]
+    counts = [
+        len(run_search(exact_device(maximum, fixed_share))[1])
+        for maximum in maxima
+        for fixed_share in (0.05, 0.3, 0.6)
+    ]
+    assert median(counts) <= 6
+    assert max(counts) <= 7
+
+
+def test_an_exact_device_takes_six_full_size_steps_at_most_in_the_median() -> None:
+    costs = []
+    for i in range(201):
+        maximum = round(10 ** (1 + 5 * i / 200))
+        _, probes = run_search(exact_device(maximum))
+        costs.append(sum(p.samples for p in probes) / maximum)
+    assert median(costs) <= 6
+
+
+@pytest.mark.parametrize("floor_share", [0.5, 0.9, 1])
+def test_a_large_optimizer_step_hides_nothing(floor_share: float) -> None:
+    prober = exact_device(1000)
+    prober.optimizer_bytes = floor_share * prober.budget_bytes
+    finding, probes = run_search(prober)
+    assert size_of(finding) == 1000
+    assert len(probes) <= 6
+
+
+def test_rounding_to_allocator_segments_costs_little() -> None:
+    prober = exact_device(1000)
+    prober.curve = Curve(prober.fixed_bytes, prober.bytes_per_sample, step_bytes=2 * MIB)
+    finding, probes = run_search(prober)
+    answer = size_of(finding)
+    assert prober.fits(answer)
+    assert not prober.fits(answer + 1)
+    assert len(probes) <= 7
+
+
+def test_unseen_fragmentation_is_found_in_growing_strides() -> None:
+    prober = exact_device(1000)
+    prober.fragmentation = 0.02
+    finding, probes = run_search(prober)
+    assert size_of(finding) == 971
+    assert story(probes)[:5] == ["1+", "6+", "750+", "1001-", "1000-!"]
+    assert story(probes)[5:] == ["968+", "984-", "976-", "972-", "970+", "971+!"]
+
+
+# Where the allocator holds more than the tensors, and flushes its cache near the limit.
+
+
+def fragmented_device(maximum: int, reserved_extra: float = 0.15) -> FakeProber:
+    prober = exact_device(maximum)
+    prober.reserved_extra, prober.thrashing = reserved_extra, 0.02
+    return prober
+
+
+def test_the_answer_is_expected_where_all_that_a_fragmented_allocator_holds_fits() -> None:
+    finding, probes = run_search(fragmented_device(1000, reserved_extra=0.02))
+    assert story(probes) == ["1+", "6+", "750+", "977-", "968+!"]
+    assert finding.failure is not None
+    assert finding.failure.is_thrashing
+
+
+def test_where_a_fragmented_allocator_packs_well_probes_go_on_towards_the_maximum() -> None:
+    _, probes = run_search(fragmented_device(1000))
+    assert story(probes)[3:] == ["818+", "913+", "961+!", "985-", "976-!", "968+!"]
+
+
+def test_where_the_first_step_spoils_the_room_of_later_ones_the_search_retreats_soon() -> None:
+    prober = exact_device(1000)
+    prober.reserved_extra, prober.confirm_extra = 0.15, 0.2
+    finding, probes = run_search(prober)
+    assert story(probes)[3:8] == ["818+", "913+", "961-!", "809-!", "606+!"]
+    assert all(probe.confirmed for probe in probes[5:])
+    assert len(probes) <= 13
+    assert 750 <= size_of(finding) <= 770
+
+
+def test_a_size_that_thrashes_where_the_answer_is_expected_gives_way_by_little() -> None:
+    prober = fragmented_device(1000, reserved_extra=0.02)
+    prober.thrashing = 0.03
+    _, probes = run_search(prober)
+    assert story(probes)[3:] == ["977-", "968-!", "952+", "960-!", "952+!"]
+
+
+def test_where_the_allocator_is_fragmented_the_failure_is_within_one_percent() -> None:
+    prober = fragmented_device(1000)
+    prober.thrashing = 0
+    finding, _ = run_search(prober)
+    assert finding.failure is not None
+    assert finding.failure.batch_size - size_of(finding) <= 10
+    assert size_of(finding) <= 1000 < finding.failure.batch_size
+
+
+def test_a_fragmented_device_costs_little_more_than_an_exact_one() -> None:
+    counts, costs = [], []
+    for seed in range(200):
+        maximum = round(10 ** (1.5 + 3.5 * seed / 200))
+        prober = fragmented_device(maximum, reserved_extra=0.02 + 0.002 * (seed % 50))
+        prober.thrashing, prober.seed = 0.01 + 0.002 * (seed % 11), seed
+        finding, probes = run_search(prober)
+        counts.append(len(probes))
+        costs.append(sum(p.samples for p in probes) / size_of(finding))
+    assert median(counts) <= 8
+    assert median(costs) <= 12
+
+
+@pytest.mark.parametrize("largest", [None, 28_500])
+def test_a_maximum_far_above_a_fragmented_answer_costs_next_to_nothing(
+    largest: int | None,
+) -> None:
+    prober = exact_device(570, fixed_share=0.2)
+    prober.reserved_extra, prober.thrashing, prober.thrashing_odds = 0.15, 0.03, 0.3
+    finding, probes = run_search(prober, largest=largest)
+    assert sum(p.samples for p in probes) / size_of(finding) <= 15
+
+
+# Confirmations.
+
+
+def test_where_confirmations_need_more_only_confirmations_tell() -> None:
+    prober = exact_device(1000)
+    prober.confirm_extra = 0.02
+    finding, probes = run_search(prober)
+    assert size_of(finding) == 968
+    assert story(probes)[2:] == ["750+", "1001-", "1000-!", "968+!", "977-!"]
+
+
+def test_a_confirmation_that_fails_like_a_probe_leaves_probes_as_they_are() -> None:
+    prober = exact_device(100)
+    prober.faults = {100: Outcome.OOM}
+    finding, probes = run_search(prober)
+    assert story(probes)[2:] == ["75+", "101-", "100-!", "96+", "98+", "99+!"]
+    assert size_of(finding) == 99
+
+
+def test_a_failure_that_is_not_memory_bounds_the_answer_too() -> None:
+    prober = exact_device(1000)
+    prober.faults = dict.fromkeys(range(800, 1100), Outcome.FAILED)
+    finding, _ = run_search(prober)
+    assert size_of(finding) == 799
+    assert finding.failure is not None
+    assert finding.failure.outcome is Outcome.FAILED
+
+
+def test_a_chance_failure_at_the_smallest_size_ends_nothing() -> None:
+    prober = exact_device(1000)
+    prober.chance_failures = {1}
+    finding, probes = run_search(prober)
+    assert size_of(finding) == 1000
+    assert story(probes) == ["1-", "1+!", "6+", "750+", "1001-", "1000+!"]
+
+
+def test_what_a_probe_raises_ends_the_search() -> None:
+    prober = exact_device(1000)
+    prober.faults = {1: RuntimeError("shapes do not match")}
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        run_search(prober)
+    assert prober.sizes == [1]
+
+
+# Where the same size may need more from run to run.
+
+
+def unrepeatable_device(maximum: int) -> FakeProber:
+    prober = exact_device(maximum)
+    prober.is_repeatable = False
+    return prober
+
+
+@pytest.mark.parametrize(
+    ("maximum", "sizes"),
+    [
+        (1, ["1+", "2-", "1+!"]),
+        (10, ["1+", "5+", "10+!", "11-!"]),
+        (1000, ["1+", "6+", "263+", "975+!", "1023-!"]),
+        (10**6, ["1+", "6+", "355+", "24193+", "600000+", "975000+!", "1023750-!"]),
+    ],
+)
+def test_the_sizes_probed_where_verdicts_do_not_repeat(maximum: int, sizes: list[str]) -> None:
+    _, probes = run_search(unrepeatable_device(maximum))
+    assert story(probes) == sizes
+
+
+def test_where_verdicts_do_not_repeat_a_failure_should_end_the_search() -> None:
+    """What is predicted to fit would leave a little more than the resolution below it."""
+    prober = unrepeatable_device(1000)
+    line = prober.bytes_per_sample
+    prober.curve = lambda size: prober.fixed_bytes + line * (size - 0.15 * max(0, size - 600))
+    _, probes = run_search(prober)
+    assert story(probes)[3:] == ["975+!", "1026+!", "1077-!"]
+
+
+@pytest.mark.parametrize("seed", [69, 79, 109])
+def test_where_verdicts_do_not_repeat_nothing_is_confirmed_hardly_above_what_is(seed: int) -> None:
+    prober = unrepeatable_device(300 + 7 * seed)
+    prober.seed, prober.noise, prober.confirm_extra = seed, 0.01 * (seed % 5), 0.01 * (seed % 7)
+    _, probes = run_search(prober)
+    confirmed = 0
+    for probe in probes:
+        if confirmed and probe.batch_size > confirmed:
+            assert probe.batch_size >= 1.02 * confirmed
+        if probe.confirmed and probe.fits:
+            confirmed = probe.batch_size
+
+
+def test_where_verdicts_do_not_repeat_a_search_steps_down_by_its_resolution() -> None:
+    prober = unrepeatable_device(1000)
+    prober.confirm_extra = 0.06
+    finding, probes = run_search(prober)
+    assert story(probes)[2:] == ["263+", "975-!", "927-!", "881+!"]
+    assert size_of(finding) == 881
+
+
+def test_what_fits_near_the_limit_is_confirmed_at_once() -> None:
+    prober = unrepeatable_device(1000)
+    prober.curve = Curve(0.3 * prober.budget_bytes, 11_700_000, bend=0.7)
+    _, probes = run_search(prober)
+    assert story(probes)[2:] == ["149+", "364+", "837+!", "978+!", "1026+!", "1128-!", "1072-!"]
+
+
+def test_far_below_the_prediction_a_search_halves_the_way() -> None:
+    prober = unrepeatable_device(10**6)
+    prober.faults = dict.fromkeys(range(20_000, 30_000), Outcome.OOM)
+    _, probes = run_search(prober)
+    assert story(probes)[3:5] == ["24193-", "12274+"]
+    assert story(probes)[5:] == ["22984-!", "21835-!", "20744-!", "19707+!"]
+
+
+def test_where_two_small_sizes_misled_a_third_is_probed() -> None:
+    """As where memory bends upwards, and no more than a few examples fit."""
+    prober = FakeProber(curve=lambda size: 400 + 20 * size**1.4, is_repeatable=False)
+    _, probes = run_search(prober)
+    assert story(probes) == ["1+", "4+", "15-!", "9+", "11+!", "12-!"]
+
+
+@pytest.mark.parametrize(("noise", "probes_in_the_median"), [(0.002, 6), (0.01, 7), (0.03, 7)])
+def test_noise_costs_little(noise: float, probes_in_the_median: int) -> None:
+    counts = []
+    for seed in range(200):
+        maximum = round(10 ** (1.5 + 3.5 * seed / 200))
+        prober = unrepeatable_device(maximum)
+        prober.noise, prober.seed = noise, seed
+        finding, probes = run_search(prober)
+        assert 0.85 * maximum <= size_of(finding) <= 1.15 * maximum
+        counts.append(len(probes))
+    assert median(counts) <= probes_in_the_median
+    assert max(counts) <= 12
+
+
+# Bounds.
+
+
+def test_the_largest_size_asked_for_is_confirmed_and_nothing_above_it_tried() -> None:
+    finding, probes = run_search(exact_device(1000), largest=700)
+    assert (finding.status, size_of(finding), finding.failure) == (Status.CAPPED, 700, None)
+    assert story(probes) == ["1+", "6+", "700+!"]
+
+
+@pytest.mark.parametrize(
+    ("fixed", "per_sample", "budget", "largest"),
+    [
+        (12_000_000, 100, 22_000_000, 10_000),
+        (5_000_000, 100, 22_000_000, 50_000),
+        (19_000_000, 20, 22_000_000, 60_000),
+    ],
+)
+def test_a_largest_size_far_below_what_fits_is_soon_confirmed_however_large_the_model(
+    fixed: int, per_sample: int, budget: int, largest: int
+) -> None:
+    prober = FakeProber(budget_bytes=budget, fixed_bytes=fixed, bytes_per_sample=per_sample)
+    finding, probes = run_search(prober, largest=largest)
+    assert (finding.status, size_of(finding)) == (Status.CAPPED, largest)
+    assert len(probes) <= 5
+
+
+def test_a_single_size_is_confirmed_at_once() -> None:
+    finding, probes = run_search(exact_device(1000), smallest=7, largest=7)
+    assert story(probes) == ["7+!"]
+    assert finding.status is Status.CAPPED
+
+
+def test_nothing_fits() -> None:
+    finding, probes = run_search(exact_device(7), smallest=8)
+    assert story(probes) == ["8-", "8-!"]
+    assert finding == Finding(Status.NOTHING_FITS, None, probes[1])
+
+
+def test_only_multiples_are_tried() -> None:
+    finding, probes = run_search(exact_device(1000), unit=64)
+    assert size_of(finding) == 960
+    assert story(probes) == ["64+", "320+", "704+", "1024-", "960+!"]
+
+
+def test_where_nothing_runs_out_the_search_ends_all_the_same() -> None:
+    finding, probes = run_search(AdversarialProber(fit_share=1, has_readings=False))
+    assert (finding.status, size_of(finding)) == (Status.CAPPED, UNLIMITED_BATCH_SIZE)
+    assert story(probes) == ["1+", "64+", "1024+", "16384+", "262144+", "4194304+", "16777216+!"]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "sizes"),
+    [
+        ((1, None, 1), (1, UNLIMITED_BATCH_SIZE)),
+        ((5, 30, 8), (8, 24)),
+        ((8, 8, 8), (8, 8)),
+        ((1, 100, 3), (3, 99)),
+        ((np.int64(1), np.int32(100), np.uint8(3)), (3, 99)),
+    ],
+)
+def test_bounds_become_multiples(bounds: Any, sizes: tuple[int, int]) -> None:
+    assert check_bounds(*bounds) == sizes
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ((0, None, 1), "the minimum batch size must be at least 1, not 0"),
+        ((1, -3, 1), "the maximum batch size must be at least 1, not -3"),
+        ((1, None, 0), "multiple_of must be at least 1, not 0"),
+        ((1, 2.5, 1), r"the maximum batch size must be a whole number, not 2\.5"),
+        (("2", None, 1), "the minimum batch size must be a whole number, not '2'"),
+        ((1, None, True), "multiple_of must be a whole number, not True"),
+        ((9, 8, 1), "the smallest batch size, 9, is above the largest, 8"),
+        ((1, 7, 8), "no multiple of 8 lies between the smallest batch size 1 and the largest 7"),
+    ],
+)
+def test_bounds_without_a_size_are_a_usage_error(bounds: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_bounds(*bounds)
+
+
+def test_the_first_large_probe_confirms_the_guess() -> None:
+    prober = exact_device(990)
+
+    finding, probes = run_search(prober, guess=985)
+
+    assert story(probes) == ["1+", "6+", "985+!", "991-", "990+!"]
+    assert size_of(finding) == 990
+
+
+@pytest.mark.parametrize(
+    ("guess", "sizes"),
+    [
+        (762, ["762+!", "769-!"]),  # right
+        (768, ["768-!", "761+!"]),  # too high by little
+        (780, ["780-!", "773-!", "759+!", "766-!"]),
+        (738, ["738+!", "745+!", "759+!", "789-!", "766-!"]),
+    ],
+)
+def test_around_a_guess_where_the_allocator_is_fragmented(guess: int, sizes: list[str]) -> None:
+    prober = fragmented_device(1000)
+    prober.confirm_extra = 0.2
+
+    _, probes = run_search(prober, guess=guess)
+
+    assert story(probes)[2:] == sizes
+
+
+@pytest.mark.parametrize("guess", [1, 3, 1100, 5000])
+def test_a_guess_however_wrong_changes_no_answer(guess: int) -> None:
+    finding, probes = run_search(exact_device(990), guess=guess)
+
+    assert size_of(finding) == 990
+    assert len(probes) <= 8
+
+
+@pytest.mark.parametrize("guess", [3, 30, 300])
+def test_a_guess_far_too_low_is_dropped_where_the_allocator_is_fragmented(guess: int) -> None:
+    prober = exact_device(1000, fixed_share=0.75)
+    prober.reserved_extra, prober.noise = 0.02, 0.002
+
+    finding, probes = run_search(prober, guess=guess)
+
+    assert 970 <= size_of(finding) <= 1020  # peaks are noisy
+    assert len(probes) <= 17

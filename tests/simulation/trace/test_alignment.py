@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import curves
+
+from batchfinder.simulation.trace.alignment import (
+    NotGeneralError,
+    NotInLineError,
+    align,
+    check_lines,
+    sort_deaths,
+)
+from batchfinder.simulation.trace.curve import Curve
+from batchfinder.simulation.trace.trace import EMPTY_CACHE, Storage, Trace
+
+SIZES = (4, 8, 12, 32)
+
+
+def step(batch_size: int, *, slope: int = 10_000, events: list[int] | None = None) -> Trace:
+    """A weight, an activation that grows with the batch, and a workspace that is optional."""
+    return Trace(
+        batch_size,
+        [Storage(30_000), Storage(slope * batch_size), Storage(50_000, optional=True)],
+        events or [0, 1, 2, ~2, ~1],
+    )
+
+
+def steps(*sizes_of: Callable[[int], int], optional: bool = False) -> list[Trace]:
+    """The same step at a few batch sizes; each storage is of this size."""
+    return [
+        Trace(b, [Storage(f(b), optional=optional) for f in sizes_of], list(range(len(sizes_of))))
+        for b in SIZES
+    ]
+
+
+def test_two_traces_tell_every_size() -> None:
+    assert align(step(2), step(4)).sizes(7) == [30_000, 70_000, 50_000]
+
+
+@given(st.lists(curves(), min_size=1), st.integers(0, 2**20))
+def test_four_traces_tell_every_parabola(known: list[Curve], batch_size: int) -> None:
+    traces = [Trace(b, [Storage(int(c.bytes_at(b))) for c in known]) for b in SIZES]
+
+    trace = align(*traces)
+
+    assert trace.curves == known
+    assert trace.sizes(batch_size) == [curve.bytes_at(batch_size) for curve in known]
+
+
+def test_pairs_of_different_examples() -> None:
+    """One byte for each: only the whole is of whole bytes."""
+    trace = align(*steps(lambda b: b * (b - 1) // 2))
+
+    assert trace.sizes(333) == [333 * 332 // 2]
+
+
+def test_what_is_rounded_up_stays_a_line() -> None:
+    """A parabola through the first three sizes would be 24 MB too large at 10 000."""
+    (size,) = align(*steps(lambda b: -(-100 * b // 512) * 512)).sizes(10_000)
+
+    assert size == pytest.approx(100 * 10_000, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        lambda b: -(-b // 8) * 8 * 1000,
+        lambda b: (1 << (b - 1).bit_length()) * 1000,
+        lambda b: max(b, 10) * 1000,
+        lambda b: min(b, 10) * 1000,
+        lambda b: min(b, 20) * 1000,
+        lambda b: max(b * b, 20 * b) * 4,
+        lambda b: (-(-b // 8) * 8) ** 2,
+        lambda b: b**3,
+        lambda b: 10_000 - 10 * b,
+        lambda b: 10_000 + 100 * b - b * b,
+        lambda b: b * b - 50 * b + 10_000,
+        lambda b: b * b + 100 * b - 600,
+    ],
+)
+def test_what_is_no_parabola_or_shrinks_is_refused(size: Callable[[int], int]) -> None:
+    with pytest.raises(NotInLineError, match=rf"{size(4)} B at batch size 4, .* at 12 and .* 32,"):
+        align(*steps(size))
+
+
+def test_an_optional_workspace_need_not_be_told() -> None:
+    trace = align(*steps(lambda b: max(b, 10) * 1000, optional=True))
+
+    assert trace.sizes(7) == [10_000]
+
+
+def test_the_order_of_deaths_does_not_matter() -> None:
+    assert sort_deaths(step(1, events=[0, 1, ~0, ~1])).events == [0, 1, ~0, ~1]
+    assert sort_deaths(step(1, events=[0, 1, ~1, ~0])).events == [0, 1, ~0, ~1]
+    assert sort_deaths(step(1, events=[0, ~0, EMPTY_CACHE, 1, ~1])).events == [
+        0, ~0, EMPTY_CACHE, 1, ~1,
+    ]  # fmt: skip
+
+
+def test_steps_that_part_are_refused_by_name() -> None:
+    other = step(12, events=[0, 1, ~1, 2, ~2])
+    other.storages[1].module = "layer1"
+
+    with pytest.raises(NotGeneralError, match="batch sizes 2 and 12 part") as refusal:
+        align(step(2), step(4), other)
+    assert not isinstance(refusal.value, NotInLineError)
+
+
+def test_a_storage_that_shrinks_is_refused() -> None:
+    with pytest.raises(NotInLineError, match="at batch size 2 and"):
+        align(step(2), step(4, slope=2_000))
+
+
+def test_a_third_size_shows_whether_two_are_on_a_line() -> None:
+    trace = align(*(Trace(size, [Storage((size + 16) ** 2)], [0]) for size in (4, 8)))
+
+    with pytest.raises(NotInLineError, match="576 B at batch size 8 and 2304 B at 32"):
+        check_lines(trace, Trace(32, [Storage((32 + 16) ** 2)], [0]))
+    check_lines(align(step(2), step(4)), step(32))

@@ -1,0 +1,171 @@
+"""What a simulated step computes once for all must not be there for a real one."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from batchfinder.errors import StepError
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.simulation.tracing.step_trace import StepTraces
+from batchfinder.training.setup import TrainingSetup
+
+TABLES: dict[int, Tensor] = {}
+ROWS = 10
+
+
+def positions(rows: int) -> Tensor:
+    return torch.arange(rows)[:, None] / rows * torch.ones(4)
+
+
+def looked_up(rows: int) -> Tensor:
+    if rows not in TABLES:
+        TABLES[rows] = positions(rows)
+    return TABLES[rows]
+
+
+always = functools.cache(positions)
+lately = functools.lru_cache(maxsize=8)(lambda rows, *, scale: {"table": positions(rows) * scale})
+
+
+class Positioned(nn.Module):
+    def __init__(self, table: Callable[[int], Tensor], *, reads: bool = False) -> None:
+        super().__init__()
+        self.layer, self.table, self.reads = nn.Linear(4, 4), table, reads
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        output: Tensor = self.layer(inputs + self.table(inputs.shape[1]))
+        if self.reads and output.mean() > 1:
+            return output + 1
+        return output + looked_up(inputs.shape[1])
+
+
+def traces(model: nn.Module) -> StepTraces:
+    sample = torch.randn(2, ROWS, 4), torch.randn(2, ROWS, 4)
+    return StepTraces(TrainingSetup(model, sample), ProbeOptions(), (8, 0))
+
+
+CACHES = pytest.mark.parametrize(
+    ("table", "cache"),
+    [(always, always), (lambda rows: lately(rows, scale=1.0)["table"], lately)],
+    ids=["unbounded", "bounded"],
+)
+
+
+@CACHES
+def test_what_was_cached_without_data_is_forgotten(
+    table: Callable[[int], Tensor], cache: functools._lru_cache_wrapper[object]
+) -> None:
+    cache.cache_clear()
+    TABLES.clear()
+    model = Positioned(table)
+
+    trace = traces(model)
+    trace.at(8)
+
+    assert trace.are_general
+    assert cache.cache_info().currsize == 0
+    assert TABLES == {}
+    assert model(torch.randn(2, ROWS, 4)).isfinite().all()
+
+
+@CACHES
+def test_so_it_is_where_the_step_is_refused(
+    table: Callable[[int], Tensor], cache: functools._lru_cache_wrapper[object]
+) -> None:
+    cache.cache_clear()
+
+    with pytest.raises(StepError, match="a value of a tensor is read"):
+        traces(Positioned(table, reads=True)).at(8)
+
+    assert cache.cache_info().currsize == 0
+
+
+LIBRARY = """
+import torch
+from torch import nn
+
+MASK = TABLE = None
+TABLES = {}
+ROWS = []
+
+def positions(rows):
+    global MASK, TABLE, SEEN
+    if MASK is None:
+        MASK = torch.ones(rows, 4)
+    if TABLE is None:
+        TABLE = (torch.ones(rows, 4), rows)
+    if rows not in TABLES:
+        TABLES[rows] = {"table": torch.ones(rows, 4)}
+        ROWS.append(MASK)
+        SEEN = MASK
+    return MASK + TABLE[0] + TABLES[rows]["table"] + SEEN
+
+class Positioned(nn.Linear):
+    bias_of_all = None
+
+    def forward(self, inputs):
+        if self.bias_of_all is None:
+            Positioned.bias_of_all = torch.ones(4)
+        return super().forward(inputs + positions(inputs.shape[1])) + self.bias_of_all
+"""
+
+
+def test_what_libraries_keep_in_variables_and_classes_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "cached_positions.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    library: Any = importlib.import_module("cached_positions")
+    model = library.Positioned(4, 4)
+
+    trace = traces(model)
+    trace.at(8)
+
+    assert trace.are_general
+    assert library.MASK is library.TABLE is library.Positioned.bias_of_all is None
+    assert library.ROWS == []
+    assert not hasattr(library, "SEEN")
+    assert library.TABLES == {}
+    assert model(torch.randn(2, ROWS, 4)).isfinite().all()
+
+
+def test_modules_that_load_lazily_stay_unloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "loaded_late.py").write_text("raise RuntimeError('loaded')")
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    spec = importlib.util.find_spec("loaded_late")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "loaded_late", module)
+    spec.loader.exec_module(module)
+
+    trace = traces(Positioned(always))
+    trace.at(8)
+
+    assert trace.are_general
+
+
+def test_what_was_cached_before_stays() -> None:
+    always.cache_clear()
+    cached, TABLES[ROWS] = always(ROWS), positions(ROWS)
+    table = TABLES[ROWS]
+
+    traces(Positioned(always)).at(8)
+
+    assert always(ROWS) is cached
+    assert TABLES[ROWS] is table

@@ -1,0 +1,272 @@
+"""Trainers of transformers: what a search and an estimate take from them, and leave alone."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import Adam
+from training.frameworks.trainers import Output, Tagger, Texts, Trainer, opened
+
+from batchfinder import TrainingSetup, estimate_max_batch, estimate_peak_memory, find_max_batch
+from batchfinder.errors import SampleError, StepError
+from batchfinder.training.optimizer import make_optimizer
+from batchfinder.training.step import TrainingStep
+
+CPU = torch.device("cpu")
+
+
+def test_a_search_takes_all_from_a_trainer_and_leaves_it_as_it_was() -> None:
+    trainer = Trainer(Texts(20, longest_at=3))
+    before = dict(vars(trainer))
+    weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    random_state = torch.get_rng_state()
+
+    result = find_max_batch(trainer, device="cpu", max_batch_size=8)
+
+    assert (result.batch_size, result.warnings) == (8, ())
+    assert vars(trainer) == before
+    assert all(
+        torch.equal(weights[key], value) for key, value in trainer.model.state_dict().items()
+    )
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+def test_an_estimate_counts_what_its_optimizer_keeps() -> None:
+    estimate = estimate_max_batch(Trainer(), gpu="t4", max_batch_size=8)
+    assert estimate.batch_size == 8
+    assert estimate.explanation.terms["optimizer states"] == 3 * 512  # a block for each parameter
+
+
+def test_the_setup_may_say_otherwise() -> None:
+    sample = {"input_ids": torch.zeros(2, 3, dtype=torch.long), "labels": torch.zeros(2, 3).long()}
+    trainer = Trainer()
+    setup, _ = opened(TrainingSetup(trainer, sample, optimizer="adam"))  # type: ignore[arg-type]
+    assert setup.sample is sample
+    assert type(make_optimizer(setup.optimizer, setup.model)) is Adam
+    assert trainer.train_dataset.seen == []
+    setup, _ = opened(trainer, None, lambda output, batch: output.loss)
+    assert setup.step is None
+    setup, _ = opened(trainer, None, None, None, lambda model, batch: model(**batch).loss)
+    assert setup.step is not None
+    assert TrainingStep(setup, CPU).micro_batches == 1
+
+
+def test_an_optimizer_that_the_trainer_was_given_is_used() -> None:
+    trainer = Trainer()
+    trainer.optimizer = Adam(trainer.model.parameters())
+    assert opened(trainer)[0].optimizer is trainer.optimizer
+
+
+def test_one_that_accelerate_has_wrapped_is_used_without_its_wrapper() -> None:
+    class Wrapper(Adam):
+        optimizer: Adam
+
+    trainer = Trainer()
+    own = Adam(trainer.model.parameters())
+    trainer.optimizer = Wrapper(trainer.model.parameters())
+    trainer.optimizer.optimizer = own
+    assert opened(trainer)[0].optimizer is own
+
+
+@pytest.mark.parametrize(("steps", "micro_batches"), [(1, 1), (4, 2)])
+def test_accumulation(steps: int, micro_batches: int) -> None:
+    setup, _ = opened(Trainer(gradient_accumulation_steps=steps))
+    assert TrainingStep(setup, CPU).micro_batches == micro_batches
+
+
+@pytest.mark.parametrize(
+    ("args", "dtype"),
+    [({}, torch.float32), ({"bf16": True}, torch.bfloat16), ({"fp16": True}, torch.float16)],
+)
+def test_the_forward_pass_alone_runs_in_lower_precision(
+    args: dict[str, Any], dtype: torch.dtype
+) -> None:
+    trainer = Trainer(**args)
+    setup, _ = opened(trainer)
+    inside: list[torch.dtype] = []
+    trainer.model.layer.register_forward_hook(lambda *call: inside.append(call[-1].dtype))
+    outside: list[Output] = []
+    trainer.model.register_forward_hook(lambda *call: outside.append(call[-1]))
+
+    TrainingStep(setup, CPU).forward_backward(setup.sample)
+
+    assert inside == [dtype]
+    assert outside[0].logits.dtype == torch.float32  # as Accelerate returns it
+    assert outside[0].name == "tags"
+    assert "forward" not in vars(trainer.model)
+
+
+def test_activations_are_checkpointed_as_its_arguments_say() -> None:
+    options = {"use_reentrant": False}
+    trainer = Trainer(gradient_checkpointing=True, gradient_checkpointing_kwargs=options)
+    setup, _ = opened(trainer)
+    assert trainer.model.saves_activations is None
+    TrainingStep(setup, CPU).forward_backward(setup.sample)
+    assert trainer.model.saves_activations == options
+
+
+def test_activations_are_checkpointed_as_newer_ones_ask() -> None:
+    class Newer(Tagger):
+        def activation_checkpointing_enable(self, **options: Any) -> None:
+            self.saves_activations = options
+
+    options = {"use_reentrant": False, "every_n_layers": 2}
+    trainer = Trainer(activation_checkpointing=True, activation_checkpointing_kwargs=options)
+    trainer.model = Newer()
+    setup, _ = opened(trainer)
+    TrainingStep(setup, CPU).forward_backward(setup.sample)
+    assert trainer.model.saves_activations == {
+        "activation_checkpointing_kwargs": {"use_reentrant": False},
+        "every_n_layers": 2,
+    }
+
+
+def test_without_data_the_model_itself_may_have_an_example() -> None:
+    trainer = Trainer()
+    trainer.train_dataset = None
+    with pytest.raises(SampleError, match="there is no example batch"):
+        opened(trainer)
+    trainer.model.dummy_inputs = {"input_ids": torch.zeros(2, 3, dtype=torch.long)}
+    assert "no sample was given" in opened(trainer)[1][0]
+
+
+class Newer(Trainer):
+    """As a Trainer since transformers 4.46 trains: by its batches and what it counts in them."""
+
+    current_gradient_accumulation_steps: int
+
+    def __init__(self, *given: Any, **args: Any) -> None:
+        super().__init__(*given, **args)
+        self.metrics: dict[str, list[Any]] = {"loss": []}
+
+    def get_batch_samples(self, batches: Any, count: int, device: Any) -> tuple[list[Any], Any]:
+        taken = [next(batches) for _ in range(count)]
+        assert device.type == "cpu"
+        return taken, sum(batch["labels"].ne(-100).sum() for batch in taken)
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        return {**self._prepare_input(inputs), "is_prepared": True}
+
+    def _prepare_input(self, data: Any) -> Any:
+        raise AssertionError("moves it to the device of the arguments")
+
+    def compute_loss(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        assert inputs.pop("is_prepared")
+        assert model is self.model is self.model_wrapped
+        loss = super().compute_loss(model, inputs) / num_items_in_batch
+        self.metrics["loss"].append(loss / self.current_gradient_accumulation_steps)
+        return loss
+
+
+class WithoutDevice(Newer):
+    def get_batch_samples(self, batches: Any, count: int) -> tuple[list[Any], Any]:  # type: ignore[override]
+        return super().get_batch_samples(batches, count, CPU)
+
+
+class OnTwoDevices(Newer):
+    """Where two GPUs are visible each replica of DataParallel gets the number, in its own row."""
+
+    def get_batch_samples(self, batches: Any, count: int, device: Any) -> tuple[list[Any], Any]:
+        taken, items = super().get_batch_samples(batches, count, device)
+        return taken, items.unsqueeze(0).expand(2, -1)
+
+    def compute_loss(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        assert num_items_in_batch.shape == ()
+        return super().compute_loss(model, inputs, num_items_in_batch)
+
+
+@pytest.mark.parametrize("kind", [Newer, WithoutDevice, OnTwoDevices])
+def test_its_loss_gets_what_it_gets_in_training(kind: type[Newer]) -> None:
+    trainer = kind(Texts(20, longest_at=3))
+    setup, _ = opened(trainer)
+    TrainingStep(setup, CPU).forward_backward(setup.sample)
+    assert estimate_max_batch(trainer, gpu="t4", max_batch_size=8).batch_size == 8
+    assert trainer.metrics == {"loss": []}
+
+
+def test_an_estimate_counts_what_it_holds_beside_its_model() -> None:
+    class Teacher(Trainer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.teacher = torch.nn.Linear(10, 1000, bias=False)
+            self.weights = torch.ones(10)
+
+        def compute_loss(self, model: Any, inputs: Any) -> Any:
+            out = model(**inputs)
+            return out.loss + (self.teacher(out.logits * self.weights) ** 2).mean()
+
+    trainer = Teacher()
+    terms = estimate_max_batch(trainer, gpu="t4", max_batch_size=8).explanation.terms
+    alone = estimate_max_batch(Trainer(), gpu="t4", max_batch_size=8).explanation.terms
+    assert terms["parameters"] - alone["parameters"] == 40_448 + 512  # in whole blocks
+    assert type(trainer.teacher.weight.data) is torch.Tensor
+
+
+def test_one_that_trains_on_what_it_generates_is_refused() -> None:
+    with pytest.raises(StepError, match="a Trainer trains on what its model generates"):
+        opened(Trainer(steps_per_generation=2))
+
+
+def test_an_optimizer_without_a_schedule_is_told_that_it_trains() -> None:
+    class ScheduleFree(Adam):
+        is_told = False
+
+        def train(self) -> None:
+            self.is_told = True
+
+    def create(acting: Any) -> None:
+        acting.optimizer = ScheduleFree(acting.model.parameters())
+
+    setup, _ = opened(type("Own", (Trainer,), {"create_optimizer": create})())
+    assert make_optimizer(setup.optimizer, setup.model).is_told  # type: ignore[attr-defined]
+
+
+def test_its_own_training_step_is_not_called_and_the_user_is_told() -> None:
+    class Own(Trainer):
+        def training_step(self) -> None: ...
+
+    (warning,) = opened(Own())[1]
+    assert "the training_step of Own is not called" in warning
+
+
+@pytest.mark.parametrize("option", ["deepspeed", "fsdp"])
+def test_one_that_was_launched_to_shard_is_refused(option: str) -> None:
+    trainer = Trainer()
+    setattr(trainer, f"is_{option}_enabled", True)
+    with pytest.raises(StepError, match="shards its model"):
+        opened(trainer)
+
+
+def test_the_precision_may_come_from_accelerate() -> None:
+    trainer: Any = Trainer()
+    trainer.accelerator = SimpleNamespace(native_amp=True, mixed_precision="bf16")
+    setup, _ = opened(trainer)
+    inside: list[torch.dtype] = []
+    trainer.model.layer.register_forward_hook(lambda *call: inside.append(call[-1].dtype))
+    TrainingStep(setup, CPU).forward_backward(setup.sample)
+    assert inside == [torch.bfloat16]
+
+
+@pytest.mark.parametrize("option", ["deepspeed", "fsdp"])
+def test_one_that_shards_its_model_is_refused(option: str) -> None:
+    with pytest.raises(StepError, match=f"shards its model \\({option} is set\\)"):
+        opened(Trainer(**{option: "yes"}))
+
+
+def test_the_user_is_told_what_the_step_does_not_show() -> None:
+    _, warnings = opened(Trainer(n_gpu=2, torch_compile=True))
+    assert "DataParallel" in warnings[0]
+    assert "find with --compile" in warnings[1]
+    peak = estimate_peak_memory(Trainer(n_gpu=2), batch_size=2, gpu="t4")
+    assert peak.warnings == tuple(warnings[:1])
+
+
+def test_its_loss_is_named_where_it_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer()
+    monkeypatch.setattr(trainer, "compute_loss", lambda model, inputs: "low")
+    setup, _ = opened(trainer)
+    with pytest.raises(StepError, match="compute_loss of the Trainer gave str as the loss"):
+        TrainingStep(setup, CPU).forward_backward(setup.sample)
