@@ -1,32 +1,32 @@
-"""The search: probe after probe until the answer is known.
-
-Pure integers, guided by the memory model, safe without it. What is known is a bracket: ``low``, the
-largest size that fits, and ``high``, the smallest that does not.
-
-A size whose success would end the search is confirmed at once instead of being probed first: the
-confirmation costs several full steps, and so runs only where the answer is expected.
-
-Where the same size needs more or less memory from run to run, as on a CPU, neighbouring sizes
-cannot be told apart: the search then ends with a bracket of 5 %, and near the limit every size is
-confirmed at once. Sizes that run only by flushing the allocator's cache in every step are not
-neatly apart from those that run without either: against those the bracket is drawn to 1 % only, as
-it is where a confirmation fails at what a probe has run.
-"""
+"""The search: probe after probe until the answer is known."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from batchfinder.results.result import Probe, Status
+from batchfinder.search.belief import believe, lines_of
 from batchfinder.search.bounds import check_bounds
 from batchfinder.search.bracket import Bracket
-from batchfinder.search.chooser import Chooser, MakeGuess
-from batchfinder.search.pace import REPEATABLE, UNREPEATABLE
+from batchfinder.search.plan import Move, Prices, candidates, plan
 
 RunProbe: TypeAlias = Callable[[int, bool], Probe]
 """``run(batch_size, confirm) -> Probe``: what the search does not want to know more of."""
+
+MakeGuess: TypeAlias = Callable[[Mapping[int, Probe], float], int | None]
+"""``guess(probes, predicted) -> batch size``."""
+
+MEASURED_GROWTH = 1024
+BLIND_GROWTH = 16
+SECOND_GROWTH = 64
+NOISE = 1 / 1000
+APPROACH = 0.75
+CLOSE = 0.5
+MOST = 30
+SPARE_PROBES = 8
 
 
 @dataclass(frozen=True)
@@ -54,65 +54,86 @@ def search(
     multiple_of: int = 1,
     is_repeatable: bool = True,
     guess: MakeGuess | None = None,
+    prices: Prices | None = None,
 ) -> Finding:
-    """Find the largest batch size that fits.
-
-    Args:
-        run: runs one size and says how it ended.
-        budget_bytes: what a step may use; guides the model.
-        smallest: the smallest size allowed.
-        largest: the largest size allowed; None: 16 million.
-        multiple_of: every size tried is a multiple of it.
-        is_repeatable: whether a size that ran one step will run many, in any process. If not,
-            only confirmations count near the limit.
-        guess: asked once where the answer may be, when two sizes have run; confirmed next.
-
-    Returns:
-        The confirmed answer, and the failure one unit above it unless the answer is the last size
-        allowed. Where verdicts do not repeat the answer may be 1/20 of the failure below that, and
-        1/100 of it where the allocator is fragmented or a confirmation refuted a probe.
-
-        Nothing fits only where the smallest size failed when confirmed, and when probed unless it
-        had run then, since the failure of one process may be chance. No size was probed twice or
-        confirmed twice; none lay outside the bounds.
-
-        With ``n`` sizes allowed there were at most ``log2(n) + 4`` probes where readings say
-        nothing, and ``log2(n) + 8`` whatever they say; a few more where no maximum was given,
-        since sizes then grow from those that ran. Where a confirmation refutes a probe, the search
-        starts over below it, with confirmations only, under the same limit.
-
-    Raises:
-        UsageError: the bounds leave no size to try.
-        Exception: whatever ``run`` raises.
-
-    Example:
-        >>> from batchfinder.results.result import Outcome
-        >>> def run(batch_size, confirm):
-        ...     fits = Outcome.FITS if batch_size <= 37 else Outcome.OOM
-        ...     return Probe(batch_size, fits, steps=1, seconds=0.0)
-        >>> search(run, budget_bytes=1000).answer.batch_size
-        37
-    """
+    """Find the largest batch size that fits."""
     first, last = check_bounds(smallest, largest, multiple_of)
-    pace = REPEATABLE if is_repeatable else UNREPEATABLE
-    bracket = Bracket(
-        first,
-        last,
-        multiple_of,
-        budget_bytes,
-        resolution=pace.resolution,
-        is_repeatable=is_repeatable,
-    )
-    chooser = Chooser(bracket, pace, guess=guess, is_open=largest is None)
+    bracket = Bracket(first, last, multiple_of, budget_bytes, is_repeatable=is_repeatable)
+    prices = prices or (Prices() if is_repeatable else Prices(confirm=6))
+    chooser = Chooser(bracket, prices, guess, is_open=largest is None)
     while not bracket.is_closed:
-        batch_size = chooser.next_size()
-        confirm = bracket.would_end_with(batch_size) or chooser.expects_the_answer
-        bracket.record(run(batch_size, confirm), confirm)
-    return _finding(bracket)
-
-
-def _finding(known: Bracket) -> Finding:
-    confirmation = known.confirmed.get(known.low)
+        move = chooser.next_move()
+        bracket.record(run(*move), move.confirm)
+    confirmation = bracket.confirmed.get(bracket.low)
     if confirmation is None:
-        return Finding(Status.NOTHING_FITS, None, known.failure)
-    return Finding(Status.FOUND if known.failure else Status.CAPPED, confirmation, known.failure)
+        return Finding(Status.NOTHING_FITS, None, bracket.failure)
+    status = Status.FOUND if bracket.failure else Status.CAPPED
+    return Finding(status, confirmation, bracket.failure)
+
+
+class Chooser:
+    def __init__(self, known, prices, guess, is_open):
+        self.known, self.prices, self.is_open = known, prices, is_open
+        self._make_guess = guess
+        self.guess = None
+
+    def _at(self, size):
+        known = self.known
+        on_grid = math.floor(min(size, known.high) / known.unit) * known.unit
+        on_grid = min(max(on_grid, known.low + known.unit), known.high - known.unit)
+        ends = known.high - on_grid <= known.resolution
+        return Move(on_grid, ends or known.is_refuted)
+
+    def next_move(self):
+        known = self.known
+        ran = known.ran
+        if not ran or known.high == known.first:
+            return Move(known.first, known.high == known.first or known.first == known.last)
+        if known.is_tight:
+            return Move(known.low, True)
+        readings = known.fits | known.confirmed
+        if len(readings) == 1 and known.failure is None:
+            peak = max(readings[ran].phase_peak_bytes.values(), default=0) or 1
+            return self._at(ran * min(max(2 * known.budget_bytes / peak, 2), SECOND_GROWTH))
+        if self._spare() < 0:
+            return self._at(ran * BLIND_GROWTH if known.failure is None and self.is_open else (known.low + known.high) / 2)
+        lines = lines_of(known)
+        end = min(lines.tensors.end, known.high)
+        if self._make_guess is not None:
+            self.guess, self._make_guess = self._make_guess(known.fits, lines.tensors.end), None
+            if self.guess is not None and not known.low < self.guess < known.high:
+                self.guess = None
+        growth = MEASURED_GROWTH if math.isfinite(lines.tensors.end) else BLIND_GROWTH
+        limit = growth * ran
+        if known.failure is None and self.guess is None:
+            if math.isinf(lines.tensors.end):
+                return self._at(limit if self.is_open else min(limit, (known.low + known.high) / 2))
+            if ran < CLOSE * end:
+                cautious = lines_of(known, NOISE * known.budget_bytes).tensors.end
+                size = min(APPROACH * end, cautious, limit)
+                size = min(size, max(2 * ran, end - 2 * lines.tensors.error))
+                return self._at(size)
+        belief = believe(known, lines, self.guess)
+        high = known.high
+        if limit < high:
+            high = max(known.low + 2 * known.unit, math.floor(limit / known.unit) * known.unit)
+        sizes = candidates(belief, known.low, high, known.unit, known.resolution_at, MOST)
+        if len(sizes) < 3:
+            return self._at((known.low + known.high) / 2)
+        move = plan(
+            belief, sizes, known.low in known.confirmed, self.prices, known.resolution_at,
+            not known.is_refuted and known.is_repeatable,
+        )
+        if move.size == known.low:
+            return self._at((known.low + known.high) / 2)
+        return move
+
+    def _spare(self):
+        known = self.known
+        def halvings(low, high, width):
+            return math.ceil(math.log2(max(1, (high - low) // width)))
+        if known.failure is None and self.is_open:
+            return math.inf
+        allowed = halvings(known.first, known.last + known.unit, known.unit) + SPARE_PROBES
+        left = halvings(known.low, known.high, known.resolution)
+        return allowed - known.probes - left - 2
