@@ -24,7 +24,7 @@ APART = 0.9
 # How far off the end of a line is, as a share of the way there: two small readings tell no bend,
 # and missed by up to 22 %; of a bend that a third one shows, about a third goes on.
 UNTOLD_BEND = 0.08
-BEND_KEPT = 0.3
+MOST_BEND = 2.0
 
 
 class Line(NamedTuple):
@@ -61,16 +61,19 @@ def line(points: Mapping[int, float], budget_bytes: float, noise_bytes: float = 
         return Line(math.inf, math.inf)
     base = rising[-1]
     slope = (points[top] - points[base] + noise_bytes) / (top - base)
-    end = top + max(0.0, budget_bytes - points[top]) / slope
+    room = max(0.0, budget_bytes - points[top])
+    end = top + room / slope
     before = [size for size in lower if size <= APART * base]
     if base != apart[-1]:
-        bend = 1.0
-    elif before:
-        earlier = (points[base] - points[before[-1]]) / (base - before[-1])
-        bend = BEND_KEPT * min(1.0, abs(earlier / slope - 1))
-    else:
-        bend = UNTOLD_BEND
-    return Line(end, bend * (end - top))
+        return Line(end, end - top)
+    if not before:
+        return Line(end, UNTOLD_BEND * (end - top))
+    # A bend goes on: slopes are a power of the size.
+    earlier = (points[base] - points[before[-1]]) / (base - before[-1])
+    steeper = min(MOST_BEND, max(1 / MOST_BEND, slope / earlier if earlier > 0 else math.inf))
+    power = math.log((end + top) / (top + base)) / math.log((top + base) / (base + before[-1]))
+    bent = top + room / slope / steeper**power
+    return Line(bent, abs(end - bent))
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,7 @@ class Belief:
 
 def exact(end: float, deviation: float) -> AtLeast:
     """The answer is the last size up to ``end``."""
-    return lambda size: 0.5 * math.erfc((size - end) / deviation / math.sqrt(2))
+    return lambda size: 0.5 + math.atan((end - size) / deviation) / math.pi
 
 
 def even(low: float, high: float) -> AtLeast:
@@ -177,8 +180,8 @@ def even(low: float, high: float) -> AtLeast:
 
 
 def falling(top: float, scale: float) -> AtLeast:
-    """The answer is below ``top``, the less likely the farther, by a share of the size."""
-    return lambda size: 1 - (size / top) ** (1 / scale) if size < top else 0.0
+    """The answer is below ``top``: twice as far below is half as likely."""
+    return lambda size: 1 - scale / (scale + math.log(top / size)) if size < top else 0.0
 
 
 def scale_free(middle: float, near: float) -> AtLeast:
@@ -210,7 +213,7 @@ def believe(known: Bracket, lines: Lines, guess: float | None = None) -> Belief:
     (end, error), (easy, _) = lines.tensors, lines.allocator
     if math.isinf(end):
         return Belief(parts, low, high, unit / 4)
-    error += 0.1 * unit
+    error += 0.03 * unit
     is_fragmented = known.is_fragmented
     if not is_fragmented:
         easy = LEAST_HOLES * end
@@ -221,7 +224,7 @@ def believe(known: Bracket, lines: Lines, guess: float | None = None) -> Belief:
         Part(w[1], exact(easy * (1 - EASY_MARGIN), 0.003 * easy + error), low),
         Part(w[2], even(easy * (1 - 2 * EASY_MARGIN) - error, end * MOST_HELD + error), low),
         Part(w[3], scale_free(end * 0.98, near), low),
-        Part(w[4] if not known.is_refuted else 1, falling(min(end, high), MORE_SCALE), confirmed),
+        Part(w[4] if not known.is_refuted else 1, falling(end, MORE_SCALE), confirmed),
     ]
     return Belief(parts, low, high, unit / 4)
 

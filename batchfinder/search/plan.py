@@ -22,6 +22,7 @@ class Prices:
 
     confirm: float = 3
     failed_confirm: float = 1
+    failed_probe: float = 1
     launch: float = 0
 
 
@@ -33,28 +34,25 @@ class Move(NamedTuple):
 
 
 def candidates(
-    belief: Belief, low: int, high: int, unit: int, resolution_at: Callable[[float], int], most: int
+    belief: Belief, low: int, high: int, unit: int, resolution: Callable[[float], int], most: int
 ) -> list[int]:
     """The sizes worth a thought, from ``low`` to ``high``, in both of which nothing is left to try.
 
-    They are where the belief is, each with the one above whose failure would end the search.
+    Down from ``high`` they lie one resolution apart where that is not too many; else they are where
+    the belief is, each with the one above whose failure would end the search.
     """
-    if (high - low) // unit <= most:
-        return list(range(low, high + 1, unit))
-
-    def quantile(share: float) -> float:
-        below, above = float(low), float(high)
-        for _ in range(24):
+    step = resolution(high)
+    if (high - low) // step < most:
+        return [low, *range(high - (high - low - 1) // step * step, high, step), high]
+    sizes = {high - i * step for i in range(4)} | {low, low + step}
+    top, count = belief.at_least(low), most // 2
+    for i in range(count):
+        below, above, share = float(low), float(high), top * (i + 0.5) / count
+        while above - below > unit / 2:
             middle = (below + above) / 2
             below, above = (middle, above) if belief.at_least(middle) > share else (below, middle)
-        return below
-
-    sizes = {low, high}
-    top = belief.at_least(low)
-    count = most // 2
-    for i in range(count):
-        size = math.floor(quantile(top * (i + 0.5) / count) / unit) * unit
-        sizes |= {size, size + resolution_at(size)}
+        size = math.floor(below / unit) * unit
+        sizes |= {size, size + resolution(size)}
     return sorted(size for size in sizes if low <= size <= high)
 
 
@@ -77,7 +75,12 @@ def plan(
         probes_prove: whether a probe that fits is worth anything.
     """
     n = len(sizes)
-    share = [belief.at_least(max(size, sizes[1] / 8)) for size in sizes[:-1]] + [0.0]
+    # In steps at the answer's size: what a size costs is a share of that.
+    share = [0.0]
+    for i in range(n - 2, -1, -1):
+        mass = belief.at_least(sizes[i]) - (belief.at_least(sizes[i + 1]) if i < n - 2 else 0)
+        share.append(share[-1] + max(0.0, mass) / (sizes[i] + sizes[i + 1]))
+    share.reverse()
     launch = prices.launch * sizes[-1]
     doubt = belief.doubt
     # cost[i][j]: from a bracket on, unless its lower end is confirmed, and if it is.
@@ -100,7 +103,9 @@ def plan(
                 odds = (share[k] - share[j]) / mass if mass > 1e-12 else (j - k) / (j - i)
                 fits_c = odds * (prices.confirm * size + cost[k][j][1])
                 fits_c += (1 - odds) * prices.failed_confirm * size + launch
-                fits_p = size + launch + odds * cost[k][j][0] if probes_prove else math.inf
+                fits_p = odds * (size + cost[k][j][0]) + (1 - odds) * prices.failed_probe * size + launch
+                if not probes_prove:
+                    fits_p = math.inf
                 for c in (0, 1):
                     fails = (1 - odds) * cost[i][k][c]
                     if fits_c + fails < least[c]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from batchfinder.results.result import Probe, Status
@@ -120,8 +120,13 @@ class Chooser:
         sizes = candidates(belief, known.low, high, known.unit, known.resolution_at, MOST)
         if len(sizes) < 3:
             return self._at((known.low + known.high) / 2)
+        prices = self.prices
+        if known.failure and known.failure.is_thrashing:
+            prices = replace(prices, failed_confirm=3, failed_probe=2)
+        elif known.failure and known.is_refuted:
+            prices = replace(prices, failed_confirm=min(known.failure.steps, self.prices.confirm))
         move = plan(
-            belief, sizes, known.low in known.confirmed, self.prices, known.resolution_at,
+            belief, sizes, known.low in known.confirmed, prices, known.resolution_at,
             not known.is_refuted and known.is_repeatable,
         )
         if move.size == known.low:
