@@ -19,7 +19,8 @@ AtLeast: TypeAlias = Callable[[float], float]
 """The probability that the answer is at least some size."""
 
 # A slope is taken between readings at least so far apart, as a share of the larger size.
-APART = 0.9
+APART = float(__import__("os").environ.get("AP", 0.9))
+FAR_APART = float(__import__("os").environ.get("FAP", 0.5))
 
 # How far off the end of a line is, as a share of the way there: two small readings tell no bend,
 # and missed by up to 22 %; of a bend that a third one shows, about a third goes on.
@@ -39,7 +40,9 @@ class Line(NamedTuple):
     error: float
 
 
-def line(points: Mapping[int, float], budget_bytes: float, noise_bytes: float = 0) -> Line:
+def line(
+    points: Mapping[int, float], budget_bytes: float, noise_bytes: float = 0, near: float = APART
+) -> Line:
     """Extend the line through the largest readings to the budget.
 
     Where peaks fall with the size, as another kernel is chosen, the next smaller reading gives the
@@ -55,7 +58,7 @@ def line(points: Mapping[int, float], budget_bytes: float, noise_bytes: float = 
         90.0
     """
     *lower, top = sorted(points)
-    apart = [size for size in lower if size <= APART * top] or lower[:1]
+    apart = [size for size in lower if size <= near * top] or lower[:1]
     rising = [size for size in apart if points[size] < points[top]]
     if not rising:
         return Line(math.inf, math.inf)
@@ -63,7 +66,7 @@ def line(points: Mapping[int, float], budget_bytes: float, noise_bytes: float = 
     slope = (points[top] - points[base] + noise_bytes) / (top - base)
     room = max(0.0, budget_bytes - points[top])
     end = top + room / slope
-    before = [size for size in lower if size <= APART * base]
+    before = [size for size in lower if size <= near * base]
     if base != apart[-1]:
         return Line(end, end - top)
     if not before:
@@ -121,7 +124,7 @@ def lines_of(known: Bracket, noise_bytes: float = 0) -> Lines:
     ]
     tensors = min(ends, default=Line(math.inf, math.inf))
     held = {size: float(probe.peak_reserved_bytes or 0) for size, probe in readings.items()}
-    return Lines(tensors, min(tensors, line(held, budget, noise_bytes)))
+    return Lines(tensors, min(tensors, line(held, budget, noise_bytes, FAR_APART)))
 
 
 class Part(NamedTuple):
@@ -218,21 +221,25 @@ def believe(known: Bracket, lines: Lines, guess: float | None = None) -> Belief:
     if not is_fragmented:
         easy = LEAST_HOLES * end
     w = FRAG if is_fragmented else PLAIN
-    near = 0.01 + error / end
+    near = NEAR + error / end
     parts += [
         Part(w[0], exact(end, error), low),
-        Part(w[1], exact(easy * (1 - EASY_MARGIN), 0.003 * easy + error), low),
+        Part(w[1], exact(easy * (1 - EASY_MARGIN), EASY_SD * easy + error), low),
         Part(w[2], even(easy * (1 - 2 * EASY_MARGIN) - error, end * MOST_HELD + error), low),
-        Part(w[3], scale_free(end * 0.98, near), low),
+        Part(w[3], scale_free(end * (CENTER if is_fragmented else .98), near), low),
         Part(w[4] if not known.is_refuted else 1, falling(end, MORE_SCALE), confirmed),
     ]
     return Belief(parts, low, high, unit / 4)
 
-
-FRAG = (0.03, 0.27, 0.5, 0.1, 0.08)
-PLAIN = (0.62, 0.0, 0.2, 0.1, 0.06)
+import os
+def ev(n,d): return eval(os.environ.get(n,d))
+FRAG = ev("FRAG","(0.03, 0.3, 0.25, 0.3, 0.08)")
+PLAIN = ev("PLAIN","(0.62, 0.0, 0.2, 0.1, 0.06)")
+CENTER=ev("CENTER",".965")
+EASY_SD=ev("EASY_SD",".003")
+NEAR=ev("NEAR",".008")
+EASY_MARGIN = ev("EM",".002")
+MOST_HELD = ev("MH",".985")
 GUESSED, GUESS_ERROR = 1.0, 0.005
 LEAST_HOLES = 0.96
-EASY_MARGIN = 0.005
-MOST_HELD = 0.985
 MORE_SCALE = 0.08
