@@ -176,6 +176,7 @@ class BatchSizeResult:
         seconds: what the whole search took.
         versions: of python, torch, batchfinder and, where there is one, CUDA or HIP.
         warnings: what the user should know, each one line with what to do about it.
+        notes: what explains the answer and needs no action, each one line.
         estimated_batch_size: what the search started from; None if it started without an estimate.
     """
 
@@ -191,6 +192,7 @@ class BatchSizeResult:
     seconds: float
     versions: Mapping[str, str]
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     estimated_batch_size: int | None = None
 
     def __int__(self) -> int:
@@ -270,6 +272,7 @@ class BatchSizeResult:
             "seconds": self.seconds,
             "versions": dict(self.versions),
             "warnings": list(self.warnings),
+            "notes": list(self.notes),
             "estimated_batch_size": self.estimated_batch_size,
         }
 
