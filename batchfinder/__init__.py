@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from batchfinder.errors import BatchFinderError, BatchFinderWarning
     from batchfinder.estimator import estimate_max_batch, estimate_peak_memory
     from batchfinder.finder import find_max_batch
+    from batchfinder.integrations.guard import OOMGuard
     from batchfinder.results.accumulation import AccumulationPlan, Split
     from batchfinder.results.memory_model import MemoryModel, Phase
     from batchfinder.results.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
@@ -25,6 +26,7 @@ __all__ = [
     "Gpu",
     "MemoryModel",
     "NextFailure",
+    "OOMGuard",
     "Outcome",
     "PeakEstimate",
     "Phase",
@@ -49,6 +51,7 @@ _MODULES = {
     "Gpu": "simulation.gpus",
     "MemoryModel": "results.memory_model",
     "NextFailure": "results.result",
+    "OOMGuard": "integrations.guard",
     "Outcome": "results.result",
     "PeakEstimate": "simulation.estimate",
     "Phase": "results.memory_model",

@@ -26,6 +26,7 @@ ROOMS = (
     "",
     "cli",
     "reporting",
+    "integrations",
     "finder",
     "estimator",
     "simulation",
