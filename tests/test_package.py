@@ -30,6 +30,8 @@ ROOMS = (
     "finder",
     "estimator",
     "simulation",
+    "simulation.tracing",
+    "simulation.kernels",
     "simulation.trace",
     "simulation.values",
     "simulation.allocator",
