@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from batchfinder.integrations.guard import OOMGuard
     from batchfinder.results.accumulation import AccumulationPlan, Split
     from batchfinder.results.memory_model import MemoryModel, Phase
-    from batchfinder.results.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
+    from batchfinder.results.probe import Outcome, Probe
+    from batchfinder.results.result import BatchSizeResult, NextFailure, Status
     from batchfinder.simulation.estimate import Estimate, PeakEstimate
     from batchfinder.simulation.gpus import Gpu, find_gpu
     from batchfinder.training.setup import TrainingSetup
@@ -40,8 +41,8 @@ __all__ = [
     "find_max_batch",
 ]
 
-# Each name is imported on first use: for some that takes PyTorch, which the command line would
-# wait seconds for, and a Ctrl-C meanwhile would end in a traceback.
+# Names are imported on first use. Some of them need PyTorch, which takes seconds to import: the
+# command line would have to wait, and Ctrl-C during the import would end in a traceback.
 _MODULES = {
     "AccumulationPlan": "results.accumulation",
     "BatchFinderError": "errors",
@@ -52,10 +53,10 @@ _MODULES = {
     "MemoryModel": "results.memory_model",
     "NextFailure": "results.result",
     "OOMGuard": "integrations.guard",
-    "Outcome": "results.result",
+    "Outcome": "results.probe",
     "PeakEstimate": "simulation.estimate",
     "Phase": "results.memory_model",
-    "Probe": "results.result",
+    "Probe": "results.probe",
     "Split": "results.accumulation",
     "Status": "results.result",
     "TrainingSetup": "training.setup",
