@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -91,7 +91,7 @@ def numbers_of(tensor: Tensor) -> list[Any] | None:
     """Return the values of a tensor as Python numbers; None if they are unknown."""
     value = value_of(tensor)
     with no_dispatch():
-        return None if value is None else cast("list[Any]", value.tolist())
+        return None if value is None else value.tolist()
 
 
 def _is_plain(value: Tensor) -> bool:
