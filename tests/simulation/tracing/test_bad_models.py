@@ -152,7 +152,7 @@ def test_what_cannot_be_simulated_is_told_in_one_line(
     assert (exit_code, stdout) == (1, "")
     line = stderr.splitlines()[-1]
     assert line.startswith(f"Error: {why}")
-    assert "`batchfinder find`" in line
+    assert "batchfinder find" in line
     assert not place or "unsimulated.py:" in line
     assert "Traceback" not in stderr
 
