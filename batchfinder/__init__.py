@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from batchfinder.errors import BatchFinderError, BatchFinderWarning
     from batchfinder.estimator import estimate_max_batch, estimate_peak_memory
     from batchfinder.finder import find_max_batch
+    from batchfinder.integrations.guard import OOMGuard
     from batchfinder.results.accumulation import AccumulationPlan, Split
     from batchfinder.results.memory_model import MemoryModel, Phase
     from batchfinder.results.probe import Outcome, Probe
@@ -26,6 +27,7 @@ __all__ = [
     "Gpu",
     "MemoryModel",
     "NextFailure",
+    "OOMGuard",
     "Outcome",
     "PeakEstimate",
     "Phase",
@@ -50,6 +52,7 @@ _MODULES = {
     "Gpu": "simulation.gpus",
     "MemoryModel": "results.memory_model",
     "NextFailure": "results.result",
+    "OOMGuard": "integrations.guard",
     "Outcome": "results.probe",
     "PeakEstimate": "simulation.estimate",
     "Phase": "results.memory_model",

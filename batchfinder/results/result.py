@@ -83,6 +83,7 @@ class BatchSizeResult:
         seconds: duration of the whole search.
         versions: of python, torch, batchfinder and, if present, CUDA or HIP.
         warnings: problems the user should act on, one line each.
+        notes: explanations that need no action, one line each.
         estimated_batch_size: the estimate the search started from; None if there was none.
     """
 
@@ -98,6 +99,7 @@ class BatchSizeResult:
     seconds: float
     versions: Mapping[str, str]
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     estimated_batch_size: int | None = None
 
     def __int__(self) -> int:
@@ -166,6 +168,7 @@ class BatchSizeResult:
             "next_failure": failure and {**vars(failure), "outcome": failure.outcome.value},
             "versions": dict(self.versions),
             "warnings": [*self.warnings],
+            "notes": [*self.notes],
             "world_size": self.world_size,
             "rank_peak_bytes": [*self.rank_peak_bytes],
             "limiting_rank": self.limiting_rank,
