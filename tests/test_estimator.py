@@ -313,7 +313,7 @@ def test_sizes_may_be_numbers_of_numpy_and_must_be_whole() -> None:
 
 
 def test_a_model_without_shapes_is_refused() -> None:
-    with pytest.raises(StepError, match=r"without a shape yet .*run one batch through it"):
+    with pytest.raises(StepError, match=r"without a shape, .*Try running one batch through it"):
         estimate_max_batch(nn.LazyLinear(10), SAMPLE, gpu="t4")
 
 

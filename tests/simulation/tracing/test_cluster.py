@@ -185,7 +185,7 @@ def test_the_model_and_the_process_stay_as_they_were() -> None:
 def test_an_optimizer_made_before_sharding_is_refused() -> None:
     ours = model()
     setup = TrainingSetup(ours, torch.randn(2, WIDTH), optimizer=torch.optim.SGD(ours.parameters()))
-    with pytest.raises(StepError, match="give a factory such as lambda"):
+    with pytest.raises(StepError, match="Try a factory such as lambda"):
         StepTraces(setup, ProbeOptions(), (8, 0), Cluster("fsdp", 2)).at(4)
 
 
