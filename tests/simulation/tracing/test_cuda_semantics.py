@@ -250,9 +250,7 @@ def test_counting_needs_a_copy_in_the_dtype_of_the_count() -> None:
         (torch.bfloat16, [32768, 2097152]),
     ],
 )
-def test_workspaces_of_the_backward_pass_of_attention(
-    dtype: torch.dtype, workspaces: list[int]
-) -> None:
+def test_workspaces_of_attention_backward(dtype: torch.dtype, workspaces: list[int]) -> None:
     class Attention(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             query = x.transpose(1, 2)
