@@ -125,7 +125,7 @@ def test_an_answer_to_a_full_disk() -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith("Error: the system refused something that is needed here (No sp")
+    assert done.stderr.startswith("Error: the system refused a request (No space left")
     assert len(done.stderr.splitlines()) == 1
 
 
