@@ -235,7 +235,7 @@ def test_the_named_variables_of_a_users_module_are_copied() -> None:
     assert vars(other)["steps"] == 0
 
 
-def test_the_marker_of_batchfinders_own_step_is_not_copied() -> None:
+def test_what_the_step_is_known_by_stays_itself() -> None:
     assert copied(own_training_step, {}) is own_training_step
 
 
