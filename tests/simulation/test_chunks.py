@@ -30,11 +30,11 @@ class InParts(nn.Module):
 def test_many_chunks_need_the_activations_of_one() -> None:
     peak = estimate_peak_memory(InParts(), torch.randn(2, 64), batch_size=4096, gpu="t4")
     assert peak.peak_allocated_bytes < 4096 * WIDTH * 4 / 2
-    assert "every batch size is traced by itself" in peak.warnings[0]
+    assert "every batch size is traced separately" in peak.warnings[0]
 
 
 def test_the_answer_counts_many_chunks() -> None:
-    with pytest.warns(BatchFinderWarning, match="every batch size is traced by itself"):
+    with pytest.warns(BatchFinderWarning, match="every batch size is traced separately"):
         found = estimate_max_batch(
             InParts(), torch.randn(2, 64), gpu="t4", max_batch_size=4096, memory_limit="1900MiB"
         )

@@ -127,7 +127,7 @@ def test_small_traces_predict_a_large_one(
     )
 
     assert not told.warnings
-    assert "every batch size is traced by itself" in traced.warnings[0]
+    assert "every batch size is traced separately" in traced.warnings[0]
     assert told.peak_allocated_bytes == traced.peak_allocated_bytes
     assert told.peak_reserved_bytes == traced.peak_reserved_bytes
     assert told.explanation.terms == traced.explanation.terms
