@@ -12,20 +12,15 @@ Writes scripts/results/recordings.json.
 
 from __future__ import annotations
 
-import argparse
-import csv
 import json
 import re
-import statistics
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
-from segmentation_models import build
 from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +32,6 @@ from batchfinder.simulation.allocator.caching import (  # noqa: E402 - runs from
     CachingAllocator,
     address_of,
     make_block,
-    size_of,
 )
 from batchfinder.simulation.allocator.rounding import (  # noqa: E402
     SMALL_BYTES,
@@ -46,14 +40,12 @@ from batchfinder.simulation.allocator.rounding import (  # noqa: E402
 )
 from batchfinder.simulation.gpus import Gpu, find_gpu  # noqa: E402
 from batchfinder.simulation.kernels.convolution_workspaces import (  # noqa: E402
-    Convolution,
     Direction,
 )
 from batchfinder.simulation.kernels.workspaces import CudaWorkspaces  # noqa: E402
 from batchfinder.simulation.trace.trace import EMPTY_CACHE, Kind, Trace  # noqa: E402
 from batchfinder.simulation.tracing.fake import fake_copy, fake_cuda  # noqa: E402
 from batchfinder.simulation.tracing.tracker import StorageTracker  # noqa: E402
-from batchfinder.units import GIB, MIB  # noqa: E402
 
 DIRECTIONS = {"fwd": Direction.OUTPUT, "dgrad": Direction.IMAGES, "wgrad": Direction.WEIGHT}
 SAME = 0.1  # of a workspace, or 1 MiB
@@ -151,9 +143,91 @@ def replay(recording: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def check_workspaces(calls: list[dict[str, Any]], gpu: Gpu) -> dict[str, Any]:
+    """Compare the workspace of each recorded call of cuDNN with the simulated one."""
+    same, misses = 0, []
+    for call in calls:
+        channels, filters, side, stride, pixels = map(
+            int, re.findall(r"(\d+)(?=[-x/ ]|$)|(?<=>)\d+", call["layer"])
+        )
+    return {}
+
+
+def trace_step(
+    model: nn.Module,
+    inputs: Iterable[Tensor],
+    loss_of: Callable[..., Tensor],
+    gpu: Gpu,
+    torch_version: tuple[int, int],
+    *,
+    buckets: bool = False,
+) -> Trace:
+    """Trace two steps of SGD with momentum, as of 2021: gradients are kept, and set to zero.
+
+    Args:
+        model: without data.
+        inputs: of the model, on the host.
+        loss_of: computes the loss from the model and its inputs.
+        gpu: that trains.
+        torch_version: of the PyTorch that was used.
+        buckets: whether DistributedDataParallel keeps the gradients once more.
+    """
+    with fake_cuda(gpu.compute_capability, torch_version=torch_version) as mode:
+        model = fake_copy(model, mode, model).train()
+        workspaces = CudaWorkspaces(gpu.compute_capability, set(), torch_version=torch_version)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
+        with StorageTracker(1, model, workspaces) as tracker:
+            for tensor in [*model.parameters(), *model.buffers()]:
+                tracker.track(tensor, Kind.PARAMETER)
+            copies = [torch.empty_like(p) for p in model.parameters()] if buckets else []
+            for _ in range(3):
+                tracker.begin_step()
+                batch = [torch.empty(x.shape, dtype=x.dtype) for x in inputs]
+                optimizer.zero_grad(set_to_none=False)
+                loss = loss_of(model, *batch)
+                loss.backward()
+                optimizer.step()
+            del copies
+        return tracker.trace
+
+
+def peak_bytes(trace: Trace, gpu: Gpu, first: int = 0) -> int:
+    """Return the most bytes in use, in blocks, above what is in use at an event."""
+    sizes = [
+        s.rule.bytes_of(*s.rule.amounts, gpu) if s.rule else s.size_bytes for s in trace.storages
+    ]
+    blocks = [round_request(size) if size else 0 for size in sizes]
+    changes = (
+        blocks[e] if e >= 0 else -blocks[~e] for e in trace.events[first:] if e != EMPTY_CACHE
+    )
+    return max(accumulate(changes))
+
+
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    for path in sorted(folder.glob("*.json")):
-        r = json.loads(path.read_text())
-        if isinstance(r, dict) and "events" in r:
-            print(path.stem, replay(r))
+    import torchvision
+
+    r = json.loads((Path(sys.argv[1]) / "v100_resnet50_b32_step.json").read_text())
+    gpu = find_gpu("V100 32GB")
+    with torch.device("meta"):
+        m = torchvision.models.resnet50()
+    x = [
+        torch.empty(32, 3, 224, 224, device="meta"),
+        torch.empty(32, dtype=torch.long, device="meta"),
+    ]
+    t = trace_step(m, x, lambda m, x, y: nn.functional.cross_entropy(m(x), y), gpu, (1, 9))
+    mine = peak_bytes(t, gpu, t.steps[-1])
+    real = max(accumulate(r["signed_bytes"]))
+    print(mine, real, mine / real - 1)
+    sizes = [s.rule.bytes_of(*s.rule.amounts, gpu) if s.rule else s.size_bytes for s in t.storages]
+    a = [round_request(sizes[e]) for e in t.events[t.steps[-1] :] if e >= 0 and sizes[e]]
+    b = [x for x in r["signed_bytes"] if x > 0]
+    print(len(a), len(b))
+    if len(sys.argv) > 2:
+        names = [r["op_names"][o] for x, o in zip(r["signed_bytes"], r["ops"]) if x > 0]
+        import difflib
+
+        big = lambda v: [x for x in v if x > 2**20]
+        sm = difflib.SequenceMatcher(None, big(a), big(b), autojunk=False)
+        for op in sm.get_opcodes():
+            if op[0] != "equal":
+                print(op, big(a)[op[1] : op[2]], big(b)[op[3] : op[4]])

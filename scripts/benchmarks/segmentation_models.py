@@ -7,6 +7,7 @@ image's size, D16 a sixteenth. https://github.com/open-mmlab/mmsegmentation/tree
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - PyTorch's own name for it
@@ -168,9 +169,26 @@ class Segmenter(nn.Module):
 
     def _loss(self, scores: Tensor, images: Tensor, labels: Tensor) -> Tensor:
         scores = resized(scores, images)
-        each = F.cross_entropy(scores, labels, reduction="none", ignore_index=IGNORED)
+        each = F.nll_loss(LogSoftmax.apply(scores), labels, reduction="none", ignore_index=IGNORED)
         scores.topk(1, dim=1)  # for the accuracy
         return each.mean()
+
+
+class LogSoftmax(torch.autograd.Function):
+    """As before PyTorch 1.11, when it kept its input for the backward pass, beside its output."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Return the logarithms."""
+        result = torch.log_softmax(x, 1)
+        ctx.save_for_backward(x, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Return the gradient of the input."""
+        x, result = ctx.saved_tensors
+        return torch.ops.aten._log_softmax_backward_data(gradients[0], result, 1, x.dtype)
 
 
 def resized(x: Tensor, like: Tensor) -> Tensor:

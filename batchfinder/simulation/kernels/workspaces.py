@@ -32,22 +32,15 @@ from batchfinder.simulation.kernels.embedding import (
 )
 from batchfinder.simulation.kernels.losses import COPYING_LOSSES, CTC_BACKWARDS
 from batchfinder.simulation.kernels.matrix_products import PRODUCTS, MatrixProducts
-from batchfinder.simulation.kernels.reductions import reduction
+from batchfinder.simulation.kernels.reductions import REDUCTIONS
 from batchfinder.simulation.kernels.torch_version import TORCH_VERSION
-from batchfinder.simulation.trace.recorder import Recorder, copied_sizes, held, size_of, take, taken
+from batchfinder.simulation.trace.recorder import Recorder, copied_sizes, size_of, take, taken
 from batchfinder.simulation.trace.trace import Rule
 
 _aten: Any = torch.ops.aten
 _CONVOLUTION = _aten.convolution.default
 _CONVOLUTION_BACKWARD = _aten.convolution_backward.default
 _EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward.default
-_REDUCTIONS = {
-    getattr(getattr(_aten, name), overload)
-    for name, overload in (
-        ("sum", "default"), ("sum", "dim_IntList"), ("mean", "default"), ("mean", "dim"),
-        ("prod", "default"), ("prod", "dim_int"),
-    )
-}  # fmt: skip
 _HALF = (torch.float16, torch.bfloat16)
 
 _Note: TypeAlias = Callable[[Recorder, Any, Any], None]
@@ -167,24 +160,6 @@ def _contiguous(*places: int) -> _Note:
     return lambda recorder, args, _: take(recorder, copied_sizes(args[at] for at in places))
 
 
-def _reduce(recorder: Recorder, args: Any, output: Any) -> None:
-    """The copy that a reduction makes of a tensor whose type it does not compute in, and buffers.
-
-    ``make_reduction`` in ``aten/src/ATen/native/ReduceOpsUtils.h`` of PyTorch.
-    """
-    tensor, dtype = held(args[0]), output.dtype
-    widens = tensor.dtype in _HALF and dtype is torch.float32
-    copied = tensor.dtype != dtype and not widens
-    sizes: list[int | Rule] = [tensor.numel() * dtype.itemsize] if copied else []
-    if tensor.dim() and tensor.numel():
-        dims = args[1] if len(args) > 1 and not isinstance(args[1], torch.dtype) else None
-        dims = [dims] if isinstance(dims, int) else dims or []
-        kernel = reduction(tensor, dims, dtype.itemsize if copied else tensor.element_size())
-        amounts = tensor.numel() // kernel.outputs, kernel.outputs
-        sizes += [Rule(amounts, kernel.buffer_bytes), Rule(amounts, kernel.semaphore_bytes)]
-    take(recorder, sizes)
-
-
 def _take_values(recorder: Recorder, args: Any, output: Any) -> None:
     """The value of a loss for each element, where it is reduced."""
     if not output.dim():
@@ -247,7 +222,7 @@ _KERNELS: dict[Any, _Note] = {
     _aten.im2col.default: _unfold,
     _aten.col2im.default: _contiguous(0),
     **dict.fromkeys(CTC_BACKWARDS, _ctc_backward),
-    **dict.fromkeys(_REDUCTIONS, _reduce),
+    **REDUCTIONS,
     **dict.fromkeys(COPYING_LOSSES, _take_values),
 }
 """What those take for which that depends on no more of the GPU than its threads."""
