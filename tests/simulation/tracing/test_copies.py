@@ -17,7 +17,6 @@ from torch.optim.lr_scheduler import StepLR
 
 from batchfinder import estimate_max_batch
 from batchfinder.simulation.tracing.copies import copied
-from batchfinder.training.frameworks.lightning import own_training_step
 
 COUNTS = {"steps": 0}
 Pair = namedtuple("Pair", "model optimizer")
@@ -233,10 +232,6 @@ def test_the_named_variables_of_a_users_module_are_copied() -> None:
 
     assert copied(step, {})() == 1
     assert vars(other)["steps"] == 0
-
-
-def test_what_the_step_is_known_by_stays_itself() -> None:
-    assert copied(own_training_step, {}) is own_training_step
 
 
 def test_random_generators_are_copied() -> None:
