@@ -28,10 +28,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
-
-from bench_case import RESULTS, markdown_table, ran_out, run_for_json, save, survived  # noqa: E402
-from setup_list import SETUPS, Setup  # noqa: E402
+from parts.case import RESULTS, markdown_table, ran_out, run_for_json, save, survived
+from parts.setup_list import SETUPS, Setup
 
 FOLDER = "scripts/benchmarks/setups"
 RESULT_FILE = RESULTS / "setups.json"

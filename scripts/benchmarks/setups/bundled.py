@@ -9,8 +9,8 @@ from typing import Any
 
 import setup_loop
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
-from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))

@@ -6,9 +6,9 @@ from typing import Any
 
 import setup_loop
 import torch
+import torch.nn.functional as F  # noqa: N812
 from diffusers import UNet2DConditionModel, UNet2DModel
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 Batch = dict[str, Tensor]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import setup_loop
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 Sample = tuple[Tensor, Tensor]
 

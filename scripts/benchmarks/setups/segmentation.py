@@ -6,9 +6,9 @@ from typing import Any
 
 import setup_loop
 import torch
+import torch.nn.functional as F  # noqa: N812
 import torchvision
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 CLASSES = 21
 Sample = tuple[Tensor, Tensor]
