@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 from batchfinder.results.result import Probe
 
@@ -14,6 +15,17 @@ STEPS_LIKE_A_PROBE = 1
 # to the limit, sizes that run and sizes that do not alternate (48 simulated searches on an H200,
 # scripts/results/search_simulated_gpu.json).
 FRAGMENTED_RESOLUTION = 1 / 100
+
+# Readings of a device that is not repeatable differ from run to run. Where those that were seen do
+# by less than this share, they repeat. Else the bracket is drawn three of their differences wide: at
+# most 5 %, the step by which verdicts of the CPU could be told apart (scripts/results/
+# search_cpu.json), and no closer than where an allocator is fragmented.
+REPEATS = 1 / 1000
+DIFFERENCES = 3
+MOST_RESOLUTION = 1 / 20
+
+# A peak below this share of the budget is not what ended the next size by chance.
+FAR_FROM_BUDGET = 0.5
 
 # What the allocator holds beyond its tensors, as a share of the budget, that counts as fragmented.
 FRAGMENTED = 1 / 200
@@ -90,7 +102,37 @@ class Bracket:
         thrashes = self.failure is not None and self.failure.is_thrashing
         is_loose = self.is_fragmented or self.is_refuted or thrashes
         share = FRAGMENTED_RESOLUTION if is_loose else 0
+        if not self.verdicts_repeat:
+            differences = min(MOST_RESOLUTION, DIFFERENCES * self.spread)
+            share = max(FRAGMENTED_RESOLUTION, differences)
         return max(self.unit, math.floor(share * size / self.unit) * self.unit)
+
+    @property
+    def verdicts_repeat(self) -> bool:
+        """Whether a size that ran once is going to run again."""
+        if self.spread < REPEATS:
+            return True
+        ran = (self.fits | self.confirmed).get(self.ran)
+        peak = max(ran.phase_peak_bytes.values(), default=0) if ran else 0
+        return self.failure is not None and peak < FAR_FROM_BUDGET * self.budget_bytes
+
+    @cached_property
+    def spread(self) -> float:
+        """How much readings differ from their neighbors' line, as a share of them."""
+        readings = self.fits | self.confirmed
+        sizes = sorted(size for size in readings if readings[size].phase_peak_bytes)
+        if self.is_repeatable or len(sizes) < 3:
+            return 0 if self.is_repeatable else MOST_RESOLUTION / DIFFERENCES
+        peaks = {size: max(readings[size].phase_peak_bytes.values()) for size in sizes}
+        again = [
+            abs(1 - max(self.fits[size].phase_peak_bytes.values(), default=0) / peaks[size])
+            for size in self.fits.keys() & self.confirmed.keys() & peaks.keys()
+        ]
+        misses = [
+            abs(1 - (peaks[a] + (peaks[c] - peaks[a]) * (b - a) / (c - a)) / max(1, peaks[b]))
+            for a, b, c in zip(sizes, sizes[1:], sizes[2:], strict=False)
+        ]
+        return max(again + misses)
 
     @property
     def is_tight(self) -> bool:
@@ -110,6 +152,7 @@ class Bracket:
         """Narrow the bracket by what a probe has shown."""
         size = probe.batch_size
         self.probes += 1
+        vars(self).pop("spread", None)
         unused = (probe.peak_reserved_bytes or 0) - (probe.peak_allocated_bytes or 0)
         self.is_fragmented |= unused > FRAGMENTED * self.budget_bytes
         if probe.fits:

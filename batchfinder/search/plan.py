@@ -9,15 +9,19 @@ from typing import NamedTuple
 
 from batchfinder.search.belief import Belief
 
+# More candidates than this cost time and hardly save steps.
+MOST_CANDIDATES = 30
+
 
 @dataclass(frozen=True)
 class Prices:
-    """What things cost, in steps at the size that is tried.
+    """What moves cost, in steps at the size that is tried.
 
     Attributes:
         confirm: a confirmation that fits.
         failed_confirm: one that does not.
-        launch: starting the process for anything, in steps at the size expected.
+        failed_probe: a probe that does not; one that does is a step.
+        launch: what comes on top of each, where a process has to start for it.
     """
 
     confirm: float = 3
@@ -34,18 +38,18 @@ class Move(NamedTuple):
 
 
 def candidates(
-    belief: Belief, low: int, high: int, unit: int, resolution: Callable[[float], int], most: int
+    belief: Belief, low: int, high: int, unit: int, resolution: Callable[[float], int]
 ) -> list[int]:
     """The sizes worth a thought, from ``low`` to ``high``, in both of which nothing is left to try.
 
-    Down from ``high`` they lie one resolution apart where that is not too many; else they are where
+    Down from ``high`` they are one resolution apart where that is not too many; else they are where
     the belief is, each with the one above whose failure would end the search.
     """
     step = resolution(high)
-    if (high - low) // step < most:
+    if (high - low) // step < MOST_CANDIDATES:
         return [low, *range(high - (high - low - 1) // step * step, high, step), high]
     sizes = {high - i * step for i in range(4)} | {low, low + step}
-    top, count = belief.at_least(low), most // 2
+    top, count = belief.at_least(low), MOST_CANDIDATES // 2
     for i in range(count):
         below, above, share = float(low), float(high), top * (i + 0.5) / count
         while above - below > unit / 2:
@@ -60,61 +64,66 @@ def plan(
     belief: Belief,
     sizes: list[int],
     is_confirmed: bool,
-    prices: Prices,
-    resolution_at: Callable[[float], int],
     probes_prove: bool,
+    prices: Prices,
+    resolution: Callable[[float], int],
 ) -> Move:
-    """The move with the fewest expected steps, by dynamic programming over brackets of candidates.
+    """The move with the fewest expected full-size steps.
+
+    By dynamic programming over all brackets of candidates: ``costs[i][j]`` is what it takes from
+    the i-th, which is proved, and the j-th, which failed; if the i-th is not confirmed, and if so.
 
     Args:
         belief: where the answer is.
-        sizes: the candidates; the first is proved, the last one out.
+        sizes: the candidates, at least three; the first is proved, the last one out.
         is_confirmed: whether the first one was confirmed.
-        prices: of each move.
-        resolution_at: how close the bracket is drawn at a size.
         probes_prove: whether a probe that fits is worth anything.
+        prices: of the moves.
+        resolution: how close the bracket is drawn at a size.
     """
-    n = len(sizes)
-    # In steps at the answer's size: what a size costs is a share of that.
-    share = [0.0]
-    for i in range(n - 2, -1, -1):
-        mass = belief.at_least(sizes[i]) - (belief.at_least(sizes[i + 1]) if i < n - 2 else 0)
-        share.append(share[-1] + max(0.0, mass) / (sizes[i] + sizes[i + 1]))
-    share.reverse()
-    launch = prices.launch * sizes[-1]
-    doubt = belief.doubt
-    # cost[i][j]: from a bracket on, unless its lower end is confirmed, and if it is.
-    cost = [[(0.0, 0.0)] * n for _ in range(n)]
-    best = Move(sizes[0], True)
-    for width in range(1, n):
-        for i in range(n - width):
+    count = len(sizes)
+    odds_from = _odds(belief, sizes)
+    costs = [[(0.0, 0.0)] * count for _ in range(count)]
+    best = Move(sizes[1], True)
+    for width in range(1, count):
+        for i in range(count - width):
             j = i + width
             low, high = sizes[i], sizes[j]
-            resolution = resolution_at(high)
-            confirmation = prices.confirm * low + launch + doubt * 4 * low
-            if width == 1 or high - low <= resolution:
-                rest = max(0.0, math.log2((high - low) / resolution)) * high
-                cost[i][j] = rest + confirmation, rest
+            end = resolution(high)
+            if width == 1 or high - low <= end:
+                rest = max(0.0, math.log2((high - low) / end)) * high
+                # A confirmation that refutes its probe costs about four more steps.
+                last = (prices.confirm + prices.launch + 4 * belief.doubt) * low
+                costs[i][j] = rest + last, rest
                 continue
-            mass = share[i] - share[j]
-            least = [math.inf, math.inf]
+            mass = odds_from[i] - odds_from[j]
+            least, moves = [math.inf, math.inf], [best, best]
             for k in range(i + 1, j):
                 size = sizes[k]
-                odds = (share[k] - share[j]) / mass if mass > 1e-12 else (j - k) / (j - i)
-                fits_c = odds * (prices.confirm * size + cost[k][j][1])
-                fits_c += (1 - odds) * prices.failed_confirm * size + launch
-                fits_p = odds * (size + cost[k][j][0]) + (1 - odds) * prices.failed_probe * size + launch
-                if not probes_prove:
-                    fits_p = math.inf
-                for c in (0, 1):
-                    fails = (1 - odds) * cost[i][k][c]
-                    if fits_c + fails < least[c]:
-                        least[c] = fits_c + fails
-                        if width == n - 1 and c == is_confirmed:
-                            best = Move(size, True)
-                    if fits_p + fails < least[c]:
-                        least[c] = fits_p + fails
-                        if width == n - 1 and c == is_confirmed:
-                            best = Move(size, False)
-            cost[i][j] = least[0], least[1]
+                fits = (odds_from[k] - odds_from[j]) / mass if mass > 0 else (j - k) / (j - i)
+                fails, launch = 1 - fits, prices.launch * size
+                confirm = fits * (prices.confirm * size + costs[k][j][1]) + launch
+                confirm += fails * prices.failed_confirm * size
+                probe = fits * (size + costs[k][j][0]) + launch
+                probe += fails * prices.failed_probe * size
+                is_best_confirmed = confirm < probe or not probes_prove
+                now = confirm if is_best_confirmed else probe
+                for known in (0, 1):
+                    cost = now + fails * costs[i][k][known]
+                    if cost < least[known]:
+                        least[known], moves[known] = cost, Move(size, is_best_confirmed)
+            costs[i][j] = least[0], least[1]
+            best = moves[is_confirmed]
     return best
+
+
+def _odds(belief: Belief, sizes: list[int]) -> list[float]:
+    """How likely the answer is at least each size, up to a factor.
+
+    Each answer counts by its inverse: costs are shares of it.
+    """
+    shares = [belief.at_least(size) for size in sizes[:-1]] + [0.0]
+    odds = [0.0]
+    for i in range(len(sizes) - 2, -1, -1):
+        odds.append(odds[-1] + max(0.0, shares[i] - shares[i + 1]) / (sizes[i] + sizes[i + 1]))
+    return odds[::-1]

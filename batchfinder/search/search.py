@@ -1,4 +1,10 @@
-"""The search: probe after probe until the answer is known."""
+"""The search: probe after probe until the answer is known.
+
+Two small sizes and one at three quarters of what they predict tell where memory runs out. From
+there on a belief says where the answer is (:mod:`~batchfinder.search.belief`), and a plan what to
+try next, and whether to confirm it at once (:mod:`~batchfinder.search.plan`). What is known is a
+bracket: ``low``, the largest size that is proved, and ``high``, the smallest that failed.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +22,31 @@ from batchfinder.search.plan import Move, Prices, candidates, plan
 RunProbe: TypeAlias = Callable[[int, bool], Probe]
 """``run(batch_size, confirm) -> Probe``: what the search does not want to know more of."""
 
-MakeGuess: TypeAlias = Callable[[Mapping[int, Probe], float], int | None]
-"""``guess(probes, predicted) -> batch size``."""
+MakeEstimate: TypeAlias = Callable[[Mapping[int, Probe], float], int | None]
+"""``guess(probes, predicted) -> batch size``: where the answer may be, by something else than two
+small probes, given by their sizes, and the maximum that they predict; None: unknown."""
 
+# Batches are made in host memory, whose end is not tested: no size is more than so many times the
+# largest that has run, where its memory was seen to rise and where it was not.
 MEASURED_GROWTH = 1024
 BLIND_GROWTH = 16
+
+# The second size is at most so many times the first: large enough to show a slope, and cheap.
 SECOND_GROWTH = 64
-NOISE = 1 / 1000
-APPROACH = 0.75
+
+# While nothing was read beyond half of what is predicted, a reading at three quarters pays for
+# itself (DESIGN, section 4). What small sizes show is trusted to a thousandth of the budget: rounding.
 CLOSE = 0.5
-MOST = 30
+APPROACH = 0.75
+NOISE = 1 / 1000
+
+# A confirmation on the CPU runs six steps (probing/steadiness.py), and of a size that only runs by
+# flushing the allocator's cache three steps run, or two in a probe.
+PRICES = Prices()
+UNREPEATABLE_PRICES = Prices(confirm=6)
+THRASHING_CONFIRM, THRASHING_PROBE = 3, 2
+
+# What a search may take beyond the probes that bisection needs; then it bisects.
 SPARE_PROBES = 8
 
 
@@ -53,92 +74,138 @@ def search(
     largest: int | None = None,
     multiple_of: int = 1,
     is_repeatable: bool = True,
-    guess: MakeGuess | None = None,
+    guess: MakeEstimate | None = None,
     prices: Prices | None = None,
 ) -> Finding:
-    """Find the largest batch size that fits."""
+    """Find the largest batch size that fits.
+
+    Args:
+        run: runs one size and says how it ended.
+        budget_bytes: what a step may use; guides the belief.
+        smallest: the smallest size allowed.
+        largest: the largest size allowed; None: 16 million.
+        multiple_of: every size tried is a multiple of it.
+        is_repeatable: whether a size that ran one step will run many, in any process. If not, how
+            much readings differ decides how close the answer is drawn.
+        guess: asked once where the answer may be, when two sizes have run; confirmed next.
+        prices: of each move; default: a confirmation takes 3 steps, or 6 if not repeatable.
+
+    Returns:
+        The confirmed answer, and the failure one unit above it unless the answer is the last size
+        allowed. The answer may be 1/100 of the failure below that where the allocator is fragmented
+        or a confirmation refuted a probe, and up to 1/20 where readings differ from run to run.
+
+        Nothing fits only where the smallest size failed when confirmed, and when probed unless it
+        had run then, since the failure of one process may be chance. No size was probed twice or
+        confirmed twice; none was outside the bounds.
+
+        With ``n`` sizes allowed there were at most ``log2(n) + 8`` probes, and a few more where no
+        maximum was given. Where a confirmation refutes a probe, the search starts over below it,
+        with confirmations only, under the same limit.
+
+    Raises:
+        UsageError: the bounds leave no size to try.
+        Exception: whatever ``run`` raises.
+
+    Example:
+        >>> from batchfinder.results.result import Outcome
+        >>> def run(batch_size, confirm):
+        ...     fits = Outcome.FITS if batch_size <= 37 else Outcome.OOM
+        ...     return Probe(batch_size, fits, steps=1, seconds=0.0)
+        >>> search(run, budget_bytes=1000).answer.batch_size
+        37
+    """
     first, last = check_bounds(smallest, largest, multiple_of)
-    bracket = Bracket(first, last, multiple_of, budget_bytes, is_repeatable=is_repeatable)
-    prices = prices or (Prices() if is_repeatable else Prices(confirm=6))
-    chooser = Chooser(bracket, prices, guess, is_open=largest is None)
-    while not bracket.is_closed:
-        move = chooser.next_move()
-        bracket.record(run(*move), move.confirm)
-    confirmation = bracket.confirmed.get(bracket.low)
+    known = Bracket(first, last, multiple_of, budget_bytes, is_repeatable=is_repeatable)
+    prices = prices or (PRICES if is_repeatable else UNREPEATABLE_PRICES)
+    estimate: int | None = None
+    while not known.is_closed:
+        move = _opening(known, is_open=largest is None)
+        if move is None and guess is not None and known.failure is None:
+            predicted = lines_of(known).tensors.end
+            estimate, guess = guess(known.fits, predicted), None
+            # What tensors take leaves no room for more than is predicted.
+            if estimate is not None and known.low < estimate < min(known.high, predicted + 1):
+                move = _at(known, estimate, confirm=True)
+            else:
+                estimate = None
+        move = move or _planned(known, prices, estimate, is_open=largest is None)
+        known.record(run(*move), move.confirm)
+    confirmation = known.confirmed.get(known.low)
     if confirmation is None:
-        return Finding(Status.NOTHING_FITS, None, bracket.failure)
-    status = Status.FOUND if bracket.failure else Status.CAPPED
-    return Finding(status, confirmation, bracket.failure)
+        return Finding(Status.NOTHING_FITS, None, known.failure)
+    return Finding(Status.FOUND if known.failure else Status.CAPPED, confirmation, known.failure)
 
 
-class Chooser:
-    def __init__(self, known, prices, guess, is_open):
-        self.known, self.prices, self.is_open = known, prices, is_open
-        self._make_guess = guess
-        self.guess = None
+def _opening(known: Bracket, *, is_open: bool) -> Move | None:
+    """The next move where there is nothing to weigh."""
+    if not known.ran or known.high == known.first:
+        return Move(known.first, known.high == known.first or known.first == known.last)
+    if known.is_tight:
+        return Move(known.low, True)
+    readings = known.fits | known.confirmed
+    if len(readings) == 1 and known.failure is None:
+        # Were all of the first peak due to its samples, this many times as many would fill the
+        # budget; some of it never is, so twice that likely fits and is still cheap.
+        peak = max(readings[known.ran].phase_peak_bytes.values(), default=0) or 1
+        growth = min(max(2 * known.budget_bytes / peak, 2), SECOND_GROWTH)
+        return _at(known, known.ran * growth)
+    if _spare_probes(known, is_open=is_open) < 0:
+        return _bisect(known)
+    return None
 
-    def _at(self, size):
-        known = self.known
-        on_grid = math.floor(min(size, known.high) / known.unit) * known.unit
-        on_grid = min(max(on_grid, known.low + known.unit), known.high - known.unit)
-        ends = known.high - on_grid <= known.resolution
-        return Move(on_grid, ends or known.is_refuted)
 
-    def next_move(self):
-        known = self.known
-        ran = known.ran
-        if not ran or known.high == known.first:
-            return Move(known.first, known.high == known.first or known.first == known.last)
-        if known.is_tight:
-            return Move(known.low, True)
-        readings = known.fits | known.confirmed
-        if len(readings) == 1 and known.failure is None:
-            peak = max(readings[ran].phase_peak_bytes.values(), default=0) or 1
-            return self._at(ran * min(max(2 * known.budget_bytes / peak, 2), SECOND_GROWTH))
-        if self._spare() < 0:
-            return self._at(ran * BLIND_GROWTH if known.failure is None and self.is_open else (known.low + known.high) / 2)
-        lines = lines_of(known)
-        end = min(lines.tensors.end, known.high)
-        if self._make_guess is not None:
-            self.guess, self._make_guess = self._make_guess(known.fits, lines.tensors.end), None
-            if self.guess is not None and not known.low < self.guess < known.high:
-                self.guess = None
-        growth = MEASURED_GROWTH if math.isfinite(lines.tensors.end) else BLIND_GROWTH
-        limit = growth * ran
-        if known.failure is None and self.guess is None:
-            if math.isinf(lines.tensors.end):
-                return self._at(limit if self.is_open else min(limit, (known.low + known.high) / 2))
-            if ran < CLOSE * end:
-                cautious = lines_of(known, NOISE * known.budget_bytes).tensors.end
-                size = min(APPROACH * end, cautious, limit)
-                size = min(size, max(2 * ran, end - 2 * lines.tensors.error))
-                return self._at(size)
-        belief = believe(known, lines, self.guess)
-        high = known.high
-        if limit < high:
-            high = max(known.low + 2 * known.unit, math.floor(limit / known.unit) * known.unit)
-        sizes = candidates(belief, known.low, high, known.unit, known.resolution_at, MOST)
-        if len(sizes) < 3:
-            return self._at((known.low + known.high) / 2)
-        prices = self.prices
-        if known.failure and known.failure.is_thrashing:
-            prices = replace(prices, failed_confirm=3, failed_probe=2)
-        elif known.failure and known.is_refuted:
-            prices = replace(prices, failed_confirm=min(known.failure.steps, self.prices.confirm))
-        move = plan(
-            belief, sizes, known.low in known.confirmed, prices, known.resolution_at,
-            not known.is_refuted and known.is_repeatable,
-        )
-        if move.size == known.low:
-            return self._at((known.low + known.high) / 2)
-        return move
+def _planned(known: Bracket, prices: Prices, estimate: int | None, *, is_open: bool) -> Move:
+    """The next move by belief and plan."""
+    lines, ran = lines_of(known), known.ran
+    end, error = lines.tensors
+    growth = BLIND_GROWTH if math.isinf(end) else MEASURED_GROWTH
+    if known.failure is None and estimate is None:
+        if math.isinf(end):
+            middle = math.inf if is_open else (known.low + known.high) / 2
+            return _at(known, min(growth * ran, middle))
+        if ran < CLOSE * min(end, known.high):
+            cautious = lines_of(known, NOISE * known.budget_bytes).tensors.end
+            sure = max(2 * ran, end - 2 * error)
+            size = min(APPROACH * min(end, known.high), cautious, sure, growth * ran)
+            if end < known.high or size < APPROACH * known.high:
+                return _at(known, size)
+    belief = believe(known, lines, estimate)
+    reach = math.floor(growth * ran / known.unit) * known.unit
+    high = min(known.high, max(known.low + 2 * known.unit, reach))
+    sizes = candidates(belief, known.low, high, known.unit, known.resolution_at)
+    if len(sizes) < 3:
+        return _bisect(known)
+    failure = known.failure
+    if failure is not None and failure.is_thrashing:
+        prices = replace(prices, failed_confirm=THRASHING_CONFIRM, failed_probe=THRASHING_PROBE)
+    elif failure is not None and known.is_refuted:
+        prices = replace(prices, failed_confirm=min(failure.steps, prices.confirm))
+    probes_prove = not known.is_refuted and known.verdicts_repeat
+    is_confirmed = known.low in known.confirmed
+    return plan(belief, sizes, is_confirmed, probes_prove, prices, known.resolution_at)
 
-    def _spare(self):
-        known = self.known
-        def halvings(low, high, width):
-            return math.ceil(math.log2(max(1, (high - low) // width)))
-        if known.failure is None and self.is_open:
-            return math.inf
-        allowed = halvings(known.first, known.last + known.unit, known.unit) + SPARE_PROBES
-        left = halvings(known.low, known.high, known.resolution)
-        return allowed - known.probes - left - 2
+
+def _at(known: Bracket, size: float, *, confirm: bool = False) -> Move:
+    """A move to a size inside the bracket; a confirmation where a probe would be in vain."""
+    on_grid = math.floor(min(size, known.high) / known.unit) * known.unit
+    on_grid = min(max(on_grid, known.low + known.unit), known.high - known.unit)
+    would_end = known.high - on_grid <= known.resolution
+    return Move(on_grid, confirm or would_end or known.is_refuted)
+
+
+def _bisect(known: Bracket) -> Move:
+    return _at(known, (known.low + known.high) / 2)
+
+
+def _spare_probes(known: Bracket, *, is_open: bool) -> float:
+    """How many may teach nothing, so that bisection still finishes in time; below 0: none."""
+    if known.failure is None and is_open:
+        return math.inf  # what sizes grow towards is no bound yet
+
+    def halvings(low: int, high: int, width: int) -> int:
+        return math.ceil(math.log2(max(1, (high - low) // width)))
+
+    allowed = halvings(known.first, known.last + known.unit, known.unit) + SPARE_PROBES
+    left = halvings(known.low, known.high, known.resolution)
+    return allowed - known.probes - left - 2  # the next one, and the confirmation
