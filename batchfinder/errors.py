@@ -90,11 +90,13 @@ class WorkerDiedError(WorkerError):
     """The worker process ended without an answer.
 
     Attributes:
+        exit_status: as :class:`subprocess.Popen` has it.
         signal_number: the signal that ended it; None if it ended by itself.
         output: the last lines that it printed.
     """
 
     def __init__(self, exit_status: int, output: str) -> None:
+        self.exit_status = exit_status
         self.signal_number = -exit_status if exit_status < 0 else None
         self.output = output
         if self.signal_number is None:
@@ -112,9 +114,14 @@ def _signal_name(number: int) -> str:
 
 
 class WorkerGarbledError(WorkerError):
-    """Something else than an answer came from the worker process."""
+    """Something else than an answer came from the worker process.
+
+    Attributes:
+        text: what came.
+    """
 
     def __init__(self, text: str) -> None:
+        self.text = text
         super().__init__(
             f"the code wrote to a file descriptor that is not its own: {text[:40]!r}; let it write "
             "to files that it has opened"

@@ -177,6 +177,9 @@ class BatchSizeResult:
         versions: of python, torch, batchfinder and, where there is one, CUDA or HIP.
         warnings: what the user should know, each one line with what to do about it.
         estimated_batch_size: what the search started from; None if it started without an estimate.
+        seconds_by_part: where the time went: ``loading`` (importing PyTorch and the target),
+            ``estimate`` (waiting for one), ``steps`` (the probes), ``restoring`` (the training
+            state), ``rest``. Empty where it was not measured.
     """
 
     batch_size: int
@@ -192,6 +195,7 @@ class BatchSizeResult:
     versions: Mapping[str, str]
     warnings: tuple[str, ...] = ()
     estimated_batch_size: int | None = None
+    seconds_by_part: Mapping[str, float] = field(default_factory=dict)
 
     def __int__(self) -> int:
         return self.batch_size
@@ -271,6 +275,7 @@ class BatchSizeResult:
             "versions": dict(self.versions),
             "warnings": list(self.warnings),
             "estimated_batch_size": self.estimated_batch_size,
+            "seconds_by_part": dict(self.seconds_by_part),
         }
 
     def to_json(self) -> str:
