@@ -22,8 +22,9 @@ from torch.utils._pytree import tree_map
 
 from batchfinder.probing.devices.choose import choose_device
 from batchfinder.probing.devices.versions import versions
-from batchfinder.probing.in_process import InProcessProber
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.workers.here import Here
+from batchfinder.probing.workers.supervisor import Supervisor
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.target import load_target
@@ -59,7 +60,7 @@ def main() -> None:
 def measure(family: str, device: str, batch_size: int, rounds: int) -> tuple[float, float]:
     """Median seconds of the bare step and of the step in a probe."""
     setup = load_target(str(ROOT / f"scripts/examples/train_{family}.py:build_model"))
-    prober = InProcessProber(setup, ProbeOptions(device=device))
+    prober = Supervisor(Here(setup), ProbeOptions(device=device))
     bare: list[float] = []
     probed: list[float] = []
     try:

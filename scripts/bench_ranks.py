@@ -22,12 +22,11 @@ from statistics import mean, median
 from typing import Any
 
 from batchfinder.finder import run_search
+from batchfinder.probing.attempt import Attempt
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.ranks.consensus import RankReport
 from batchfinder.probing.ranks.meeting import open_meeting
 from batchfinder.probing.ranks.prober import RankProber
 from batchfinder.probing.workers.source import SetupSource
-from batchfinder.probing.workers.verdict import Verdict
 from batchfinder.units import GIB
 
 SCRIPTS = Path(__file__).parent
@@ -88,7 +87,7 @@ def be_a_rank(strategy: str) -> None:
     try:
         result = prober.agreed(run_search(prober))
         seconds = time.perf_counter() - started
-        report = RankReport(Verdict(result.probes[-1], True, True)).to_dict()
+        report = Attempt(result.probes[-1], True, True).to_dict()
         gatherings = []
         for _ in range(GATHERINGS):
             meeting.gather(None)  # so that none is late for what is timed

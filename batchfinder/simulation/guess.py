@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from batchfinder.errors import BatchFinderError, UsageError
+from batchfinder.errors import BatchFinderError, BatchTooSmallError, UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.search.bounds import Bounds, check_bounds
 from batchfinder.simulation.allocator.caching import AllocatorSettings
@@ -52,6 +52,10 @@ def guess_batch_size(
             multiple_of=bounds[2],
             expected=None if traces.are_general else first,
         )
+    except BatchTooSmallError:
+        if bounds[0] > 1:
+            raise
+        return guess_batch_size(setup, options, device, budget_bytes, (2, *bounds[1:]))
     except BatchFinderError as error:
         return None, [f"the search started without an estimate: {error}"]
     return guess or None, []

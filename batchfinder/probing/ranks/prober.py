@@ -91,14 +91,13 @@ class RankProber(RankedProber, Supervisor):
         except BaseException:
             meeting.leave("it has ended there")
             raise
-        times = StepTimes(
-            FIRST_STEP_SECONDS, factor=1, margin_seconds=HANG_SECONDS, least_seconds=0
-        )
         self._rank_worker = ProcessWorker(
             lambda: WorkerProcess(show_output),
             source,
             probe_timeout_seconds=probe_timeout_seconds,
-            step_times=times,
+            step_times=StepTimes(
+                FIRST_STEP_SECONDS, factor=1, margin_seconds=HANG_SECONDS, least_seconds=0
+            ),
         )
         super().__init__(self._rank_worker, options, estimate)
 
@@ -156,9 +155,8 @@ class RankProber(RankedProber, Supervisor):
             self.notes.add(*texts)
         self._take_note_of_start(own[0])
         self.seconds_by_part["loading"] += time.monotonic() - started
-        return self._common_place(
-            [Place.from_dict(one) for _, one, _ in said], order.options.strategy
-        )
+        places = [Place.from_dict(one) for _, one, _ in said]
+        return self._common_place(places, self.options.strategy)
 
     def _invitation(self) -> GroupInvitation:
         job = self.meeting.job

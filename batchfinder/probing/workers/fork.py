@@ -61,7 +61,7 @@ def _may_have_driver() -> bool:
 
     asks_without = all(os.environ.get(name) == value for name, value in ASKS_WITHOUT_DRIVER.items())
     if asks_without and torch.version.cuda is not None:
-        return torch.cuda.is_initialized()
+        return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
     return accelerator() is not None
 
 

@@ -190,7 +190,7 @@ class Here:
                 # Nor does making batches change more than its random numbers.
                 made_by = reachable((self._setup.make_batch,))
                 opened.enter_context(undone([put for thing in made_by for put in generator(thing)]))
-                # What is cached lies outside the limit, and where probes find it no fresh allocator.
+                # What is cached lies outside the limit, and leaves probes no fresh allocator.
                 self._device.release_cache()
             opened.enter_context(self._device.limited_to(self.place.budget_bytes))
             if self._restores:
@@ -206,8 +206,11 @@ class Here:
         return preserved_state(*touched, device=self._device.torch_device)
 
     def _new_session(self) -> ProbeSession:
-        from batchfinder.probing.workers.group import all_agree
+        agree: Callable[[bool], bool] = bool
+        if self._group is not None:
+            from batchfinder.probing.workers.group import all_agree
 
+            agree = all_agree
         return ProbeSession(
             self._setup,
             self._batches,
@@ -215,7 +218,7 @@ class Here:
             self.place.budget_bytes,
             self._options,
             self._on_step,
-            bool if self._group is None else all_agree,
+            agree,
         )
 
     def _given_up(self, probe: Probe) -> DeviceError:

@@ -52,14 +52,15 @@ class _Host:
             order = self._line.next_order()
 
     def _relay(self, order: dict[str, Any]) -> None:
-        """Pass on what the worker says, until it has done what was ordered or another order comes."""
+        """Pass on what the worker says, until it has done as ordered or another order comes."""
         line, worker = self._line, self._worker
         assert worker is not None
+        is_given_up = lambda: not line.orders.empty()  # noqa: E731
         try:
-            while (answer := worker.receive(None, lambda: not line.orders.empty()))[
-                "answer"
-            ] == "step":
+            answer = worker.receive(None, is_given_up)
+            while answer["answer"] == "step":
                 line.pass_on(answer)
+                answer = worker.receive(None, is_given_up)
         except WorkerReleasedError:
             return
         except WorkerDiedError as end:

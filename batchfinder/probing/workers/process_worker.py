@@ -168,16 +168,14 @@ class ProcessWorker:
             # The worker itself has to make it, which cannot be given up on the way.
             patience = LONGEST_ESTIMATE_SECONDS
             self._send(estimate=True)
-        deadline = time.monotonic() + patience
-        while self._estimate is None and self._process is not None:
-            try:
-                self._receive(max(0.0, deadline - time.monotonic()), until_estimate=True)
-            except WorkerHungError:
-                break
-            except (WorkerDiedError, WorkerGarbledError):
-                self.end()
-        if self._estimate is None and not self._restarts:
-            self.end()  # it is still busy with it
+        try:
+            if self._estimate is None and self._process is not None:
+                self._receive(patience, until_estimate=True)
+        except WorkerHungError:
+            if not self._restarts:
+                self.end()  # it is still busy with it
+        except (WorkerDiedError, WorkerGarbledError):
+            self.end()
         late = f"the search started without an estimate: none came within {patience:.0f} s"
         return self._estimate or (None, [late])
 
@@ -213,7 +211,7 @@ class ProcessWorker:
                 self._estimate = answer["batch_size"], answer["notes"]
                 if until_estimate:
                     return answer
-            elif answer["to"] == self._ordered:
+            elif answer["to"] == self._ordered and not until_estimate:
                 return _checked(answer)
 
     def _patience(self, batch_size: int, started: float) -> float:

@@ -133,7 +133,7 @@ class Supervisor(AtPlace):
         return attempt
 
     def _take_note(self, attempt: Attempt) -> None:
-        """Draw the consequences of an attempt: for the worker, and for the warm-up of later ones."""
+        """Draw the consequences of an attempt, for this worker and for later ones."""
         self._is_fit = attempt.is_reusable
         self._is_used = True
         self.notes.add(*attempt.warnings)
