@@ -52,11 +52,9 @@ def guess_batch_size(
             multiple_of=bounds[2],
             expected=None if traces.are_general else first,
         )
-    except BatchTooSmallError:
-        if bounds[0] > 1:
-            raise
-        return guess_batch_size(setup, options, device, budget_bytes, (2, *bounds[1:]))
     except BatchFinderError as error:
+        if isinstance(error, BatchTooSmallError) and bounds[0] == 1:
+            return guess_batch_size(setup, options, device, budget_bytes, (2, *bounds[1:]))
         return None, [f"the search started without an estimate: {error}"]
     return guess or None, []
 

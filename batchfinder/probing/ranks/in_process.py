@@ -26,6 +26,7 @@ from batchfinder.probing.ranks.ranked import RankedProber
 from batchfinder.probing.session import ProbeSession
 from batchfinder.probing.workers.group import facts_of, shared
 from batchfinder.probing.workers.here import Here, place_on
+from batchfinder.probing.workers.supervisor import NOT_CLEAN_WARNING
 from batchfinder.probing.workers.worker import Order
 from batchfinder.results.result import Probe
 from batchfinder.training.placement import move_to_device
@@ -74,7 +75,9 @@ class InProcessRankProber(RankedProber):
             try:
                 # Each says of its own process that it is as good as new, as no other is there.
                 attempt = self._alone.attempt(batch_size, confirm)
-                return replace(attempt, is_believed=True, is_reusable=True)
+                doubt = (NOT_CLEAN_WARNING,) if attempt.is_doubtful else ()
+                warnings = (*attempt.warnings, *doubt)
+                return replace(attempt, is_believed=True, is_reusable=True, warnings=warnings)
             except (_AnotherHasEndedError, BatchFinderError):
                 raise
             except Exception as error:  # noqa: BLE001 - raised again once the others know

@@ -20,7 +20,7 @@ from batchfinder.probing.workers.python_command import python_command
 from batchfinder.probing.workers.waiting import never, wait_for
 
 # What a dying process printed last says why; the rest of its output is nobody's business.
-KEPT_OUTPUT_LINES = 40
+KEPT_OUTPUT_LINES = 100
 
 CLOSING_SECONDS = 10.0
 

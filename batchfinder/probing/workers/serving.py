@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.here import Here
-from batchfinder.probing.workers.source import load_from
+from batchfinder.probing.workers.source import load_from, mark_as_worker
 from batchfinder.probing.workers.worker import EstimateOrder, Order
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class _Server:
             options = join_as_rank(group, options)
         if setup is None:
             setup, warnings = load_from(order["source"])
+        mark_as_worker()
         self._setup, self._order = setup, order
         self._worker = Here(setup, on_step=self._tell_step, is_replaceable=True, group=group)
         self._place = self._worker.start(Order(options))

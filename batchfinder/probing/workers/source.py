@@ -50,6 +50,11 @@ def is_worker() -> bool:
     return _loads_for_a_search.is_set()
 
 
+def mark_as_worker() -> None:
+    """Note that this process tries sizes, so that its code starts no search itself."""
+    _loads_for_a_search.set()
+
+
 def load_from(source: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
     """Load what :meth:`SetupSource.to_dict` names, in the process that was sent it.
 
@@ -61,7 +66,7 @@ def load_from(source: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
     """
     from batchfinder.training.loading import load_setup  # needs torch, which the parent may not
 
-    _loads_for_a_search.set()
+    mark_as_worker()
     return load_setup(
         source["target"],
         pickle.loads(bytes.fromhex(source["arguments"])),
