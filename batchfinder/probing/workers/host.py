@@ -46,9 +46,13 @@ class _Host:
             if "options" in order:
                 self._end(self._worker)
                 self._worker = self._fork()
-            assert self._worker is not None
-            self._worker.send(order)
-            self._relay(order)
+            if "end" in order:
+                self._end(self._worker)
+                self._line.answer("ended")
+            else:
+                assert self._worker is not None
+                self._worker.send(order)
+                self._relay(order)
             order = self._line.next_order()
 
     def _relay(self, order: dict[str, Any]) -> None:

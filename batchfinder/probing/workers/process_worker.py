@@ -33,6 +33,9 @@ LONGEST_ESTIMATE_SECONDS = 300.0
 # Where a worker has to make the estimate itself, between its steps, it has to save this much.
 LEAST_PATIENCE_SECONDS = 2.0
 
+# A process that is told to end its fork has done so within this time.
+ENDING_SECONDS = 15.0
+
 
 class ProcessWorker:
     """A worker in another process; see :class:`~batchfinder.probing.workers.worker.Worker`.
@@ -144,9 +147,11 @@ class ProcessWorker:
                     self._step_times.note_compiling()
         except (WorkerDiedError, WorkerGarbledError, WorkerHungError) as end:
             seconds = time.monotonic() - started
-            if not self._restarts:
-                self.end()
+            self._give_up()
             return attempt_of_death(end, batch_size, confirm, steps, seconds)
+        except WorkerError:  # another rank has failed
+            self._give_up()
+            raise
         attempt = Attempt.from_dict(answer["attempt"])
         if attempt.probe.step_seconds:
             self._step_times.note(batch_size, attempt.probe.step_seconds)
@@ -183,6 +188,17 @@ class ProcessWorker:
         if self._process is not None:
             self._process.kill()
             self._process = None
+
+    def _give_up(self) -> None:
+        """End what tries the sizes, and keep what has loaded the target if that is another process."""
+        if self._restarts and self._process is not None:
+            try:
+                self._send(end=True)
+                self._receive(ENDING_SECONDS)
+            except WorkerError:
+                self.end()
+        else:
+            self.end()
 
     def _send(self, **order: Any) -> None:
         assert self._process is not None
