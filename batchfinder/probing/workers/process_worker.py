@@ -190,7 +190,7 @@ class ProcessWorker:
             self._process = None
 
     def _give_up(self) -> None:
-        """End what tries the sizes, and keep what has loaded the target if that is another process."""
+        """End what tries the sizes, and keep a process that has loaded the target for others."""
         if self._restarts and self._process is not None:
             try:
                 self._send(end=True)
