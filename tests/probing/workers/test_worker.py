@@ -57,7 +57,7 @@ def pid_in(path: Path) -> int:
         (
             "write_garbage",
             Outcome.FAILED,
-            "to a file descriptor that it had not opened",
+            "the training code wrote 'not JSON at all' to a file descriptor that it had not",
         ),
     ],
 )
