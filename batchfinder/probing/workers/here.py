@@ -97,17 +97,29 @@ class Here:
         return self.place
 
     def attempt(self, batch_size: int, confirm: bool) -> Attempt:
-        restoring = 0.0
-        if confirm and self._session is not None and self._restores:
-            started = time.perf_counter()
-            # From scratch: what earlier probes left in the optimizer and the allocator is undone.
-            if not self._is_renewed() and self.is_replaceable:
-                unfit = Probe(batch_size, Outcome.OOM, steps=0, seconds=0.0, confirmed=confirm)
-                return Attempt(unfit, is_believed=False, is_reusable=False)
-            restoring += time.perf_counter() - started
         started = time.perf_counter()
-        session = self._session or self._open()
-        restoring += time.perf_counter() - started
+        # From scratch: what earlier probes left in the optimizer and the allocator is undone.
+        if confirm and self._restores and not self._is_renewed() and self.is_replaceable:
+            unfit = Probe(batch_size, Outcome.OOM, steps=0, seconds=0.0, confirmed=confirm)
+            return Attempt(unfit, is_believed=False, is_reusable=False)
+        if self._session is None:
+            self._open()
+        attempt = self._tried(batch_size, confirm)
+        is_reusable = attempt.is_reusable
+        if confirm:
+            # A probe needs the warm-up that a confirmation goes without.
+            is_reusable &= self._restores and self._is_renewed()
+        return replace(
+            attempt,
+            is_believed=attempt.is_believed and self._was_clean,
+            is_reusable=is_reusable,
+            warnings=self._notes.texts,
+            restoring_seconds=time.perf_counter() - started - attempt.probe.seconds,
+        )
+
+    def _tried(self, batch_size: int, confirm: bool) -> Attempt:
+        session = self._session
+        assert session is not None
         try:
             attempt = session.confirm(batch_size) if confirm else session.probe(batch_size)
         except BatchTooSmallError:
@@ -119,19 +131,7 @@ class Here:
             raise self._given_up(attempt.probe)
         if attempt.probe.fits and self._options.warm_up_batch_size is None:
             self._options = replace(self._options, warm_up_batch_size=batch_size)
-        is_reusable = attempt.is_reusable
-        if confirm:
-            started = time.perf_counter()
-            # A probe needs the warm-up that a confirmation goes without.
-            is_reusable &= self._restores and self._is_renewed()
-            restoring += time.perf_counter() - started
-        return replace(
-            attempt,
-            is_believed=attempt.is_believed and self._was_clean,
-            is_reusable=is_reusable,
-            warnings=self._notes.texts,
-            restoring_seconds=restoring,
-        )
+        return attempt
 
     def end(self) -> None:
         was_open, self._is_open = self._is_open, False
@@ -174,12 +174,11 @@ class Here:
         self._was_clean = self._baseline is None or self._baseline.is_kept_by(self._device)
         return self._was_clean
 
-    def _open(self) -> ProbeSession:
-        """A session from scratch."""
+    def _open(self) -> None:
+        """Begin a session from scratch."""
         if not self._is_open:
             self._set_out()
         self._session = self._new_session()
-        return self._session
 
     def _set_out(self) -> None:
         """Note all that probes may change, and limit the memory."""
