@@ -17,6 +17,7 @@ import ctypes
 import gc
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -40,29 +41,54 @@ _PAUSE_HARD = 2
 # (https://docs.pytorch.org/docs/stable/notes/cuda.html).
 ASKS_WITHOUT_DRIVER = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
+# A first step in a fork takes far less.
+_TRIAL_SECONDS = 10.0
+
 # The first number of a descriptor that is no standard stream.
 _ABOVE_STANDARD = 3
 
 
 def can_be_forked() -> bool:
-    """Whether PyTorch runs in a fork of this process.
+    """Whether PyTorch trains in a fork of this process.
 
-    It does not once something was compiled, or an accelerator's driver may have been started.
+    It does not once something was compiled, or an accelerator's driver was started.
     """
-    if sys.platform != "linux" or _COMPILER in sys.modules or _may_have_driver():
+    if sys.platform != "linux" or _COMPILER in sys.modules:
         return False
-    return all(hasattr(runtime, _PAUSE) for runtime in _openmp())
+    return all(hasattr(runtime, _PAUSE) for runtime in _openmp()) and _trains_in_a_fork()
 
 
-def _may_have_driver() -> bool:
+def _trains_in_a_fork() -> bool:
+    """Try it."""
+    _pause_openmp()
+    told, tells = os.pipe()
+    try:
+        if (pid := _fork()) == 0:
+            try:
+                _train()
+                os.write(tells, b"!")
+            finally:
+                os._exit(0)
+        os.close(tells)
+        trains = bool(select.select([told], [], [], _TRIAL_SECONDS)[0]) and os.read(told, 1) == b"!"
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        return trains
+    except OSError:  # the system has no room for another process
+        return False
+    finally:
+        os.close(told)
+
+
+def _train() -> None:
     import torch
 
-    from batchfinder.probing.devices.choose import accelerator
-
-    asks_without = all(os.environ.get(name) == value for name, value in ASKS_WITHOUT_DRIVER.items())
-    if asks_without and torch.version.cuda is not None:
-        return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-    return accelerator() is not None
+    for name in ("cuda", "xpu"):
+        is_in_bad_fork = getattr(getattr(torch, name, None), "_is_in_bad_fork", lambda: False)
+        if is_in_bad_fork():
+            os._exit(1)
+    torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
 
 
 class ForkedProcess:
@@ -80,8 +106,7 @@ class ForkedProcess:
     """
 
     def __init__(self, serve: Callable[[], None], closed_there: Iterable[int] = ()) -> None:
-        for runtime in _openmp():
-            getattr(runtime, _PAUSE)(_PAUSE_HARD)
+        _pause_openmp()
         # Where a standard stream was closed, a pipe would get its number.
         pipes = [[_above_standard(end) for end in os.pipe()] for _ in range(3)]
         (orders, to_fork), (from_fork, answers), (printed, output) = pipes
@@ -135,6 +160,11 @@ class ForkedProcess:
             _, status = os.waitpid(self.pid, 0)
             self._status = os.waitstatus_to_exitcode(status)
         self._has_ended.set()
+
+
+def _pause_openmp() -> None:
+    for runtime in _openmp():
+        getattr(runtime, _PAUSE)(_PAUSE_HARD)
 
 
 def _fork() -> int:
