@@ -134,7 +134,7 @@ WITHOUT_TORCH = (
     "finder",
     "cli.gpus",
     "probing.workers.child",
-    "probing.workers.fork_server",
+    "probing.workers.supervisor",
     *LEAVES,
     "search.search",
     "results.result",

@@ -66,6 +66,10 @@ def details(
     if verbose and result.batch_size:
         cost = f"{result.cost_full_size_steps:.1f}"
         lines.append(f"The search cost as much as {cost} steps at the size found.")
+    if verbose and result.seconds_by_part:
+        parts = sorted(result.seconds_by_part.items(), key=lambda part: -part[1])
+        told = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts)
+        lines.append(f"Time: {told}")
     return lines
 
 

@@ -94,7 +94,7 @@ def main() -> None:
 @functools.cache
 def memory_limit() -> int:
     """In bytes; a build of PyTorch with CUDA takes half a GiB more of it than one without."""
-    code = "import batchfinder.probing.workers.duty, batchfinder.probing.devices.cpu as cpu; "
+    code = "import batchfinder.probing.workers.serving, batchfinder.probing.devices.cpu as cpu; "
     code += "print(cpu.CpuDevice().held_bytes())"
     return int(subprocess.check_output([sys.executable, "-c", code], cwd=ROOT)) + ROOM_BYTES
 
