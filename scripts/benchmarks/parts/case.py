@@ -24,7 +24,7 @@ RESULTS = ROOT / "scripts" / "results"
 # The benchmarks run from a checkout too, without an installed package.
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(RESULTS))
-from rendering import markdown_table as markdown_table  # after the path
+from rendering import markdown_table as markdown_table  # noqa: E402 - after the path
 
 SURVIVAL_STEPS = 50
 
