@@ -168,17 +168,8 @@ MAKE_BATCH = {
     "wav2vec2": sounds,
     "whisper": spectrograms,
 }
-LENGTHS = {
-    "gpt2": 512,
-    "llama": 1024,
-    "qwen": 1024,
-    "bert": 128,
-    "t5": 256,
-    "bart": 256,
-    "clip": 77,
-    "wav2vec2": 80_000,
-    "whisper": 128,
-}
+LENGTHS = {"gpt2": 512, "llama": 1024, "qwen": 1024, "bert": 128, "t5": 256, "bart": 256}
+LENGTHS |= {"clip": 77, "wav2vec2": 80_000, "whisper": 128}
 
 
 def start(**arguments: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
