@@ -22,6 +22,10 @@ from batchfinder.units import MIB
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 
+SCRIPTS = sorted(
+    str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob("scripts/*/README.md")
+)
+
 # Installs, this very suite, and searches of a minute: run_tests.sh and a fresh clone show them.
 SET_UP = ("scripts/run_demo.sh", "scripts/run_tests.sh", "pip")
 
@@ -161,10 +165,15 @@ def test_python_blocks(code: str, tmp_path: Path) -> None:
     run(tmp_path, "-c", PREAMBLE + code + EPILOGUE)
 
 
-def test_it_is_short_and_its_links_lead_somewhere() -> None:
+def test_it_is_short() -> None:
     assert len(README.splitlines()) <= 200
-    linked = [REPOSITORY / path for path in re.findall(r"\]\((?!http)([^)#]+)", README)]
-    assert [path for path in linked if not path.exists()] == []
+
+
+@pytest.mark.parametrize("document", ["README.md", "batchfinder/README.md", *SCRIPTS])
+def test_links_lead_somewhere(document: str) -> None:
+    path = REPOSITORY / document
+    links = re.findall(r"\]\((?!http)([^)#]+)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if not (path.parent / link).exists()] == []
 
 
 def test_the_tables_are_those_of_the_results() -> None:
