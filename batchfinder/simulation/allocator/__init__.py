@@ -1,5 +1,4 @@
 """PyTorch's caching allocator for CUDA, simulated.
 
-Read ``rounding``, ``caching``, then ``expandable``. Imports no torch; may import ``units`` and
-``errors``.
+Read ``rounding``, ``caching``, then ``expandable``. Imports no torch; may import ``units``.
 """
