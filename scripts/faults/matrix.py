@@ -215,9 +215,9 @@ def interference(fault: Fault, process: subprocess.Popen[bytes], once: Path) -> 
         doer = _wait_for_doer(process, once, fault.patience_seconds)
         if fault.kill == "worker":
             os.kill(doer, signal.SIGKILL)
-        elif fault.kill == "fork server":
-            (server,) = set(_children(process.pid)) - {doer}
-            os.kill(server, signal.SIGKILL)
+        elif fault.kill == "host":
+            (host,) = set(_children(process.pid)) - {doer}
+            os.kill(host, signal.SIGKILL)
     if fault.hog_bytes:
         hog = subprocess.Popen(
             [sys.executable, "-c", f"b = bytearray({fault.hog_bytes}); import time; time.sleep(3)"]
