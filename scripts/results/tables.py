@@ -100,7 +100,9 @@ def headlines() -> str:
         ),
         (
             "Estimated peak against published peaks (timm, A100)",
-            found_in(peaks["line"], r"median (\S+), p90 (\S+),", "off by {0}, median; 90 %: {1}"),
+            found_in(
+                peaks["line"], r"median (\S+), p90 (\S+),", "median error {0}, 90th percentile {1}"
+            ),
             "estimate_peaks_a100",
         ),
     ]
