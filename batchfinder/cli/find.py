@@ -148,7 +148,7 @@ def find_batch_size(
     )
     with (
         TerminalReporter(quiet=quiet or not is_rank_0, verbose=verbose) as reporter,
-        _terminated_as_ctrl_c() as why,
+        terminated_as_ctrl_c() as why,
     ):
         try:
             with closing(make_prober(source, options)) as prober:
@@ -159,7 +159,7 @@ def find_batch_size(
                     prober.budget_bytes,
                     headroom=options.headroom,
                 )
-                with _told_when_cut_short(prober, report) as probes:
+                with told_when_cut_short(prober, report) as probes:
 
                     def on_probe(probe: Probe) -> None:
                         probes.append(probe)
@@ -235,7 +235,7 @@ def _worker_prober(source: SetupSource, options: ProbeOptions, **settings: Any) 
 
 
 @contextmanager
-def _told_when_cut_short(
+def told_when_cut_short(
     prober: Prober, report: Callable[[BatchSizeResult], None]
 ) -> Iterator[list[Probe]]:
     """Collects the probes; reports what they support if the search does not end by itself."""
@@ -261,7 +261,7 @@ def _told_when_cut_short(
 
 
 @contextmanager
-def _terminated_as_ctrl_c() -> Iterator[list[int]]:
+def terminated_as_ctrl_c() -> Iterator[list[int]]:
     """Let SIGTERM, as a scheduler sends it, end the search as Ctrl-C does; puts both back.
 
     Yields:

@@ -1,0 +1,134 @@
+"""``batchfinder run``: from a command with placeholders to a result and an exit status."""
+
+from __future__ import annotations
+
+import json
+
+import threading
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+
+import click
+
+from batchfinder.cli.find import EXIT_STATUS, terminated_as_ctrl_c, told_when_cut_short
+from batchfinder.errors import UsageError
+from batchfinder.finder import run_search
+from batchfinder.launching.leftovers import files_in, left_behind
+from batchfinder.launching.prober import LaunchProber, RunOptions
+from batchfinder.launching.template import Template
+from batchfinder.reporting.terminal import TerminalReporter
+from batchfinder.results.result import BatchSizeResult, Probe, Status
+from batchfinder.search.bounds import check_bounds
+from batchfinder.units import parse_bytes, parse_percentage
+
+
+
+def run_command(
+    command: Sequence[str],
+    *,
+    device: str | None,
+    memory_limit: str | None,
+    headroom: str,
+    min_batch_size: int,
+    max_batch_size: int | None,
+    multiple_of: int,
+    steps: int,
+    timeout: float | None,
+    global_batch_size: int | None,
+    settings: Sequence[str],
+    files: Sequence[str],
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+) -> int:
+    """Run the command; see ``batchfinder run --help`` for the options.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        BatchFinderError: whatever keeps the search from ending well.
+    """
+    if global_batch_size is not None:
+        if global_batch_size < 1:
+            raise UsageError(f"--global-batch-size must be at least 1, not {global_batch_size}")
+        max_batch_size = min(max_batch_size or global_batch_size, global_batch_size)
+    first, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
+    template = Template([*command], _parse(settings), tuple(files), global_batch_size)
+    if steps < 1:
+        raise UsageError(f"--steps must be at least 1, not {steps}. Try --steps 3")
+    if timeout is not None and not 0 < timeout <= threading.TIMEOUT_MAX:
+        raise UsageError(f"--timeout must be above 0 seconds, not {timeout:g}. Try --timeout 600")
+    options = RunOptions(
+        device=device,
+        memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
+        headroom=parse_percentage(headroom, "--headroom"),
+        steps=steps,
+        timeout_seconds=timeout,
+        show_output=verbose,
+    )
+    before = files_in(Path.cwd())
+
+    def report(result: BatchSizeResult) -> None:
+        result = prober.conclude(result)
+        if warning := left_behind(before, files_in(Path.cwd())):
+            result = replace(result, warnings=(*result.warnings, warning))
+        answer = prober.command(result.batch_size) if result.batch_size else None
+        if as_json:
+            reporter.finish()
+            more = {"launches": len(result.probes), "command": answer}
+            click.echo(json.dumps({**result.to_dict(), **more}, allow_nan=False))
+        elif result.status is not Status.FAILED or result.batch_size:
+            reporter.answer(result)
+            if answer and not quiet:
+                click.echo(f"Run: {answer}")
+
+    with (
+        TerminalReporter(quiet=quiet, verbose=verbose) as reporter,
+        terminated_as_ctrl_c() as why,
+    ):
+        try:
+            reporter.probing(template.allowed(first))
+            with closing(LaunchProber(template, options, first)) as prober:
+                reporter.start(
+                    prober.device,
+                    prober.capacity_bytes,
+                    prober.used_by_others_bytes,
+                    prober.budget_bytes,
+                    headroom=options.headroom,
+                )
+                shown = 0
+                with told_when_cut_short(prober, report) as probes:
+
+                    def on_probe(probe: Probe) -> None:
+                        nonlocal shown
+                        probes.append(probe)
+                        for launched in prober.launched[shown:]:
+                            reporter.probe(launched)
+                        shown = len(prober.launched)
+
+                    result = run_search(
+                        prober,
+                        min_batch_size=min_batch_size,
+                        max_batch_size=max_batch_size,
+                        multiple_of=multiple_of,
+                        on_probing=reporter.probing,
+                        on_probe=on_probe,
+                    )
+        except KeyboardInterrupt:
+            return why[-1]
+        report(result)
+    return EXIT_STATUS[result.status]
+
+
+def _parse(settings: Sequence[str]) -> dict[str, str]:
+    pairs = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name.isidentifier():
+            raise UsageError(f"--env takes NAME=VALUE, not {setting!r}. Try --env BS={{batch_size}}")
+        pairs[name] = value
+    return pairs

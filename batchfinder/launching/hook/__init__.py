@@ -1,0 +1,1 @@
+"""A folder for PYTHONPATH: it enters every Python process of a launch, with no batchfinder there."""

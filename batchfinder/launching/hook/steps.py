@@ -1,0 +1,307 @@
+"""The training steps of a process: counted, measured, and ended. Needs no batchfinder."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+# How often a process that waits looks whether it may go on.
+LOOK_SECONDS = 0.01
+
+# An optimizer that exists and never steps is waited for no longer than this many times the steps.
+MOST_WAITING = 5
+
+# Shapes of inputs to report for one step: a model may be called many times.
+MOST_SHAPES = 20
+
+_LAST_LINES = 40
+
+# An attribute of errors that were reported.
+SEEN = "_batchfinder_seen"
+
+
+class Steps:
+    """Counts the optimizer steps of this process, reports each, and waits after the last allowed.
+
+    A reading ends with a step of the first optimizer that steps, if a backward pass came before it.
+    Where micro-batches are accumulated each backward pass after the first step ends one too, and
+    where there is no optimizer each backward pass does.
+
+    Args:
+        torch: the module.
+        order: what the launch is to do.
+        report: ``report(event, **facts)``.
+        memory: limits and reads the memory.
+    """
+
+    def __init__(
+        self, torch: ModuleType, order: dict[str, Any], report: Callable[..., None], memory: Any
+    ) -> None:
+        self._torch: Any = torch
+        self._order, self._report, self._memory = order, report, memory
+        self._certain = re.compile("|".join(order["certain"]), re.MULTILINE)
+        self._doubtful = re.compile("|".join(order["doubtful"]), re.MULTILINE)
+        self._created: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._first: Any = None
+        self._depth = threading.local()
+        self._in_backward = 0  # not by thread: on CUDA blocks run again in a thread of autograd
+        self._backwards = self._readings = self._steps = 0
+        self._shapes: list[list[int]] = []
+        self._phases = {"forward_backward": 0, "optimizer_step": 0}
+        self._allocated = self._reserved = self._retries = 0
+        self._began = time.monotonic()
+
+    def install(self) -> None:
+        """Limit the memory, and put the hooks into PyTorch."""
+        torch, memory = self._torch, self._memory
+        memory.limit()
+        os.register_at_fork(after_in_child=self._start_over)
+        modules = torch.nn.modules.module
+        modules.register_module_forward_pre_hook(self._enters)
+        modules.register_module_forward_hook(self._leaves, with_kwargs=True, always_call=True)
+        optimizers = torch.optim.optimizer
+        optimizers.register_optimizer_step_pre_hook(self._before_step)
+        optimizers.register_optimizer_step_post_hook(self._after_step)
+        _follow(optimizers.Optimizer, "__init__", self._create)
+        _follow(torch, "save", self._save)
+        torch.autograd.backward = self._watched_backward(torch.autograd.backward)
+        if torch.version.cuda or torch.version.hip:
+            # It reaches the devices that exist: those of a CUDA that has been initialized.
+            attach = torch._C._cuda_attach_out_of_memory_observer
+            torch.cuda._lazy_call(lambda: attach(self._ran_out))
+        sys.excepthook = self._excepthook(sys.excepthook)
+        threading.excepthook = self._thread_excepthook(threading.excepthook)
+
+    def _start_over(self) -> None:
+        self._readings = self._steps = self._backwards = 0
+        self._first = None
+        self._created.clear()
+        self._stepped.clear()
+
+    # What a step had.
+
+    def _enters(self, module: Any, arguments: Any) -> None:
+        if self._torch.compiler.is_compiling():
+            return
+        self._depth.value = getattr(self._depth, "value", 0) + 1
+
+    def _leaves(self, module: Any, arguments: Any, keywords: Any, output: Any) -> None:
+        if self._torch.compiler.is_compiling():
+            return
+        self._depth.value = getattr(self._depth, "value", 1) - 1
+        error = sys.exc_info()[1]
+        if output is None and error is not None:
+            self._look_at(error)
+        if self._depth.value or self._in_backward or not self._created or not module.training:
+            return
+        if self._torch.is_grad_enabled() and len(self._shapes) < MOST_SHAPES:
+            if any(parameter.requires_grad for parameter in module.parameters()):
+                self._shapes += _shapes(self._torch, [arguments, keywords])[:MOST_SHAPES]
+
+    # What ends a step.
+
+    def _create(self, optimizer: Any) -> None:
+        self._created.add(optimizer)
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        self._memory.train_on(next(parameters).device)
+
+    def _watched_backward(self, backward: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(backward)
+        def watched(*arguments: Any, **keywords: Any) -> None:
+            self._in_backward += 1
+            try:
+                backward(*arguments, **keywords)
+            except Exception as error:
+                self._look_at(error)
+                raise
+            finally:
+                self._in_backward -= 1
+            if not self._in_backward:
+                self._after_backward()
+
+        return watched
+
+    def _after_backward(self) -> None:
+        self._backwards += 1
+        accumulates = self._steps and self._backwards > 1 and len(self._created) == 1
+        if accumulates or not self._created:
+            self._note("forward_backward")
+            self._end_reading()
+
+    def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        self._memory.train_on(_device(optimizer))
+        self._note("forward_backward")
+
+    def _after_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        self._note("optimizer_step")
+        self._created.add(optimizer)
+        self._stepped.add(optimizer)
+        first = self._first() if self._first else None
+        if first is None or first not in self._created:
+            self._first, first = weakref.ref(optimizer), optimizer
+        if optimizer is first and self._backwards:
+            self._backwards = 0
+            self._steps += 1
+            self._end_reading()
+
+    def _note(self, phase: str) -> None:
+        """Read the peak since the last note, and begin a new one."""
+        allocated, reserved = self._memory.peaks()
+        self._phases[phase] = max(self._phases[phase], allocated)
+        self._allocated = max(self._allocated, allocated)
+        self._reserved = max(self._reserved, reserved)
+        self._memory.reset()
+
+    def _end_reading(self) -> None:
+        self._readings += 1
+        retries = self._memory.allocation_retries()
+        self._report(
+            "step",
+            **self._identity(),
+            seconds=time.monotonic() - self._began,
+            steps=self._steps,
+            shapes=self._shapes,
+            phases={phase: peak for phase, peak in self._phases.items() if peak},
+            allocated=self._allocated,
+            reserved=self._reserved,
+            retries=retries - self._retries,
+        )
+        self._retries = retries
+        self._shapes, self._phases = [], dict.fromkeys(self._phases, 0)
+        self._allocated = self._reserved = 0
+        self._wait()
+        self._began = time.monotonic()
+
+    def _identity(self) -> dict[str, Any]:
+        distributed = self._torch.distributed
+        rank, world_size = 0, 1
+        if distributed.is_available() and distributed.is_initialized():
+            rank, world_size = distributed.get_rank(), distributed.get_world_size()
+        torch = self._torch
+        return {
+            "rank": rank,
+            "world_size": world_size,
+            "processes": int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "hip": torch.version.hip,
+            **self._memory.facts,
+        }
+
+    def _wait(self) -> None:
+        """Wait while no more steps are allowed; whoever started the launch ends this process."""
+        while True:
+            allowed = self._allowed()
+            waits_for_others = len(self._stepped) < len(self._created)
+            if self._readings < allowed * (MOST_WAITING if waits_for_others else 1):
+                return
+            self._pause()
+
+    def _pause(self) -> None:
+        """Sleep for a moment; for ever once the launch is over, and nothing has ended this."""
+        time.sleep(LOOK_SECONDS)
+        if not Path(self._order["reports"]).exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _allowed(self) -> int:
+        try:
+            return int(Path(self._order["allowed"]).read_text() or 0)
+        except (OSError, ValueError):
+            return 0
+
+    def _save(self, *arguments: Any, **keywords: Any) -> None:
+        path = arguments[1] if len(arguments) > 1 else keywords.get("f")
+        if isinstance(path, (str, os.PathLike)) and self._created:
+            self._report("saved", path=str(path))
+
+    # What ends it too early.
+
+    def _ran_out(self, device: int, requested: int, total: int, free: int) -> None:
+        """Called by the allocator, also where the script goes on as if nothing had happened."""
+        if self._torch.backends.cudnn.benchmark:  # it tries what it may not get, and goes on
+            return
+        self._memory.train_on(self._torch.device("cuda", device))
+        self._fail("OutOfMemoryError", f"CUDA out of memory. Tried to allocate {requested} bytes")
+
+    def _look_at(self, error: BaseException) -> None:
+        """Report an error that the script may swallow, if it is one of memory."""
+        if getattr(error, SEEN, False):
+            return
+        setattr(error, SEEN, True)
+        text = str(error)
+        is_memory = isinstance(error, (MemoryError, self._torch.cuda.OutOfMemoryError))
+        if is_memory or (isinstance(error, RuntimeError) and self._certain.search(text)):
+            self._fail(type(error).__name__, text)
+        if isinstance(error, RuntimeError) and (match := self._doubtful.search(text)):
+            self._report("doubtful", text=match.group())
+
+    def _fail(self, kind: str, text: str) -> None:
+        """Report that memory ran out, and let the script do nothing more."""
+        allocated, reserved = self._memory.peaks()
+        reading = {"allocated": allocated, "reserved": reserved, "steps": self._steps}
+        self._report("out_of_memory", kind=kind, text=text, **self._identity(), **reading)
+        while True:
+            self._pause()
+
+    def _uncaught(self, error: BaseException) -> None:
+        if isinstance(error, Exception):
+            self._look_at(error)
+            lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            last = "\n".join(lines.splitlines()[-_LAST_LINES:])
+            self._report("raised", kind=type(error).__name__, text=str(error), traceback=last)
+
+    def _excepthook(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        def hook(kind: Any, error: Any, trace: Any) -> None:
+            self._uncaught(error)
+            before(kind, error, trace)
+
+        return hook
+
+    def _thread_excepthook(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        def hook(arguments: Any) -> None:
+            if arguments.exc_value is not None:
+                self._look_at(arguments.exc_value)
+            before(arguments)
+
+        return hook
+
+
+def _device(optimizer: Any) -> Any:
+    return next(p for group in optimizer.param_groups for p in group["params"]).device
+
+
+def _follow(owner: Any, name: str, then: Callable[..., None]) -> None:
+    """Call a function after each call of another, with the same arguments."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def followed(*arguments: Any, **keywords: Any) -> Any:
+        result = original(*arguments, **keywords)
+        then(*arguments, **keywords)
+        return result
+
+    setattr(owner, name, followed)
+
+
+def _shapes(torch: Any, tree: Any) -> list[list[int]]:
+    """The shapes of all tensors in a structure of containers."""
+    if isinstance(tree, torch.Tensor):
+        return [list(tree.shape)]
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    if isinstance(tree, (list, tuple)):
+        return [shape for part in tree for shape in _shapes(torch, part)]
+    return []
