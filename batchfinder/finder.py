@@ -14,7 +14,7 @@ from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds
 from batchfinder.search.conclusion import conclude
 from batchfinder.search.head_start import HeadStart
 from batchfinder.search.prober import Prober
-from batchfinder.search.remarks import remarks_on
+from batchfinder.search.remarks import notes_about, warnings_about
 from batchfinder.search.search import Finding, search
 from batchfinder.units import parse_bytes
 
@@ -248,8 +248,12 @@ def run_search(
             f"not even a batch of {finding.failure.batch_size} runs: {finding.failure.note}; "
             "run one training step by yourself to see more"
         )
-    remarks = remarks_on(finding, prober, max_batch_size, multiple_of)
-    notes = head_start.notes if head_start else []
-    warnings = [*notes, *prober.warnings, *remarks]
+    of_the_estimate = head_start.notes if head_start else []
+    of_the_finding = warnings_about(finding, prober, max_batch_size, multiple_of)
+    warnings = [*of_the_estimate, *prober.warnings, *of_the_finding]
     result = conclude(prober, probes, finding, time.monotonic() - started, warnings)
-    return replace(result, estimated_batch_size=head_start.batch_size if head_start else None)
+    return replace(
+        result,
+        notes=tuple(notes_about(finding, prober, multiple_of)),
+        estimated_batch_size=head_start.batch_size if head_start else None,
+    )

@@ -82,9 +82,12 @@ def test_sizes_that_cannot_be_told_apart_are_named() -> None:
     assert result.batch_size == 965
     assert result.next_failure is not None
     assert result.next_failure.batch_size == 1013
-    assert result.warnings == (
-        "from 965 to 1013 it depends on the run what fits: the same size needs a little more or "
-        "less memory each time on this device",
+    assert (result.warnings, result.notes) == (
+        (),
+        (
+            "sizes between 965 and 1013 fit in some runs only: memory varies from run to run on "
+            "this device",
+        ),
     )
 
 
@@ -92,10 +95,10 @@ def test_where_the_allocator_is_fragmented_the_sizes_left_out_are_named() -> Non
     result = run_search(FakeProber(budget_bytes=10_000, reserved_extra=0.02))
     assert result.next_failure is not None
     assert result.next_failure.batch_size - result.batch_size > 1
-    (warning,) = result.warnings
-    assert warning.startswith(
+    (note,) = result.notes
+    assert note.startswith(
         f"sizes between {result.batch_size} and {result.next_failure.batch_size} were not tried: "
-        "the allocator is fragmented there"
+        "the allocator's memory is fragmented there"
     )
 
 
@@ -154,9 +157,9 @@ def test_where_the_heap_wastes_much_a_setting_of_it_is_named(
 
     result = run_search(prober)
 
-    hints = [warning for warning in result.warnings if "GLIBC_TUNABLES=" in warning]
-    assert [hint.partition(":")[0] for hint in hints] == is_told * [
-        "memory differs from step to step, as tensors leave holes in the heap"
+    hints = [note for note in result.notes if "GLIBC_TUNABLES=" in note]
+    assert [hint.partition(",")[0] for hint in hints] == is_told * [
+        "tensors leave holes in the heap"
     ]
 
 
@@ -165,7 +168,7 @@ def test_where_each_step_leaves_memory_behind_the_heap_is_not_blamed() -> None:
         confirm_extra=0.1, device="cpu", is_repeatable=False, warnings=(LEAK_WARNING,)
     )
     result = run_search(prober)
-    assert not [warning for warning in result.warnings if "GLIBC_TUNABLES=" in warning]
+    assert not [note for note in result.notes if "GLIBC_TUNABLES=" in note]
 
 
 def head_start(model: nn.Module) -> HeadStart:

@@ -121,7 +121,7 @@ def test_every_command_is_of_a_known_kind() -> None:
 
 
 def test_the_scripts_can_be_run() -> None:
-    scripts = set(re.findall(r"scripts/\w+\.(?:sh|py)", README))
+    scripts = set(re.findall(r"scripts/[\w/]+\.(?:sh|py)", README))
     assert len(scripts) >= 10
     assert [name for name in scripts if not (REPOSITORY / name).is_file()] == []
     shells = [name for name in scripts if name.endswith(".sh")]

@@ -60,6 +60,8 @@ def details(
         )
     if plan is not None:
         lines.append(str(plan))
+    if verbose:
+        lines += [f"Note: {one_line(note)}." for note in result.notes]
     if verbose and result.batch_size:
         cost = f"{result.cost_full_size_steps:.1f}"
         lines.append(f"The search cost as much as {cost} steps at the size found.")

@@ -58,7 +58,7 @@ class BatchMaker:
         self._checked = False
         if make_batch is None:
             self._sample = map_leaves(_on_host, sample)
-            self.batch_size = _common_size(self._sample, batch_dim)
+            self.batch_size = common_size(self._sample, batch_dim)
             self._warn_of_others()
 
     def make(self, batch_size: int, most_elements: int | None = None) -> Any:
@@ -81,7 +81,7 @@ class BatchMaker:
             return map_leaves(
                 lambda _, leaf: self._resized(leaf, batch_size, most_elements),
                 self._sample,
-                is_leaf=_is_flat,
+                is_leaf=is_flat,
             )
         batch = self._make_batch(batch_size)
         if not self._checked:
@@ -90,14 +90,14 @@ class BatchMaker:
         return batch
 
     def _warn_of_others(self) -> None:
-        sizes = [(name, x, _size_at(x, self.batch_dim)) for name, x in named_tensors(self._sample)]
+        sizes = [(name, x, size_at(x, self.batch_dim)) for name, x in named_tensors(self._sample)]
         # One of no size is a number, and one of size 1 suits every batch.
         others = [(name, x) for name, x, size in sizes if size not in (None, 1, self.batch_size)]
         told = [described_shapes(others)] if others else []
 
         def note(name: str, leaf: Any) -> None:
             # One for each example, or else the height and width of images in a batch of two.
-            if _is_list(leaf) and not _is_texts(leaf) and 1 < len(leaf) == self.batch_size:
+            if _is_list(leaf) and not is_texts(leaf) and 1 < len(leaf) == self.batch_size:
                 told.append(f"sample{name}, a {type(leaf).__name__} of {len(leaf)}")
 
         map_leaves(note, self._sample, is_leaf=_is_list)
@@ -109,15 +109,15 @@ class BatchMaker:
             )
 
     def _resized(self, leaf: Any, batch_size: int, most_elements: int | None) -> Any:
-        if _is_array(leaf) and _size_at(leaf, self.batch_dim) == self.batch_size:
+        if is_array(leaf) and size_at(leaf, self.batch_dim) == self.batch_size:
             return leaf.take(range(batch_size), axis=self.batch_dim, mode="wrap")
-        if _is_flat(leaf):
-            is_resized = _is_texts(leaf) and len(leaf) == self.batch_size
+        if is_flat(leaf):
+            is_resized = is_texts(leaf) and len(leaf) == self.batch_size
             length = batch_size if is_resized else len(leaf)
             return type(leaf)(itertools.islice(itertools.cycle(leaf), length))
         if not isinstance(leaf, Tensor):
             return leaf
-        if _size_at(leaf, self.batch_dim) != self.batch_size:
+        if size_at(leaf, self.batch_dim) != self.batch_size:
             return leaf.clone()
         elements = leaf.numel() // (self.batch_size or 1) * batch_size
         if most_elements is not None and elements > most_elements:
@@ -130,7 +130,7 @@ class BatchMaker:
             raise SampleError(f"make_batch({batch_size}) returned None; it must return a batch")
         tensors = named_tensors(batch)
         # Without tensors it is an object of a kind we do not know, such as a batch of graphs.
-        if not tensors or any(_size_at(x, self.batch_dim) == batch_size for _, x in tensors):
+        if not tensors or any(size_at(x, self.batch_dim) == batch_size for _, x in tensors):
             return
         # Packed data need not have a tensor of this size, but their shapes still follow it.
         other_size = batch_size // 2 or 2
@@ -192,7 +192,7 @@ def _holds_tensors(leaf: Any) -> bool:
     return any(isinstance(value, Tensor) for value in held)
 
 
-def _is_array(leaf: Any) -> bool:
+def is_array(leaf: Any) -> bool:
     """Whether a leaf is an array of NumPy, which is imported then."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(leaf, numpy.ndarray)
@@ -206,29 +206,35 @@ def _is_list(node: Any) -> bool:
     )
 
 
-def _is_flat(node: Any) -> bool:
+def is_flat(node: Any) -> bool:
     """Whether a part of a batch is a list without tensors, arrays and further containers."""
     return type(node) in (list, tuple) and all(isinstance(entry, _PLAIN) for entry in node)
 
 
-def _is_texts(node: Any) -> bool:
+def is_texts(node: Any) -> bool:
     """Whether it is what a DataLoader makes of texts, which it cannot stack."""
     return all(isinstance(entry, str | bytes) for entry in node)
 
 
-def _size_at(tensor: Any, dim: int) -> int | None:
+def size_at(tensor: Any, dim: int) -> int | None:
+    """Return a tensor's or an array's size at a dimension; None if it has no such dimension."""
     shape = tensor.shape
     return shape[dim] if -len(shape) <= dim < len(shape) else None
 
 
-def _common_size(sample: Any, batch_dim: int) -> int:
+def common_size(sample: Any, batch_dim: int) -> int:
+    """Return the batch size of a batch: the most common size of its tensors at ``batch_dim``.
+
+    Raises:
+        SampleError: there are no tensors, or they disagree.
+    """
     tensors = named_tensors(sample)
     if not tensors:
         raise SampleError(
             f"the sample, a {type(sample).__name__}, holds no tensors; give a batch as your "
             "DataLoader yields it, next(iter(loader)), or make_batch(batch_size), which returns one"
         )
-    sizes = Counter(size for _, x in tensors if (size := _size_at(x, batch_dim)) is not None)
+    sizes = Counter(size for _, x in tensors if (size := size_at(x, batch_dim)) is not None)
     if not sizes:
         raise SampleError(
             f"no tensor of the sample has a dimension {batch_dim} that could count the examples: "

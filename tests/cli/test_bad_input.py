@@ -65,13 +65,13 @@ def error_of(done: Result) -> str:
         ),
         (
             ("--memory-limit", "much"),
-            "'much' is not a memory size; write it as 24GiB or 512MiB",
+            "'much' is not a memory size. Try 24GiB or 512MiB.",
         ),
         (
             ("--memory-limit", "900000000TiB"),
-            "'900000000TiB' is more memory than there is anywhere; write it as 24GiB",
+            "'900000000TiB' is more memory than any device has. Try 24GiB.",
         ),
-        (("--memory-limit", "0"), "a memory size must be positive, not '0'; write it as 24GiB"),
+        (("--memory-limit", "0"), "a memory size must be positive, not '0'. Try 24GiB."),
         (("--arg", "depth"), "--arg 'depth' cannot be read; write it as NAME=VALUE"),
     ],
 )
@@ -230,7 +230,7 @@ def test_a_step_that_squeezes_a_batch_of_one_starts_at_two() -> None:
 def test_a_batch_norm_where_only_one_example_is_allowed() -> None:
     done = find(f"{MODELS}:build_normalized", "--max-batch-size", "1")
     assert error_of(done) == (
-        "a layer of the model needs more than 1 example to train on; try sizes from 2 on"
+        "a layer of the model needs more than 1 example to train on. Try batch sizes of 2 or more."
     )
     assert done.exit_code == 1
 

@@ -102,6 +102,18 @@ def test_verbose_shows_the_phases_and_the_cost() -> None:
     ]
 
 
+def test_notes_are_shown_with_verbose_only() -> None:
+    def wandering() -> FakeProber:
+        return FakeProber(budget_bytes=10_000, is_repeatable=False)
+
+    note = "Note: sizes between 965 and 1013 fit in some runs only: memory varies from run to run"
+    assert note in find(wandering(), "-v").stdout
+    plain = find(wandering())
+    assert "Note" not in plain.stdout
+    assert "Warning" not in plain.stderr
+    assert json.loads(find(wandering(), "--json").stdout)["notes"]
+
+
 def test_how_to_reach_a_global_batch_size() -> None:
     done = find(small_device(), "--global-batch-size", "64")
     assert done.stdout.splitlines()[-1] == (

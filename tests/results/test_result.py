@@ -90,6 +90,7 @@ def test_the_json_has_every_fact_in_raw_units() -> None:
         "seconds": 1.5,
         "versions": {"python": "3.12"},
         "warnings": ["pass loss_fn"],
+        "notes": [],
     }
 
 

@@ -20,8 +20,8 @@ from batchfinder.simulation.allocator.caching import (
 from batchfinder.simulation.allocator.expandable import ExpandableAllocator
 from batchfinder.simulation.gpus import NO_GPU, Gpu, find_gpu
 from batchfinder.simulation.kernels.reductions import reduction
+from batchfinder.simulation.kernels.torch_version import TORCH_VERSION
 from batchfinder.simulation.prober import SimulatedProber
-from batchfinder.simulation.tracing.fake import TORCH_VERSION
 from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.training.target import load_target
 from batchfinder.units import MIB

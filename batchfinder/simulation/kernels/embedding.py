@@ -15,9 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from batchfinder.simulation.gpus import NO_GPU, Gpu
-from batchfinder.simulation.kernels.transients import copied_sizes, take
+from batchfinder.simulation.trace.recorder import Recorder, copied_sizes, take
 from batchfinder.simulation.trace.trace import Rule
-from batchfinder.simulation.tracing.tracker import StorageTracker
 
 _ROWS_OF_A_GROUP = 10
 
@@ -48,21 +47,21 @@ def group_bytes(
     return (rows // _ROWS_OF_A_GROUP + min(rows, entries)) * width * sum_bytes
 
 
-def note_embedding_backward(tracker: StorageTracker, args: Any, output: Tensor) -> None:
+def note_embedding_backward(recorder: Recorder, args: Any, output: Tensor) -> None:
     """Note what ``aten::embedding_dense_backward`` takes."""
     gradient, indices, _, _, scales = args
-    _note(tracker, gradient, indices, output, 0 if scales else _FEW_ROWS)
+    _note(recorder, gradient, indices, output, 0 if scales else _FEW_ROWS)
 
 
-def note_embedding_bag_backward(tracker: StorageTracker, args: Any, output: Tensor) -> None:
+def note_embedding_bag_backward(recorder: Recorder, args: Any, output: Tensor) -> None:
     """Note what ``aten::_embedding_bag_backward`` takes, unless it picks the largest."""
     gradient, indices, mode, is_sparse = args[0], args[1], args[8], args[9]
     if mode != _LARGEST and not is_sparse:
-        _note(tracker, gradient, indices, output, 0)
+        _note(recorder, gradient, indices, output, 0)
 
 
 def _note(
-    tracker: StorageTracker, gradient: Tensor, indices: Tensor, output: Tensor, at_once: int
+    recorder: Recorder, gradient: Tensor, indices: Tensor, output: Tensor, at_once: int
 ) -> None:
     entries, width = output.shape
     sorting = functools.partial(_index_bytes, each=indices.element_size(), at_once=at_once)
@@ -72,7 +71,7 @@ def _note(
     )  # fmt: skip
     # Sorted, where each came from, and where each group of equal ones begins.
     rows = (indices.numel(),)
-    take(tracker, [*copied_sizes([gradient]), *(Rule(rows, r) for r in (*[sorting] * 3, summing))])
+    take(recorder, [*copied_sizes([gradient]), *(Rule(rows, r) for r in (*[sorting] * 3, summing))])
 
 
 def _index_bytes(rows: int, _: Gpu, *, each: int, at_once: int) -> int:

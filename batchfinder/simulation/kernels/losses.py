@@ -1,21 +1,24 @@
-"""Losses that CUDA reduces into the storage that held one value for each element.
+"""What CUDA's losses return, where it differs from the CPU's.
 
-The number that they return keeps all of that storage as long as the loss itself is alive: through
-the backward pass, and the next forward pass too.
+Some are reduced into the storage that held one value for each element. The number that they return
+keeps all of that storage as long as the loss is alive: through the backward pass, and the next
+forward pass too. The table of probabilities of the CTC loss is as wide as the longest target.
 
 Sources: ``aten/src/ATen/native/BinaryOps.cpp`` and ``PointwiseOps.cpp`` (the outputs are resized
-after they were allocated) and ``native/cuda/Loss.cu`` of PyTorch.
+after they were allocated), ``native/cuda/Loss.cu`` and ``native/cuda/LossCTC.cu`` of PyTorch. The
+CTC loss of cuDNN is only for targets of int32 on the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from batchfinder.simulation.values.shapes import new_like, run_on_shapes
+from batchfinder.simulation.values.known import numbers_of
+from batchfinder.simulation.values.shapes import new_like, new_tensor, run_on_shapes
 
 _aten: Any = torch.ops.aten
 _RESIZED = {
@@ -40,4 +43,42 @@ def _resized(func: Any) -> Callable[..., Tensor]:
     return loss
 
 
-LOSSES: dict[Any, Callable[..., Tensor]] = {func: _resized(func) for func in _RESIZED}
+_CTC_LOSS = _aten._ctc_loss.Tensor
+
+
+def _ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
+    *options: Any,
+) -> tuple[Tensor, Tensor]:
+    """The loss of each example, and its table: the time steps by the target with blanks around."""
+    lengths = numbers_of(target_lengths) if isinstance(target_lengths, Tensor) else target_lengths
+    if lengths is not None:
+        longest = int(max(lengths, default=0))
+    elif targets.dim() == 2:
+        longest = targets.size(1)
+    else:
+        refused: tuple[Tensor, Tensor] = run_on_shapes(
+            _CTC_LOSS, (log_probs, targets, input_lengths, target_lengths, *options), {}
+        )
+        return refused
+    steps, batch_size = log_probs.shape[:2]
+    table = new_tensor(log_probs, [batch_size, steps, 2 * longest + 1])
+    return new_tensor(log_probs, [batch_size]), table
+
+
+def _ctc_loss_backward(grad: Tensor, log_probs: Tensor, *others: Any) -> Tensor:
+    return new_like(log_probs, torch.contiguous_format)
+
+
+CTC_BACKWARDS = (_aten._ctc_loss_backward.Tensor, _aten._ctc_loss_backward.default)
+"""They take another table while they run."""
+
+LOSSES: dict[Any, Callable[..., Any]] = {
+    **{func: _resized(func) for func in _RESIZED},
+    _CTC_LOSS: _ctc_loss,
+    _aten._ctc_loss.default: _ctc_loss,
+    **dict.fromkeys(CTC_BACKWARDS, _ctc_loss_backward),
+}

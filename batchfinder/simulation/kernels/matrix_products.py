@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from batchfinder.simulation.gpus import Gpu
+from batchfinder.simulation.trace.recorder import Recorder
 from batchfinder.simulation.trace.trace import Rule
-from batchfinder.simulation.tracing.tracker import StorageTracker
 from batchfinder.units import MIB
 
 _aten: Any = torch.ops.aten
@@ -68,14 +68,14 @@ class MatrixProducts:
         self._version = torch_version
         self._noted: set[tuple[str, bool]] = set()
 
-    def note(self, tracker: StorageTracker, func: Any) -> None:
+    def note(self, recorder: Recorder, func: Any) -> None:
         """Note what one of :data:`PRODUCTS` makes the libraries take."""
         if self._version < _FROM_THE_ALLOCATOR_SINCE:
             return
         if self._is_first("cublas"):
-            tracker.begin_transient(Rule((1,), self._bytes_of))  # which nothing ends
+            recorder.begin_transient(Rule((1,), self._bytes_of))  # which nothing ends
         if func in _WITH_BIAS and self._version < _SHARED_SINCE and self._is_first("cublaslt"):
-            tracker.begin_transient(MIB)
+            recorder.begin_transient(MIB)
 
     def _bytes_of(self, handles: int, gpu: Gpu) -> int:
         return handles * workspace_bytes(gpu, self._version)

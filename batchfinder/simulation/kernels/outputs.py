@@ -23,7 +23,6 @@ from batchfinder.simulation.kernels.convolution import (
     convolution_backward,
     is_well_formed,
 )
-from batchfinder.simulation.kernels.ctc import CTC
 from batchfinder.simulation.kernels.elementwise import ELEMENTWISE, cast, elementwise, is_plain_cast
 from batchfinder.simulation.kernels.in_place import works_in_place
 from batchfinder.simulation.kernels.losses import LOSSES
@@ -217,7 +216,6 @@ _OUTPUTS: dict[Any, Callable[..., Any]] = {
     _aten.log_sigmoid_backward.default: _like_second,
     _aten.multi_margin_loss_backward.default: _like_second,
     _aten.multilabel_margin_loss_backward.default: _like_second,
-    **CTC,
     **LOSSES,
     **PACK,
 }

@@ -25,18 +25,16 @@ from batchfinder.simulation.kernels.attention_memory import (
     flash_backward_bytes,
 )
 from batchfinder.simulation.kernels.convolution import compute_format
-from batchfinder.simulation.kernels.ctc import CTC_BACKWARDS
 from batchfinder.simulation.kernels.embedding import (
     note_embedding_backward,
     note_embedding_bag_backward,
 )
-from batchfinder.simulation.kernels.losses import COPYING_LOSSES
+from batchfinder.simulation.kernels.losses import COPYING_LOSSES, CTC_BACKWARDS
 from batchfinder.simulation.kernels.matrix_products import PRODUCTS, MatrixProducts
 from batchfinder.simulation.kernels.reductions import reduction
-from batchfinder.simulation.kernels.transients import copied_sizes, size_of, take, taken
+from batchfinder.simulation.kernels.torch_version import TORCH_VERSION
+from batchfinder.simulation.trace.recorder import Recorder, copied_sizes, held, size_of, take, taken
 from batchfinder.simulation.trace.trace import Rule
-from batchfinder.simulation.tracing.fake import TORCH_VERSION
-from batchfinder.simulation.tracing.tracker import StorageTracker, held
 
 _aten: Any = torch.ops.aten
 _CONVOLUTION = _aten.convolution.default
@@ -51,7 +49,7 @@ _REDUCTIONS = {
 }  # fmt: skip
 _HALF = (torch.float16, torch.bfloat16)
 
-_Note: TypeAlias = Callable[[StorageTracker, Any, Any], None]
+_Note: TypeAlias = Callable[[Recorder, Any, Any], None]
 """Notes what a kernel takes, by its arguments and its output."""
 
 
@@ -81,30 +79,30 @@ class CudaWorkspaces:
         self._seen: set[Any] = set()
         self._products = MatrixProducts(torch_version)
 
-    def __call__(self, tracker: StorageTracker, func: Any, args: Any, output: Any) -> None:
+    def __call__(self, recorder: Recorder, func: Any, args: Any, output: Any) -> None:
         """Note what an operator makes, and what it takes while it runs."""
-        with taken(tracker, copied_sizes(args[at] for at in _COPIED_FIRST.get(func, ()))):
-            tracker.track_outputs(func, args, output)
+        with taken(recorder, copied_sizes(args[at] for at in _COPIED_FIRST.get(func, ()))):
+            recorder.track_outputs(func, args, output)
         if func is _CONVOLUTION:
             images, weight, _, stride = args[:4]
-            self._convolve(tracker, [images], [images, output], weight, stride)
-            self._time_algorithms(tracker, images, weight)
+            self._convolve(recorder, [images], [images, output], weight, stride)
+            self._time_algorithms(recorder, images, weight)
         elif func is _CONVOLUTION_BACKWARD:
             grad, images, weight, _, stride = args[:5]
             needs_images, needs_weight = args[10][:2]
             if needs_images:
-                self._convolve(tracker, [grad], [grad, images], weight, stride)
+                self._convolve(recorder, [grad], [grad, images], weight, stride)
             if needs_weight:
-                self._convolve(tracker, [grad, images], [grad, images], weight, stride)
+                self._convolve(recorder, [grad, images], [grad, images], weight, stride)
         elif func in PRODUCTS:
-            self._products.note(tracker, func)
+            self._products.note(recorder, func)
         elif func is _EFFICIENT_BACKWARD:
-            self._attention_backward(tracker, *args[:4])
+            self._attention_backward(recorder, *args[:4])
         elif func in _KERNELS:
-            _KERNELS[func](tracker, args, output)
+            _KERNELS[func](recorder, args, output)
 
     def _attention_backward(
-        self, tracker: StorageTracker, grad: Tensor, query: Tensor, key: Tensor, value: Tensor
+        self, recorder: Recorder, grad: Tensor, query: Tensor, key: Tensor, value: Tensor
     ) -> None:
         kernel = efficient_backward(query, key, self._capability)
         for other in list(self._alike):
@@ -115,21 +113,21 @@ class CudaWorkspaces:
         # The kernel reads the gradient by rows of heads.
         copied = copied_sizes([grad.transpose(1, 2)])
         if query.dtype in _HALF:
-            take(tracker, [*copied, row_sums, needed])
+            take(recorder, [*copied, row_sums, needed])
             return
-        with taken(tracker, copied):
+        with taken(recorder, copied):
             # The row sums of gradient times output are computed by other kernels, in fp32.
-            product = tracker.begin_transient(size_of(grad))
-            sums = tracker.begin_transient(row_sums)
-            delta = tracker.begin_transient(row_sums)
-            tracker.end_transient(sums)
-            tracker.end_transient(product)
-            take(tracker, [needed])
-            tracker.end_transient(delta)
+            product = recorder.begin_transient(size_of(grad))
+            sums = recorder.begin_transient(row_sums)
+            delta = recorder.begin_transient(row_sums)
+            recorder.end_transient(sums)
+            recorder.end_transient(product)
+            take(recorder, [needed])
+            recorder.end_transient(delta)
 
     def _convolve(
         self,
-        tracker: StorageTracker,
+        recorder: Recorder,
         read: list[Tensor],
         converted: list[Tensor],
         weight: Tensor,
@@ -138,7 +136,7 @@ class CudaWorkspaces:
         """Note what one direction of a convolution takes.
 
         Args:
-            tracker: where to.
+            recorder: where to.
             read: the images it reads.
             converted: the images it reads or writes.
             weight: the filter.
@@ -157,23 +155,23 @@ class CudaWorkspaces:
         workspace = 0
         if memory_format is torch.contiguous_format and not is_product and not is_depthwise:
             workspace = sum(map(size_of, [*converted, weight]))
-        with taken(tracker, [size_of(image) for image in copied]):
+        with taken(recorder, [size_of(image) for image in copied]):
             if workspace:
-                tracker.end_transient(tracker.begin_transient(workspace, optional=True))
+                recorder.end_transient(recorder.begin_transient(workspace, optional=True))
 
-    def _time_algorithms(self, tracker: StorageTracker, images: Tensor, weight: Tensor) -> None:
+    def _time_algorithms(self, recorder: Recorder, images: Tensor, weight: Tensor) -> None:
         key = (images.shape, weight.shape, images.dtype)
         if self._benchmark and key not in self._seen:
             self._seen.add(key)
-            tracker.empty_cache()
+            recorder.empty_cache()
 
 
 def _contiguous(*places: int) -> _Note:
     """Kernels that copy those of their arguments that are not contiguous."""
-    return lambda tracker, args, _: take(tracker, copied_sizes(args[at] for at in places))
+    return lambda recorder, args, _: take(recorder, copied_sizes(args[at] for at in places))
 
 
-def _reduce(tracker: StorageTracker, args: Any, output: Any) -> None:
+def _reduce(recorder: Recorder, args: Any, output: Any) -> None:
     """The copy that a reduction makes of a tensor whose type it does not compute in, and buffers.
 
     ``make_reduction`` in ``aten/src/ATen/native/ReduceOpsUtils.h`` of PyTorch.
@@ -188,50 +186,50 @@ def _reduce(tracker: StorageTracker, args: Any, output: Any) -> None:
         kernel = reduction(tensor, dims, dtype.itemsize if copied else tensor.element_size())
         amounts = tensor.numel() // kernel.outputs, kernel.outputs
         sizes += [Rule(amounts, kernel.buffer_bytes), Rule(amounts, kernel.semaphore_bytes)]
-    take(tracker, sizes)
+    take(recorder, sizes)
 
 
-def _take_values(tracker: StorageTracker, args: Any, output: Any) -> None:
+def _take_values(recorder: Recorder, args: Any, output: Any) -> None:
     """The value of a loss for each element, where it is reduced."""
     if not output.dim():
-        take(tracker, [size_of(args[0])])
+        take(recorder, [size_of(args[0])])
 
 
-def _logits(tracker: StorageTracker, args: Any, output: Any) -> None:
+def _logits(recorder: Recorder, args: Any, output: Any) -> None:
     # The logarithms of the sigmoid, and the loss for each element, where that is not the output.
     # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Loss.cpp
-    take(tracker, [size_of(args[0])] * (1 if output.dim() else 2))
+    take(recorder, [size_of(args[0])] * (1 if output.dim() else 2))
 
 
-def _flash_backward(tracker: StorageTracker, args: Any, output: Any) -> None:
+def _flash_backward(recorder: Recorder, args: Any, output: Any) -> None:
     # The kernel reads these by rows of heads.
     read = [x for x in (args[0], args[4]) if not x.transpose(1, 2).is_contiguous()]
-    take(tracker, [*map(size_of, read), *flash_backward_bytes(args[1])])
+    take(recorder, [*map(size_of, read), *flash_backward_bytes(args[1])])
 
 
-def _efficient(tracker: StorageTracker, args: Any, output: Any) -> None:
-    take(tracker, [efficient_forward_bytes(args[0], args[2])])
+def _efficient(recorder: Recorder, args: Any, output: Any) -> None:
+    take(recorder, [efficient_forward_bytes(args[0], args[2])])
 
 
-def _unfold(tracker: StorageTracker, args: Any, output: Any) -> None:
+def _unfold(recorder: Recorder, args: Any, output: Any) -> None:
     # The output is allocated like the input, and again when it is known to be larger.
-    take(tracker, [*copied_sizes(args[:1]), size_of(args[0])])
+    take(recorder, [*copied_sizes(args[:1]), size_of(args[0])])
 
 
-def _softmax_backward(tracker: StorageTracker, args: Any, output: Any) -> None:
+def _softmax_backward(recorder: Recorder, args: Any, output: Any) -> None:
     # The product of both comes first, whatever kernel sums it up.
     # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/SoftMax.cu
-    take(tracker, [max(size_of(args[0]), size_of(args[1]))])
+    take(recorder, [max(size_of(args[0]), size_of(args[1]))])
 
 
-def _soft_margin_backward(tracker: StorageTracker, args: Any, output: Any) -> None:
+def _soft_margin_backward(recorder: Recorder, args: Any, output: Any) -> None:
     # -target, -target * input and its exponential are alive at once.
     # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Loss.cpp
-    take(tracker, [size_of(output)] * 2)
+    take(recorder, [size_of(output)] * 2)
 
 
-def _ctc_backward(tracker: StorageTracker, args: Any, output: Any) -> None:
-    take(tracker, [size_of(args[6])])
+def _ctc_backward(recorder: Recorder, args: Any, output: Any) -> None:
+    take(recorder, [size_of(args[6])])
 
 
 _COPIED_FIRST = {

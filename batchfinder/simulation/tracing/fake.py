@@ -22,6 +22,7 @@ from batchfinder.simulation.kernels.attention import ComputeCapability, attentio
 from batchfinder.simulation.kernels.packing import PACKING
 from batchfinder.simulation.kernels.recurrent import RECURRENT
 from batchfinder.simulation.kernels.rms_norm import FUSED_SINCE, rms_norm
+from batchfinder.simulation.kernels.torch_version import TORCH_VERSION
 from batchfinder.simulation.tracing.autocast import autocast_kernels, cuda_autocast_simulated
 from batchfinder.simulation.tracing.copies import copied
 from batchfinder.simulation.tracing.cuda_dispatch import (
@@ -41,9 +42,6 @@ from batchfinder.training.state.reach import tensor_hooks
 from batchfinder.training.tree import named_tensors
 
 T = TypeVar("T")
-
-major, minor = torch.__version__.split(".")[:2]
-TORCH_VERSION = (int(major), int(minor))
 
 
 class SimulatedMode(FakeTensorMode):  # type: ignore[no-untyped-call]

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from batchfinder.errors import StepError
+from batchfinder.simulation.trace.recorder import Recorder, held
 from batchfinder.simulation.trace.trace import EMPTY_CACHE, Kind, Rule, Stage, Storage, Trace
 from batchfinder.simulation.tracing.callers import user_line, value_for_pytorch_itself
 from batchfinder.simulation.tracing.operators import run_operator
@@ -38,7 +39,7 @@ _ON_HOST = -1
 """The number of a storage made of a Python number, with which optimizers count their steps."""
 _ITEM = torch.ops.aten._local_scalar_dense.default
 
-Workspaces = Callable[["StorageTracker", OpOverload, Any, Any], None]
+Workspaces = Callable[[Recorder, OpOverload, Any, Any], None]
 """Told of each operator, its arguments and outputs; tracks these, and what the kernel takes."""
 
 
@@ -277,12 +278,6 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._in_optimizer = False
         states = tree_leaves(list(optimizer.state.values()))
         self.label((s for s in states if isinstance(s, Tensor)), Kind.OPTIMIZER_STATE)
-
-
-def held(tensor: Tensor) -> Tensor:
-    """The tensor that has the storage: in a DTensor, this rank's part of it."""
-    part = getattr(tensor, "_local_tensor", tensor)
-    return part if isinstance(part, Tensor) else tensor
 
 
 class _Live:

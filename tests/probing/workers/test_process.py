@@ -46,7 +46,7 @@ def test_after_an_error_it_ends_itself(process: WorkerProcess) -> None:
     answer = process.receive(PATIENCE_SECONDS)
     assert (answer["answer"], answer["kind"]) == ("error", "UsageError")
     assert "models.py has no function no_such_function" in answer["message"]
-    with pytest.raises(WorkerDiedError, match="ended itself with exit status 1"):
+    with pytest.raises(WorkerDiedError, match="exited with status 1"):
         process.receive(PATIENCE_SECONDS)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from batchfinder import TrainingSetup, estimate_peak_memory
 from batchfinder.simulation.kernels.rms_norm import FUSED_SINCE
-from batchfinder.simulation.tracing.fake import TORCH_VERSION
+from batchfinder.simulation.kernels.torch_version import TORCH_VERSION
 
 # As large as the parameter, so that all that counts is a multiple of it.
 SIDE, BYTES = 2048, 2048 * 2048 * 4
