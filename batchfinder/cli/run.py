@@ -3,31 +3,102 @@
 from __future__ import annotations
 
 import json
-
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-
+from typing import TYPE_CHECKING
 
 import click
 
-from batchfinder.cli.find import EXIT_STATUS, terminated_as_ctrl_c, told_when_cut_short
 from batchfinder.errors import UsageError
-from batchfinder.finder import run_search
-from batchfinder.launching.leftovers import files_in, left_behind
-from batchfinder.launching.prober import LaunchProber, RunOptions
-from batchfinder.launching.template import Template
-from batchfinder.reporting.terminal import TerminalReporter
-from batchfinder.results.result import BatchSizeResult, Probe, Status
 from batchfinder.search.bounds import check_bounds
 from batchfinder.units import parse_bytes, parse_percentage
 
+if TYPE_CHECKING:
+    from batchfinder.results.result import BatchSizeResult, Probe
+
+_OPTIONS = (
+    click.option(
+        "--device", metavar="D", help="cuda:0, cpu ... [default: an accelerator if there is one]"
+    ),
+    click.option(
+        "--memory-limit", metavar="SIZE", help="As if the device had no more than this, as 24GiB."
+    ),
+    click.option(
+        "--headroom",
+        metavar="PCT",
+        default="5",
+        show_default=True,
+        help="Percentage of the memory to keep free.",
+    ),
+    click.option(
+        "--min-batch-size",
+        type=int,
+        metavar="N",
+        default=1,
+        show_default=True,
+        help="The smallest size to try.",
+    ),
+    click.option("--max-batch-size", type=int, metavar="N", help="The largest size to try."),
+    click.option(
+        "--multiple-of",
+        type=int,
+        metavar="N",
+        default=1,
+        show_default=True,
+        help="Try multiples of this only.",
+    ),
+    click.option(
+        "--global-batch-size",
+        type=int,
+        metavar="N",
+        help="Replace {accumulation} too: its product with {batch_size} is N.",
+    ),
+    click.option(
+        "--env",
+        "settings",
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="Set a variable for the script; placeholders are replaced. Repeatable.",
+    ),
+    click.option(
+        "--file",
+        "files",
+        metavar="FILE",
+        multiple=True,
+        help="Replace placeholders in a copy of a file that COMMAND names. Repeatable.",
+    ),
+    click.option(
+        "--steps",
+        type=int,
+        metavar="K",
+        default=3,
+        show_default=True,
+        help="Least number of optimizer steps in each launch; on the CPU 6 at least.",
+    ),
+    click.option(
+        "--timeout",
+        type=float,
+        metavar="S",
+        help="Seconds without a step after which a launch counts as hung. [default: by the first]",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout."),
+    click.option("-q", "--quiet", is_flag=True, help="Print the answer alone."),
+    click.option("-v", "--verbose", is_flag=True, help="Show more, and what the script prints."),
+)
+
+
+def run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of ``run`` to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
 
 
 def run_command(
-    command: Sequence[str],
+    command_line: Sequence[str],
     *,
     device: str | None,
     memory_limit: str | None,
@@ -52,12 +123,21 @@ def run_command(
     Raises:
         BatchFinderError: whatever keeps the search from ending well.
     """
+    # Not before: PyTorch takes longer to import than --help may.
+    from batchfinder.cli.find import EXIT_STATUS, terminated_as_ctrl_c, told_when_cut_short
+    from batchfinder.finder import run_search
+    from batchfinder.launching.leftovers import files_in, left_behind
+    from batchfinder.launching.prober import LaunchProber, RunOptions
+    from batchfinder.launching.template import Template
+    from batchfinder.reporting.terminal import TerminalReporter
+    from batchfinder.results.result import Status
+
     if global_batch_size is not None:
         if global_batch_size < 1:
             raise UsageError(f"--global-batch-size must be at least 1, not {global_batch_size}")
         max_batch_size = min(max_batch_size or global_batch_size, global_batch_size)
     first, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
-    template = Template([*command], _parse(settings), tuple(files), global_batch_size)
+    template = Template([*command_line], _parse(settings), tuple(files), global_batch_size)
     if steps < 1:
         raise UsageError(f"--steps must be at least 1, not {steps}. Try --steps 3")
     if timeout is not None and not 0 < timeout <= threading.TIMEOUT_MAX:
@@ -129,6 +209,8 @@ def _parse(settings: Sequence[str]) -> dict[str, str]:
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals or not name.isidentifier():
-            raise UsageError(f"--env takes NAME=VALUE, not {setting!r}. Try --env BS={{batch_size}}")
+            raise UsageError(
+                f"--env takes NAME=VALUE, not {setting!r}. Try --env BS={{batch_size}}"
+            )
         pairs[name] = value
     return pairs

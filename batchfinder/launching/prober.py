@@ -201,9 +201,7 @@ class LaunchProber:
             "certain": _patterns(Tier.CERTAIN),
             "doubtful": _patterns(Tier.PROBABLE),
         }
-        launch = Launch(
-            self._template, size, order, options.steps, show_output=options.show_output
-        )
+        launch = Launch(self._template, size, order, options.steps, show_output=options.show_output)
         hung, allowed = "", options.steps
         with closing(launch):
             for report in launch.reports():

@@ -87,7 +87,7 @@ class Record:
     @property
     def processes(self) -> int:
         """How many processes of this machine train together."""
-        told = [trainer.facts["processes"] for trainer in self.trainers.values()]
+        told = [int(trainer.facts["processes"]) for trainer in self.trainers.values()]
         return max([1, len(told), *told])
 
     @property

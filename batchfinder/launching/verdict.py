@@ -98,7 +98,8 @@ def _probe(record: Record, outcome: Outcome, note: str) -> Probe:
         seconds=seconds,
         samples=record.batch_size * steps,
         step_seconds=worst.facts["seconds"] if worst else None,
-        peak_allocated_bytes=max(failed.get("allocated", 0), worst.allocated if worst else 0) or None,
+        peak_allocated_bytes=max(failed.get("allocated", 0), worst.allocated if worst else 0)
+        or None,
         peak_reserved_bytes=max(failed.get("reserved", 0), _peak(worst) if worst else 0) or None,
         phase_peak_bytes=dict(worst.phases) if worst else {},
         allocation_retries=max((trainer.retries for trainer in trainers), default=0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import re
 import signal
@@ -71,7 +72,8 @@ class Steps:
         modules = torch.nn.modules.module
         modules.register_module_forward_pre_hook(self._enters)
         modules.register_module_forward_hook(self._leaves, with_kwargs=True, always_call=True)
-        optimizers = torch.optim.optimizer
+        # torch.optim deletes this name of its own.
+        optimizers: Any = importlib.import_module("torch.optim.optimizer")
         optimizers.register_optimizer_step_pre_hook(self._before_step)
         optimizers.register_optimizer_step_post_hook(self._after_step)
         _follow(optimizers.Optimizer, "__init__", self._create)
@@ -112,10 +114,9 @@ class Steps:
 
     # What ends a step.
 
-    def _create(self, optimizer: Any) -> None:
+    def _create(self, optimizer: Any, *arguments: Any, **keywords: Any) -> None:
         self._created.add(optimizer)
-        parameters = (p for group in optimizer.param_groups for p in group["params"])
-        self._memory.train_on(next(parameters).device)
+        self._memory.train_on(_device(optimizer))
 
     def _watched_backward(self, backward: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(backward)
