@@ -165,7 +165,9 @@ def find(make_prober: Any, /, **options: Any) -> None:
 
 @cli.command("run", short_help="Find it for a training script, unmodified.")
 @run_options
-@click.argument("command_line", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED, required=True)
+@click.argument(
+    "command_line", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED, required=True
+)
 def run_script(**options: Any) -> None:
     """Find the largest batch size that a training script really trains with.
 

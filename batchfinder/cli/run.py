@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -17,6 +16,7 @@ from batchfinder.search.bounds import check_bounds
 from batchfinder.units import parse_bytes, parse_percentage
 
 if TYPE_CHECKING:
+    from batchfinder.reporting.terminal import TerminalReporter
     from batchfinder.results.result import BatchSizeResult, Probe
 
 _OPTIONS = (
@@ -130,18 +130,11 @@ def run_command(
     from batchfinder.launching.prober import LaunchProber, RunOptions
     from batchfinder.launching.template import Template
     from batchfinder.reporting.terminal import TerminalReporter
-    from batchfinder.results.result import Status
 
     if global_batch_size is not None:
-        if global_batch_size < 1:
-            raise UsageError(f"--global-batch-size must be at least 1, not {global_batch_size}")
         max_batch_size = min(max_batch_size or global_batch_size, global_batch_size)
     first, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
     template = Template([*command_line], _parse(settings), tuple(files), global_batch_size)
-    if steps < 1:
-        raise UsageError(f"--steps must be at least 1, not {steps}. Try --steps 3")
-    if timeout is not None and not 0 < timeout <= threading.TIMEOUT_MAX:
-        raise UsageError(f"--timeout must be above 0 seconds, not {timeout:g}. Try --timeout 600")
     options = RunOptions(
         device=device,
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
@@ -153,25 +146,17 @@ def run_command(
     before = files_in(Path.cwd())
 
     def report(result: BatchSizeResult) -> None:
+        warnings = filter(None, [left_behind(before, files_in(Path.cwd()))])
         result = prober.conclude(result)
-        if warning := left_behind(before, files_in(Path.cwd())):
-            result = replace(result, warnings=(*result.warnings, warning))
-        answer = prober.command(result.batch_size) if result.batch_size else None
-        if as_json:
-            reporter.finish()
-            more = {"launches": len(result.probes), "command": answer}
-            click.echo(json.dumps({**result.to_dict(), **more}, allow_nan=False))
-        elif result.status is not Status.FAILED or result.batch_size:
-            reporter.answer(result)
-            if answer and not quiet:
-                click.echo(f"Run: {answer}")
+        result = replace(result, warnings=(*result.warnings, *warnings))
+        _report(result, prober.command(result), reporter, as_json=as_json, quiet=quiet)
 
     with (
         TerminalReporter(quiet=quiet, verbose=verbose) as reporter,
         terminated_as_ctrl_c() as why,
     ):
         try:
-            reporter.probing(template.allowed(first))
+            reporter.probing(first)
             with closing(LaunchProber(template, options, first)) as prober:
                 reporter.start(
                     prober.device,
@@ -202,6 +187,24 @@ def run_command(
             return why[-1]
         report(result)
     return EXIT_STATUS[result.status]
+
+
+def _report(
+    result: BatchSizeResult,
+    command: str | None,
+    reporter: TerminalReporter,
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    if as_json:
+        reporter.finish()
+        more = {"launches": len(result.probes), "command": command}
+        click.echo(json.dumps({**result.to_dict(), **more}, allow_nan=False))
+    elif command or not result.batch_size:
+        reporter.answer(result)
+        if command and not quiet:
+            click.echo(f"Run: {command}")
 
 
 def _parse(settings: Sequence[str]) -> dict[str, str]:

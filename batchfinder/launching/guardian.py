@@ -7,6 +7,7 @@ when standard input does: then its driver wants no more, or has died.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -89,10 +90,8 @@ def descendants() -> set[int]:
 
 
 def _signal(pid: int, number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
 
 from batchfinder.errors import (
     DeviceError,
@@ -25,7 +25,7 @@ from batchfinder.probing.devices.cpu import CpuDevice
 from batchfinder.probing.devices.device import budget
 from batchfinder.probing.devices.oom_table import TABLE, Tier
 from batchfinder.results.memory_model import fit
-from batchfinder.results.result import BatchSizeResult, NextFailure, Outcome, Probe
+from batchfinder.results.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
 from batchfinder.results.version import VERSION
 from batchfinder.units import format_seconds
 
@@ -63,6 +63,13 @@ class RunOptions:
     timeout_seconds: float | None = None
     show_output: bool = False
 
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise UsageError(f"--steps must be at least 1, not {self.steps}. Try --steps 3")
+        seconds = self.timeout_seconds
+        if seconds is not None and not 0 < seconds < math.inf:
+            raise UsageError(f"--timeout must be above 0, not {seconds:g}. Try --timeout 600")
+
 
 class LaunchProber:
     """Tries sizes by launching a script; the first launch, at the smallest, shows the device.
@@ -92,7 +99,7 @@ class LaunchProber:
         self._cuda_budget_bytes: int | None = None
         self._patience_seconds = options.timeout_seconds or FIRST_PATIENCE_SECONDS
         self._verdicts: dict[int, Verdict] = {}
-        self._warnings: list[str] = []
+        self._warnings: dict[str, str] = {}
         self._sizes = SizesSeen()
         self._cap: int | None = None
         self.launched: list[Probe] = []
@@ -110,7 +117,7 @@ class LaunchProber:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self._warnings))
+        return tuple(self._warnings.values())
 
     def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
         size = self._template.allowed(batch_size)
@@ -124,15 +131,16 @@ class LaunchProber:
             raise too_small(size)
         return replace(verdict.probe, batch_size=batch_size)
 
-    def command(self, batch_size: int) -> str:
-        """The command at a batch size, for a shell."""
-        return self._template.command(batch_size)
+    def command(self, result: BatchSizeResult) -> str | None:
+        """The command at the answer, for a shell; None where there is no answer."""
+        is_answer = result.batch_size and result.status is not Status.FAILED
+        return self._template.command(result.batch_size) if is_answer else None
 
     def close(self) -> None:
         """Nothing to do: each launch ends before the next begins."""
 
     def conclude(self, result: BatchSizeResult) -> BatchSizeResult:
-        """The result of a search in terms of launches, each of which it may have asked for twice."""
+        """The result of a search in terms of launches: it may have asked for one twice."""
         probes = {probe.batch_size: probe for probe in self.launched}
         size = self._template.allowed(result.batch_size) if result.batch_size else 0
         failure = result.next_failure
@@ -249,14 +257,16 @@ class LaunchProber:
         elif probe.outcome is Outcome.FAILED and not verdict.is_too_small:
             self._refuse_hopeless(size, verdict)
         if probe.fits and verdict.ended_by_itself:
-            self._warnings.append(
-                f"at batch size {size} the script ended by itself after {probe.steps} steps, "
-                f"fewer than --steps {self._options.steps} asks for. Try more epochs or more data"
+            self._warn(
+                "short",
+                f"at batch size {size} the script ended by itself in step {probe.steps}, "
+                "too early to show the peak of later ones. Try more epochs or more data",
             )
         if record.saved:
-            self._warnings.append(
-                f"the script saves files before step {self._options.steps}, such as "
-                f"{record.saved[0]}. Try {{scratch}} as its output folder"
+            self._warn(
+                "saved",
+                f"the script saves files in its first steps, such as {record.saved[0]}. "
+                "Try {scratch} as its output folder",
             )
         self._verdicts[size] = verdict
         self.launched.append(verdict.probe)
@@ -269,21 +279,24 @@ class LaunchProber:
                 f"{size} as at another size. Try another place for {{batch_size}}"
             )
         if seen is Honored.DIVIDED:
-            self._warnings.append(
+            self._warn(
+                "divided",
                 f"the script divides the batch size by its {self.processes} ranks: each had "
-                f"{examples} examples at {size}. Try --multiple-of {self.processes}"
+                f"{examples} examples at {size}. Try --multiple-of {self.processes}",
             )
         if seen is Honored.UNKNOWN and size > 1:
-            self._warnings.append(
+            self._warn(
+                "unseen",
                 f"the hook could not see how many examples a step had at batch size {size}; "
-                "check that the script uses {batch_size}"
+                "check that the script uses {batch_size}",
             )
         if seen is not Honored.CAPPED:
             return verdict
         self._cap = examples
-        self._warnings.append(
+        self._warn(
+            "capped",
             f"at batch size {size} a step had only {examples} examples: the data set, or a limit "
-            "of the script, has no more"
+            "of the script, has no more",
         )
         note = f"a step had only {examples} examples"
         return replace(verdict, probe=replace(verdict.probe, outcome=Outcome.FAILED, note=note))
@@ -297,6 +310,10 @@ class LaunchProber:
             f"{verdict.probe.note}. Try the command by itself",
             verdict.last_words.rstrip() + "\n" if verdict.last_words else "",
         )
+
+    def _warn(self, kind: str, text: str) -> None:
+        """Add a warning; the last of its kind counts."""
+        self._warnings[kind] = text
 
     def _limit_cpu(self) -> None:
         options = self._options

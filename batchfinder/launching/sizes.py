@@ -60,17 +60,24 @@ class SizesSeen:
             # A dimension of one is found in most inputs, and says nothing.
             is_capped = any(size in ({first} | dimensions - {1}) for size in same)
             return Honored.CAPPED if is_capped and min(same) < batch_size else Honored.IGNORED
-        if batch_size in dimensions:
+        if first == batch_size:
             return Honored.YES
         if ranks > 1 and first * ranks == batch_size:
             return Honored.DIVIDED
+        # Where it was the first dimension before, as in most scripts, no other one counts.
+        firsts = {size for size, seen in before.items() if size in {shape[0] for shape in seen}}
+        if firsts and 1 < first < batch_size:
+            return Honored.CAPPED if min(firsts) < batch_size else Honored.UNKNOWN
         smaller = max((size for size in before if size < batch_size), default=None)
+        if batch_size in dimensions:
+            return Honored.YES
         if smaller is None:
             return Honored.UNKNOWN
-        growth = _elements(inputs) / max(1, _elements(before[smaller]))
-        if growth >= GROWS * batch_size / smaller:
-            return Honored.YES
-        return Honored.CAPPED if first < batch_size else Honored.UNKNOWN
+        return Honored.YES if self._grew(smaller, inputs, batch_size) else Honored.CAPPED
+
+    def _grew(self, smaller: int, inputs: Iterable[Sequence[int]], batch_size: int) -> bool:
+        growth = _elements(inputs) / max(1, _elements(self._inputs[smaller]))
+        return growth >= GROWS * batch_size / smaller
 
 
 def _elements(inputs: Iterable[Sequence[int]]) -> int:

@@ -59,6 +59,9 @@ class Template:
     global_batch_size: int | None = None
 
     def __post_init__(self) -> None:
+        product = self.global_batch_size
+        if product is not None and product < 1:
+            raise UsageError(f"--global-batch-size must be at least 1, not {product}")
         texts = {name: _read(name) for name in self.files}
         for name, text in texts.items():
             if not any(f"{{{known}}}" in text for known in NAMES):

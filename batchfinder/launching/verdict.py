@@ -10,7 +10,6 @@ from batchfinder.launching.record import Record, Trainer
 from batchfinder.probing.devices.oom import classify_text
 from batchfinder.probing.devices.oom_table import Tier
 from batchfinder.results.result import Outcome, Probe
-from batchfinder.units import format_seconds
 
 _TOO_SMALL = "Expected more than 1 value per channel when training"
 # Written by torchrun and by torch.multiprocessing, where a rank was killed.

@@ -1,1 +1,1 @@
-"""A folder for PYTHONPATH: it enters every Python process of a launch, with no batchfinder there."""
+"""A folder for PYTHONPATH that enters every Python process of a launch."""

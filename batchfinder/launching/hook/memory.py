@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import resource
@@ -84,6 +85,11 @@ class Memory:
             "budget_bytes": budget,
         }
 
+    def guess_device(self) -> None:
+        """Note the device of a script that has no optimizer to tell it."""
+        cuda = self._torch.cuda
+        self.train_on(self._torch.device("cuda" if cuda.is_initialized() else "cpu"))
+
     def train_on(self, device: Any) -> None:
         """Note the device that the parameters are on."""
         if device.type == "cuda":
@@ -99,10 +105,9 @@ class Memory:
         if self.index is not None:
             self._torch.cuda.reset_peak_memory_stats(self.index)
             return
-        try:
+        # Where a container forbids it, the mark only ever rises.
+        with contextlib.suppress(OSError):
             CLEAR_REFS.write_text(RESET_HIGH_WATER_MARK)
-        except OSError:  # where a container forbids it, the mark only ever rises
-            pass
         status = _status()
         self._mapped_peak = status["VmPeak"]
         self._uncounted = status["VmSize"] - status["VmData"]

@@ -99,18 +99,20 @@ class Steps:
             return
         self._depth.value = getattr(self._depth, "value", 0) + 1
 
-    def _leaves(self, module: Any, arguments: Any, keywords: Any, output: Any) -> None:
+    def _leaves(self, module: Any, arguments: Any, *keywords_and_output: Any) -> None:
         if self._torch.compiler.is_compiling():
             return
         self._depth.value = getattr(self._depth, "value", 1) - 1
+        # After an error PyTorch calls it without the keyword arguments.
+        *keywords, output = keywords_and_output
         error = sys.exc_info()[1]
         if output is None and error is not None:
             self._look_at(error)
-        if self._depth.value or self._in_backward or not self._created or not module.training:
+        is_part = self._depth.value or self._in_backward or not self._torch.is_grad_enabled()
+        if is_part or not module.training or len(self._shapes) >= MOST_SHAPES:
             return
-        if self._torch.is_grad_enabled() and len(self._shapes) < MOST_SHAPES:
-            if any(parameter.requires_grad for parameter in module.parameters()):
-                self._shapes += _shapes(self._torch, [arguments, keywords])[:MOST_SHAPES]
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            self._shapes += _shapes(self._torch, [arguments, keywords])[:MOST_SHAPES]
 
     # What ends a step.
 
@@ -137,6 +139,8 @@ class Steps:
     def _after_backward(self) -> None:
         self._backwards += 1
         accumulates = self._steps and self._backwards > 1 and len(self._created) == 1
+        if not self._created:
+            self._memory.guess_device()
         if accumulates or not self._created:
             self._note("forward_backward")
             self._end_reading()
