@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from batchfinder.estimator import estimate_max_batch, estimate_peak_memory
     from batchfinder.finder import find_max_batch
     from batchfinder.integrations.guard import OOMGuard
+    from batchfinder.integrations.transformers import set_max_batch
     from batchfinder.results.accumulation import AccumulationPlan, Split
     from batchfinder.results.memory_model import MemoryModel, Phase
     from batchfinder.results.probe import Outcome, Probe
@@ -39,6 +40,7 @@ __all__ = [
     "estimate_peak_memory",
     "find_gpu",
     "find_max_batch",
+    "set_max_batch",
 ]
 
 # Names are imported on first use. Some of them need PyTorch, which takes seconds to import: the
@@ -64,6 +66,7 @@ _MODULES = {
     "estimate_peak_memory": "estimator",
     "find_gpu": "simulation.gpus",
     "find_max_batch": "finder",
+    "set_max_batch": "integrations.transformers",
 }
 
 

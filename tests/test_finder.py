@@ -193,7 +193,7 @@ def test_the_search_starts_from_the_estimate_and_says_how_good_it_was() -> None:
     ("device", "model", "why"),
     [
         ("cpu", nn.Linear(1024, 1024), "there is none for the CPU"),
-        ("fake:0 Paper", Reads(), "a value of a tensor is read"),
+        ("fake:0 Paper", Reads(), "the step reads a value of a tensor"),
     ],
 )
 def test_without_an_estimate_the_search_says_why(device: str, model: nn.Module, why: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from batchfinder.cli.options import HEADROOM_AND_SIZES
 from batchfinder.errors import UsageError
 from batchfinder.search.bounds import check_bounds
 from batchfinder.units import parse_bytes, parse_percentage
@@ -21,40 +22,15 @@ if TYPE_CHECKING:
 
 _OPTIONS = (
     click.option(
-        "--device", metavar="D", help="cuda:0, cpu ... [default: an accelerator if there is one]"
+        "--device", metavar="D", help="cuda, cuda:1, cpu ... [default: a GPU if there is one]"
     ),
-    click.option(
-        "--memory-limit", metavar="SIZE", help="As if the device had no more than this, as 24GiB."
-    ),
-    click.option(
-        "--headroom",
-        metavar="PCT",
-        default="5",
-        show_default=True,
-        help="Percentage of the memory to keep free.",
-    ),
-    click.option(
-        "--min-batch-size",
-        type=int,
-        metavar="N",
-        default=1,
-        show_default=True,
-        help="The smallest size to try.",
-    ),
-    click.option("--max-batch-size", type=int, metavar="N", help="The largest size to try."),
-    click.option(
-        "--multiple-of",
-        type=int,
-        metavar="N",
-        default=1,
-        show_default=True,
-        help="Try multiples of this only.",
-    ),
+    click.option("--memory-limit", metavar="SIZE", help="Use no more than this, such as 24GiB."),
+    *HEADROOM_AND_SIZES,
     click.option(
         "--global-batch-size",
         type=int,
         metavar="N",
-        help="Replace {accumulation} too: its product with {batch_size} is N.",
+        help="Replace {accumulation} so that its product with {batch_size} is N.",
     ),
     click.option(
         "--env",
@@ -85,7 +61,7 @@ _OPTIONS = (
         help="Seconds without a step after which a launch counts as hung. [default: by the first]",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout."),
-    click.option("-q", "--quiet", is_flag=True, help="Print the answer alone."),
+    click.option("-q", "--quiet", is_flag=True, help="Print only the answer."),
     click.option("-v", "--verbose", is_flag=True, help="Show more, and what the script prints."),
 )
 

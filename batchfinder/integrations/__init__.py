@@ -1,4 +1,5 @@
-"""batchfinder inside somebody's own training: the guard against out-of-memory errors.
+"""batchfinder inside the user's own training.
 
-Read ``guard.py``. It may import everything below the finder: devices, training, errors.
+Read ``guard.py`` (steps that survive out-of-memory errors), then ``transformers.py`` (the answer
+set in a Trainer). A file here may import the finder and everything below it.
 """

@@ -83,7 +83,7 @@ class BatchSizeResult:
         seconds: duration of the whole search.
         versions: of python, torch, batchfinder and, if present, CUDA or HIP.
         warnings: problems the user should act on, one line each.
-        notes: what explains the answer and needs no action, one line each.
+        notes: explanations that need no action, one line each.
         estimated_batch_size: the estimate the search started from; None if there was none.
     """
 

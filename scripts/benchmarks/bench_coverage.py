@@ -16,7 +16,6 @@ import re
 import sys
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,9 @@ from typing import Any
 import parts.torchvision_without_cuda  # noqa: F401 - before transformers
 import torch
 import transformers
-from parts.case import RESULTS, markdown_table, save
+from parts.case import RESULTS, save
 from parts.time_limit import time_limit
+from rendering import coverage
 from transformers.models.auto import modeling_auto
 
 from batchfinder import TrainingSetup, estimate_max_batch
@@ -35,7 +35,6 @@ TEXTS, TOKENS, CLASSES = 2, 128, 2
 SECONDS_OF_SOUND, SAMPLES_PER_SECOND = 2, 16000
 LAYERS, PAD = 4, 0
 DEPTHS = ("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers", "n_layer")
-OUTCOMES = ("estimated", "refused", "too slow", "failed", "not built")
 GPU, PRECISION = "h200", "bf16"
 
 
@@ -71,7 +70,7 @@ def main() -> None:
             rows.append(row)
             print(row, file=sys.stderr, flush=True)
             save(options.output, content)
-    print(summary(rows))
+    print(coverage(rows))
 
 
 def tried(
@@ -80,7 +79,7 @@ def tried(
     """How an estimate of one architecture ended.
 
     Returns:
-        ``outcome``: one of OUTCOMES; and ``reason`` or ``batch_size``, ``seconds``.
+        ``outcome``: one of those in ``rendering``; and ``reason`` or ``batch_size``, ``seconds``.
     """
     try:
         with time_limit(seconds):
@@ -183,16 +182,6 @@ TASKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "sound classes": ("MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES", sounds_with_classes),
 }
 """The table of transformers in which the models of each task stand, and what to train them with."""
-
-
-def summary(rows: list[dict[str, Any]]) -> str:
-    """A table of the outcomes of each task."""
-    counts = {
-        task: Counter(row["outcome"] for row in rows if row["task"] == task) for task in TASKS
-    }
-    counts["all"] = Counter(row["outcome"] for row in rows)
-    table = [(task, *(count[outcome] for outcome in OUTCOMES)) for task, count in counts.items()]
-    return markdown_table(("task", *OUTCOMES), [row for row in table if any(row[1:])])
 
 
 def _told(error: Exception) -> str:

@@ -20,21 +20,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from parts.case import RESULTS, SURVIVAL_STEPS, Case, judged, markdown_table, save
+from parts.case import RESULTS, Case, judged, save
+from rendering import MODELS, models
 
 RESULT_FILE = RESULTS / "models.json"
-MODELS = {
-    "gpt2": "GPT-2 small",
-    "bert": "BERT base",
-    "t5": "T5 small",
-    "llama": "Llama, 125 M",
-    "vit": "ViT-B/16",
-    "whisper": "Whisper tiny",
-    "resnet50": "ResNet-50",
-    "convnext": "ConvNeXt-T",
-    "efficientnet": "EfficientNet-B0",
-    "swin": "Swin-T",
-}
 LIMIT = "4GiB"
 
 # What a process with PyTorch and the libraries of the models holds before the model.
@@ -65,35 +54,9 @@ def main() -> None:
         results["models"][model] = row
         print(f"{case.name}: {row}", file=sys.stderr, flush=True)
         save(options.output, results)
-    print(table(results["models"]))
+    print(models(results["models"]))
     if not all(row["survives"] and row["is_tight"] for row in results["models"].values()):
         sys.exit(1)
-
-
-def table(rows: dict[str, dict[str, Any]]) -> str:
-    """The table for the README."""
-    header = ["model", "limit", "batch size", "survives", "1.2 times it", "probes", "time"]
-    header.append("estimate")
-    lines = []
-    for model, row in rows.items():
-        if "error" in row or not row["batch_size"]:
-            lines.append([MODELS[model], row["limit"], row.get("error", "nothing fits")])
-            lines[-1] += ["-"] * (len(header) - 3)
-            continue
-        steps = row["survival"].get("steps", 0)
-        lines.append(
-            [
-                MODELS[model],
-                row["limit"],
-                row["batch_size"],
-                f"{steps} of {SURVIVAL_STEPS} steps" if row["survives"] else "**no**",
-                "out of memory" if row["is_tight"] else "**survives**",
-                len(row["probes"]),
-                f"{row['seconds']:.0f} s",
-                row["estimate"],
-            ]
-        )
-    return markdown_table(header, lines)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ from parts.case import (
     save,
     survived,
 )
+from rendering import peers
 
 from batchfinder.units import parse_bytes
 
@@ -119,7 +120,7 @@ def main() -> None:
             row["cache_flushes"] = {size: n for size, n in sorted(judge.flushes.items()) if n}
             save(options.output, results)
             print(table(family, limit, row), flush=True)
-    print(summary(results["cases"], "time"), summary(results["cases"], "steps"), sep="\n\n")
+    print(peers(results["cases"], "time"), peers(results["cases"], "steps"), sep="\n\n")
 
 
 def versions() -> dict[str, str]:
@@ -233,42 +234,10 @@ def table(family: str, limit: str, row: dict[str, Any]) -> str:
     return f"{family}, {limit}, true maximum {low} to {high}\n\n" + markdown_table(header, lines)
 
 
-def summary(cases: dict[str, dict[str, Any]], cost: str) -> str:
-    """The table for the README: for each case and finder the share of the maximum, and the cost.
-
-    Args:
-        cases: by their names.
-        cost: ``"time"``, or ``"steps"`` for full-size ones.
-    """
-    ran = {finder for row in cases.values() for finder in row["finders"]}
-    finders = [finder for finder in (*OURS, *PEERS) if finder in ran]
-    lines: list[list[object]] = []
-    for name, row in cases.items():
-        if "maximum" not in row:
-            continue
-        low, high = row["maximum"]
-        lines.append(
-            [f"{name}: {low} to {high}", *(cell(row["finders"].get(f), cost) for f in finders)]
-        )
-    return markdown_table(["case", *(finder.replace("_", " ") for finder in finders)], lines)
-
-
 def share_of_maximum(found: dict[str, Any]) -> str:
     """As a percentage; "-" if unknown, as after a run that was stopped before it was judged."""
     share = found.get("of_maximum")
     return f"{share:.0%}" if share else "-"
-
-
-def cell(found: dict[str, Any] | None, cost: str) -> str:
-    """A finder's answer as a share of the maximum, and its cost; "-": it did not run."""
-    if found is None:
-        return "-"
-    answer = share_of_maximum(found) if found["batch_size"] else "error"
-    death = "" if found.get("survived", True) else ", **dies**"
-    if cost == "time":
-        return f"{answer}{death}, {found['wall_seconds']:.0f} s"
-    steps = found.get("full_size_steps")
-    return f"{answer}{death}, {steps:.0f} steps" if steps else f"{answer}{death}"
 
 
 if __name__ == "__main__":

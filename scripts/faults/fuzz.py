@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from parts.case import RESULTS, ROOT, markdown_table, save
+from parts.case import RESULTS, ROOT, save
+from rendering import texts
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -69,11 +70,7 @@ def main() -> None:
         results["readers"][reader] = row = run(reader, options.seconds)
         print(f"{reader}: {row}", file=sys.stderr, flush=True)
         save(options.output, results)
-    rows = [
-        (name, row["texts"], f"{row['seconds']:.0f} s", "no" if row["passed"] else "**yes**")
-        for name, row in results["readers"].items()
-    ]
-    print(markdown_table(("reader", "texts tried", "time", "traceback"), rows))
+    print(texts(results["readers"]))
     if not all(row["passed"] for row in results["readers"].values()):
         sys.exit(1)
 

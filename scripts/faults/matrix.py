@@ -29,7 +29,8 @@ from ending import Ending, judge
 from faults import ONCE, ROOM_BYTES, SHORT, Fault, all_faults
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from parts.case import RESULTS, ROOT, markdown_table, save
+from parts.case import RESULTS, ROOT, save
+from rendering import faults as table
 
 RESULT_FILE = RESULTS / "faults.json"
 TERMINATED = 128 + signal.SIGTERM
@@ -267,16 +268,6 @@ def _marked(mark: str) -> dict[int, str]:
                 words = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
                 found[int(folder.name)] = words.decode(errors="replace").strip()
     return found
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """How many faults of each group were tried and survived."""
-    lines: list[tuple[object, ...]] = []
-    for group in dict.fromkeys(row["group"] for row in rows):
-        survived = [row["survived"] for row in rows if row["group"] == group]
-        lines.append((group, len(survived), sum(survived)))
-    lines.append(("all", len(rows), sum(row["survived"] for row in rows)))
-    return markdown_table(("faults", "tried", "survived"), lines)
 
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ def test_nothing_fits_exits_with_3(train_file: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (("build_model",), 2, "Error: name a GPU, as --gpu rtx3090, or its memory"),
+        (("build_model",), 2, "Error: no GPU is given. Try --gpu rtx3090"),
         (("build_model", "--gpu", "rtx309"), 2, "did you mean RTX 3090"),
         (("broken", "--gpu", "t4"), 1, "Error: RuntimeError: no such file"),
         (("misfit", "--gpu", "t4"), 1, "must have same reduction dim"),

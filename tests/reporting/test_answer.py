@@ -76,14 +76,14 @@ def test_of_several_ranks_the_one_that_limits_is_named_unless_none_does() -> Non
     assert details(capped)[-1] == f"2 ranks. {peaks}"
     failure = NextFailure(9, Outcome.OOM, "out of memory")
     found = result(batch_size=8, probes=(probe, failed), next_failure=failure)
-    assert details(found)[-1] == f"Rank 1 of 2 limits. {peaks}"
+    assert details(found)[-1] == f"Rank 1 of 2 is the limit. {peaks}"
 
 
 @pytest.mark.parametrize(
     ("status", "batch_size", "steps", "verdict"),
     [
         (Status.INTERRUPTED, 512, 0, "Stopped. Largest size that ran: 512 (not confirmed)"),
-        (Status.INTERRUPTED, 0, 0, "Stopped. No batch size had run"),
+        (Status.INTERRUPTED, 0, 0, "Stopped. No batch size ran"),
         (Status.FAILED, 512, 0, "Stopped by an error. Largest size that ran: 512 (not confirmed)"),
         (
             Status.FAILED,
@@ -91,7 +91,7 @@ def test_of_several_ranks_the_one_that_limits_is_named_unless_none_does() -> Non
             3,
             "Stopped by an error. Largest size that ran: 512 (confirmed by 3 steps)",
         ),
-        (Status.FAILED, 0, 0, "Stopped by an error. No batch size had run"),
+        (Status.FAILED, 0, 0, "Stopped by an error. No batch size ran"),
     ],
 )
 def test_stopped_early(status: Status, batch_size: int, steps: int, verdict: str) -> None:
@@ -103,7 +103,7 @@ def test_stopped_before_the_first_probe_ended() -> None:
     stopped = result(
         status=Status.INTERRUPTED, batch_size=0, probes=(), memory_model=None, next_failure=None
     )
-    assert headline(stopped) == ["Stopped. No batch size had run", "0 probes, 8.42 s"]
+    assert headline(stopped) == ["Stopped. No batch size ran", "0 probes, 8.42 s"]
     assert details(stopped) == []
 
 
@@ -114,20 +114,20 @@ def test_nothing_fits_says_how_much_is_missing_and_what_can_help() -> None:
         "1 probe, 400 ms",
     ]
     assert details(nothing) == [
-        "It needs at least 204.8 MiB beyond the budget: it held 7.0 GiB and asked for 1.2 GiB more "
-        "when it ran out.",
+        "It needs at least 204.8 MiB more than the budget. It held 7.0 GiB and requested 1.2 GiB "
+        "more.",
         LEVERS,
     ]
 
 
 def test_nothing_fits_where_only_the_phases_were_read() -> None:
     nothing = nothing_fits(OOM_NOTE, phases={Phase.FORWARD_BACKWARD: 8 * GIB})
-    assert details(nothing)[0].startswith("It needs at least 1.2 GiB beyond the budget")
+    assert details(nothing)[0].startswith("It needs at least 1.2 GiB more than the budget")
 
 
 def test_nothing_fits_for_fragments_alone_claims_no_shortage() -> None:
     assert details(nothing_fits(OOM_NOTE, allocated=6 * GIB)) == [
-        "It held 6.0 GiB and asked for 1.2 GiB more when it ran out.",
+        "It held 6.0 GiB and requested 1.2 GiB more.",
         LEVERS,
     ]
 
@@ -165,7 +165,7 @@ def test_the_memory_model_in_words(fitted: MemoryModel, formula: str) -> None:
 def test_a_model_that_is_not_linear_is_not_to_be_trusted() -> None:
     bent = result(memory_model=model(3 * GIB, 2 * MIB, 0.123))
     assert details(bent)[1] == (
-        "Memory does not grow linearly here (readings are up to 12% off the line): trust the sizes "
+        "Memory does not grow linearly (readings are up to 12% off the line). Trust only the sizes "
         "tried, and search again for another limit."
     )
 
@@ -186,7 +186,7 @@ def test_a_model_that_is_not_linear_is_not_to_be_trusted() -> None:
             Outcome.FAILED,
             "killed by\nSIGABRT",
             False,
-            "Batch size 1043 failed, not for want of memory: killed by SIGABRT",
+            "Batch size 1043 failed for a reason other than memory: killed by SIGABRT",
         ),
     ],
 )

@@ -28,7 +28,7 @@ from batchfinder.simulation.trace.alignment import (
 from batchfinder.simulation.trace.curve import Curve
 from batchfinder.simulation.trace.trace import GeneralTrace, Kind, Trace
 from batchfinder.simulation.tracing.caches import Caches
-from batchfinder.simulation.tracing.cluster import Cluster, resizes_told
+from batchfinder.simulation.tracing.cluster import Cluster, resizes_tracked
 from batchfinder.simulation.tracing.fake import fake_batch, fake_copy, fake_cuda
 from batchfinder.simulation.tracing.refusal import USE_FIND, explained
 from batchfinder.simulation.tracing.tracker import StorageTracker
@@ -204,7 +204,7 @@ class StepTraces:
             )
             tracker = StorageTracker(batch_size, setup.model, workspaces, names)
             host_batch = fake_batch(batch, mode)
-            with tracker, resizes_told(tracker) if cluster else nullcontext():
+            with tracker, resizes_tracked(tracker) if cluster else nullcontext():
                 for tensor in [*tensors_of(setup.model), *held]:
                     tracker.track(tensor, Kind.PARAMETER)
                 for bucket in buckets:

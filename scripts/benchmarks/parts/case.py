@@ -23,6 +23,8 @@ RESULTS = ROOT / "scripts" / "results"
 
 # The benchmarks run from a checkout too, without an installed package.
 sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(RESULTS))
+from rendering import markdown_table as markdown_table  # after the path
 
 SURVIVAL_STEPS = 50
 
@@ -239,12 +241,6 @@ def save(path: Path, data: Mapping[str, Any]) -> None:
     unfinished = path.with_suffix(".tmp")
     unfinished.write_text(json.dumps(data, indent=1) + "\n")
     unfinished.replace(path)
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table for the README, numbers to the right."""
-    lines = [header, ["---" if index == 0 else "---:" for index in range(len(header))], *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
 def run_for_json(arguments: Sequence[str], deadline: float) -> dict[str, Any]:

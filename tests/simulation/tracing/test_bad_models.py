@@ -123,23 +123,23 @@ def estimate(tmp_path: Path, kind: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     ("kind", "why", "place"),
     [
-        pytest.param("cuda method", "CUDA is asked for", True, marks=WITHOUT_CUDA),
-        pytest.param("cuda device", "CUDA is asked for", True, marks=WITHOUT_CUDA),
-        pytest.param("cuda in forward", "CUDA is asked for", True, marks=BUILT_WITHOUT_CUDA),
-        ("custom operator", "a custom operator says nothing of its output's shape", True),
-        ("literal", "values of tensors go into a new one", True),
-        ("numpy", "the values of a tensor go to NumPy", True),
-        ("item", "a value of a tensor is read", True),
+        pytest.param("cuda method", "the code requests CUDA", True, marks=WITHOUT_CUDA),
+        pytest.param("cuda device", "the code requests CUDA", True, marks=WITHOUT_CUDA),
+        pytest.param("cuda in forward", "the code requests CUDA", True, marks=BUILT_WITHOUT_CUDA),
+        ("custom operator", "a custom operator does not declare its output's shape", True),
+        ("literal", "a tensor is made from values of others", True),
+        ("numpy", "the values of a tensor are passed to NumPy", True),
+        ("item", "the step reads a value of a tensor", True),
         ("mask", "the shape of a result depends on the data", True),
-        ("pinned", "an operator has no simulation", True),
+        ("pinned", "an operator, such as pin_memory,", True),
         pytest.param(
             "flex attention",
             "FlexAttention does not support backward on CPU in",
             True,
             marks=FLEX_ATTENTION,
         ),
-        ("nested", "a nested tensor appears", True),
-        ("sparse", "a sparse tensor appears", False),
+        ("nested", "the step uses a nested tensor", True),
+        ("sparse", "the step uses a sparse tensor", False),
         ("quantized", "the model holds quantized tensors", False),
         ("script", "1 is compiled by TorchScript", False),
     ],
@@ -152,7 +152,7 @@ def test_what_cannot_be_simulated_is_told_in_one_line(
     assert (exit_code, stdout) == (1, "")
     line = stderr.splitlines()[-1]
     assert line.startswith(f"Error: {why}")
-    assert "`batchfinder find`" in line
+    assert "batchfinder find" in line
     assert not place or "unsimulated.py:" in line
     assert "Traceback" not in stderr
 

@@ -84,7 +84,7 @@ def test_so_it_is_where_the_step_is_refused(
 ) -> None:
     cache.cache_clear()
 
-    with pytest.raises(StepError, match="a value of a tensor is read"):
+    with pytest.raises(StepError, match="the step reads a value of a tensor"):
         traces(Positioned(table, reads=True)).at(8)
 
     assert cache.cache_info().currsize == 0

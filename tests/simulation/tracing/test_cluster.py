@@ -244,4 +244,4 @@ def test_the_json_has_the_job_beside_the_estimate(train_file: Path) -> None:
 def test_a_strategy_needs_a_number_of_ranks(train_file: Path) -> None:
     done = run(f"{train_file}:build_model", "--gpu", "t4", "--strategy", "fsdp")
     assert done.exit_code == 2
-    assert "--strategy and --world-size go together" in done.output
+    assert "--strategy and --world-size need each other" in done.output

@@ -154,7 +154,7 @@ def test_what_an_optimizer_writes_is_not_known() -> None:
     model = Counted()
     optimizer = Counting(model.parameters(), lr=0.1)
     optimizer.count = model.count
-    with pytest.raises(StepError, match="a value of a tensor is read"):
+    with pytest.raises(StepError, match="the step reads a value of a tensor"):
         estimate_peak_memory(model, SAMPLE, optimizer=optimizer, batch_size=4, gpu="t4")
     assert model.count.item() == 0
 

@@ -263,7 +263,7 @@ def test_what_a_model_holds_is_known_but_not_its_statistics() -> None:
     assert estimate_peak_memory(Anchored(), sample, batch_size=4, gpu="t4").fits
     assert Anchored().state_dict()["order"].equal(before["order"])
     sample["reads_mean"] = ~sample["reads_mean"]
-    with pytest.raises(StepError, match="a value of a tensor is read"):
+    with pytest.raises(StepError, match="the step reads a value of a tensor"):
         estimate_peak_memory(Anchored(), sample, batch_size=4, gpu="t4")
 
 
