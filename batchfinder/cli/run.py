@@ -103,7 +103,8 @@ def run_command(
     from batchfinder.cli.find import EXIT_STATUS, terminated_as_ctrl_c, told_when_cut_short
     from batchfinder.finder import run_search
     from batchfinder.launching.leftovers import files_in, left_behind
-    from batchfinder.launching.prober import LaunchProber, RunOptions
+    from batchfinder.launching.options import RunOptions
+    from batchfinder.launching.prober import LaunchProber
     from batchfinder.launching.template import Template
     from batchfinder.reporting.terminal import TerminalReporter
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import math
-import sys
 import time
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from batchfinder.errors import (
-    DeviceError,
     TargetError,
     UsageError,
     UserCodeError,
     too_small,
 )
 from batchfinder.launching.launch import Launch
+from batchfinder.launching.options import RunOptions, choose_kind
 from batchfinder.launching.record import Record
 from batchfinder.launching.sizes import Honored, SizesSeen
 from batchfinder.launching.template import Template
 from batchfinder.launching.verdict import Verdict, judge
-from batchfinder.probing.devices.choose import accelerator
 from batchfinder.probing.devices.cpu import CpuDevice
 from batchfinder.probing.devices.device import budget
 from batchfinder.probing.devices.oom_table import TABLE, Tier
@@ -43,34 +40,6 @@ NO_PYTHON = (
 )
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """What every launch of a search has in common.
-
-    Attributes:
-        device: the user's choice; None: the accelerator if there is one, else the CPU.
-        memory_limit: in bytes, as if the device had no more; None: all that is free.
-        headroom: the fraction of the memory kept free.
-        steps: how many steps a launch runs at least.
-        timeout_seconds: how long a launch may report nothing; None: by the launches before.
-        show_output: whether what the script prints goes to standard error.
-    """
-
-    device: str | None = None
-    memory_limit: int | None = None
-    headroom: float = 0.05
-    steps: int = 3
-    timeout_seconds: float | None = None
-    show_output: bool = False
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise UsageError(f"--steps must be at least 1, not {self.steps}. Try --steps 3")
-        seconds = self.timeout_seconds
-        if seconds is not None and not 0 < seconds < math.inf:
-            raise UsageError(f"--timeout must be above 0, not {seconds:g}. Try --timeout 600")
-
-
 class LaunchProber:
     """Tries sizes by launching a script; the first launch, at the smallest, shows the device.
 
@@ -91,7 +60,7 @@ class LaunchProber:
 
     def __init__(self, template: Template, options: RunOptions, smallest: int = 1) -> None:
         self._template, self._options = template, options
-        self._device_type, environment = _choose(options.device)
+        self._device_type, environment = choose_kind(options.device)
         self._template = replace(template, environment={**environment, **template.environment})
         self.capacity_bytes: int | None = None
         self.used_by_others_bytes: int | None = None
@@ -331,21 +300,6 @@ class LaunchProber:
                 f"the script trains on {kind}, not on {self._device_type}. "
                 "Try the script's own option for the device"
             )
-
-
-def _choose(asked: str | None) -> tuple[str, dict[str, str]]:
-    """The kind of device, and the variables that make a script choose it."""
-    if sys.platform != "linux":
-        raise DeviceError("batchfinder run needs Linux. Try batchfinder find")
-    found = accelerator()
-    kind, _, index = (asked or (found.type if found else "cpu")).partition(":")
-    if kind not in ("cpu", "cuda"):
-        raise DeviceError(f"batchfinder run cannot limit {kind}. Try --device cpu or cuda")
-    if kind == "cuda" and (found is None or found.type != "cuda"):
-        raise DeviceError("there is no CUDA device here. Try --device cpu")
-    if kind == "cpu" and found:
-        return kind, {"CUDA_VISIBLE_DEVICES": ""}
-    return kind, {"CUDA_VISIBLE_DEVICES": index} if index else {}
 
 
 def _patterns(tier: Tier) -> list[str]:

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import resource
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -124,6 +125,24 @@ class Memory:
             peak = max(peak, status["VmPeak"] - uncounted)
         peak = min(peak, self._cpu_budget or peak)
         return peak, peak
+
+    def identity(self) -> dict[str, Any]:
+        """Who this process is among those that train, and on what."""
+        torch = self._torch
+        distributed = torch.distributed
+        rank, world_size = 0, 1
+        if distributed.is_available() and distributed.is_initialized():
+            rank, world_size = distributed.get_rank(), distributed.get_world_size()
+        return {
+            "rank": rank,
+            "world_size": world_size,
+            "processes": int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "hip": torch.version.hip,
+            **self.facts,
+        }
 
     def allocation_retries(self) -> int:
         """How often the allocator has flushed its cache to find room."""

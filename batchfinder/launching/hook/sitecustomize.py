@@ -11,7 +11,9 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +21,9 @@ from typing import Any
 
 HERE = str(Path(__file__).parent)
 ORDER = "BATCHFINDER_RUN"
+
+# How often a process that waits looks whether it may go on.
+LOOK_SECONDS = 0.01
 
 
 class Reports:
@@ -38,6 +43,12 @@ class Reports:
             os.write(descriptor, line.encode())
         finally:
             os.close(descriptor)
+
+    def pause(self) -> None:
+        """Wait for a moment; end at once where the launch is over and nothing has ended this."""
+        time.sleep(LOOK_SECONDS)
+        if not Path(self._path).exists():
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class AfterTorch(importlib.abc.MetaPathFinder):
@@ -77,7 +88,8 @@ class AfterTorch(importlib.abc.MetaPathFinder):
     def _install(self, torch: ModuleType) -> None:
         try:
             memory = load("memory").Memory(torch, self._order)
-            load("steps").Steps(torch, self._order, self._report, memory).install()
+            failures = load("failures").Failures(torch, self._order, self._report, memory)
+            load("steps").Steps(torch, self._order, self._report, memory, failures).install()
         except Exception as error:  # noqa: BLE001 - the script must run on whatever it is
             self._report("hook_failed", text=f"{type(error).__name__}: {error}")
 

@@ -5,31 +5,20 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-import re
-import signal
 import sys
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# How often a process that waits looks whether it may go on.
-LOOK_SECONDS = 0.01
-
 # An optimizer that exists and never steps is waited for no longer than this many times the steps.
 MOST_WAITING = 5
 
 # Shapes of inputs to report for one step: a model may be called many times.
 MOST_SHAPES = 20
-
-_LAST_LINES = 40
-
-# An attribute of errors that were reported.
-SEEN = "_batchfinder_seen"
 
 
 class Steps:
@@ -44,15 +33,20 @@ class Steps:
         order: what the launch is to do.
         report: ``report(event, **facts)``.
         memory: limits and reads the memory.
+        failures: sees errors that the script may swallow.
     """
 
     def __init__(
-        self, torch: ModuleType, order: dict[str, Any], report: Callable[..., None], memory: Any
+        self,
+        torch: ModuleType,
+        order: dict[str, Any],
+        report: Any,
+        memory: Any,
+        failures: Any,
     ) -> None:
         self._torch: Any = torch
         self._order, self._report, self._memory = order, report, memory
-        self._certain = re.compile("|".join(order["certain"]), re.MULTILINE)
-        self._doubtful = re.compile("|".join(order["doubtful"]), re.MULTILINE)
+        self._failures = failures
         self._created: weakref.WeakSet[Any] = weakref.WeakSet()
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
         self._first: Any = None
@@ -79,12 +73,7 @@ class Steps:
         _follow(optimizers.Optimizer, "__init__", self._create)
         _follow(torch, "save", self._save)
         torch.autograd.backward = self._watched_backward(torch.autograd.backward)
-        if torch.version.cuda or torch.version.hip:
-            # It reaches the devices that exist: those of a CUDA that has been initialized.
-            attach = torch._C._cuda_attach_out_of_memory_observer
-            torch.cuda._lazy_call(lambda: attach(self._ran_out))
-        sys.excepthook = self._excepthook(sys.excepthook)
-        threading.excepthook = self._thread_excepthook(threading.excepthook)
+        self._failures.install()
 
     def _start_over(self) -> None:
         self._readings = self._steps = self._backwards = 0
@@ -107,7 +96,7 @@ class Steps:
         *keywords, output = keywords_and_output
         error = sys.exc_info()[1]
         if output is None and error is not None:
-            self._look_at(error)
+            self._failures.look_at(error)
         is_part = self._depth.value or self._in_backward or not self._torch.is_grad_enabled()
         if is_part or not module.training or len(self._shapes) >= MOST_SHAPES:
             return
@@ -127,7 +116,7 @@ class Steps:
             try:
                 backward(*arguments, **keywords)
             except Exception as error:
-                self._look_at(error)
+                self._failures.look_at(error)
                 raise
             finally:
                 self._in_backward -= 1
@@ -174,7 +163,7 @@ class Steps:
         retries = self._memory.allocation_retries()
         self._report(
             "step",
-            **self._identity(),
+            **self._memory.identity(),
             seconds=time.monotonic() - self._began,
             steps=self._steps,
             shapes=self._shapes,
@@ -189,23 +178,6 @@ class Steps:
         self._wait()
         self._began = time.monotonic()
 
-    def _identity(self) -> dict[str, Any]:
-        distributed = self._torch.distributed
-        rank, world_size = 0, 1
-        if distributed.is_available() and distributed.is_initialized():
-            rank, world_size = distributed.get_rank(), distributed.get_world_size()
-        torch = self._torch
-        return {
-            "rank": rank,
-            "world_size": world_size,
-            "processes": int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
-            "python": ".".join(map(str, sys.version_info[:3])),
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            "hip": torch.version.hip,
-            **self._memory.facts,
-        }
-
     def _wait(self) -> None:
         """Wait while no more steps are allowed; whoever started the launch ends this process."""
         while True:
@@ -213,13 +185,7 @@ class Steps:
             waits_for_others = len(self._stepped) < len(self._created)
             if self._readings < allowed * (MOST_WAITING if waits_for_others else 1):
                 return
-            self._pause()
-
-    def _pause(self) -> None:
-        """Sleep for a moment; for ever once the launch is over, and nothing has ended this."""
-        time.sleep(LOOK_SECONDS)
-        if not Path(self._order["reports"]).exists():
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._report.pause()
 
     def _allowed(self) -> int:
         try:
@@ -231,57 +197,6 @@ class Steps:
         path = arguments[1] if len(arguments) > 1 else keywords.get("f")
         if isinstance(path, (str, os.PathLike)) and self._created:
             self._report("saved", path=str(path))
-
-    # What ends it too early.
-
-    def _ran_out(self, device: int, requested: int, total: int, free: int) -> None:
-        """Called by the allocator, also where the script goes on as if nothing had happened."""
-        if self._torch.backends.cudnn.benchmark:  # it tries what it may not get, and goes on
-            return
-        self._memory.train_on(self._torch.device("cuda", device))
-        self._fail("OutOfMemoryError", f"CUDA out of memory. Tried to allocate {requested} bytes")
-
-    def _look_at(self, error: BaseException) -> None:
-        """Report an error that the script may swallow, if it is one of memory."""
-        if getattr(error, SEEN, False):
-            return
-        setattr(error, SEEN, True)
-        text = str(error)
-        is_memory = isinstance(error, (MemoryError, self._torch.cuda.OutOfMemoryError))
-        if is_memory or (isinstance(error, RuntimeError) and self._certain.search(text)):
-            self._fail(type(error).__name__, text)
-        if isinstance(error, RuntimeError) and (match := self._doubtful.search(text)):
-            self._report("doubtful", text=match.group())
-
-    def _fail(self, kind: str, text: str) -> None:
-        """Report that memory ran out, and let the script do nothing more."""
-        allocated, reserved = self._memory.peaks()
-        reading = {"allocated": allocated, "reserved": reserved, "steps": self._steps}
-        self._report("out_of_memory", kind=kind, text=text, **self._identity(), **reading)
-        while True:
-            self._pause()
-
-    def _uncaught(self, error: BaseException) -> None:
-        if isinstance(error, Exception):
-            self._look_at(error)
-            lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            last = "\n".join(lines.splitlines()[-_LAST_LINES:])
-            self._report("raised", kind=type(error).__name__, text=str(error), traceback=last)
-
-    def _excepthook(self, before: Callable[..., Any]) -> Callable[..., Any]:
-        def hook(kind: Any, error: Any, trace: Any) -> None:
-            self._uncaught(error)
-            before(kind, error, trace)
-
-        return hook
-
-    def _thread_excepthook(self, before: Callable[..., Any]) -> Callable[..., Any]:
-        def hook(arguments: Any) -> None:
-            if arguments.exc_value is not None:
-                self._look_at(arguments.exc_value)
-            before(arguments)
-
-        return hook
 
 
 def _device(optimizer: Any) -> Any:
