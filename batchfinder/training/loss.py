@@ -95,8 +95,8 @@ def default_loss(output: Any, batch: Any) -> tuple[Tensor, str | None]:
     Returns:
         The loss, and a warning where it is not one that anybody would train with.
     """
-    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if isinstance(own, Tensor):
+    own = own_loss(output)
+    if own is not None:
         return own.mean(), None
     # Of one number at every size: a batch of one example may well have an output of one number.
     if isinstance(output, Tensor) and output.dim() == 0 and output.is_floating_point():
@@ -117,6 +117,12 @@ def default_loss(output: Any, batch: Any) -> tuple[Tensor, str | None]:
     if not floating:
         return torch.zeros(()), MEAN_LOSS_WARNING
     return torch.stack([leaf.float().mean() for leaf in floating]).mean(), MEAN_LOSS_WARNING
+
+
+def own_loss(output: Any) -> Tensor | None:
+    """Return the ``loss`` that an output carries; None if it has none."""
+    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    return own if isinstance(own, Tensor) else None
 
 
 def _is_pair(batch: Any) -> bool:

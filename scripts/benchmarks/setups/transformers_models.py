@@ -164,12 +164,12 @@ BUILD: dict[str, Any] = {
 MAKE_BATCH = {
     **dict.fromkeys(("gpt2", "llama", "qwen"), tokens),
     **dict.fromkeys(("bert", "t5", "bart"), masked_tokens),
-    "clip": texts_and_images, "wav2vec2": sounds, "whisper": spectrograms,
+    "clip": texts_and_images,
+    "wav2vec2": sounds,
+    "whisper": spectrograms,
 }
-LENGTHS = {
-    "gpt2": 512, "llama": 1024, "qwen": 1024, "bert": 128, "t5": 256, "bart": 256,
-    "clip": 77, "wav2vec2": 80_000, "whisper": 128,
-}
+LENGTHS = {"gpt2": 512, "llama": 1024, "qwen": 1024, "bert": 128, "t5": 256, "bart": 256}
+LENGTHS |= {"clip": 77, "wav2vec2": 80_000, "whisper": 128}
 
 
 def start(**arguments: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
