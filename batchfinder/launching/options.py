@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from batchfinder.errors import DeviceError, UsageError
 from batchfinder.probing.devices.choose import accelerator
+from batchfinder.probing.devices.cpu import CpuDevice
+from batchfinder.probing.devices.device import DeviceMemory, budget
 
 
 @dataclass(frozen=True)
@@ -51,3 +53,10 @@ def choose_kind(asked: str | None) -> tuple[str, dict[str, str]]:
     if kind == "cpu" and found:
         return kind, {"CUDA_VISIBLE_DEVICES": ""}
     return kind, {"CUDA_VISIBLE_DEVICES": index} if index else {}
+
+
+def cpu_memory(options: RunOptions, processes: int) -> tuple[DeviceMemory, int]:
+    """The CPU's memory, and what each process may use of it."""
+    memory = replace(CpuDevice().memory(), held_bytes=0)  # that of this process is no matter
+    budget_bytes = budget(memory, options.memory_limit, options.headroom)
+    return memory, budget_bytes if options.memory_limit else budget_bytes // processes

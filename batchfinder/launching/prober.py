@@ -13,13 +13,11 @@ from batchfinder.errors import (
     too_small,
 )
 from batchfinder.launching.launch import Launch
-from batchfinder.launching.options import RunOptions, choose_kind
+from batchfinder.launching.options import RunOptions, choose_kind, cpu_memory
 from batchfinder.launching.record import Record
 from batchfinder.launching.sizes import Honored, SizesSeen
 from batchfinder.launching.template import Template
 from batchfinder.launching.verdict import Verdict, judge
-from batchfinder.probing.devices.cpu import CpuDevice
-from batchfinder.probing.devices.device import budget
 from batchfinder.probing.devices.oom_table import TABLE, Tier
 from batchfinder.results.memory_model import fit
 from batchfinder.results.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
@@ -72,10 +70,9 @@ class LaunchProber:
         self._sizes = SizesSeen()
         self._cap: int | None = None
         self.launched: list[Probe] = []
-        self.processes = 1
+        self.processes, self.budget_bytes = 1, 0
         self.versions: dict[str, str] = {"batchfinder": VERSION}
         self.device = self._device_type
-        self.budget_bytes = 0
         if self._device_type == "cpu":
             self._limit_cpu()
         self._start(template.allowed(smallest))
@@ -116,7 +113,6 @@ class LaunchProber:
         if failure is not None and self._template.allowed(failure.batch_size) in probes:
             size_above = self._template.allowed(failure.batch_size)
             failure = NextFailure(size_above, failure.outcome, failure.reason)
-        samples = sum(probe.samples for probe in self.launched)
         fits = [probe for probe in probes.values() if probe.fits]
         return replace(
             result,
@@ -125,7 +121,7 @@ class LaunchProber:
             memory_model=fit((probe.batch_size, probe.phase_peak_bytes) for probe in fits),
             next_failure=failure,
             confirmed_steps=probes[size].steps if size in probes else 0,
-            cost_full_size_steps=round(samples / size, 2) if size else 0.0,
+            cost_full_size_steps=round(sum(p.samples for p in self.launched) / max(1, size), 2),
         )
 
     def _start(self, size: int) -> None:
@@ -140,9 +136,9 @@ class LaunchProber:
         if kind != self._device_type:
             self._check_device(kind)
             self._device_type = kind
-            self._limit_cpu() if kind == "cpu" else None
-            self._start(size)
-            return
+            if kind == "cpu":
+                self._limit_cpu()
+            return self._start(size)
         self.device, self.processes = trains_on, record.processes
         if kind == "cpu" and self.processes > 1 and self._options.memory_limit is None:
             self._limit_cpu()
@@ -271,7 +267,6 @@ class LaunchProber:
         return replace(verdict, probe=replace(verdict.probe, outcome=Outcome.FAILED, note=note))
 
     def _refuse_hopeless(self, size: int, verdict: Verdict) -> None:
-        """Raise where no size has run, and nothing says that a smaller one would."""
         if any(probe.fits for probe in self.launched):
             return
         raise UserCodeError(
@@ -285,12 +280,8 @@ class LaunchProber:
         self._warnings[kind] = text
 
     def _limit_cpu(self) -> None:
-        options = self._options
-        memory = replace(CpuDevice().memory(), held_bytes=0)  # that of this process is no matter
-        budget_bytes = budget(memory, options.memory_limit, options.headroom)
-        if options.memory_limit is None:
-            budget_bytes //= self.processes
-        self._cpu_budget_bytes = self.budget_bytes = budget_bytes
+        memory, self.budget_bytes = cpu_memory(self._options, self.processes)
+        self._cpu_budget_bytes = self.budget_bytes
         self.capacity_bytes = memory.capacity_bytes
         self.used_by_others_bytes = memory.used_by_others_bytes
 
@@ -308,4 +299,4 @@ def _patterns(tier: Tier) -> list[str]:
 
 def _quoted(output: str) -> str:
     last = output.rstrip().rpartition("\n")[2].strip()
-    return f"; the last line printed was {last!r}" if last else ""
+    return f"; it printed last: {last}" if last else ""
