@@ -103,7 +103,7 @@ class LaunchProber:
         return self._template.command(result.batch_size) if is_answer else None
 
     def close(self) -> None:
-        """Nothing to do: each launch ends before the next begins."""
+        pass  # each launch ends before the next begins
 
     def conclude(self, result: BatchSizeResult) -> BatchSizeResult:
         """The result of a search in terms of launches: it may have asked for one twice."""
@@ -138,7 +138,8 @@ class LaunchProber:
             self._device_type = kind
             if kind == "cpu":
                 self._limit_cpu()
-            return self._start(size)
+            self._start(size)
+            return
         self.device, self.processes = trains_on, record.processes
         if kind == "cpu" and self.processes > 1 and self._options.memory_limit is None:
             self._limit_cpu()
@@ -276,8 +277,7 @@ class LaunchProber:
         )
 
     def _warn(self, kind: str, text: str) -> None:
-        """Add a warning; the last of its kind counts."""
-        self._warnings[kind] = text
+        self._warnings[kind] = text  # the last of its kind counts
 
     def _limit_cpu(self) -> None:
         memory, self.budget_bytes = cpu_memory(self._options, self.processes)
