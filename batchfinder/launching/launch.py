@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import shutil
@@ -77,9 +78,9 @@ class Launch:
         environment = {
             **os.environ,
             **TRACKERS_OFF,
-            # Compiled kernels are kept from launch to launch.
+            # Where PyTorch keeps compiled kernels without the TMPDIR that follows.
             "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-            or f"{tempfile.gettempdir()}/batchfinder_inductor_{os.getuid()}",
+            or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}",
             "TMPDIR": str(self._folder / "tmp"),
             **filled.environment,
             "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
