@@ -29,8 +29,8 @@ def cli() -> None:
         batchfinder find train.py:build_model
     On a GPU that you do not have, by simulation:
         batchfinder estimate train.py:build_model --gpu h100
-    The GPUs that can be simulated:
-        batchfinder gpus
+    For a training script as it is:
+        batchfinder run -- python train.py --batch-size {batch_size}
 
     train.py:build_model is a function in your file that returns the model and one batch:
     `return model, (inputs, targets)`.

@@ -85,7 +85,7 @@ def test_progress_goes_to_stderr_and_the_answer_to_stdout() -> None:
 
 def test_without_arguments_an_example_of_each_command_is_shown() -> None:
     shown = CliRunner().invoke(cli, []).output
-    for name in ("find", "estimate", "gpus"):
+    for name in ("find", "estimate", "run"):
         assert f"\n      batchfinder {name}" in shown
 
 
