@@ -13,8 +13,7 @@ from typing import Any
 
 import click
 
-from batchfinder.cli.options import shared_options
-from batchfinder.cli.run import run_options
+from batchfinder.cli.options import run_options, shared_options
 from batchfinder.errors import BatchFinderError, UserCodeError
 from batchfinder.results.version import VERSION
 
