@@ -28,6 +28,7 @@ ROOMS = (
     "cli",
     "reporting",
     "integrations",
+    "launching",
     "finder",
     "estimator",
     "simulation",
@@ -145,6 +146,7 @@ def test_no_folder_is_crowded(folder: Path) -> None:
 
 
 WITHOUT_TORCH = (
+    "launching",
     "finder",
     "cli.gpus",
     "probing.workers.child",

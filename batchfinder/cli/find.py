@@ -137,7 +137,7 @@ def find_batch_size(
                     prober.budget_bytes,
                     headroom=options.headroom,
                 )
-                with _told_when_cut_short(prober, report) as probes:
+                with told_when_cut_short(prober, report) as probes:
 
                     def on_probe(probe: Probe) -> None:
                         probes.append(probe)
@@ -211,7 +211,7 @@ def _estimate_of(
 
 
 @contextmanager
-def _told_when_cut_short(
+def told_when_cut_short(
     prober: Prober, report: Callable[[BatchSizeResult], None]
 ) -> Iterator[list[Probe]]:
     """Collects the probes; reports what they support if the search does not end by itself."""
