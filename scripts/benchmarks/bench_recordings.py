@@ -12,8 +12,12 @@ Writes scripts/results/recordings.json.
 
 from __future__ import annotations
 
+import argparse
+import csv
+import importlib
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
@@ -21,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from segmentation_models import build
 from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,12 +45,14 @@ from batchfinder.simulation.allocator.rounding import (  # noqa: E402
 )
 from batchfinder.simulation.gpus import Gpu, find_gpu  # noqa: E402
 from batchfinder.simulation.kernels.convolution_workspaces import (  # noqa: E402
+    Convolution,
     Direction,
 )
 from batchfinder.simulation.kernels.workspaces import CudaWorkspaces  # noqa: E402
 from batchfinder.simulation.trace.trace import EMPTY_CACHE, Kind, Trace  # noqa: E402
 from batchfinder.simulation.tracing.fake import fake_copy, fake_cuda  # noqa: E402
 from batchfinder.simulation.tracing.tracker import StorageTracker  # noqa: E402
+from batchfinder.units import GIB, MIB  # noqa: E402
 
 DIRECTIONS = {"fwd": Direction.OUTPUT, "dgrad": Direction.IMAGES, "wgrad": Direction.WEIGHT}
 SAME = 0.1  # of a workspace, or 1 MiB
