@@ -13,7 +13,7 @@ V100, H100 = (7, 0), (9, 0)
 
 def convolution(
     batch: int, channels: int, filters: int, kernel: int, pixels: int, stride: int = 1,
-    dtype: torch.dtype = torch.float32,
+    *, dtype: torch.dtype = torch.float32,
 ) -> Convolution:  # fmt: skip
     side = pixels // stride
     with torch.device("meta"):
@@ -42,6 +42,6 @@ def test_convolutions_in_fp32_use_what_they_used_on_a_v100(
 
 
 def test_a_patch_embedding_in_half_precision_is_padded_to_eight_channels() -> None:
-    patches = convolution(4, 3, 768, 16, 224, 16, torch.bfloat16)
+    patches = convolution(4, 3, 768, 16, 224, 16, dtype=torch.bfloat16)
     # Recorded on an H100.
     assert abs(patches.workspace_bytes(Direction.OUTPUT, H100) - 7_561_728) <= 512
