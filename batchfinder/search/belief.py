@@ -19,8 +19,8 @@ from batchfinder.search.bracket import Bracket
 AtLeast: TypeAlias = Callable[[float], float]
 """The probability that the answer is at least some size."""
 
-# A slope is taken between readings at least so far apart, as a share of the larger size. What an
-# allocator holds grows by whole segments, and needs readings farther apart.
+# A slope is taken between readings at least so far apart, as a share of the larger size; farther
+# where readings differ from run to run, as for what an allocator holds: whole segments.
 APART = 0.9
 APART_WHERE_SEGMENTS = 0.5
 
@@ -176,7 +176,8 @@ def lines_of(known: Bracket, noise_bytes: float = 0) -> Lines:
         }
         for phase in phases
     ]
-    ends = (line(points, known.budget_bytes, noise_bytes) for points in peaks)
+    apart = APART if known.verdicts_repeat else APART_WHERE_SEGMENTS
+    ends = (line(points, known.budget_bytes, noise_bytes, apart) for points in peaks)
     tensors = min(ends, default=NO_LINE)
     held = {size: float(probe.peak_reserved_bytes or 0) for size, probe in readings.items()}
     served = line(held, known.budget_bytes, noise_bytes, APART_WHERE_SEGMENTS)

@@ -161,6 +161,6 @@ class Bracket:
                 self.failure, self.fits[size] = None, probe
             return
         self.failure, self._failed_when_confirmed = probe, confirm
-        grew = probe.steps > STEPS_LIKE_A_PROBE and not probe.is_thrashing
+        grew = probe.steps > STEPS_LIKE_A_PROBE and not probe.is_thrashing and self.is_repeatable
         if confirm and (size in self.fits or grew) and not self.is_refuted:
             self.is_refuted, self.probes = True, 0

@@ -91,7 +91,7 @@ def plan(
             low, high = sizes[i], sizes[j]
             end = resolution(high)
             if width == 1 or high - low <= end:
-                rest = max(0.0, math.log2((high - low) / end)) * high
+                rest = max(0.0, math.log2((high - low) / end)) * min(high, 2 * low)
                 # A confirmation that refutes its probe costs about four more steps.
                 last = (prices.confirm + prices.launch + 4 * belief.doubt) * low
                 costs[i][j] = rest + last, rest
@@ -125,5 +125,5 @@ def _odds(belief: Belief, sizes: list[int]) -> list[float]:
     shares = [belief.at_least(size) for size in sizes[:-1]] + [0.0]
     odds = [0.0]
     for i in range(len(sizes) - 2, -1, -1):
-        odds.append(odds[-1] + max(0.0, shares[i] - shares[i + 1]) / (sizes[i] + sizes[i + 1]))
+        odds.append(odds[-1] + max(0.0, shares[i] - shares[i + 1]) / (sizes[i] + min(sizes[i + 1], 2 * max(sizes[i], 1))))
     return odds[::-1]

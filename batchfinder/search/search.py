@@ -165,7 +165,7 @@ def _planned(known: Bracket, prices: Prices, estimate: int | None, *, is_open: b
             middle = math.inf if is_open else (known.low + known.high) / 2
             return _at(known, min(growth * ran, middle))
         if ran < CLOSE * min(end, known.high):
-            cautious = lines_of(known, NOISE * known.budget_bytes).tensors.end
+            cautious = lines_of(known, max(NOISE, known.spread) * known.budget_bytes).tensors.end
             sure = max(2 * ran, end - 2 * error)
             size = min(APPROACH * min(end, known.high), cautious, sure, growth * ran)
             if end < known.high or size < APPROACH * known.high:
