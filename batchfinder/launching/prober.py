@@ -220,8 +220,13 @@ class LaunchProber:
         if probe.fits:
             seen = self._sizes.note(size, record.shapes, self.processes)
             verdict = self._believed(size, verdict, seen)
-        elif probe.outcome is Outcome.FAILED and not verdict.is_too_small:
-            self._refuse_hopeless(size, verdict)
+        elif probe.outcome is Outcome.FAILED and not verdict.is_too_small and not self._has_run:
+            said = verdict.last_words.rstrip() + "\n" if verdict.last_words else ""
+            raise UserCodeError(
+                f"the script failed at batch size {size}, not for lack of memory: {probe.note}. "
+                "Try the command by itself",
+                said,
+            )
         if probe.fits and verdict.ended_by_itself:
             self._warn(
                 "short",
@@ -267,14 +272,9 @@ class LaunchProber:
         note = f"a step had only {examples} examples"
         return replace(verdict, probe=replace(verdict.probe, outcome=Outcome.FAILED, note=note))
 
-    def _refuse_hopeless(self, size: int, verdict: Verdict) -> None:
-        if any(probe.fits for probe in self.launched):
-            return
-        raise UserCodeError(
-            f"the script failed at batch size {size}, not for lack of memory: "
-            f"{verdict.probe.note}. Try the command by itself",
-            verdict.last_words.rstrip() + "\n" if verdict.last_words else "",
-        )
+    @property
+    def _has_run(self) -> bool:
+        return any(probe.fits for probe in self.launched)
 
     def _warn(self, kind: str, text: str) -> None:
         self._warnings[kind] = text  # the last of its kind counts
