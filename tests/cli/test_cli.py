@@ -123,6 +123,7 @@ def test_verbose_shows_the_phases_and_the_cost() -> None:
     assert done.stdout.splitlines()[1:] == [
         "It is the largest size allowed; nothing larger was tried.",
         "The search cost as much as 3.5 steps at the size found.",
+        "Time: steps 1.00 s, rest 0.0 ms",
     ]
 
 
