@@ -476,7 +476,7 @@ def test_a_layer_that_needs_more_than_one_example() -> None:
 def test_a_batch_of_two_that_is_too_small_is_named() -> None:
     message = "Expected more than 1 value per channel when training, got input size [1, 4]"
     ours, _ = session(errors={2: [ValueError(message)]})
-    with pytest.raises(BatchTooSmallError, match=r"more than 2 examples .*; try sizes from 3 on$"):
+    with pytest.raises(BatchTooSmallError, match=r"more than 2 examples .*Try batch sizes of 3 or more"):
         ours.probe(2)
 
 
