@@ -234,6 +234,6 @@ def run() -> None:
     except click.Abort:
         sys.exit(130)
     except click.ClickException as refusal:
-        from batchfinder.cli.find import tell_rank_0
+        from batchfinder.cli.ranks import tell_rank_0
 
         tell_rank_0(refusal.format_message())

@@ -100,11 +100,12 @@ def run_command(
         BatchFinderError: whatever keeps the search from ending well.
     """
     # Not before: PyTorch takes longer to import than --help may.
-    from batchfinder.cli.find import EXIT_STATUS, terminated_as_ctrl_c, told_when_cut_short
+    from batchfinder.cli.find import EXIT_STATUS, told_when_cut_short
+    from batchfinder.cli.signals import terminated_as_ctrl_c
     from batchfinder.finder import run_search
     from batchfinder.launching.leftovers import files_in, left_behind
     from batchfinder.launching.options import RunOptions
-    from batchfinder.launching.prober import LaunchProber
+    from batchfinder.launching.prober import PRICES, LaunchProber
     from batchfinder.launching.template import Template
     from batchfinder.reporting.terminal import TerminalReporter
 
@@ -159,6 +160,7 @@ def run_command(
                         multiple_of=multiple_of,
                         on_probing=reporter.probing,
                         on_probe=on_probe,
+                        prices=PRICES,
                     )
         except KeyboardInterrupt:
             return why[-1]

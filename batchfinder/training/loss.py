@@ -15,8 +15,8 @@ from batchfinder.errors import StepError
 from batchfinder.training.setup import LossFunction
 
 MEAN_LOSS_WARNING = (
-    "the loss is the mean of the model's outputs, for want of a better one; "
-    "pass loss_fn(output, batch), or return the loss from the model"
+    "the loss is the mean of the model's outputs, because the batch has no targets that fit them. "
+    "Try a sample (inputs, targets), or loss_fn(output, batch)"
 )
 
 
@@ -82,6 +82,15 @@ def call_loss(loss_fn: LossFunction, output: Any, batch: Any) -> Tensor:
                 f"of {len(batch)}; if it takes the targets alone, give "
                 "loss_fn=lambda output, batch: loss(output, batch[1]))",
             )
+        raise
+    except (IndexError, KeyError) as error:
+        if isinstance(batch, Tensor):
+            error.args = (
+                f"{error} (loss_fn got the output and the batch, which is one tensor without "
+                "targets. Try to return model, (inputs, targets) from the target)",
+            )
+        elif isinstance(batch, Mapping):
+            error.args = (f"{error} (the batch that loss_fn got has the keys {', '.join(batch)})",)
         raise
 
 

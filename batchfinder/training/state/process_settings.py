@@ -161,13 +161,6 @@ def generator(thing: Any) -> list[Undo]:
     return []
 
 
-def _deterministic() -> list[bool]:
-    return [
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    ]
-
-
 # A function to read each switch, and one to write it.
 _SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "default_dtype": (
@@ -177,7 +170,10 @@ _SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "default_device": (lambda: str(torch.get_default_device()), _set_default_device),
     "num_threads": (torch.get_num_threads, torch.set_num_threads),
     "deterministic": (
-        _deterministic,
+        lambda: [
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ],
         lambda values: torch.use_deterministic_algorithms(values[0], warn_only=values[1]),
     ),
     "float32_matmul_precision": (

@@ -480,7 +480,7 @@ def test_quantized_tensors_are_restored() -> None:
 
 def test_lazy_parameters_are_refused_with_advice() -> None:
     with (
-        pytest.raises(StepError, match="run one batch through it"),
+        pytest.raises(StepError, match="Try running one batch through it"),
         preserved_state(nn.LazyLinear(3)),
     ):
         pass
