@@ -149,7 +149,9 @@ def line(
     # A bend goes on: slopes are a power of the size.
     earlier = (points[base] - points[before[-1]]) / (base - before[-1])
     steeper = min(MOST_BEND, max(1 / MOST_BEND, slope / earlier if earlier > 0 else math.inf))
-    power = math.log((2 * top + reach) / (top + base)) / math.log((top + base) / (base + before[-1]))
+    power = math.log((2 * top + reach) / (top + base)) / math.log(
+        (top + base) / (base + before[-1])
+    )
     bent = reach / steeper**power
     return Line(top + bent, abs(reach - bent))
 
@@ -183,7 +185,8 @@ def lines_of(known: Bracket, noise_bytes: float = 0) -> Lines:
 
 def around(end: float, deviation: float) -> AtLeast:
     """The answer is about there; no distance is the usual one once it is known to be farther than
-    the deviation: twice as far is half as likely, or a plan would crawl in single steps."""
+    the deviation: twice as far is half as likely, or a plan would crawl in single steps.
+    """
     return lambda size: 0.5 + math.atan((end - size) / deviation) / math.pi
 
 

@@ -12,8 +12,12 @@ Writes scripts/results/recordings.json.
 
 from __future__ import annotations
 
+import argparse
+import csv
+import importlib
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
@@ -21,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from segmentation_models import build
 from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,18 +45,17 @@ from batchfinder.simulation.allocator.rounding import (  # noqa: E402
 )
 from batchfinder.simulation.gpus import Gpu, find_gpu  # noqa: E402
 from batchfinder.simulation.kernels.convolution_workspaces import (  # noqa: E402
+    Convolution,
     Direction,
 )
 from batchfinder.simulation.kernels.workspaces import CudaWorkspaces  # noqa: E402
 from batchfinder.simulation.trace.trace import EMPTY_CACHE, Kind, Trace  # noqa: E402
 from batchfinder.simulation.tracing.fake import fake_copy, fake_cuda  # noqa: E402
 from batchfinder.simulation.tracing.tracker import StorageTracker  # noqa: E402
+from batchfinder.units import GIB, MIB  # noqa: E402
 
 DIRECTIONS = {"fwd": Direction.OUTPUT, "dgrad": Direction.IMAGES, "wgrad": Direction.WEIGHT}
 SAME = 0.1  # of a workspace, or 1 MiB
-HALF_UNIT = 0.5
-
-Step = Callable[[nn.Module, list[Tensor]], Tensor]
 
 
 class RecordedAllocator(CachingAllocator):
@@ -143,14 +147,22 @@ def replay(recording: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_workspaces(calls: list[dict[str, Any]], gpu: Gpu) -> dict[str, Any]:
-    """Compare the workspace of each recorded call of cuDNN with the simulated one."""
-    same, misses = 0, []
+def check_workspaces(calls: list[dict[str, Any]], gpu: Gpu, batch: int = 32) -> dict[str, int]:
+    """Count the recorded calls of cuDNN, and those whose workspace is simulated closely."""
+    same = number = 0
     for call in calls:
-        channels, filters, side, stride, pixels = map(
-            int, re.findall(r"(\d+)(?=[-x/ ]|$)|(?<=>)\d+", call["layer"])
-        )
-    return {}
+        match = re.match(r"(\d+)->(\d+) (\d)x\d/(\d) @(\d+)", call["layer"])
+        assert match is not None
+        inputs, filters, side, stride, pixels = map(int, match.groups())
+        with torch.device("meta"):
+            images = torch.empty(batch, inputs, pixels, pixels)
+            outputs = torch.empty(batch, filters, pixels // stride, pixels // stride)
+            weight = torch.empty(filters, inputs, side, side)
+        convolution = Convolution(images, outputs, weight, [stride] * 2, [1] * 2)
+        found = convolution.workspace_bytes(DIRECTIONS[call["direction"]], gpu.compute_capability)
+        same += sum(abs(found - real) <= max(MIB, SAME * real) for real in call["real"])
+        number += len(call["real"])
+    return {"calls": number, "same": same}
 
 
 def trace_step(
@@ -193,41 +205,79 @@ def trace_step(
 
 def peak_bytes(trace: Trace, gpu: Gpu, first: int = 0) -> int:
     """Return the most bytes in use, in blocks, above what is in use at an event."""
-    sizes = [
-        s.rule.bytes_of(*s.rule.amounts, gpu) if s.rule else s.size_bytes for s in trace.storages
-    ]
-    blocks = [round_request(size) if size else 0 for size in sizes]
-    changes = (
-        blocks[e] if e >= 0 else -blocks[~e] for e in trace.events[first:] if e != EMPTY_CACHE
+    blocks = []
+    for storage in trace.storages:
+        rule = storage.rule
+        size = rule.bytes_of(*rule.amounts, gpu) if rule else storage.size_bytes
+        blocks.append(round_request(size) if size else 0)
+    events = [event for event in trace.events[first:] if event != EMPTY_CACHE]
+    return max(accumulate(blocks[e] if e >= 0 else -blocks[~e] for e in events))
+
+
+def check_resnet(recording: Mapping[str, Any], gpu: Gpu) -> float:
+    """Return how far the peak of a rebuilt step is from the recorded one, as a share of it."""
+    import torchvision_without_cuda  # noqa: F401 - torchvision's operators, where it has none
+
+    models = importlib.import_module("torchvision.models")
+    with torch.device("meta"):
+        inputs = [torch.empty(32, 3, 224, 224), torch.empty(32, dtype=torch.long)]
+        model = models.resnet50()
+    trace = trace_step(
+        model, inputs, lambda model, x, y: nn.functional.cross_entropy(model(x), y), gpu, (1, 9)
     )
-    return max(accumulate(changes))
+    recorded = max(accumulate(recording["signed_bytes"]))
+    return peak_bytes(trace, gpu, trace.steps[-1]) / recorded - 1
+
+
+def check_segmentation(row: Mapping[str, str], gpu: Gpu) -> float:
+    """Return how far a simulated peak is from a row of MMSegmentation's tables, as a share."""
+    sides = [int(side) for side in row["seq_or_res"].split("x")]
+    height, width = sides if len(sides) == 2 else sides * 2
+    batch = int(row["batch"])
+    with torch.device("meta"):
+        model = build(row["model"])
+        inputs = [
+            torch.empty(batch, 3, height, width),
+            torch.empty(batch, height, width, dtype=torch.long),
+        ]
+    trace = trace_step(model, inputs, lambda model, x, y: model(x, y), gpu, (1, 6), buckets=True)
+    return peak_bytes(trace, gpu) / (float(row["reported"]) * GIB) - 1
+
+
+def main() -> None:
+    """Replay and compare; print a table, and write it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--published", type=Path)
+    options = parser.parse_args()
+    v100 = find_gpu("V100 32GB")
+    found: dict[str, Any] = {"replays": {}, "segmentation": {}}
+    for path in sorted(options.folder.glob("*.json")):
+        recording = json.loads(path.read_text())
+        if path.stem == "v100_resnet50_conv_workspaces":
+            found["workspaces"] = check_workspaces(recording, v100)
+            print(f"{path.stem}: {found['workspaces']}")
+        elif path.stem == "v100_resnet50_b32_step":
+            found["resnet50_step"] = round(check_resnet(recording, v100), 4)
+            print(f"{path.stem}: peak {found['resnet50_step']:+.2%}")
+        elif isinstance(recording, dict) and "events" in recording:
+            found["replays"][path.stem] = replay(recording)
+            print(f"{path.stem}: {found['replays'][path.stem]}")
+    if options.published:
+        with options.published.open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if "mmsegmentation" in row["source"]]
+        for row in rows:
+            name = f"{row['model']} {row['seq_or_res']}"
+            found["segmentation"][name] = round(check_segmentation(row, v100), 4)
+            print(f"{found['segmentation'][name]:+.1%} {name}", flush=True)
+        errors = [abs(error) for error in found["segmentation"].values()]
+        found["segmentation_median"] = round(statistics.median(errors), 4)
+        print(f"segmentation: median {found['segmentation_median']:.1%} of {len(errors)} rows")
+    requests = sum(replayed["requests"] for replayed in found["replays"].values())
+    differences = sum(replayed["differences"] for replayed in found["replays"].values())
+    print(f"{requests - differences} of {requests} requests as recorded")
+    (ROOT / "scripts/results/recordings.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    import torchvision
-
-    r = json.loads((Path(sys.argv[1]) / "v100_resnet50_b32_step.json").read_text())
-    gpu = find_gpu("V100 32GB")
-    with torch.device("meta"):
-        m = torchvision.models.resnet50()
-    x = [
-        torch.empty(32, 3, 224, 224, device="meta"),
-        torch.empty(32, dtype=torch.long, device="meta"),
-    ]
-    t = trace_step(m, x, lambda m, x, y: nn.functional.cross_entropy(m(x), y), gpu, (1, 9))
-    mine = peak_bytes(t, gpu, t.steps[-1])
-    real = max(accumulate(r["signed_bytes"]))
-    print(mine, real, mine / real - 1)
-    sizes = [s.rule.bytes_of(*s.rule.amounts, gpu) if s.rule else s.size_bytes for s in t.storages]
-    a = [round_request(sizes[e]) for e in t.events[t.steps[-1] :] if e >= 0 and sizes[e]]
-    b = [x for x in r["signed_bytes"] if x > 0]
-    print(len(a), len(b))
-    if len(sys.argv) > 2:
-        names = [r["op_names"][o] for x, o in zip(r["signed_bytes"], r["ops"]) if x > 0]
-        import difflib
-
-        big = lambda v: [x for x in v if x > 2**20]
-        sm = difflib.SequenceMatcher(None, big(a), big(b), autojunk=False)
-        for op in sm.get_opcodes():
-            if op[0] != "equal":
-                print(op, big(a)[op[1] : op[2]], big(b)[op[3] : op[4]])
+    main()

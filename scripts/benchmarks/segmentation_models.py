@@ -7,6 +7,7 @@ image's size, D16 a sixteenth. https://github.com/open-mmlab/mmsegmentation/tree
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -116,9 +117,7 @@ class FcnHead(nn.Module):
     def __init__(self, inputs: int, width: int, count: int, classes: int, dilation: int = 1):
         super().__init__()
         widths = [inputs, *[width] * count]
-        self.layers = nn.Sequential(
-            *(conv(a, b, dilation=dilation) for a, b in zip(widths, widths[1:], strict=False))
-        )
+        self.layers = nn.Sequential(*(conv(a, b, dilation=dilation) for a, b in pairwise(widths)))
         self.again = conv(inputs + width, width) if count > 1 else None
         self.classes = nn.Sequential(nn.Dropout2d(0.1), nn.Conv2d(width, classes, 1))
 

@@ -201,7 +201,9 @@ def test_a_loss_that_is_not_a_number_is_a_warning() -> None:
     assert done.exit_code == 0
     assert done.stdout.startswith("Max batch size 1 ")
     (warning,) = (line for line in done.stderr.splitlines() if "nan" in line)
-    assert warning.startswith("Warning: the loss is nan on the sample. The measured memory is valid")
+    assert warning.startswith(
+        "Warning: the loss is nan on the sample. The measured memory is valid"
+    )
 
 
 def test_a_batch_norm_that_needs_two_examples_starts_at_two() -> None:

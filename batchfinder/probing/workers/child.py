@@ -97,11 +97,14 @@ class Line:
         with contextlib.suppress(OSError):
             for line in self._orders:
                 self.orders.put(json.loads(line))
-        if hasattr(os, "killpg"):
-            # With all that the user's code has started, here and in the forks.
-            for group in (*self.forks, *([0] if os.getpgid(0) == os.getpid() else [])):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(group, signal.SIGKILL)
+        # With all that the user's code has started. Forks are waited for: in a
+        # container there may be no other process that does so.
+        for fork in tuple(self.forks):
+            with contextlib.suppress(ProcessLookupError, PermissionError, ChildProcessError):
+                os.killpg(fork, signal.SIGKILL)
+                os.waitpid(fork, 0)
+        if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
 

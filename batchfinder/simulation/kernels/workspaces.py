@@ -29,6 +29,7 @@ from batchfinder.simulation.kernels.convolution_workspaces import Convolution, D
 from batchfinder.simulation.kernels.embedding import (
     note_embedding_backward,
     note_embedding_bag_backward,
+    note_index_put,
 )
 from batchfinder.simulation.kernels.losses import COPYING_LOSSES, CTC_BACKWARDS
 from batchfinder.simulation.kernels.matrix_products import PRODUCTS, MatrixProducts
@@ -219,6 +220,10 @@ _KERNELS: dict[Any, _Note] = {
     _aten._scaled_dot_product_efficient_attention.default: _efficient,
     _aten.embedding_dense_backward.default: note_embedding_backward,
     _aten._embedding_bag_backward.default: note_embedding_bag_backward,
+    **dict.fromkeys(
+        (_aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default),
+        note_index_put,
+    ),
     _aten.im2col.default: _unfold,
     _aten.col2im.default: _contiguous(0),
     **dict.fromkeys(CTC_BACKWARDS, _ctc_backward),
