@@ -96,7 +96,9 @@ class LaunchProber:
         verdict = self._verdicts[size]
         if verdict.is_too_small:
             raise too_small(size)
-        return replace(verdict.probe, batch_size=batch_size)
+        probe = replace(verdict.probe, batch_size=batch_size)
+        # A failure in a later step refutes no probe: every launch is a confirmation.
+        return probe if probe.fits else replace(probe, steps=min(1, probe.steps))
 
     def command(self, result: BatchSizeResult) -> str | None:
         """The command at the answer, for a shell; None where there is no answer."""
