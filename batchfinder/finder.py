@@ -22,6 +22,7 @@ from batchfinder.results.result import BatchSizeResult, Outcome, Probe
 from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds
 from batchfinder.search.conclusion import conclude
 from batchfinder.search.head_start import HeadStart
+from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Prober
 from batchfinder.search.remarks import notes_about, warnings_about
 from batchfinder.search.search import Finding, search
@@ -202,6 +203,7 @@ def run_search(
     on_probing: Callable[[int, bool], None] | None = None,
     on_probe: OnProbe | None = None,
     head_start: HeadStart | None = None,
+    prices: Prices | None = None,
 ) -> BatchSizeResult:
     """Search with any prober and say what was found.
 
@@ -213,6 +215,7 @@ def run_search(
         on_probing: called with the size, and whether it is a confirmation, as each probe begins.
         on_probe: called with each probe as it ends.
         head_start: the estimate to start from; None: start without one.
+        prices: what probes and confirmations cost; None: those of a search without launches.
 
     Returns:
         The result.
@@ -244,6 +247,7 @@ def run_search(
             multiple_of=multiple_of,
             is_repeatable=prober.is_repeatable,
             guess=head_start.of(prober, bounds) if head_start else None,
+            prices=prices,
         )
 
     finding: Finding | None = None

@@ -52,7 +52,7 @@ def run_command(
     from batchfinder.finder import run_search
     from batchfinder.launching.leftovers import files_in, left_behind
     from batchfinder.launching.options import RunOptions
-    from batchfinder.launching.prober import LaunchProber
+    from batchfinder.launching.prober import PRICES, LaunchProber
     from batchfinder.launching.template import Template
     from batchfinder.reporting.terminal import TerminalReporter
 
@@ -107,6 +107,7 @@ def run_command(
                         multiple_of=multiple_of,
                         on_probing=reporter.probing,
                         on_probe=on_probe,
+                        prices=PRICES,
                     )
         except KeyboardInterrupt:
             return why[-1]
