@@ -75,6 +75,8 @@ SHARED_OPTIONS = (
 )
 """The options of both `find` and `estimate`: the training step, and the sizes allowed."""
 
+HEADROOM_AND_SIZES = (SHARED_OPTIONS[3], *SHARED_OPTIONS[-3:])
+
 
 def shared_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add :data:`SHARED_OPTIONS` to a command, in their order."""

@@ -212,6 +212,7 @@ class ProbeSession:
         self._steps(batch_size, 1 if self.is_used else WARM_UP_STEPS, run)
 
     def _steps(self, batch_size: int, steps: int, run: Run) -> None:
+        self._step_of_setup.begin(batch_size, is_first=not self.is_used)
         next_batch = self._loader(batch_size)
         for _ in range(steps):
             self._step(batch_size, next_batch, run)
@@ -233,6 +234,7 @@ class ProbeSession:
         return lambda: move_batch(host_batch, self.device.torch_device)
 
     def _confirm(self, batch_size: int, run: Run) -> None:
+        self._step_of_setup.begin(batch_size, is_first=True)
         next_batch = self._loader(batch_size)
         watch = PeakWatch(
             self.budget_bytes,
@@ -263,6 +265,7 @@ class ProbeSession:
         for batch in step.fetch(next_batch):
             step.forward_backward(batch, *hooks)
             hooks = []  # from here on gradients are alive
+            del batch  # the step itself keeps it as long as training does
         peak = self._read(Phase.FORWARD_BACKWARD, run)
         self.device.reset_peaks()
         step.optimizer_step()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from batchfinder.reporting.wording import allocator_request_bytes, count, one_line
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.memory_model import MemoryModel
-from batchfinder.results.probe import Outcome, Probe
+from batchfinder.results.probe import Outcome
 from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.units import format_bytes, format_seconds
 
@@ -53,19 +53,24 @@ def details(
     lines += _ranks(result)
     if result.estimated_batch_size and result.batch_size:
         lines.append(_guess(result.estimated_batch_size, result.batch_size))
-    model = result.memory_model
-    if result.batch_size and model is not None and not model.is_linear:
-        lines.append(
-            f"Memory does not grow linearly (readings are up to {model.worst_residual:.0%} off the "
-            "line). Trust only the sizes tried, and search again for another limit."
-        )
     if plan is not None:
         lines.append(str(plan))
+    model = result.memory_model
+    if verbose and result.batch_size and model is not None and not model.is_linear:
+        # Without -v, the headline's "roughly" says it.
+        lines.append(
+            f"Note: memory does not grow linearly here (readings are up to "
+            f"{model.worst_residual:.0%} off the line). Search again for another limit."
+        )
     if verbose:
         lines += [f"Note: {one_line(note)}." for note in result.notes]
     if verbose and result.batch_size:
         cost = f"{result.cost_full_size_steps:.1f}"
         lines.append(f"The search cost as much as {cost} steps at the size found.")
+    if verbose and result.seconds_by_part:
+        parts = sorted(result.seconds_by_part.items(), key=lambda part: -part[1])
+        told = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts)
+        lines.append(f"Time: {told}")
     return lines
 
 
@@ -137,7 +142,10 @@ def _why_nothing_fits(result: BatchSizeResult) -> list[str]:
     reason = one_line(failure.reason)
     probe = next((p for p in result.probes if p.batch_size == failure.batch_size), None)
     request = allocator_request_bytes(reason)
-    held = probe and _held_bytes(probe)
+    # Reserved bytes would be too many: the allocator returns its free blocks before it gives up.
+    held = probe and (
+        probe.peak_allocated_bytes or max(probe.phase_peak_bytes.values(), default=None)
+    )
     if request is None or not held:
         return [LEVERS] if reason in _PLAIN_REASONS else [f"Why: {reason}", LEVERS]
     story = f"It held {format_bytes(held)} and requested {format_bytes(request)} more."
@@ -145,8 +153,3 @@ def _why_nothing_fits(result: BatchSizeResult) -> list[str]:
     if missing > 0:
         story = f"It needs at least {format_bytes(missing)} more than the budget. {story}"
     return [story, LEVERS]
-
-
-def _held_bytes(probe: Probe) -> int | None:
-    # Reserved bytes would be too many: the allocator returns its free blocks before it gives up.
-    return probe.peak_allocated_bytes or max(probe.phase_peak_bytes.values(), default=None)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from batchfinder.units import format_bytes
 
 if TYPE_CHECKING:
-    from batchfinder.results.memory_model import MemoryModel
     from batchfinder.simulation.estimate import ClusterEstimate, Estimate
     from batchfinder.simulation.explanation import Explanation
     from batchfinder.simulation.gpus import Gpu
@@ -27,7 +26,9 @@ def estimate_table(estimates: Sequence[Estimate], width: float = math.inf) -> li
         model = estimate.result.memory_model
         size, interval, peak = _answer(estimate)
         memory = format_bytes(estimate.gpu.total_bytes)
-        per_sample = _per_sample(model) if model else "-"
+        per_sample = format_bytes(model.per_sample_bytes) if model else "-"
+        if model and not model.is_linear:
+            per_sample = f"~{per_sample}"
         name = estimate.gpu.name
         rows.append((name, memory, size, interval, peak, format_bytes(states), per_sample))
     return _fitted(rows, width)
@@ -85,10 +86,6 @@ def gpu_table(gpus: Sequence[Gpu]) -> list[str]:
         for gpu in gpus
     ]
     return _aligned(rows, left=(0, 4))
-
-
-def _per_sample(model: MemoryModel) -> str:
-    return ("" if model.is_linear else "~") + format_bytes(model.per_sample_bytes)
 
 
 def _timeline(explanation: Explanation) -> list[str]:

@@ -58,16 +58,6 @@ class ProbeTable:
     verbose: bool = False
 
     @property
-    def has_peak(self) -> bool:
-        """True if there is room for the peak."""
-        return self._has_room_for(_PEAK)
-
-    @property
-    def has_step(self) -> bool:
-        """True if there is room for the step time."""
-        return self._has_room_for(_PEAK, _STEP)
-
-    @property
     def bar_width(self) -> int:
         """Width of the bar in columns; 0 if there is no room for it."""
         if self.width is None:
@@ -108,11 +98,11 @@ class ProbeTable:
 
     def _columns(self, size: str, peak: str, bar: str, step: str) -> str:
         columns = [size.rjust(_SIZE)]
-        if self.has_peak:
+        if self._has_room_for(_PEAK):
             columns.append(peak.rjust(_PEAK))
         if self.bar_width:
             columns.append(bar.ljust(self.bar_width))
-        if self.has_step:
+        if self._has_room_for(_PEAK, _STEP):
             columns.append(step.rjust(_STEP))
         return " " * _INDENT + (" " * _GAP).join(columns)
 
@@ -145,7 +135,8 @@ class ProbeTable:
     def _wrap_below(self, text: str) -> list[str]:
         if self.width is None:
             return [" " * (_INDENT + _SIZE + _GAP) + text]
-        indent = " " * (_INDENT + _SIZE + _GAP if self.has_step else 2 * _INDENT)
+        is_wide = self._has_room_for(_PEAK, _STEP)
+        indent = " " * (_INDENT + _SIZE + _GAP if is_wide else 2 * _INDENT)
         return textwrap.wrap(
             text,
             # Some terminals report a width of 0.

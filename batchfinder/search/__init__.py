@@ -1,1 +1,5 @@
-"""search."""
+"""The search: which batch size to try next, and when the answer is proved.
+
+Read ``prober`` (the seam to whatever runs the steps), ``bounds``, ``bracket``, ``search``, then
+``conclusion`` and ``remarks``. Imports no torch; may import ``results``, ``units`` and ``errors``.
+"""

@@ -1,4 +1,4 @@
-"""What the memory of a simulated step is used for, term by term."""
+"""The memory of a simulated step, term by term."""
 
 from __future__ import annotations
 
@@ -89,30 +89,23 @@ def explain(trace: GeneralTrace, batch_size: int, *, gpu: Gpu, reserved_bytes: i
     peak = max(curve)
     until_peak = moves[: first + curve.index(peak) + 1]
     by_kind: Counter[Kind] = Counter()
-    for index in _alive_after(until_peak):
+    freed = {~event for event in until_peak if event < 0}
+    for index in {event for event in until_peak if event >= 0} - freed:
         by_kind[storages[index].kind] += sizes[index]
     terms = {kind.value: by_kind[kind] for kind in Kind}
     terms["fragmentation"] = max(0, reserved_bytes - peak)
     terms["context and libraries"] = gpu.overhead_bytes
     culprit = storages[next(event for event in reversed(until_peak) if event >= 0)]
+    largest = trace.activations_per_sample(batch_size).most_common(TOP_MODULES)
     return Explanation(
         batch_size,
         terms,
         culprit.stage,
         culprit.module,
         culprit.line,
-        _top_modules(trace, batch_size),
+        tuple((name or "(outside any module)", float(size)) for name, size in largest),
         _timeline(trace, curve),
     )
-
-
-def _alive_after(moves: list[int]) -> set[int]:
-    return {event for event in moves if event >= 0} - {~event for event in moves if event < 0}
-
-
-def _top_modules(trace: GeneralTrace, batch_size: int) -> tuple[tuple[str, float], ...]:
-    largest = trace.activations_per_sample(batch_size).most_common(TOP_MODULES)
-    return tuple((name or "(outside any module)", float(size)) for name, size in largest)
 
 
 def _timeline(trace: GeneralTrace, curve: list[int]) -> tuple[Moment, ...]:

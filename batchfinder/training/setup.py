@@ -13,7 +13,7 @@ from batchfinder.errors import UsageError
 from batchfinder.training.state.reach import hooks_of
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
-StepFunction: TypeAlias = Callable[[nn.Module, Any], Tensor | None]
+StepFunction: TypeAlias = Callable[[nn.Module, Any], Any]
 MakeBatch: TypeAlias = Callable[[int], Any]
 
 

@@ -349,7 +349,7 @@ def test_out_of_memory_is_an_outcome_with_what_was_held_by_then() -> None:
     attempt = ours.probe(9)
     assert (attempt.probe.outcome, attempt.probe.note) == (Outcome.OOM, OUT_OF_MEMORY)
     assert attempt.probe.peak_allocated_bytes == FORWARD_PEAK
-    assert (attempt.was_clean, attempt.is_reusable) == (True, True)
+    assert (attempt.is_believed, attempt.is_reusable) == (True, True)
     assert sizes == [3, 3, 9]
 
 
@@ -405,9 +405,9 @@ def test_a_process_that_holds_more_than_at_first_is_not_clean() -> None:
     device = FakeDevice(held=[1000, 1020, 1020, 1021])
     ours, _ = session(device)
     first, second, third = ours.probe(3), ours.probe(4), ours.probe(5)
-    assert (first.was_clean, first.is_reusable) == (True, True)
-    assert (second.was_clean, second.is_reusable) == (True, False)
-    assert not third.was_clean
+    assert (first.is_believed, first.is_reusable) == (True, True)
+    assert (second.is_believed, second.is_reusable) == (True, False)
+    assert not third.is_believed
 
 
 def test_a_process_whose_allocator_keeps_more_than_holes_is_not_clean() -> None:
@@ -415,20 +415,20 @@ def test_a_process_whose_allocator_keeps_more_than_holes_is_not_clean() -> None:
     device = FakeDevice(kept=[1000, 1000, *3 * [1000 + 60 * MIB], 1000 + 70 * MIB])
     ours, _ = session(device)
     first, second, third = ours.probe(3), ours.probe(4), ours.probe(5)
-    assert (first.is_reusable, second.is_reusable, third.was_clean) == (True, True, True)
+    assert (first.is_reusable, second.is_reusable, third.is_believed) == (True, True, True)
     assert not third.is_reusable
 
 
 def test_what_makes_no_difference_to_the_budget_spoils_no_process() -> None:
     ours, _ = session(FakeDevice(held=[100, 110, 110, 111]))
     first, second, third = ours.probe(3), ours.probe(4), ours.probe(5)
-    assert (first.is_reusable, second.is_reusable, third.was_clean) == (True, False, False)
+    assert (first.is_reusable, second.is_reusable, third.is_believed) == (True, False, False)
 
 
 def test_where_a_probe_leaves_traces_only_the_first_one_finds_a_clean_process() -> None:
     ours, _ = session(FakeDevice(leaves_no_trace=False))
     first, second = ours.probe(3), ours.probe(4)
-    assert (first.was_clean, first.is_reusable, second.was_clean) == (True, True, False)
+    assert (first.is_believed, first.is_reusable, second.is_believed) == (True, True, False)
 
 
 @pytest.mark.parametrize("error", [ValueError("bad width"), RuntimeError("shapes differ")])

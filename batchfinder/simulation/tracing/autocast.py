@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, cast
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from batchfinder.simulation.tracing.patching import replaced
 
 LOWER_PRECISION = (
     "prelu", "addmv", "addr", "mv", "chain_matmul", "linalg_multi_dot", "einsum",
@@ -64,7 +66,6 @@ PROMOTE = (
 NOT_AS_IS = ("conv1d.padding", "conv2d.padding", "conv3d.padding")
 """CUDA casts these one level deeper, as ``convolution``."""
 
-_ASKED = ("is_autocast_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype")
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 Kernel = Callable[..., Any]
@@ -123,8 +124,7 @@ OFF_WARNING = (
 )
 
 
-@contextmanager
-def cuda_autocast_on_cpu() -> Iterator[None]:
+def cuda_autocast_on_cpu() -> AbstractContextManager[None]:
     """Make new ``torch.autocast("cuda")`` objects work on CPU tensors.
 
     Without this, they silently do nothing in a PyTorch without CUDA.
@@ -142,11 +142,7 @@ def cuda_autocast_on_cpu() -> Iterator[None]:
             device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
         original(self, device_type, dtype, enabled, cache_enabled)
 
-    torch.autocast.__init__ = on_cpu  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.autocast.__init__ = original  # type: ignore[method-assign]
+    return replaced(torch.autocast, "__init__", on_cpu)
 
 
 @contextmanager
@@ -170,27 +166,26 @@ def cuda_autocast_simulated(warn: Callable[[str], None]) -> Iterator[None]:
         entered: object = enter(self)  # type: ignore[no-untyped-call]
         return entered
 
-    is_enabled, dtype_of, gpu_dtype = (getattr(torch, name) for name in _ASKED)
+    is_enabled, dtype_of = torch.is_autocast_enabled, torch.get_autocast_dtype
 
     def on_gpu(device_type: str = "cuda") -> bool:
         return bool(is_enabled("cpu" if device_type == "cuda" else device_type))
 
     def dtype_on_gpu(device_type: str) -> torch.dtype:
-        return cast("torch.dtype", dtype_of("cpu" if on_gpu(device_type) else device_type))
+        return dtype_of("cpu" if on_gpu(device_type) else device_type)
 
-    torch.autocast.__enter__ = enter_on_cpu  # type: ignore[method-assign]
-    answers = (on_gpu, dtype_on_gpu, lambda: dtype_on_gpu("cuda"))
-    for name, answer in zip(_ASKED, answers, strict=True):
-        setattr(torch, name, answer)
-    try:
-        with cuda_autocast_on_cpu():
+    with (
+        cuda_autocast_on_cpu(),
+        replaced(torch.autocast, "__enter__", enter_on_cpu),
+        replaced(torch, "is_autocast_enabled", on_gpu),
+        replaced(torch, "get_autocast_dtype", dtype_on_gpu),
+        replaced(torch, "get_autocast_gpu_dtype", lambda: dtype_on_gpu("cuda")),
+    ):
+        try:
             yield
-    finally:
-        torch.autocast.__enter__ = enter  # type: ignore[method-assign]
-        for autocast in moved:
-            autocast.device = "cuda"
-        for name, answer in zip(_ASKED, (is_enabled, dtype_of, gpu_dtype), strict=True):
-            setattr(torch, name, answer)
+        finally:
+            for autocast in moved:
+                autocast.device = "cuda"
 
 
 def _operator(name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from types import MethodType
 from typing import Any
@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from batchfinder.errors import StepError, UsageError
+from batchfinder.simulation.tracing.patching import replaced
 from batchfinder.simulation.tracing.tracker import StorageTracker
 from batchfinder.training.optimizer import make_optimizer
 from batchfinder.training.parallel import fully_sharding, shard
@@ -144,8 +145,7 @@ def largest_part(parameters: list[nn.Parameter], parts: int) -> list[nn.Paramete
     return shares[loads.index(max(loads))]
 
 
-@contextmanager
-def _parts_made_when_needed() -> Iterator[None]:
+def _parts_made_when_needed() -> AbstractContextManager[None]:
     """Make sharding create only this rank's part of each parameter, not the parts of all ranks.
 
     Otherwise the time of an estimate grows with the number of ranks. Does nothing if this version
@@ -154,15 +154,9 @@ def _parts_made_when_needed() -> Iterator[None]:
     # __module__ of the function is the public module; that of the wrapped function is the real one.
     home = inspect.unwrap(fully_sharding().fully_shard).__module__.rpartition(".")[0]
     sharded = getattr(import_module(home), "_fsdp_param", None)
-    original = getattr(sharded, "_chunk_with_empty", None)
-    if original is None:
-        yield
-        return
-    vars(sharded)["_chunk_with_empty"] = _Parts
-    try:
-        yield
-    finally:
-        vars(sharded)["_chunk_with_empty"] = original
+    if not hasattr(sharded, "_chunk_with_empty"):
+        return nullcontext()
+    return replaced(sharded, "_chunk_with_empty", _Parts)
 
 
 class _Parts:
@@ -180,8 +174,7 @@ class _Parts:
         return self._tensor.narrow(self._dim, start, min(self._size, length - start))
 
 
-@contextmanager
-def resizes_tracked(tracker: StorageTracker) -> Iterator[None]:
+def resizes_tracked(tracker: StorageTracker) -> AbstractContextManager[None]:
     """Report to a tracker when sharding releases or allocates the memory of gathered parameters.
 
     Sharding resizes storages directly, so the tracker sees no operator.
@@ -193,8 +186,4 @@ def resizes_tracked(tracker: StorageTracker) -> Iterator[None]:
         tracker.resized(storage)
         return result
 
-    torch.UntypedStorage.resize_ = tracked  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+    return replaced(torch.UntypedStorage, "resize_", tracked)

@@ -7,7 +7,7 @@ import gc
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -32,8 +32,9 @@ from batchfinder.simulation.tracing.cuda_dispatch import (
     kernels_replaced,
     linear,
 )
-from batchfinder.simulation.tracing.masks import known_masks_looked_at
+from batchfinder.simulation.tracing.masks import known_masks_read
 from batchfinder.simulation.tracing.offload import offload_simulated
+from batchfinder.simulation.tracing.patching import replaced
 from batchfinder.simulation.tracing.refusal import USE_FIND
 from batchfinder.simulation.values.known import know, numbers_of
 from batchfinder.simulation.values.shapes import new_strided_like
@@ -85,7 +86,7 @@ def fake_cuda(
         stack.enter_context(kernels_replaced("AutocastCPU", autocast_kernels(torch_version)))
         stack.enter_context(kernels_replaced("AutogradCPU", autograd))
         stack.enter_context(cuda_autocast_simulated(warn))
-        stack.enter_context(known_masks_looked_at())
+        stack.enter_context(known_masks_read())
         stack.enter_context(offload_simulated())
         stack.enter_context(_numbers_printed())
         stack.callback(register_optimizer_step_pre_hook(foreach_as_cuda).remove)
@@ -93,12 +94,13 @@ def fake_cuda(
         mode = SimulatedMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         stack.enter_context(mode)
         stack.enter_context(_steady_garbage())
-        stack.enter_context(_quiet(logging.getLogger("torch._subclasses.fake_tensor")))
+        # PyTorch logs a traceback for each error that it also raises.
+        logger = logging.getLogger("torch._subclasses.fake_tensor")
+        stack.enter_context(replaced(logger, "disabled", True))
         yield mode
 
 
-@contextmanager
-def _numbers_printed() -> Iterator[None]:
+def _numbers_printed() -> AbstractContextManager[None]:
     """Let a step log its loss, such as ``f"{loss:.3f}"``; unknown numbers are printed as 0."""
 
     def formatted(self: Tensor, form: str) -> str:
@@ -109,11 +111,7 @@ def _numbers_printed() -> Iterator[None]:
             number = 0.0 if self.is_floating_point() else 0
         return format(number, form)
 
-    FakeTensor.__format__ = formatted  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del FakeTensor.__format__
+    return replaced(FakeTensor, "__format__", formatted)
 
 
 @contextmanager
@@ -126,16 +124,6 @@ def _steady_garbage() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-@contextmanager
-def _quiet(logger: logging.Logger) -> Iterator[None]:
-    """Disable a logger: PyTorch logs a traceback for each error that it also raises."""
-    was, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = was
 
 
 def fake_copy(

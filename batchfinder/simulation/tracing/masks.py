@@ -10,30 +10,23 @@ callers in ``masking_utils.py``.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensor
 
+from batchfinder.simulation.tracing.patching import replaced
 from batchfinder.simulation.values.known import value_of
 
 _MODULE, _NAME = "transformers.utils.import_utils", "is_fake_tensor"
 
 
-@contextmanager
-def known_masks_looked_at() -> Iterator[None]:
+def known_masks_read() -> AbstractContextManager[None]:
     """Let transformers, if imported, read fake tensors with known values until the block ends."""
     module = sys.modules.get(_MODULE)
-    original = getattr(module, _NAME, None)
-    if original is None:  # not imported, or an older version that reads all tensors
-        yield
-        return
-    setattr(module, _NAME, _is_unknown)
-    try:
-        yield
-    finally:
-        setattr(module, _NAME, original)
+    if not hasattr(module, _NAME):  # not imported, or an older version that reads all tensors
+        return nullcontext()
+    return replaced(module, _NAME, _is_unknown)
 
 
 def _is_unknown(x: Any) -> bool:

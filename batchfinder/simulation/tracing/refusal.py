@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType, TracebackType
 
 import torch
 from torch import nn
@@ -112,7 +112,7 @@ def _reason(error: BaseException) -> str:
 
 def _is_users(error: BaseException) -> bool:
     """Return True if the user's code itself raised the error, as it would on any device."""
-    *_, last = _frames(error.__traceback__)
+    *_, (last, _line) = traceback.walk_tb(error.__traceback__)
     name = last.f_code.co_filename
     return isinstance(error, NotImplementedError) and (
         is_user_code(name)
@@ -130,24 +130,11 @@ def place(error: BaseException, names: Mapping[int, str]) -> str:
         names: the names of modules, by module id.
     """
     module = line = ""
-    for frame in _frames(error.__traceback__):
+    for frame, number in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")
         if isinstance(owner, nn.Module):
             module = names.get(id(owner)) or module or type(owner).__name__
         if is_user_code(frame.f_code.co_filename):
-            line = f"{frame.f_code.co_filename}:{_line_of(error, frame)}"
+            line = f"{frame.f_code.co_filename}:{number}"
     parts = [part for part in (module and f"in {module}", line and f"at {line}") if part]
     return f" {' '.join(parts)}" if parts else ""
-
-
-def _frames(traceback: TracebackType | None) -> Iterator[FrameType]:
-    while traceback is not None:
-        yield traceback.tb_frame
-        traceback = traceback.tb_next
-
-
-def _line_of(error: BaseException, frame: FrameType) -> int:
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_frame is not frame:
-        traceback = traceback.tb_next
-    return traceback.tb_lineno if traceback is not None else frame.f_lineno

@@ -58,12 +58,11 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         trace: the trace so far.
 
     Example:
-        >>> with torch.device("meta"):
-        ...     layer = nn.Linear(4, 2)
-        ...     with StorageTracker(1, layer) as tracker:
-        ...         output = layer(torch.ones(1, 4))
+        >>> layer = nn.Linear(4, 2)
+        >>> with StorageTracker(1, layer) as tracker:
+        ...     output = layer(torch.ones(1, 4))
         >>> [storage.size_bytes for storage in tracker.trace.storages]
-        [16, 8]
+        [16, 32, 8]
     """
 
     def __init__(

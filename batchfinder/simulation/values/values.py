@@ -125,7 +125,7 @@ def follow(func: OpOverload, args: Any, kwargs: Any, output: Any) -> None:
     first = args[0] if args else None
     is_unknown = isinstance(first, FakeTensor) and value_of(first) is None
     result = None
-    if _has_implied_values(func):
+    if func.overloadpacket in _EMPTIES or func in _FILLS or func in ASSUMED:
         result = _implied(func, args, kwargs, output, is_unknown)
     if result is None and not is_unknown:
         result = _result(func, args, kwargs, output)
@@ -239,11 +239,6 @@ def _depends_on_values(func: OpOverload) -> bool:
 def _is_builtin(func: OpOverload) -> bool:
     """Return True for PyTorch's own operators; others may need a GPU or have side effects."""
     return func.namespace in ("aten", "prims", "prim")
-
-
-@cache
-def _has_implied_values(func: OpOverload) -> bool:
-    return func.overloadpacket in _EMPTIES or func in _FILLS or func in ASSUMED
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Models that cannot be simulated, or only just: never an abort, and one line that helps."""
+"""Models that are hard or impossible to simulate: never an abort, and one helpful line."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def estimate(tmp_path: Path, kind: str) -> tuple[int, str, str]:
         ("script", "1 is compiled by TorchScript", False),
     ],
 )
-def test_what_cannot_be_simulated_is_told_in_one_line(
+def test_a_step_that_cannot_be_simulated_is_an_error_of_one_line(
     tmp_path: Path, kind: str, why: str, place: bool
 ) -> None:
     exit_code, stdout, stderr = estimate(tmp_path, kind)
@@ -158,7 +158,7 @@ def test_what_cannot_be_simulated_is_told_in_one_line(
 
 
 @pytest.mark.parametrize("kind", ["fused", "capturable", "on cuda", "autocast", "int8"])
-def test_what_a_cpu_would_refuse_and_a_gpu_runs_is_simulated(tmp_path: Path, kind: str) -> None:
+def test_features_that_only_a_gpu_has_are_simulated(tmp_path: Path, kind: str) -> None:
     exit_code, stdout, stderr = estimate(tmp_path, kind)
 
     assert (exit_code, stderr) == (0, "")
@@ -166,9 +166,7 @@ def test_what_a_cpu_would_refuse_and_a_gpu_runs_is_simulated(tmp_path: Path, kin
 
 
 @pytest.mark.parametrize("kind", ["wrong width", "wrong type", "later", "no sample"])
-def test_a_mistake_of_the_model_shows_its_own_traceback_without_our_simulation(
-    tmp_path: Path, kind: str
-) -> None:
+def test_an_error_of_the_model_shows_only_the_users_traceback(tmp_path: Path, kind: str) -> None:
     exit_code, stdout, stderr = estimate(tmp_path, kind)
 
     assert (exit_code, stdout) == (1, "")
@@ -179,7 +177,7 @@ def test_a_mistake_of_the_model_shows_its_own_traceback_without_our_simulation(
     assert told.startswith(("RuntimeError: ", "NotImplementedError"))
 
 
-def test_a_function_without_a_backward_pass_is_no_want_of_the_simulation(tmp_path: Path) -> None:
+def test_a_missing_backward_pass_is_the_users_error(tmp_path: Path) -> None:
     exit_code, _, stderr = estimate(tmp_path, "no backward")
 
     assert exit_code == 1

@@ -1,4 +1,4 @@
-"""Models in wrappers that are not simulated: said, and estimated without them."""
+"""Wrapped models are estimated without the wrapper, with a warning."""
 
 from __future__ import annotations
 

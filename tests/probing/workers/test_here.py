@@ -25,9 +25,10 @@ from batchfinder import (
 from batchfinder.errors import DeviceError, UsageError
 from batchfinder.finder import run_search
 from batchfinder.probing.choose import choose_prober
-from batchfinder.probing.in_process import InProcessProber
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.workers.prober import WorkerProber
+from batchfinder.probing.workers.here import Here
+from batchfinder.probing.workers.process_worker import ProcessWorker
+from batchfinder.probing.workers.supervisor import Supervisor
 from batchfinder.training.completion import completed
 
 SAMPLE = torch.randn(3, 4), torch.tensor([0, 1, 1])
@@ -96,7 +97,7 @@ def search(
         model, sample, loss_fn=loss_fn, optimizer=optimizer, make_batch=make_batch
     )
     options = ProbeOptions(device="cpu", precision=precision, accumulate=accumulate)
-    prober = InProcessProber(completed(setup)[0], options)
+    prober = Supervisor(Here(completed(setup)[0]), options)
     try:
         return run_search(prober, **{"max_batch_size": 6, "min_batch_size": 2, **bounds})
     finally:
@@ -189,18 +190,20 @@ def nothing_to_fork(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("nothing_to_fork")
 def test_that_it_ran_in_this_process_is_said_with_the_reason() -> None:
-    net = Net()  # holds a lambda, which no other process can be sent
-    result = find_max_batch(net, SAMPLE, device="cpu", min_batch_size=2, max_batch_size=2)
+    result = find_max_batch(Net(), SAMPLE, device="cpu", min_batch_size=2, max_batch_size=2)
     (warning,) = result.warnings
-    assert warning.startswith("sizes are tried in this process, as the setup cannot be pickled (")
-    assert "lambda" in warning
+    assert warning.startswith("sizes are tried in this process, as it cannot be forked: ")
     assert warning.endswith("batchfinder find does better")
 
 
-@pytest.mark.usefixtures("nothing_to_fork")
-def test_a_setup_that_cannot_be_sent_cannot_be_isolated() -> None:
-    with pytest.raises(UsageError, match=r"cannot be pickled .* define its functions"):
+def test_isolation_is_the_command_lines() -> None:
+    with pytest.raises(UsageError, match=r"Try batchfinder find FILE.py:FUNCTION"):
         find_max_batch(Net(), SAMPLE, device="cpu", isolate=True)
+
+
+def test_a_script_is_told_how_to_search_with_fsdp() -> None:
+    with pytest.raises(UsageError, match=r"Try torchrun .*find FILE.py:FUNCTION --strategy fsdp"):
+        find_max_batch(Net(), SAMPLE, device="cpu", strategy="fsdp")
 
 
 def test_an_out_of_memory_is_an_outcome_and_the_search_goes_on() -> None:
@@ -239,9 +242,8 @@ def test_each_probe_is_told_as_it_ends() -> None:
 def test_every_probe_trains_and_a_confirmation_starts_from_scratch() -> None:
     model = Net()
     optimizer = AdamW(model.parameters())
-    prober = InProcessProber(
-        TrainingSetup(model, SAMPLE, optimizer=optimizer), ProbeOptions(device="cpu")
-    )
+    setup = TrainingSetup(model, SAMPLE, optimizer=optimizer)
+    prober = Supervisor(Here(setup), ProbeOptions(device="cpu"))
     before = copy.deepcopy(model.state_dict())
     prober.probe(2)
     assert len(optimizer.state) > 0
@@ -256,11 +258,12 @@ def test_every_probe_trains_and_a_confirmation_starts_from_scratch() -> None:
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
-def test_what_can_be_pickled_is_tried_in_workers_on_the_cpu() -> None:
+def test_on_the_cpu_sizes_are_tried_in_forks() -> None:
     setup = TrainingSetup(nn.Linear(4, 2), SAMPLE)
-    prober = choose_prober(setup, ProbeOptions(device="cpu"), isolate=False)
+    prober = choose_prober(setup, ProbeOptions(device="cpu"))
     try:
-        assert isinstance(prober, WorkerProber)
+        assert isinstance(prober, Supervisor)
+        assert isinstance(prober.worker, ProcessWorker)
         assert prober.warnings == ()
     finally:
         prober.close()

@@ -1,48 +1,31 @@
-"""What an attempt of a worker says of a batch size. Imports no torch."""
+"""What the end of a worker process says of the size that it was running. Imports no torch."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
-from batchfinder import errors
-from batchfinder.errors import (
-    BatchFinderError,
-    UserCodeError,
-    WorkerDiedError,
-    WorkerError,
-    WorkerGarbledError,
-    WorkerHungError,
-)
+from batchfinder.errors import WorkerDiedError, WorkerGarbledError, WorkerHungError
+from batchfinder.probing.attempt import Attempt
 from batchfinder.results.result import Outcome, Probe
 from batchfinder.units import format_seconds
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """A probe, and what it says beyond its own outcome.
-
-    Attributes:
-        probe: how it ended.
-        is_certain: whether it speaks for the size; else only a second one in a fresh worker does.
-        is_reusable: whether the worker can be used for another probe.
-    """
-
-    probe: Probe
-    is_certain: bool
-    is_reusable: bool
-
-
-def verdict_of_death(
+def attempt_of_death(
     death: WorkerDiedError | WorkerGarbledError | WorkerHungError,
     batch_size: int,
     confirm: bool,
     steps: int,
     seconds: float,
-) -> Verdict:
-    """What the end of a worker says of the size that it was running."""
+) -> Attempt:
+    """The attempt that ended with its process.
+
+    Args:
+        death: how the process ended.
+        batch_size: the size that it was running.
+        confirm: whether that was a confirmation.
+        steps: the number of steps that had ended.
+        seconds: the time since the attempt began.
+    """
     outcome, note = Outcome.FAILED, str(death)
     if isinstance(death, WorkerHungError):
         note = (
@@ -64,24 +47,15 @@ def verdict_of_death(
         confirmed=confirm,
         note=note,
     )
-    return Verdict(probe, is_certain=isinstance(death, WorkerHungError), is_reusable=False)
+    return Attempt(probe, is_believed=isinstance(death, WorkerHungError), is_reusable=False)
 
 
 def _printed_reason(output: str) -> str | None:
-    """Why a process died, if what it printed last says that it ran out of memory."""
-    # It needs torch, for which this process has no other use.
+    """Why a process died, if its last lines say that it ran out of memory."""
+    # They need torch, for which this process has no other use.
     from batchfinder.probing.devices.oom import classify_text
     from batchfinder.probing.devices.oom_table import Tier
 
     failure = classify_text(output)
     is_memory = failure is not None and failure.tier in (Tier.CERTAIN, Tier.PROBABLE)
     return failure.reason if failure and is_memory else None
-
-
-def error_of(answer: Mapping[str, Any]) -> BatchFinderError:
-    """The error that a worker told of, as an exception of ours."""
-    if answer["answer"] == "error":
-        kind = getattr(errors, str(answer["kind"]), WorkerError)
-        error: BatchFinderError = kind(answer["message"])
-        return error
-    return UserCodeError(answer["message"], answer.get("traceback", ""))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +14,8 @@ from batchfinder import Outcome, TrainingSetup
 from batchfinder.errors import DeviceError
 from batchfinder.probing.devices.device import DeviceMemory, Peaks
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.workers.duty import WorkerDuty
+from batchfinder.probing.workers.here import Here
+from batchfinder.probing.workers.worker import Order
 from batchfinder.training.state.snapshot import Snapshot
 from batchfinder.units import GIB
 
@@ -92,14 +90,13 @@ class Net(nn.Module):
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> PaperAccelerator:
     paper = PaperAccelerator()
-    for module in ("workers.duty", "in_process"):
-        monkeypatch.setattr(f"batchfinder.probing.{module}.choose_device", lambda *_: paper)
+    monkeypatch.setattr("batchfinder.probing.workers.here.choose_device", lambda *_: paper)
     SEEN.clear()
     return paper
 
 
 @pytest.fixture
-def duty(device: PaperAccelerator) -> Iterator[WorkerDuty]:
+def worker(device: PaperAccelerator) -> Iterator[Here]:
     model = Net(largest=8)
     setup = TrainingSetup(
         model,
@@ -107,64 +104,52 @@ def duty(device: PaperAccelerator) -> Iterator[WorkerDuty]:
         loss_fn=lambda output, batch: nn.functional.cross_entropy(output, batch[1]),
         optimizer=AdamW(model.parameters(), lr=0.1),
     )
-    order = {"setup": setup, "options": ProbeOptions(device="paper").to_dict(), "group": None}
-    answers: list[dict[str, Any]] = []
-
-    def answer(what: str, **content: Any) -> None:
-        answers.append({"answer": what, **content})
-
-    with contextlib.ExitStack() as opened:
-        yield WorkerDuty(order, opened, answer)
-    assert [said["answer"] for said in answers][:2] == ["ready", "step"]
+    ours = Here(setup, is_replaceable=True)
+    ours.start(Order(ProbeOptions(device="paper")))
+    yield ours
+    ours.end()
 
 
-@pytest.fixture(autouse=True)
-def _no_search_goes_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("batchfinder.probing.workers.source._loads_for_a_search", threading.Event())
-    yield
-    gc.unfreeze()
-
-
-def test_each_confirmation_starts_from_the_same_weights(duty: WorkerDuty) -> None:
+def test_each_confirmation_starts_from_the_same_weights(worker: Here) -> None:
     for size, confirm in ((4, False), (4, True), (4, True)):
-        attempt = duty.run({"batch_size": size, "confirm": confirm})
+        attempt = worker.attempt(size, confirm)
         assert (attempt.probe.outcome, attempt.is_reusable) == (Outcome.FITS, True)
     probed, first, second = SEEN[:2], SEEN[2:5], SEEN[5:8]
     assert first == second  # three steps each, the optimizer without states
     assert probed == first[:2]
 
 
-def test_a_size_that_runs_out_leaves_a_process_fit_for_the_next(duty: WorkerDuty) -> None:
-    refused = duty.run({"batch_size": 9, "confirm": True})
-    assert (refused.probe.outcome, refused.was_clean) == (Outcome.OOM, True)
+def test_a_size_that_runs_out_leaves_a_process_fit_for_the_next(worker: Here) -> None:
+    refused = worker.attempt(9, confirm=True)
+    assert (refused.probe.outcome, refused.is_believed) == (Outcome.OOM, True)
     assert refused.is_reusable
-    assert duty.run({"batch_size": 8, "confirm": True}).probe.outcome is Outcome.FITS
+    assert worker.attempt(8, confirm=True).probe.outcome is Outcome.FITS
 
 
-def test_the_limit_holds_between_probes(duty: WorkerDuty, device: PaperAccelerator) -> None:
-    duty.run({"batch_size": 2, "confirm": True})
+def test_the_limit_holds_between_probes(worker: Here, device: PaperAccelerator) -> None:
+    worker.attempt(2, confirm=True)
     assert device.limit == int(0.95 * 8 * GIB)
 
 
 def test_a_process_that_keeps_memory_is_to_be_replaced(
-    duty: WorkerDuty, device: PaperAccelerator
+    worker: Here, device: PaperAccelerator
 ) -> None:
-    assert duty.run({"batch_size": 2, "confirm": True}).is_reusable
+    assert worker.attempt(2, confirm=True).is_reusable
     device.held = GIB
-    assert not duty.run({"batch_size": 2, "confirm": True}).is_reusable
-    attempt = duty.run({"batch_size": 9, "confirm": True})
-    assert (attempt.probe.outcome, attempt.was_clean) == (Outcome.OOM, False)
+    assert not worker.attempt(2, confirm=True).is_reusable
+    attempt = worker.attempt(9, confirm=True)
+    assert (attempt.probe.outcome, attempt.is_believed) == (Outcome.OOM, False)
 
 
 def test_a_process_that_cannot_start_over_says_nothing_of_the_size(
-    duty: WorkerDuty, monkeypatch: pytest.MonkeyPatch
+    worker: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert duty.run({"batch_size": 2, "confirm": False}).is_reusable
+    assert worker.attempt(2, confirm=False).is_reusable
 
     def fail(_: Snapshot) -> None:
         raise DeviceError("not all of the training state could be put back")
 
     monkeypatch.setattr(Snapshot, "start_over", fail)
-    attempt = duty.run({"batch_size": 2, "confirm": True})
-    assert (attempt.was_clean, attempt.is_reusable) == (False, False)
+    attempt = worker.attempt(2, confirm=True)
+    assert (attempt.is_believed, attempt.is_reusable) == (False, False)
     assert attempt.probe.steps == 0

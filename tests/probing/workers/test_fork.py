@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from batchfinder import BatchSizeResult, Outcome, Status, find_max_batch
 from batchfinder.errors import UserCodeError
-from batchfinder.probing.workers.own_fork import can_be_forked
+from batchfinder.probing.workers.fork import can_be_forked
 from batchfinder.units import MIB
 
 pytestmark = [
@@ -130,10 +130,6 @@ def test_random_numbers_are_drawn_in_the_fork() -> None:
     search(lambda: torch.rand(3), at=1, max_batch_size=4)
 
 
-def test_isolation_is_to_be_had_for_them_too() -> None:
-    assert search(run_out, at=4, isolate=True).batch_size == 3
-
-
 @pytest.mark.parametrize(
     ("end", "outcome"),
     [
@@ -212,6 +208,6 @@ def test_no_fork_outlives_the_script(end: signal.Signals) -> None:
 
 
 def test_a_process_that_has_compiled_is_not_forked() -> None:
-    ask = "from batchfinder.probing.workers.own_fork import can_be_forked as can; print(can())"
+    ask = "from batchfinder.probing.workers.fork import can_be_forked as can; print(can())"
     told = run_python("-c", f"{ask}; import torch; torch.compile(torch.nn.ReLU()); print(can())")
     assert told == "True\nFalse\n"
