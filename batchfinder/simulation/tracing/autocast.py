@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -172,7 +172,7 @@ def cuda_autocast_simulated(warn: Callable[[str], None]) -> Iterator[None]:
         return bool(is_enabled("cpu" if device_type == "cuda" else device_type))
 
     def dtype_on_gpu(device_type: str) -> torch.dtype:
-        return cast("torch.dtype", dtype_of("cpu" if on_gpu(device_type) else device_type))
+        return dtype_of("cpu" if on_gpu(device_type) else device_type)
 
     with (
         cuda_autocast_on_cpu(),

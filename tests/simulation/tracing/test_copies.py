@@ -239,7 +239,7 @@ def test_what_the_step_is_known_by_stays_itself() -> None:
     assert copied(own_training_step, {}) is own_training_step
 
 
-def test_random_generators_are_copied() -> None:
+def test_generators_of_random_numbers_come_along() -> None:
     own, numbers = random.Random(1), np.random.default_rng(1)
     states = own.getstate(), str(numbers.bit_generator.state)
     copied(lambda: (own.random(), numbers.random()), {})()
