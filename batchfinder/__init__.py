@@ -1,4 +1,7 @@
-"""batchfinder: the largest batch size that really trains on your device."""
+"""Find the largest batch size that really trains on your device.
+
+The public names are imported lazily. README.md in this folder is the map of the code.
+"""
 
 from __future__ import annotations
 

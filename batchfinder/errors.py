@@ -81,11 +81,13 @@ class WorkerDiedError(WorkerError):
     """The worker process ended without an answer.
 
     Attributes:
+        exit_status: as :class:`subprocess.Popen` has it.
         signal_number: the signal that killed it; None if it exited by itself.
         output: the last lines it printed.
     """
 
     def __init__(self, exit_status: int, output: str) -> None:
+        self.exit_status = exit_status
         self.signal_number = -exit_status if exit_status < 0 else None
         self.output = output
         if self.signal_number is None:
@@ -103,9 +105,14 @@ def _signal_name(number: int) -> str:
 
 
 class WorkerGarbledError(WorkerError):
-    """The answer of the worker process could not be read."""
+    """The answer of the worker process could not be read.
+
+    Attributes:
+        text: what came instead.
+    """
 
     def __init__(self, text: str) -> None:
+        self.text = text
         super().__init__(
             f"the training code wrote {text[:40]!r} to a file descriptor that it had not opened. "
             "Try writing only to files that the code opens itself."

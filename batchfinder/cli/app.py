@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from batchfinder.cli.options import shared_options
+from batchfinder.cli.options import run_options, shared_options
 from batchfinder.errors import BatchFinderError, UserCodeError
 from batchfinder.results.version import VERSION
 
@@ -28,8 +28,8 @@ def cli() -> None:
         batchfinder find train.py:build_model
     On a GPU that you do not have, by simulation:
         batchfinder estimate train.py:build_model --gpu h100
-    The GPUs that can be simulated:
-        batchfinder gpus
+    For a training script as it is:
+        batchfinder run -- python train.py --batch-size {batch_size}
 
     train.py:build_model is a function in your file that returns the model and one batch:
     `return model, (inputs, targets)`.
@@ -93,6 +93,29 @@ def find(make_prober: Any, /, **options: Any) -> None:
     from batchfinder.cli.find import find_batch_size
 
     _exit_with(find_batch_size, **options, make_prober=make_prober)
+
+
+@cli.command("run", short_help="Find it for a training script, unmodified.")
+@run_options
+@click.argument(
+    "command_line", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED, required=True
+)
+def run_script(**options: Any) -> None:
+    """Find the largest batch size that a training script really trains with.
+
+    COMMAND is how you start the script, with {batch_size} where the size belongs, as in:
+    batchfinder run -- python train.py --batch-size {batch_size}
+
+    It is launched at several sizes, and each launch is ended after a few steps, before it saves
+    anything. {scratch} is an empty folder, a new one for each launch.
+
+    Exit status: 0 found, 1 error, 2 usage, 3 not even the smallest size fits, 130 Ctrl-C,
+    143 SIGTERM.
+    """
+    _expect_no_numpy()
+    from batchfinder.cli.run import run_command
+
+    _exit_with(run_command, **options)
 
 
 @cli.command(short_help="Estimate it for a GPU that you do not have.")
@@ -210,6 +233,6 @@ def run() -> None:
     except click.Abort:
         sys.exit(130)
     except click.ClickException as refusal:
-        from batchfinder.cli.find import tell_rank_0
+        from batchfinder.cli.ranks import tell_rank_0
 
         tell_rank_0(refusal.format_message())

@@ -53,19 +53,24 @@ def details(
     lines += _ranks(result)
     if result.estimated_batch_size and result.batch_size:
         lines.append(_guess(result.estimated_batch_size, result.batch_size))
-    model = result.memory_model
-    if result.batch_size and model is not None and not model.is_linear:
-        lines.append(
-            f"Memory does not grow linearly (readings are up to {model.worst_residual:.0%} off the "
-            "line). Trust only the sizes tried, and search again for another limit."
-        )
     if plan is not None:
         lines.append(str(plan))
+    model = result.memory_model
+    if verbose and result.batch_size and model is not None and not model.is_linear:
+        # Without -v, the headline's "roughly" says it.
+        lines.append(
+            f"Note: memory does not grow linearly here (readings are up to "
+            f"{model.worst_residual:.0%} off the line). Search again for another limit."
+        )
     if verbose:
         lines += [f"Note: {one_line(note)}." for note in result.notes]
     if verbose and result.batch_size:
         cost = f"{result.cost_full_size_steps:.1f}"
         lines.append(f"The search cost as much as {cost} steps at the size found.")
+    if verbose and result.seconds_by_part:
+        parts = sorted(result.seconds_by_part.items(), key=lambda part: -part[1])
+        told = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts)
+        lines.append(f"Time: {told}")
     return lines
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from batchfinder.results.accumulation import AccumulationPlan, plan_accumulation
@@ -85,6 +85,9 @@ class BatchSizeResult:
         warnings: problems the user should act on, one line each.
         notes: explanations that need no action, one line each.
         estimated_batch_size: the estimate the search started from; None if there was none.
+        seconds_by_part: seconds of ``loading`` (PyTorch and the target), of waiting for an
+            ``estimate``, of the ``steps`` of all probes, of ``restoring`` the training state, and
+            of the ``rest``. Empty if not measured.
     """
 
     batch_size: int
@@ -101,6 +104,7 @@ class BatchSizeResult:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     estimated_batch_size: int | None = None
+    seconds_by_part: Mapping[str, float] = field(default_factory=dict)
 
     def __int__(self) -> int:
         return self.batch_size

@@ -154,7 +154,7 @@ def pairs_of_processes(
 def verdicts_of(
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]], headroom: float, most_steps: int
 ) -> Verdicts:
-    """What a rule that watches so many steps says under each limit.
+    """Judge every recording under each limit by a rule that watches ``most_steps``.
 
     Args:
         pairs: the peaks of the process that confirms, and of the one that trains.

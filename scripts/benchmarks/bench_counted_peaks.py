@@ -143,7 +143,7 @@ def summary(rows: list[dict[str, Any]]) -> str:
     lines.append(
         f"{len(differences) - len(off)} of {len(differences)} within {SHOWN:.1%}, median "
         f"{median(map(abs, differences)):.2%}; {refused} refused, "
-        f"{sum('error' in row for row in rows)} not to be had so small"
+        f"{sum('error' in row for row in rows)} cannot be made that small"
     )
     return "\n".join(lines)
 

@@ -136,7 +136,7 @@ def find(case: Case, contender: str, allowed: str, seconds: float) -> dict[str, 
     """What a finder answers, and what it took.
 
     Args:
-        case: what is trained, and the limit that ours is told.
+        case: what is trained, and the limit for ours.
         contender: which finder.
         allowed: the limit that the others run under.
         seconds: they are stopped after so long.

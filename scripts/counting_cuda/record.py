@@ -20,7 +20,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ STEPS = [
         ("fp16", "adam", False, 32),
     )
 ]
+ONE_DIMENSION = ("max", "min", "argmax", "argmin")
+REDUCTIONS = (*ONE_DIMENSION, "amax", "amin", "vector_norm", "var")
 TEN_STEPS_LIMIT_BYTES = 1024 * MIB
 TEN_STEPS_SIZES = {"fp32": range(36, 52), "bf16": range(46, 70)}
 MODEL = {"width": 256, "depth": 4, "vocabulary": 5000, "max_tokens": 128}
@@ -56,6 +58,7 @@ def main() -> None:
     kinds = {
         **{f"requests_{name}": (requests, setting) for name, setting in SETTINGS.items()},
         "sums": (sums, ""),
+        "reductions": (lambda: sums(REDUCTIONS, seed=11), ""),
         "steps_gpt": (steps, ""),
         "requests_of_a_step": (requests_of_a_step, ""),
         "ten_steps_gpt": (ten_steps, ""),
@@ -122,11 +125,11 @@ def requests(count: int = 160, seed: int = 7) -> dict[str, Any]:
     return {"capacity_bytes": int(LIMIT_BYTES / total * total), "events": events, "held": held}
 
 
-def sums(count: int = 300, seed: int = 7) -> dict[str, Any]:
-    """Sums of random tensors, and what each asks for beside its output.
+def sums(operators: Sequence[str] = ("sum",), count: int = 300, seed: int = 7) -> dict[str, Any]:
+    """Sums of random tensors, or other reductions, and what each asks for beside its output.
 
-    Of each: the type, shape, strides and first element of the tensor, the dimensions that are
-    summed up, and the bytes.
+    Of each: the operator, the type, shape, strides and first element of the tensor, the dimensions
+    that are reduced, and the bytes.
     """
     chance = random.Random(seed)
     lengths = [1, 3, 7, 16, 49, 64, 100, 128, 197, 256, 768, 1000, 1024, 3000, 4096, 8192, 50000]
@@ -143,11 +146,16 @@ def sums(count: int = 300, seed: int = 7) -> dict[str, Any]:
             tensor = tensor.contiguous(memory_format=torch.channels_last)
         if chance.random() < 0.2 and tensor.size(-1) > 2:
             tensor = tensor[..., 1:]
-        dims = sorted(chance.sample(range(len(shape)), chance.randint(1, len(shape))))
-        _, *beside = asked_for(lambda tensor=tensor, dims=dims: tensor.sum(dims))
+        name = chance.choice(operators) if len(operators) > 1 else operators[0]
+        most = 1 if name in ONE_DIMENSION else len(shape)
+        dims = sorted(chance.sample(range(len(shape)), chance.randint(1, most)))
+        operator = getattr(torch, name, None) or getattr(torch.linalg, name)
+        given = dims[0] if name in ONE_DIMENSION else dims
+        asked = asked_for(lambda run=operator, x=tensor, dim=given: run(x, dim=dim))
+        beside = asked[2 if name in ("max", "min") else 1 :]
         if beside or chance.random() < 0.2:  # most take nothing
             recorded.append(
-                [str(tensor.dtype)[6:], list(tensor.shape), list(tensor.stride()),
+                [name, str(tensor.dtype)[6:], list(tensor.shape), list(tensor.stride()),
                  tensor.storage_offset(), dims, beside]
             )  # fmt: skip
     processor = torch.cuda.get_device_properties(0)

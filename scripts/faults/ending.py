@@ -1,4 +1,4 @@
-"""How a search with a fault in it ended, and whether that is right."""
+"""The ending of a search with a fault in it, and whether it is right."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class Ending:
 
     Attributes:
         status: the exit status; None: it did not end in time.
-        stdout, stderr: what it wrote.
-        seconds: how long it took.
+        stdout: its standard output.
+        stderr: its standard error.
+        seconds: its duration.
         orphans: the command lines of processes that it left behind.
         leftovers: the files that it left behind.
     """
@@ -37,7 +38,7 @@ class Ending:
 
     @property
     def report(self) -> dict[str, Any]:
-        """The JSON object that it printed; empty if it printed none."""
+        """The JSON object on stdout; empty if there is none."""
         for line in self.stdout.splitlines():
             if line.startswith("{"):
                 with contextlib.suppress(ValueError):
@@ -47,18 +48,18 @@ class Ending:
 
     @property
     def answer(self) -> int | None:
-        """The batch size that it found."""
+        """The batch size found."""
         return self.report.get("batch_size")
 
     @property
     def error(self) -> str:
-        """The error that it told."""
+        """The error shown."""
         told = [line for line in self.stderr.splitlines() if line.startswith("Error: ")]
         return self.report.get("error") or "\n".join(told)
 
 
 def judge(fault: Fault, ending: Ending, reference: int) -> list[str]:
-    """What is wrong with an ending."""
+    """Return what is wrong with an ending."""
     problems = [f"left a process: {orphan}" for orphan in ending.orphans]
     problems += [f"left a file: {leftover}" for leftover in ending.leftovers]
     problems += [f"changed: {name}" for name in ending.report.get("changed", [])]
@@ -67,7 +68,7 @@ def judge(fault: Fault, ending: Ending, reference: int) -> list[str]:
     if ending.status is None:
         problems.append(f"did not end within {fault.patience_seconds:g} s")
     elif fault.send in SILENT_ENDS:
-        pass  # there is nobody left to tell
+        pass  # no process is left that could report it
     elif fault.redirect and not ending.stdout:
         problems += judge_silence(fault, ending)
     elif ending.answer is not None:
@@ -83,14 +84,14 @@ def judge(fault: Fault, ending: Ending, reference: int) -> list[str]:
 
 
 def judge_silence(fault: Fault, ending: Ending) -> list[str]:
-    """What is wrong where nobody could read the answer."""
+    """Return what is wrong where the answer could not be read."""
     if fault.answers is None:
-        return ["told success"] if ending.status == 0 else []
+        return ["reported success"] if ending.status == 0 else []
     return [] if ending.status == 0 else [f"exit status {ending.status}"]
 
 
 def judge_answer(fault: Fault, ending: Ending, answer: int, reference: int) -> list[str]:
-    """What is wrong with an answer."""
+    """Return what is wrong with an answer."""
     if fault.answers is None:
         failed = ending.report.get("status") == "failed" and ending.status == 1 and ending.error
         return [] if fault.error and failed else [f"answered {answer}, where there is no answer"]

@@ -1,7 +1,7 @@
-"""The faults of the fault matrix: what goes wrong, and which endings are right.
+"""The faults: what goes wrong, and which endings are right.
 
-An ending is right if it is an answer in the range given, or one clear error where an error is
-allowed; what else must hold of every ending is in ``matrix.py``.
+An ending is right if it is an answer in the given range, or one clear error where an error is
+allowed. ``ending.py`` has what must hold for every ending.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from dataclasses import dataclass, field
 from batchfinder.units import MIB
 
 REFERENCE = -1
-"""Stands for the answer of the search without a fault."""
+"""The answer of the search without a fault."""
 
 ROOM_BYTES = 770 * MIB
-"""What a fault's search has to train in, beside what a process holds before it trains; a sample
-takes 96 MiB, and next to a multiple of that the answer would hang on some KiB."""
+"""Memory to train in, beside what a process holds before it trains. A sample uses 96 MiB; near a
+multiple of that, the answer would depend on a few KiB."""
 
 ONCE = "@once"
-"""Stands for a file that marks that the deed has been done."""
-
+"""A file that marks that the deed was done."""
 
 SHORT = (
     "out of memory: forward, at every size",
@@ -39,20 +38,20 @@ class Fault:
     Attributes:
         group: its kind, for the table.
         name: what goes wrong.
-        arguments: of ``targets.build``.
-        answers: the smallest and the largest right answer; None: none is right.
+        arguments: arguments of ``targets.build``.
+        answers: the smallest and the largest right answer; None: no answer is right.
         error: whether one clear error is right too.
         options: further options of the command.
         environment: variables to set; None: to remove.
         wrapper: the command that runs ours.
         redirect: how the shell redirects our streams.
-        send: a signal for the command once the deed has been done; the answer so far is then right.
-        kill: "worker": kill the process that did the deed; "fork server": the one it came from.
-        hog_bytes: another process takes so much once the deed has been done.
-        api: "in_process": a search in one process, with the state compared; "loading":
-            workers with little patience while they load; "": the command line.
-        patience_seconds: what has not ended within this time has not survived.
-        after_seconds: send the signal so long after the start instead.
+        send: a signal for the command after the deed; the answer so far is then right.
+        kill: "worker": kill the process that did the deed; "host": the process it was forked from.
+        hog_bytes: memory that another process allocates after the deed.
+        api: "in_process": a search in one process, with the state compared; "loading": workers
+            with little patience while they load; "": the command line.
+        patience_seconds: a search that has not ended by then has not survived.
+        after_seconds: send the signal this long after the start instead.
     """
 
     group: str
@@ -72,8 +71,11 @@ class Fault:
     after_seconds: float = 0.0
 
 
+STAGES = ("batch", "copy", "forward", "loss", "backward", "optimizer")
+
+
 def all_faults(reference: int) -> list[Fault]:
-    """Every fault.
+    """Return every fault.
 
     Args:
         reference: the answer of the search without a fault; thresholds follow it.
@@ -81,144 +83,129 @@ def all_faults(reference: int) -> list[Fault]:
     return [
         *_out_of_memory(reference),
         *_in_process(reference),
-        *_deaths(reference),
+        *_deaths(),
         *_user_code(),
         *_environments(),
         *_signals(reference),
     ]
 
 
-STAGES = ("batch", "copy", "forward", "loss", "backward", "optimizer")
+def _at(stage: str, deed: str, **more: int | float | str) -> dict[str, str | int | float]:
+    return {"stage": stage, "deed": deed, **more}
 
 
 def _out_of_memory(reference: int) -> list[Fault]:
-    group = "out of memory"
-    faults = [Fault(group, "while loading", {"stage": "load", "deed": "oom"}, None, error=True)]
-    for stage in STAGES:
-        deed = {"stage": stage, "deed": "oom"}
-        below = (reference - 1, reference - 1)
-        faults += [
-            Fault(group, f"{stage}, at every size", deed, (0, 0)),
-            Fault(group, f"{stage}, at the answer", {**deed, "at": reference}, below),
-        ]
-    late = {"stage": "backward", "deed": "oom", "at": reference, "nth": 3}
-    faults.append(Fault(group, "only when confirming", late, (reference - 1, reference - 1)))
-    for chance in (0.1, 0.3):
-        # No size is safe then: one that is too small is all that can be asked for.
-        deed = {"stage": "forward", "deed": "oom", "chance": chance}
-        faults.append(Fault(group, f"forward, in {chance:.0%} of all steps", deed, (0, reference)))
-    once = {"stage": "forward", "deed": "pause", "at": 2, "once": ONCE}
-    hog = 512 * 2**20
-    faults.append(
-        Fault(group, "another process takes half the limit, and gives it back", once, hog_bytes=hog)
-    )
-    return faults
+    group, below = "out of memory", (reference - 1, reference - 1)
+    pause = _at("forward", "pause", at=2, once=ONCE)
+    hog = "another process takes half the limit, and gives it back"
+    return [
+        Fault(group, "while loading", _at("load", "oom"), None, error=True),
+        *(Fault(group, f"{stage}, at every size", _at(stage, "oom"), (0, 0)) for stage in STAGES),
+        *(
+            Fault(group, f"{stage}, at the answer", _at(stage, "oom", at=reference), below)
+            for stage in STAGES
+        ),
+        Fault(group, "only when confirming", _at("backward", "oom", at=reference, nth=3), below),
+        # No size is safe here, so a size that is too small is right.
+        *(
+            Fault(
+                group,
+                f"forward, in {chance:.0%} of all steps",
+                _at("forward", "oom", chance=chance),
+                (0, reference),
+            )
+            for chance in (0.1, 0.3)
+        ),
+        Fault(group, hog, pause, hog_bytes=512 * MIB),
+    ]
 
 
 def _in_process(reference: int) -> list[Fault]:
-    group = "in the user's process"
-    faults = []
-    for stage in ("forward", "backward", "loss", "optimizer"):
-        deed = {"stage": stage, "deed": "oom", "at": 2}
-        faults.append(Fault(group, f"out of memory, {stage}", deed, (1, 1), api="in_process"))
-        failing = {"stage": stage, "deed": "raise", "at": 2}
-        faults.append(
-            Fault(group, f"an exception, {stage}", failing, None, error=True, api="in_process")
-        )
-    for deed in ("seed", "default_dtype", "default_device", "no_grad"):
-        once = {"stage": "optimizer", "deed": deed, "at": 2}
-        faults.append(
-            Fault(group, f"changes: {deed}", once, (1, reference), error=True, api="in_process")
-        )
-    stopped = {"stage": "backward", "deed": "pause", "at": 2, "once": ONCE}
-    faults.append(
-        Fault(group, "Ctrl-C", stopped, None, error=True, api="in_process", send=signal.SIGINT)
-    )
-    return faults
+    group, api = "in the user's process", "in_process"
+    stages = ("forward", "backward", "loss", "optimizer")
+    changes = ("seed", "default_dtype", "default_device", "no_grad")
+    pause = _at("backward", "pause", at=2, once=ONCE)
+    return [
+        *(
+            Fault(group, f"out of memory, {stage}", _at(stage, "oom", at=2), (1, 1), api=api)
+            for stage in stages
+        ),
+        *(
+            Fault(group, f"an exception, {stage}", _at(stage, "raise", at=2), None, True, api=api)
+            for stage in stages
+        ),
+        *(
+            Fault(
+                group,
+                f"changes: {deed}",
+                _at("optimizer", deed, at=2),
+                (1, reference),
+                error=True,
+                api=api,
+            )
+            for deed in changes
+        ),
+        Fault(group, "Ctrl-C", pause, None, error=True, api=api, send=signal.SIGINT),
+    ]
 
 
-def _deaths(reference: int) -> list[Fault]:
-    group = "death and hang"
-    faults = [
+def _deaths() -> list[Fault]:
+    group, two = "death and hang", (2, 2)
+    deaths = ("kill", "segfault", "abort", "complain_and_abort", "real_time_signal", "os_exit")
+    hang_at_load = _at("load", "hang", once=ONCE)
+    late = _at("forward", "hang", nth=3, at=2, once=ONCE)
+    pause = _at("forward", "pause", at=2, once=ONCE)
+    impatient = ("--probe-timeout", "8")
+    family = _at("forward", "leave_a_child_and_hang", at=3)
+    orphan = _at("forward", "leave_children", at=3)
+    return [
+        Fault(group, "kill -9 while loading", hang_at_load, None, error=True, kill="worker"),
+        *(
+            Fault(
+                group,
+                f"kill -9 in a probe, {stage}",
+                _at(stage, "hang", at=2, once=ONCE),
+                kill="worker",
+            )
+            for stage in STAGES
+        ),
+        Fault(group, "kill -9 when confirming", late, kill="worker"),
+        Fault(group, "kill -9 of the host of workers", pause, kill="host"),
+        *(Fault(group, f"{deed} at 3", _at("forward", deed, at=3), two) for deed in deaths),
         Fault(
             group,
-            "kill -9 while loading",
-            {"stage": "load", "deed": "hang", "once": ONCE},
+            "real-time signal at every size",
+            _at("forward", "real_time_signal"),
             None,
             error=True,
-            kill="worker",
-        )
+        ),
+        Fault(group, "hang at 3", _at("backward", "hang", at=3), two, options=impatient),
+        Fault(group, "hang at 3, with a child process", family, two, options=impatient),
+        Fault(group, "death that leaves a child process", orphan, two),
+        Fault(group, "hang while loading", _at("load", "hang"), None, error=True, api="loading"),
+        Fault(group, "os._exit while loading", _at("load", "os_exit"), None, error=True),
+        Fault(group, "sys.exit while loading", _at("load", "sys_exit"), None, error=True),
+        Fault(group, "sys.exit in a step", _at("loss", "sys_exit"), None, error=True),
+        Fault(group, "writes to our pipes", _at("loss", "write_garbage"), None, error=True),
+        Fault(group, "closes our pipes", _at("loss", "close_everything"), None, error=True),
     ]
-    for stage in STAGES:
-        hang = {"stage": stage, "deed": "hang", "at": 2, "once": ONCE}
-        faults.append(Fault(group, f"kill -9 in a probe, {stage}", hang, kill="worker"))
-    late = {"stage": "forward", "deed": "hang", "nth": 3, "at": 2, "once": ONCE}
-    faults.append(Fault(group, "kill -9 when confirming", late, kill="worker"))
-    pause = {"stage": "forward", "deed": "pause", "at": 2, "once": ONCE}
-    faults.append(Fault(group, "kill -9 of the fork server", pause, kill="fork server"))
-    for deed in ("kill", "segfault", "abort", "complain_and_abort", "real_time_signal", "os_exit"):
-        at = {"stage": "forward", "deed": deed, "at": 3}
-        faults.append(Fault(group, f"{deed} at 3", at, (2, 2)))
-    every = {"stage": "forward", "deed": "real_time_signal"}
-    faults += [
-        Fault(group, "real-time signal at every size", every, None, error=True),
-        Fault(
-            group,
-            "hang at 3",
-            {"stage": "backward", "deed": "hang", "at": 3},
-            (2, 2),
-            options=("--probe-timeout", "8"),
-        ),
-        Fault(
-            group,
-            "hang at 3, with a child process",
-            {"stage": "forward", "deed": "leave_a_child_and_hang", "at": 3},
-            (2, 2),
-            options=("--probe-timeout", "8"),
-        ),
-        Fault(
-            group,
-            "death that leaves a child process",
-            {"stage": "forward", "deed": "leave_children", "at": 3},
-            (2, 2),
-        ),
-        Fault(
-            group,
-            "hang while loading",
-            {"stage": "load", "deed": "hang"},
-            None,
-            error=True,
-            api="loading",
-        ),
-        Fault(group, "os._exit while loading", {"stage": "load", "deed": "os_exit"}, None, True),
-        Fault(group, "sys.exit while loading", {"stage": "load", "deed": "sys_exit"}, None, True),
-        Fault(group, "sys.exit in a step", {"stage": "loss", "deed": "sys_exit"}, None, True),
-        Fault(group, "writes to our pipes", {"stage": "loss", "deed": "write_garbage"}, None, True),
-        Fault(group, "closes our pipes", {"stage": "loss", "deed": "close_everything"}, None, True),
-    ]
-    return faults
 
 
 def _user_code() -> list[Fault]:
-    group = "user's code"
+    group, stages = "user's code", ("load", "backward")
     deeds = "garbage print fork threads change_folder seed default_dtype change_the_process"
-    faults = [
-        Fault(group, f"{deed}, {stage}", {"stage": stage, "deed": deed})
-        for deed in deeds.split()
-        for stage in ("load", "backward")
+    return [
+        *(
+            Fault(group, f"{deed}, {stage}", _at(stage, deed))
+            for deed in deeds.split()
+            for stage in stages
+        ),
+        *(
+            Fault(group, f"default device meta, {stage}", _at(stage, "default_device"), error=True)
+            for stage in stages
+        ),
+        Fault(group, "an exception at 3", _at("forward", "raise", at=3), None, error=True),
     ]
-    faults += [
-        Fault(
-            group,
-            f"default device meta, {stage}",
-            {"stage": stage, "deed": "default_device"},
-            error=True,
-        )
-        for stage in ("load", "backward")
-    ]
-    failing = {"stage": "forward", "deed": "raise", "at": 3}
-    faults.append(Fault(group, "an exception at 3", failing, None, error=True))
-    return faults
 
 
 def _environments() -> list[Fault]:
@@ -275,30 +262,29 @@ def _environments() -> list[Fault]:
 
 
 def _signals(reference: int) -> list[Fault]:
-    group = "signals"
+    group, so_far = "signals", (0, reference)
     stages = {
-        "while loading": {"stage": "load", "deed": "hang"},
-        "in the first probe": {"stage": "forward", "deed": "hang"},
-        "in a later probe": {"stage": "backward", "deed": "hang", "at": 2},
-        "when confirming": {"stage": "optimizer", "deed": "hang", "at": 2, "nth": 3},
+        "while loading": _at("load", "hang"),
+        "in the first probe": _at("forward", "hang"),
+        "in a later probe": _at("backward", "hang", at=2),
+        "when confirming": _at("optimizer", "hang", at=2, nth=3),
     }
-    faults = []
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        for name, deed in stages.items():
-            arguments = {**deed, "once": ONCE}
-            faults.append(
-                Fault(group, f"{number.name} {name}", arguments, (0, reference), send=number)
+    killed = _at("forward", "hang", at=2, once=ONCE)
+    return [
+        *(
+            Fault(group, f"{number.name} {name}", {**deed, "once": ONCE}, so_far, send=number)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            for name, deed in stages.items()
+        ),
+        *(
+            Fault(
+                group,
+                f"SIGINT {seconds} s after the start",
+                answers=so_far,
+                send=signal.SIGINT,
+                after_seconds=seconds,
             )
-    faults += [
-        Fault(
-            group,
-            f"SIGINT {seconds} s after the start",
-            answers=(0, reference),
-            send=signal.SIGINT,
-            after_seconds=seconds,
-        )
-        for seconds in (0.15, 0.4, 0.8, 1.6)
+            for seconds in (0.15, 0.4, 0.8, 1.6)
+        ),
+        Fault(group, "SIGKILL of ours", killed, None, error=True, send=signal.SIGKILL),
     ]
-    killed = {"stage": "forward", "deed": "hang", "at": 2, "once": ONCE}
-    faults.append(Fault(group, "SIGKILL of ours", killed, None, error=True, send=signal.SIGKILL))
-    return faults

@@ -26,7 +26,10 @@ from targets import Fault, FaultySGD, build_setup
 from batchfinder import TrainingSetup
 from batchfinder.probing.devices.cpu import CpuDevice
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.workers.prober import SetupSource, WorkerProber
+from batchfinder.probing.workers.process import WorkerProcess
+from batchfinder.probing.workers.process_worker import ProcessWorker
+from batchfinder.probing.workers.source import SetupSource
+from batchfinder.probing.workers.supervisor import Supervisor
 
 LOADING_SECONDS = 15.0
 TARGET = f"{Path(__file__).parent}/targets.py:build"
@@ -107,7 +110,9 @@ def load_in_a_worker(report: dict[str, Any], arguments: dict[str, Any]) -> None:
     """Load the setup in a worker."""
     source = SetupSource(TARGET, arguments)
     options = ProbeOptions(device="cpu", memory_limit=2**30)
-    WorkerProber(source, options, loading_timeout_seconds=LOADING_SECONDS).close()
+    launch = lambda: WorkerProcess(show_output=False)  # noqa: E731
+    worker = ProcessWorker(launch, source, loading_timeout_seconds=LOADING_SECONDS)
+    Supervisor(worker, options).close()
 
 
 if __name__ == "__main__":

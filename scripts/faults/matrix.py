@@ -1,11 +1,11 @@
-"""What happens when things go wrong: every fault in a search of its own, each ending judged.
+"""Run a search for each fault, and judge how it ended.
 
     python scripts/faults/matrix.py                       # all, about 15 minutes on 2 cores
     python scripts/faults/matrix.py --only "signals"      # those whose group or name has the text
 
 A fault is survived if the search ends with a right answer or one clear error, and leaves no
 process, no file and, in the user's own process, no changed state behind. Writes each ending as it
-comes to scripts/results/faults.json, and ends with the table for the README.
+comes to scripts/results/faults.json, and prints the table of results at the end.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MARK = "BATCHFINDER_FAULT"
 OPTIONS = ("--device", "cpu", "--json")
 ENDING_SECONDS = 5
 
-# What PyTorch's compiler keeps for its next run is no leftover of ours.
+# PyTorch's compiler keeps these files for its next run.
 NOT_OURS = ("torchinductor_",)
 
 
@@ -93,17 +93,16 @@ def main() -> None:
 
 @functools.cache
 def memory_limit() -> int:
-    """In bytes; a build of PyTorch with CUDA takes half a GiB more of it than one without."""
-    code = "import batchfinder.probing.workers.duty, batchfinder.probing.devices.cpu as cpu; "
+    """Return the limit in bytes. A CUDA build of PyTorch needs half a GiB more than a CPU build."""
+    code = "import batchfinder.probing.workers.serving, batchfinder.probing.devices.cpu as cpu; "
     code += "print(cpu.CpuDevice().held_bytes())"
     return int(subprocess.check_output([sys.executable, "-c", code], cwd=ROOT)) + ROOM_BYTES
 
 
 def hear_signals() -> None:
-    """Have the searches hear every signal, and stop cleanly when told to.
+    """Let searches receive every signal, and stop cleanly on SIGTERM.
 
-    A shell starts what it runs in the background deaf to Ctrl-C, and nohup starts it deaf to
-    SIGHUP; a search would inherit that.
+    Background jobs of a shell ignore SIGINT, and nohup ignores SIGHUP; a search would inherit that.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -116,14 +115,14 @@ def title_of(row: dict[str, Any]) -> str:
 
 
 def may_mount() -> bool:
-    """Whether we may hide /proc, or make a folder read-only, for a process of ours."""
+    """Return whether /proc can be hidden, or a folder made read-only, for one process."""
     return subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
 
 
 def run_undisturbed(fault: Fault) -> Ending:
-    """Search with a fault in the way; once more if a SIGTERM came that we have not sent.
+    """Search with a fault, again if a SIGTERM came from outside.
 
-    That is what other users of a busy machine, or its administrator, end processes with.
+    Administrators of a busy machine end processes by it.
     """
     ending = run(fault)
     for _ in range(MOST_DISTURBANCES):
@@ -135,7 +134,7 @@ def run_undisturbed(fault: Fault) -> Ending:
 
 
 def run(fault: Fault) -> Ending:
-    """Search with a fault in the way, in a folder, with a home, that are empty before."""
+    """Search with a fault, with an empty home and an empty working folder."""
     mark = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         places = {name: Path(folder) / name for name in ("home", "tmp", "work")}
@@ -170,7 +169,7 @@ def run(fault: Fault) -> Ending:
             end_all(mark)
             stdout, stderr = process.communicate()
             status = None
-        except BaseException:  # we are told to stop: nothing of ours stays
+        except BaseException:  # this script was stopped: leave no process behind
             process.kill()
             end_all(mark)
             raise
@@ -187,7 +186,7 @@ def run(fault: Fault) -> Ending:
 
 
 def command(fault: Fault, once: Path) -> list[str]:
-    """The command to run."""
+    """Return the command to run."""
     arguments = {
         name: str(once) if value == ONCE else value for name, value in fault.arguments.items()
     }
@@ -207,7 +206,7 @@ def command(fault: Fault, once: Path) -> list[str]:
 
 @contextlib.contextmanager
 def interference(fault: Fault, process: subprocess.Popen[bytes], once: Path) -> Iterator[None]:
-    """What is done to the search from outside, once the deed has been done."""
+    """Do to the search from outside what the fault asks for, after the deed."""
     hog = None
     if fault.after_seconds:
         time.sleep(fault.after_seconds)
@@ -215,9 +214,9 @@ def interference(fault: Fault, process: subprocess.Popen[bytes], once: Path) -> 
         doer = _wait_for_doer(process, once, fault.patience_seconds)
         if fault.kill == "worker":
             os.kill(doer, signal.SIGKILL)
-        elif fault.kill == "fork server":
-            (server,) = set(_children(process.pid)) - {doer}
-            os.kill(server, signal.SIGKILL)
+        elif fault.kill == "host":
+            (host,) = set(_children(process.pid)) - {doer}
+            os.kill(host, signal.SIGKILL)
     if fault.hog_bytes:
         hog = subprocess.Popen(
             [sys.executable, "-c", f"b = bytearray({fault.hog_bytes}); import time; time.sleep(3)"]
@@ -249,7 +248,7 @@ def _children(pid: int) -> list[int]:
 
 
 def end_all(mark: str) -> list[str]:
-    """End the processes that carry the mark; those that do not end by themselves are told."""
+    """End the processes that carry the mark, and return those that did not end by themselves."""
     deadline = time.monotonic() + ENDING_SECONDS
     while (alive := _marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -262,7 +261,7 @@ def end_all(mark: str) -> list[str]:
 def _marked(mark: str) -> dict[int, str]:
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        # Some end while we look.
+        # Some end meanwhile.
         with contextlib.suppress(OSError):
             if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
                 words = (folder / "cmdline").read_bytes().replace(b"\0", b" ")

@@ -9,8 +9,9 @@ from typing import Any
 
 from batchfinder import BatchSizeResult, TrainingSetup
 from batchfinder.finder import run_search
-from batchfinder.probing.in_process import InProcessProber
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.workers.here import Here
+from batchfinder.probing.workers.supervisor import Supervisor
 
 
 def search_here(
@@ -23,7 +24,7 @@ def search_here(
         max_batch_size: the largest size to try; None: none.
         options: of :class:`~batchfinder.probing.options.ProbeOptions`.
     """
-    prober = InProcessProber(setup, ProbeOptions(device="cpu", **options))
+    prober = Supervisor(Here(setup), ProbeOptions(device="cpu", **options))
     try:
         return run_search(prober, max_batch_size=max_batch_size)
     finally:

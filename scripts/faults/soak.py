@@ -40,7 +40,7 @@ EXAMPLES_LIMIT = 12
 
 
 class Tall(nn.Module):
-    """Ends as it is told to once the batch is taller than 8."""
+    """Calls ``end`` once the batch is taller than 8."""
 
     def __init__(self, inner: nn.Module, end: Callable[[], object]) -> None:
         super().__init__()

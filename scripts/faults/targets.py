@@ -1,4 +1,4 @@
-"""Targets for the fault matrix: a small training step with one thing that goes wrong in it.
+"""A small training step with one fault in it.
 
 Each example holds 96 MiB from the forward to the backward pass, which nothing is ever written to,
 so that a search under 1 GiB ends in seconds and its answer is the same every time.
@@ -30,7 +30,7 @@ TOO_MUCH_BYTES = 2**44
 
 @dataclass
 class Fault:
-    """Something that goes wrong at a stage of the step.
+    """A fault at one stage of the step.
 
     Attributes:
         stage: "load", "batch", "copy", "forward", "loss", "backward" or "optimizer".
@@ -116,12 +116,12 @@ class FaultySGD(torch.optim.Adam):
 
 
 def build(**fault: Any) -> TrainingSetup:
-    """A setup with a fault in it; the arguments are those of :class:`Fault`."""
+    """Build a setup with a fault in it; the arguments are those of :class:`Fault`."""
     return build_setup(Fault(**fault))
 
 
 def build_setup(fault: Fault) -> TrainingSetup:
-    """A setup with a fault in it."""
+    """Build a setup with a fault in it."""
     fault.reach("load")
 
     def make_batch(size: int) -> Tensor:
@@ -149,7 +149,7 @@ def run_out_of_memory() -> None:
 
 
 def start_threads() -> None:
-    """Threads that outlive the step, as those of a pool do; few, with small stacks."""
+    """Start threads that outlive the step, as those of a pool do."""
     if threading.active_count() > 4:
         return
     threading.stack_size(2**20)
@@ -158,7 +158,7 @@ def start_threads() -> None:
 
 
 def print_like_an_answer() -> None:
-    """What could be taken for an answer of ours, and bytes that are no text."""
+    """Print what looks like an answer of a worker, and bytes that are not text."""
     for stream in (1, 2):
         os.write(stream, b'{"answer": "probe", "probe": {}}\n\xff\xfe\x00\n' + b"x" * 100_000)
 

@@ -88,6 +88,29 @@ def survived(row: Row) -> bool:
     return bool(report.get("outcome") == "survived" and report["steps"] > 0)
 
 
+def setups(rows: Mapping[str, Row]) -> str:
+    """Show searches on set-ups as people have them, next to doubling and bisection."""
+    header = ("set-up", "device", "answer", "30 steps", "2 % more", "full-size steps", "time")
+    lines = []
+    for name, row in rows.items():
+        other = row.get("bisection", {})
+        lines.append(
+            (
+                name,
+                row["device"],
+                row["batch_size"] or "error",
+                "survives" if row["survives"] else "**dies**",
+                "out of memory" if row["is_tight"] else "**survives**",
+                row.get("full_size_steps", "-"),
+                f"{row['seconds']:.0f} s",
+                other.get("batch_size", "-"),
+                other.get("full_size_steps", "-"),
+                f"{other['wall_seconds']:.0f} s" if other else "-",
+            )
+        )
+    return markdown_table((*header, "by bisection", "full-size steps", "time"), lines)
+
+
 def search_costs(rows: Sequence[Row]) -> str:
     """Show what searches cost: a line for each family, and one for all."""
     header = ["model", "searches", "probes, median (worst)", "full-size steps, median (worst)"]

@@ -63,7 +63,17 @@ def headlines() -> str:
     ours = [found["of_maximum"] for row in others.values() for found in _ours(row)]
     steps = [row["full_size_steps"] for row in counted]
     from_estimate = [row["full_size_steps"] for row in estimated]
+    set_ups = load("setups").values() if (HERE / "setups.json").exists() else ()
     lines = [
+        *(
+            (
+                f"{name}: set-ups of which the answer trains",
+                share([row for row in set_ups if row["device"] == device], "survives"),
+                "setups",
+            )
+            for device, name in {"cuda": "CUDA allocator, counted", "cpu": "CPU"}.items()
+            if any(row["device"] == device for row in set_ups)
+        ),
         (
             "CUDA allocator, counted: answers that train 50 steps",
             f"{sum(map(survived, [*counted, *estimated]))} of {len(counted) + len(estimated)}",
@@ -90,7 +100,9 @@ def headlines() -> str:
         ),
         (
             "Estimated peak against published peaks (timm, A100)",
-            found_in(peaks["line"], r"median (\S+), p90 (\S+),", "off by {0}, median; 90 %: {1}"),
+            found_in(
+                peaks["line"], r"median (\S+), p90 (\S+),", "median error {0}, 90th percentile {1}"
+            ),
             "estimate_peaks_a100",
         ),
     ]
@@ -115,6 +127,9 @@ def found_in(line: str, pattern: str, form: str) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "headlines": headlines,
+    "setups": lambda: (
+        show.setups(load("setups")) if (HERE / "setups.json").exists() else "Not measured yet."
+    ),
     "search_cpu": lambda: show.searches(load("search_cpu")["cases"]),
     "search_cpu_mapped": lambda: show.searches(load("search_cpu_mapped")["cases"]),
     "search_simulated_gpu": lambda: show.search_costs(load("search_simulated_gpu")["searches"]),

@@ -19,7 +19,7 @@ from batchfinder.simulation.allocator.caching import (
 )
 from batchfinder.simulation.allocator.expandable import ExpandableAllocator
 from batchfinder.simulation.gpus import NO_GPU, Gpu, find_gpu
-from batchfinder.simulation.kernels.reductions import reduction
+from batchfinder.simulation.kernels.reductions import EXTREME, MOMENTS, PLACE, SUM, reduction
 from batchfinder.simulation.kernels.torch_version import TORCH_VERSION
 from batchfinder.simulation.prober import SimulatedProber
 from batchfinder.simulation.tracing.step_trace import StepTraces
@@ -28,6 +28,12 @@ from batchfinder.units import MIB
 
 RECORDED = Path(__file__).parent / "recorded"
 EXAMPLES = Path(__file__).parents[2] / "scripts/examples"
+PARTS = {
+    **dict.fromkeys(("sum", "vector_norm"), SUM),
+    **dict.fromkeys(("amax", "amin"), EXTREME),
+    **dict.fromkeys(("max", "min", "argmax", "argmin"), PLACE),
+    "var": MOMENTS,
+}
 SETTINGS = {
     "default": AllocatorSettings(),
     "expandable_segments": AllocatorSettings(expandable_segments=True),
@@ -71,15 +77,16 @@ def test_every_request_leaves_the_same_state_as_in_pytorch(name: str) -> None:
     assert None in held
 
 
-def test_sums_use_the_same_workspaces_as_in_pytorch() -> None:
-    """The buffers and semaphores with which thread blocks share a sum."""
-    facts = recorded("sums")
+@pytest.mark.parametrize("name", ["sums", "reductions"])
+def test_reductions_use_what_they_used_in_pytorch(name: str) -> None:
+    """The buffers in which blocks of threads share a sum, and their semaphores."""
+    facts = recorded(name)
     gpu = dataclasses.replace(NO_GPU, threads=facts["threads"])
     found = []
-    for dtype, shape, strides, offset, dims, _ in facts["sums"]:
+    for operator, dtype, shape, strides, offset, dims, _ in facts["sums"]:
         storage = torch.empty(0, dtype=getattr(torch, dtype), device="meta")
         tensor = storage.as_strided(shape, strides, offset)
-        kernel = reduction(tensor, dims, tensor.element_size())
+        kernel = reduction(tensor, dims, tensor.element_size(), PARTS[operator])
         work = tensor.numel() // kernel.outputs, kernel.outputs, gpu
         found.append([n for n in (kernel.buffer_bytes(*work), kernel.semaphore_bytes(*work)) if n])
 

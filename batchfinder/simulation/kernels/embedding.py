@@ -10,8 +10,10 @@ Sources: ``aten/src/ATen/native/cuda/Embedding.cu``, ``EmbeddingBag.cu`` and
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from batchfinder.simulation.gpus import NO_GPU, Gpu
@@ -76,3 +78,29 @@ def _note(
 
 def _index_bytes(rows: int, _: Gpu, *, each: int, at_once: int) -> int:
     return rows * each if rows > at_once else 0
+
+
+# Up to so many indices one tile is sorted, in registers; up to so many entries, in one pass.
+_SORTED_AT_ONCE, _IN_ONE_PASS = 2048, 256
+
+
+def note_index_put(recorder: Recorder, args: Any, output: Any) -> None:
+    """Note what ``aten::index_put`` uses where it adds up: the gradient of ``weight[ids]``.
+
+    Indices as int64, sorted, where each came from, and a range; and two more for the sort. Read off
+    PyTorch's own allocator. ``index_put_with_sort_kernel`` in
+    ``aten/src/ATen/native/cuda/Indexing.cu``.
+    """
+    table, indices = args[:2]
+    given = [(at, index) for at, index in enumerate(indices) if index is not None]
+    if len(args) < 4 or not args[3] or any(index.dtype is torch.bool for _, index in given):
+        return
+    entries = math.prod(table.size(at) for at, _ in given)
+    shape = torch.broadcast_shapes(*(index.shape for _, index in given))  # type: ignore[no-untyped-call]
+    rows = (math.prod(shape),)
+    sorting = functools.partial(_sort_bytes, entries=entries)
+    take(recorder, [*[8 * rows[0]] * 4, Rule(rows, sorting), *copied_sizes(args[2:3])])
+
+
+def _sort_bytes(rows: int, _: Gpu, *, entries: int) -> int:
+    return 16 * rows if rows > _SORTED_AT_ONCE and entries > _IN_ONE_PASS else 0

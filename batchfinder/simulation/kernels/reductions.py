@@ -1,24 +1,28 @@
-"""What CUDA's sums take where many blocks of threads share one: the gradient of a bias, say.
+"""What CUDA's reductions use where many blocks of threads share one: the gradient of a bias, say.
 
 Each block leaves its part in a buffer, which counts more than that: for every output as much as for
-a block's whole row of them. So it can be 1 MiB for each multiprocessor. The numbers are those of
-NVIDIA's GPUs, and stand for AMD's, too.
+a block's whole row of them. So it can be 1 MiB for each multiprocessor, and four times as much for
+``max.dim``. The numbers are those of NVIDIA's GPUs, and stand for AMD's, too.
 
-Sources: ``aten/src/ATen/native/cuda/Reduce.cuh`` of PyTorch, and ``get_dim_to_split`` in
-``aten/src/ATen/TensorIterator.cpp``.
+Sources: ``aten/src/ATen/native/cuda/Reduce.cuh`` of PyTorch, ``get_dim_to_split`` in
+``aten/src/ATen/TensorIterator.cpp``, and for the parts what ``ReduceMomentKernel.cu`` and
+``ReduceMinValuesKernel.cu`` and their like in ``aten/src/ATen/native/cuda`` reduce to.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from batchfinder.simulation.gpus import Gpu
+from batchfinder.simulation.trace.recorder import Recorder, held, take
+from batchfinder.simulation.trace.trace import Rule
 
-_SUM_BYTES = 4  # half types are added up in fp32
 _LARGEST_TENSOR = 1 << 31  # bytes, that a kernel with indices of 32 bits reaches
 
 _SEMAPHORE_BYTES = 4
@@ -30,18 +34,19 @@ _LEAST_VALUES, _MOST_VALUES = 16, 256  # for each thread
 
 
 class Reduction(NamedTuple):
-    """The kernel that sums up a tensor.
+    """The kernel that reduces a tensor: that sums it up, say.
 
     Attributes:
-        along_rows: whether what is added up lies side by side in memory, rather than the sums.
+        along_rows: whether what is added up is side by side in memory, rather than the sums.
         vector: how many elements are read at once, along the row.
         element_bytes: of what is added up.
+        part_bytes: of what a block leaves for each sum.
         outputs: how many sums there were when this was looked up.
         keeps_outermost: whether the dimension that reaches farthest in memory is not summed up.
 
     Example:
         >>> from batchfinder.simulation.gpus import find_gpu
-        >>> bias = Reduction(along_rows=False, vector=4, element_bytes=4, outputs=4096)
+        >>> bias = Reduction(False, vector=4, element_bytes=4, part_bytes=4, outputs=4096)
         >>> [bias.buffer_bytes(4096, 4096, find_gpu(name)) // 2**20 for name in ("h100", "rtx3090")]
         [128, 62]
     """
@@ -49,6 +54,7 @@ class Reduction(NamedTuple):
     along_rows: bool
     vector: int
     element_bytes: int
+    part_bytes: int
     outputs: int
     keeps_outermost: bool = False
 
@@ -62,7 +68,7 @@ class Reduction(NamedTuple):
         """
         inputs, outputs = self._largest_part(inputs, outputs)
         blocks, _, width = self._blocks(inputs, outputs, gpu.threads)
-        size = max(_SUM_BYTES, self.element_bytes) * outputs * blocks
+        size = self.part_bytes * outputs * blocks
         return size if self.along_rows else size * width * self.vector
 
     def semaphore_bytes(self, inputs: int, outputs: int, gpu: Gpu) -> int:
@@ -107,13 +113,40 @@ class Reduction(NamedTuple):
         return inputs, outputs
 
 
-def reduction(tensor: Tensor, dims: Collection[int], element_bytes: int) -> Reduction:
-    """The kernel that sums up some dimensions of a tensor.
+class Part(NamedTuple):
+    """What an operator reduces to, before it is the output.
+
+    Attributes:
+        least_bytes: of a part.
+        factor: its bytes, as a multiple of an element's.
+        vector: how many elements are read at once.
+    """
+
+    least_bytes: int = 4
+    factor: int = 1
+    vector: int = 4
+
+    def bytes_of(self, element_bytes: int) -> int:
+        """Return the bytes of a part, by those of an element."""
+        return max(self.least_bytes, self.factor * element_bytes)
+
+
+SUM = Part()  # half types are added up in fp32
+EXTREME = Part(least_bytes=1)
+PLACE = Part(least_bytes=16)  # an extreme, and its index as int64
+MOMENTS = Part(least_bytes=16, factor=4, vector=2)  # mean, squared differences, and two counts
+
+
+def reduction(
+    tensor: Tensor, dims: Collection[int], element_bytes: int, part: Part = SUM
+) -> Reduction:
+    """Return the kernel that reduces some dimensions of a tensor.
 
     Args:
-        tensor: that is summed up, of at least one dimension.
-        dims: what is summed up; empty for all.
+        tensor: that is reduced, of at least one dimension.
+        dims: what is reduced; empty for all.
         element_bytes: of the type that it is read in.
+        part: what the operator reduces to.
     """
     reduced = {dim % tensor.dim() for dim in dims} or set(range(tensor.dim()))
     sides = list(zip(tensor.stride(), tensor.shape, strict=True))
@@ -125,13 +158,14 @@ def reduction(tensor: Tensor, dims: Collection[int], element_bytes: int) -> Redu
     vector = 1
     if along_rows:
         is_row = len(inner) == 1 and inner[0][0] == 1 and inner[0][1] >= _LONG_ROW
-        vector = _VECTOR if is_row else 1
+        vector = part.vector if is_row else 1
     elif kept[0][0] == 1:
         strides = [stride for stride, _ in (*inner, *kept[1:])]
         whole = (tensor.storage_offset(), kept[0][1], *strides)
         vector = next(n for n in (_VECTOR, 2, 1) if all(number % n == 0 for number in whole))
     keeps_outermost = bool(kept) and (not inner or kept[-1][0] > inner[-1][0])
-    return Reduction(along_rows, vector, element_bytes, outputs, keeps_outermost)
+    part_bytes = part.bytes_of(element_bytes)
+    return Reduction(along_rows, vector, element_bytes, part_bytes, outputs, keeps_outermost)
 
 
 def _merged(sides: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -150,3 +184,63 @@ def _merged(sides: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 def _power_of_2(number: int) -> int:
     """The largest that is no larger; at least 1."""
     return 1 << max(0, number.bit_length() - 1)
+
+
+def _note_sum(recorder: Recorder, args: Any, output: Any) -> None:
+    """Note the copy of a tensor whose type a sum does not compute in, and its buffers.
+
+    ``make_reduction`` in ``aten/src/ATen/native/ReduceOpsUtils.h`` of PyTorch.
+    """
+    tensor, dtype = held(args[0]), output.dtype
+    widens = tensor.element_size() == 2 and dtype is torch.float32
+    if tensor.dtype == dtype or widens:
+        take(recorder, _buffers(tensor, args[1:2], tensor.element_size(), SUM))
+    else:
+        copied = tensor.numel() * dtype.itemsize
+        take(recorder, [copied, *_buffers(tensor, args[1:2], dtype.itemsize, SUM)])
+
+
+def _note(part: Part, recorder: Recorder, args: Any, output: Any, *, dims_at: int = 1) -> None:
+    """Note the buffers of a reduction that reads its tensor as it is."""
+    tensor = held(args[0])
+    dims = args[dims_at : dims_at + 1]
+    take(recorder, _buffers(tensor, dims, tensor.element_size(), part))
+
+
+def _buffers(
+    tensor: Tensor, given: Sequence[Any], element_bytes: int, part: Part
+) -> list[int | Rule]:
+    if not tensor.dim() or not tensor.numel():
+        return []
+    dims = given[0] if given and not isinstance(given[0], torch.dtype) else None
+    dims = [dims] if isinstance(dims, int) else dims or []
+    kernel = reduction(tensor, dims, element_bytes, part)
+    amounts = tensor.numel() // kernel.outputs, kernel.outputs
+    return [Rule(amounts, kernel.buffer_bytes), Rule(amounts, kernel.semaphore_bytes)]
+
+
+_aten: Any = torch.ops.aten
+REDUCTIONS: dict[Any, Callable[[Recorder, Any, Any], None]] = {
+    **dict.fromkeys(
+        (
+            _aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim,
+            _aten.prod.default, _aten.prod.dim_int,
+        ),
+        _note_sum,
+    ),
+    **dict.fromkeys(
+        (_aten.max.dim, _aten.min.dim, _aten.argmax.default, _aten.argmin.default),
+        partial(_note, PLACE),
+    ),
+    **dict.fromkeys(
+        (_aten.max.default, _aten.min.default, _aten.amax.default, _aten.amin.default),
+        partial(_note, EXTREME),
+    ),
+    **dict.fromkeys(
+        (_aten.var.correction, _aten.std.correction, _aten.var_mean.correction,
+         _aten.std_mean.correction),
+        partial(_note, MOMENTS),
+    ),
+    _aten.linalg_vector_norm.default: partial(_note, SUM, dims_at=2),
+}  # fmt: skip
+"""Each notes what an operator uses, by its arguments and its output."""

@@ -12,7 +12,7 @@ Sources: ``aten/src/ATen/native/cudnn/Conv_v8.cpp`` and ``ConvShared.cpp`` of Py
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -25,28 +25,23 @@ from batchfinder.simulation.kernels.attention_memory import (
     flash_backward_bytes,
 )
 from batchfinder.simulation.kernels.convolution import compute_format
+from batchfinder.simulation.kernels.convolution_workspaces import Convolution, Direction
 from batchfinder.simulation.kernels.embedding import (
     note_embedding_backward,
     note_embedding_bag_backward,
+    note_index_put,
 )
 from batchfinder.simulation.kernels.losses import COPYING_LOSSES, CTC_BACKWARDS
 from batchfinder.simulation.kernels.matrix_products import PRODUCTS, MatrixProducts
-from batchfinder.simulation.kernels.reductions import reduction
+from batchfinder.simulation.kernels.reductions import REDUCTIONS
 from batchfinder.simulation.kernels.torch_version import TORCH_VERSION
-from batchfinder.simulation.trace.recorder import Recorder, copied_sizes, held, size_of, take, taken
+from batchfinder.simulation.trace.recorder import Recorder, copied_sizes, size_of, take, taken
 from batchfinder.simulation.trace.trace import Rule
 
 _aten: Any = torch.ops.aten
 _CONVOLUTION = _aten.convolution.default
 _CONVOLUTION_BACKWARD = _aten.convolution_backward.default
 _EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward.default
-_REDUCTIONS = {
-    getattr(getattr(_aten, name), overload)
-    for name, overload in (
-        ("sum", "default"), ("sum", "dim_IntList"), ("mean", "default"), ("mean", "dim"),
-        ("prod", "default"), ("prod", "dim_int"),
-    )
-}  # fmt: skip
 _HALF = (torch.float16, torch.bfloat16)
 
 _Note: TypeAlias = Callable[[Recorder, Any, Any], None]
@@ -84,16 +79,22 @@ class CudaWorkspaces:
         with taken(recorder, copied_sizes(args[at] for at in _COPIED_FIRST.get(func, ()))):
             recorder.track_outputs(func, args, output)
         if func is _CONVOLUTION:
-            images, weight, _, stride = args[:4]
-            self._convolve(recorder, [images], [images, output], weight, stride)
+            images, weight, _, stride, _, dilation, transposed = args[:7]
+            sides = (output, images) if transposed else (images, output)
+            convolution = Convolution(*sides, weight, stride, dilation)
+            direction = Direction.IMAGES if transposed else Direction.OUTPUT
+            self._convolve(recorder, convolution, direction, [images])
             self._time_algorithms(recorder, images, weight)
         elif func is _CONVOLUTION_BACKWARD:
-            grad, images, weight, _, stride = args[:5]
+            grad, images, weight, _, stride, _, dilation, transposed = args[:8]
+            sides = (grad, images) if transposed else (images, grad)
+            convolution = Convolution(*sides, weight, stride, dilation)
             needs_images, needs_weight = args[10][:2]
             if needs_images:
-                self._convolve(recorder, [grad], [grad, images], weight, stride)
+                direction = Direction.OUTPUT if transposed else Direction.IMAGES
+                self._convolve(recorder, convolution, direction, [grad])
             if needs_weight:
-                self._convolve(recorder, [grad, images], [grad, images], weight, stride)
+                self._convolve(recorder, convolution, Direction.WEIGHT, [grad, images])
         elif func in PRODUCTS:
             self._products.note(recorder, func)
         elif func is _EFFICIENT_BACKWARD:
@@ -128,36 +129,25 @@ class CudaWorkspaces:
     def _convolve(
         self,
         recorder: Recorder,
-        read: list[Tensor],
-        converted: list[Tensor],
-        weight: Tensor,
-        stride: list[int],
+        convolution: Convolution,
+        direction: Direction,
+        read: Sequence[Tensor],
     ) -> None:
-        """Note what one direction of a convolution takes.
-
-        Args:
-            recorder: where to.
-            read: the images it reads.
-            converted: the images it reads or writes.
-            weight: the filter.
-            stride: of the convolution.
-        """
-        memory_format = compute_format(converted[0], weight)
+        """Note what one direction of a convolution uses, and copies of the images it reads."""
+        memory_format = compute_format(read[0], convolution.weight)
         copied = [x for x in read if not x.is_contiguous(memory_format=memory_format)]
-        kernel = list(weight.shape[2:])
-        # Tensor cores compute channels last: of images in the other format, and of the filter,
-        # cuDNN makes copies in its workspace. "Tensor Layouts In Memory: NCHW vs NHWC" in
-        # https://docs.nvidia.com/deeplearning/performance/dl-performance-convolutional
-        # Filters that do not overlap are a matrix product, and one filter per channel has a kernel
-        # of PyTorch's own. Neither needs room; nor do images that are channels last already.
-        is_product = math.prod(kernel) == 1 or kernel == list(stride)
-        is_depthwise = weight.size(1) == 1
         workspace = 0
-        if memory_format is torch.contiguous_format and not is_product and not is_depthwise:
-            workspace = sum(map(size_of, [*converted, weight]))
+        # Images that are channels last already need no room.
+        if memory_format is torch.contiguous_format:
+            workspace = convolution.workspace_bytes(direction, self._capability)
+            others = [
+                family
+                for family in self._alike
+                if convolution.workspace_bytes(direction, family) != workspace
+            ]
+            self._alike.difference_update(others)
         with taken(recorder, [size_of(image) for image in copied]):
-            if workspace:
-                recorder.end_transient(recorder.begin_transient(workspace, optional=True))
+            take(recorder, [workspace], optional=True)
 
     def _time_algorithms(self, recorder: Recorder, images: Tensor, weight: Tensor) -> None:
         key = (images.shape, weight.shape, images.dtype)
@@ -169,24 +159,6 @@ class CudaWorkspaces:
 def _contiguous(*places: int) -> _Note:
     """Kernels that copy those of their arguments that are not contiguous."""
     return lambda recorder, args, _: take(recorder, copied_sizes(args[at] for at in places))
-
-
-def _reduce(recorder: Recorder, args: Any, output: Any) -> None:
-    """The copy that a reduction makes of a tensor whose type it does not compute in, and buffers.
-
-    ``make_reduction`` in ``aten/src/ATen/native/ReduceOpsUtils.h`` of PyTorch.
-    """
-    tensor, dtype = held(args[0]), output.dtype
-    widens = tensor.dtype in _HALF and dtype is torch.float32
-    copied = tensor.dtype != dtype and not widens
-    sizes: list[int | Rule] = [tensor.numel() * dtype.itemsize] if copied else []
-    if tensor.dim() and tensor.numel():
-        dims = args[1] if len(args) > 1 and not isinstance(args[1], torch.dtype) else None
-        dims = [dims] if isinstance(dims, int) else dims or []
-        kernel = reduction(tensor, dims, dtype.itemsize if copied else tensor.element_size())
-        amounts = tensor.numel() // kernel.outputs, kernel.outputs
-        sizes += [Rule(amounts, kernel.buffer_bytes), Rule(amounts, kernel.semaphore_bytes)]
-    take(recorder, sizes)
 
 
 def _take_values(recorder: Recorder, args: Any, output: Any) -> None:
@@ -248,10 +220,14 @@ _KERNELS: dict[Any, _Note] = {
     _aten._scaled_dot_product_efficient_attention.default: _efficient,
     _aten.embedding_dense_backward.default: note_embedding_backward,
     _aten._embedding_bag_backward.default: note_embedding_bag_backward,
+    **dict.fromkeys(
+        (_aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default),
+        note_index_put,
+    ),
     _aten.im2col.default: _unfold,
     _aten.col2im.default: _contiguous(0),
     **dict.fromkeys(CTC_BACKWARDS, _ctc_backward),
-    **dict.fromkeys(_REDUCTIONS, _reduce),
+    **REDUCTIONS,
     **dict.fromkeys(COPYING_LOSSES, _take_values),
 }
 """What those take for which that depends on no more of the GPU than its threads."""

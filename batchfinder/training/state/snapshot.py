@@ -28,6 +28,7 @@ from batchfinder.training.state.process_settings import (
     process_settings,
 )
 from batchfinder.training.state.reach import methods_of, reachable
+from batchfinder.training.state.storage import SavedStorage, host_copy
 from batchfinder.training.state.undo import undo_of
 
 
@@ -100,7 +101,7 @@ class Snapshot:
         self._values: list[Undo] = []
         self._tensors: list[_SavedTensor] = []
         self._settings: list[Undo] = process_settings()
-        self._storages: set[tuple[torch.device, int]] = set()
+        self._storages: dict[tuple[torch.device, int], SavedStorage] = {}
         self._devices = set() if device is None else {torch.device(device)}
         self._collect(objects)
         for used in self._devices:
@@ -119,15 +120,22 @@ class Snapshot:
             DeviceError: a broken device kept something from being restored; all else is restored.
         """
         with _interrupts_deferred():
-            self.restore()
+            self.restore(is_midway=True)
         self.detach_gradients()
 
-    def restore(self) -> None:
-        """Restore everything; a failure does not prevent the rest."""
+    def restore(self, *, is_midway: bool = False) -> None:
+        """Restore everything; a failure does not prevent the rest.
+
+        Args:
+            is_midway: whether other steps follow; then values that cannot have changed are not
+                read.
+        """
         with torch.no_grad():
             failures = _run(saved.drop_new_gradient for saved in self._tensors)
             failures += _run(self._containers)
             failures += _run(self._values)
+            storages = self._storages.values()
+            failures += _run(partial(saved.restore, is_midway) for saved in storages)
             failures += _run(saved.restore for saved in self._tensors)
         failures += _run(self._settings)
         if failures:
@@ -164,8 +172,8 @@ class Snapshot:
         storage = tensor.untyped_storage()
         key = (storage.device, storage.data_ptr())
         if key not in self._storages:
-            self._storages.add(key)
-            self._values.append(partial(_refill_storage, storage, _host_copy(_bytes(storage))))
+            self._storages[key] = SavedStorage(storage)
+        self._storages[key].note(tensor)
 
 
 def refuse_lazy(tensors: Iterable[Tensor]) -> None:
@@ -192,7 +200,7 @@ class _SavedTensor:
         if grad is None:
             return
         if _moves_to_host(grad):
-            self._grad_home = (_host_copy(grad), grad.device)
+            self._grad_home = (host_copy(grad), grad.device)
             grad.data = self._grad_home[0]
         self._tensor.grad = None
 
@@ -227,24 +235,6 @@ def _moves_to_host(grad: Tensor) -> bool:
         and _is_plain(grad)
         and grad.untyped_storage().nbytes() == grad.numel() * grad.element_size()
     )
-
-
-def _host_copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)
-
-
-def _bytes(storage: torch.UntypedStorage) -> Tensor:
-    """Return a whole storage as a tensor, which covers views, expanded and strided tensors."""
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def _refill_storage(storage: torch.UntypedStorage, values: Tensor) -> None:
-    if storage.nbytes() != values.numel():
-        storage.resize_(values.numel())
-    now = _bytes(storage)
-    # Write only what changed: the storage may be mapped read-only from a file.
-    if not torch.equal(now.cpu(), values):
-        now.copy_(values)
 
 
 def _run(undos: Any) -> list[Exception]:

@@ -1,4 +1,4 @@
-"""What the benchmarks share: one search, judged by training at its answer and above it.
+"""One search, judged by training at its answer and above it: shared by the benchmarks.
 
 Search and judge run in fresh processes. The judge, ``train_at.py``, knows nothing of batchfinder.
 """
@@ -24,14 +24,14 @@ RESULTS = ROOT / "scripts" / "results"
 # The benchmarks run from a checkout too, without an installed package.
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(RESULTS))
-from rendering import markdown_table as markdown_table  # after the path
+from rendering import markdown_table as markdown_table  # noqa: E402 - after the path
 
 SURVIVAL_STEPS = 50
 
-# The answer is tight if so many times as many examples run out of memory.
+# The answer is tight if this many times the answer runs out of memory.
 TIGHT = 1.2
 
-# How long a process that is told to stop may take to say what it has found so far.
+# Time for a stopped process to report what it has found so far, in seconds.
 STOP_SECONDS = 15
 
 
@@ -161,8 +161,8 @@ class DeviceDescription(NamedTuple):
     Attributes:
         name: of its kind.
         total_bytes: its memory; 0 for the CPU.
-        context_bytes: what a process takes of it beside PyTorch's allocator, if nobody else uses
-            it; 0 for the CPU.
+        context_bytes: what a process takes of it beside PyTorch's allocator, if no other
+            process uses it; 0 for the CPU.
     """
 
     name: str
@@ -194,7 +194,7 @@ def survived(report: Mapping[str, Any]) -> bool:
 
 
 def ran_out(report: Mapping[str, Any]) -> bool:
-    """Whether training did not survive for want of memory."""
+    """Return whether training ran out of memory."""
     return report.get("outcome") == "oom"
 
 

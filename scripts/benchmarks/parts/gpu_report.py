@@ -12,7 +12,7 @@ from batchfinder.results.memory_model import fit
 from batchfinder.results.result import Probe
 from batchfinder.units import format_bytes
 
-# So many times the answer must not train.
+# This many times the answer must not train.
 TOO_LARGE = 1.12
 
 

@@ -38,7 +38,7 @@ OUT_OF_MEMORY = (
     "can't allocate memory",
     "not enough memory",
     "std::bad_alloc",
-    # What oneDNN says when the memory for its weights or its scratch space is not to be had.
+    # What oneDNN says when the memory for its weights or its scratch space is unavailable.
     "could not create a primitive",
     "could not create a memory",
     "could not execute a primitive",

@@ -9,7 +9,7 @@ from typing import Any
 
 import setup_loop
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils._pytree import tree_map
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import setup_loop
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from diffusers import UNet2DConditionModel, UNet2DModel
 from torch import Tensor, nn
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import setup_loop
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 NOISE = 100
@@ -23,7 +24,7 @@ class Gan(nn.Module):
         super().__init__()
         g: list[nn.Module] = []
         channels = [NOISE, *(width * n for n in (8, 4, 2, 1))]
-        for i, (inner, outer) in enumerate(zip(channels, channels[1:], strict=False)):
+        for i, (inner, outer) in enumerate(itertools.pairwise(channels)):
             stride, padding = (1, 0) if i == 0 else (2, 1)
             g += [nn.ConvTranspose2d(inner, outer, 4, stride, padding, bias=False)]
             g += [nn.BatchNorm2d(outer), nn.ReLU(inplace=True)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import setup_loop
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 import torchvision
 from torch import Tensor, nn
 

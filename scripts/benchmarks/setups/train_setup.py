@@ -29,9 +29,9 @@ sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
 
 import setup_loop  # noqa: E402
 import torch  # noqa: E402
-from peers import bisected  # noqa: E402
+from parts.peers import bisected  # noqa: E402
+from parts.train_at import is_out_of_memory, limit_memory  # noqa: E402
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
-from train_at import is_out_of_memory, limit_memory  # noqa: E402
 
 # At each size that doubling and bisection try; as peers.py.
 BISECTION_STEPS = 3

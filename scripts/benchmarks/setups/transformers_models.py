@@ -70,7 +70,12 @@ def bert(layers: int = 12, width: int = 768, length: int = 128) -> nn.Module:
 def t5(layers: int = 6, width: int = 512, length: int = 256) -> nn.Module:
     """Return T5."""
     config = transformers.T5Config(
-        num_layers=layers, d_model=width, d_ff=4 * width, num_heads=width // 64, use_cache=False
+        num_layers=layers,
+        d_model=width,
+        d_ff=4 * width,
+        num_heads=width // 64,
+        use_cache=False,
+        decoder_start_token_id=0,
     )
     return transformers.T5ForConditionalGeneration(config)
 
@@ -164,12 +169,12 @@ BUILD: dict[str, Any] = {
 MAKE_BATCH = {
     **dict.fromkeys(("gpt2", "llama", "qwen"), tokens),
     **dict.fromkeys(("bert", "t5", "bart"), masked_tokens),
-    "clip": texts_and_images, "wav2vec2": sounds, "whisper": spectrograms,
+    "clip": texts_and_images,
+    "wav2vec2": sounds,
+    "whisper": spectrograms,
 }
-LENGTHS = {
-    "gpt2": 512, "llama": 1024, "qwen": 1024, "bert": 128, "t5": 256, "bart": 256,
-    "clip": 77, "wav2vec2": 80_000, "whisper": 128,
-}
+LENGTHS = {"gpt2": 512, "llama": 1024, "qwen": 1024, "bert": 128, "t5": 256, "bart": 256}
+LENGTHS |= {"clip": 77, "wav2vec2": 80_000, "whisper": 128}
 
 
 def start(**arguments: Any) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import eventually, is_gone
+from processes import eventually, is_gone, supervisor
 
 from batchfinder import Outcome
 from batchfinder.errors import StepError, UsageError, UserCodeError, WorkerError
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.workers.prober import WorkerProber
 from batchfinder.probing.workers.source import SetupSource
+from batchfinder.probing.workers.supervisor import Supervisor
 
 TARGETS = Path(__file__).parents[2] / "targets"
 OPTIONS = ProbeOptions(device="cpu", memory_limit=2 * 2**30)
@@ -26,9 +26,9 @@ OPTIONS = ProbeOptions(device="cpu", memory_limit=2 * 2**30)
 @contextmanager
 def prober(
     function: str = "deaths.py:build", timeout: float | None = None, **arguments: Any
-) -> Iterator[WorkerProber]:
+) -> Iterator[Supervisor]:
     source = SetupSource(f"{TARGETS}/{function}", arguments)
-    ours = WorkerProber(source, OPTIONS, probe_timeout_seconds=timeout)
+    ours = supervisor(source, OPTIONS, probe_timeout_seconds=timeout)
     try:
         yield ours
     finally:
@@ -57,7 +57,7 @@ def pid_in(path: Path) -> int:
         (
             "write_garbage",
             Outcome.FAILED,
-            "to a file descriptor that it had not opened",
+            "the training code wrote 'not JSON at all' to a file descriptor that it had not",
         ),
     ],
 )
@@ -157,14 +157,14 @@ def test_a_target_that_hangs_on_loading(tmp_path: Path) -> None:
     source = SetupSource(f"{TARGETS}/deaths.py:build_and_do", {"deed": "hang", "once": str(once)})
     with pytest.raises(WorkerError, match="target was still loading after"):
         # Importing PyTorch counts, and takes its time on a busy machine.
-        WorkerProber(source, OPTIONS, loading_timeout_seconds=20)
+        supervisor(source, OPTIONS, loading_timeout_seconds=20)
     assert is_gone(pid_in(once))
 
 
 def test_an_unknown_optimizer_is_told_before_any_probe() -> None:
     source = SetupSource(f"{TARGETS}/models.py:build_small", optimizer="adamm")
     with pytest.raises(UsageError, match="there is no optimizer 'adamm'"):
-        WorkerProber(source, OPTIONS)
+        supervisor(source, OPTIONS)
 
 
 def test_what_it_tells_of_the_device() -> None:

@@ -17,7 +17,6 @@ from torch.optim.lr_scheduler import StepLR
 
 from batchfinder import estimate_max_batch
 from batchfinder.simulation.tracing.copies import copied
-from batchfinder.training.frameworks.lightning import own_training_step
 
 COUNTS = {"steps": 0}
 Pair = namedtuple("Pair", "model optimizer")
@@ -235,11 +234,7 @@ def test_the_named_variables_of_a_users_module_are_copied() -> None:
     assert vars(other)["steps"] == 0
 
 
-def test_what_the_step_is_known_by_stays_itself() -> None:
-    assert copied(own_training_step, {}) is own_training_step
-
-
-def test_generators_of_random_numbers_come_along() -> None:
+def test_random_generators_are_copied() -> None:
     own, numbers = random.Random(1), np.random.default_rng(1)
     states = own.getstate(), str(numbers.bit_generator.state)
     copied(lambda: (own.random(), numbers.random()), {})()

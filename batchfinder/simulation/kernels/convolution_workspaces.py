@@ -1,0 +1,101 @@
+"""What cuDNN's convolutions use while they run, beside their outputs.
+
+cuDNN does not publish it: these rules were read off recordings of real GPUs.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from batchfinder.simulation.allocator.rounding import round_up
+from batchfinder.simulation.kernels.attention import ComputeCapability
+from batchfinder.simulation.trace.recorder import size_of
+
+TENSOR_FLOAT_SINCE: ComputeCapability = (8, 0)
+"""The first GPUs that compute convolutions of fp32 on tensor cores, as TF32."""
+
+# Winograd's algorithm keeps 6 x 6 numbers of 4 bytes for each tile of 4 x 4 pixels and for each
+# filter. cuDNN 8.0 on a V100 used another one up to so many channels, but never for the weight.
+_TILE, _TILE_BYTES = 4, 6 * 6 * 4
+_FEW_CHANNELS = 64
+
+# The gradient of images by 1x1 filters had a workspace from 784 tiles of 128 x 128 elements on, and
+# none up to 392 of them, on the 80 multiprocessors of that V100.
+_MATRIX_TILE = 128
+_MANY_TILES = 512
+
+# Tensor cores read the channels of half types in vectors of 16 bytes.
+_CHANNELS_AT_ONCE = 8
+
+
+class Direction(enum.Enum):
+    """What one call of cuDNN computes."""
+
+    OUTPUT = "output"
+    IMAGES = "gradient of the images"
+    WEIGHT = "gradient of the weight"
+
+
+class Convolution(NamedTuple):
+    """A convolution; a transposed one is another's gradient of the images.
+
+    Attributes:
+        images: ``(batch, channels, ...)``, which the filter is moved over.
+        outputs: ``(batch, filters, ...)``.
+        weight: the filter.
+        stride: of the filter.
+        dilation: of the filter.
+    """
+
+    images: Tensor
+    outputs: Tensor
+    weight: Tensor
+    stride: Sequence[int]
+    dilation: Sequence[int]
+
+    def workspace_bytes(self, direction: Direction, capability: ComputeCapability) -> int:
+        """Return what a call uses where its images are in the contiguous format."""
+        channels = self.weight.size(1)
+        if channels == 1:
+            return 0  # a kernel of PyTorch's own, for one filter a channel
+        kernel = list(self.weight.shape[2:])
+        is_grouped = channels != self.images.size(1)
+        if (
+            not is_grouped
+            and self.weight.dtype is torch.float32
+            and capability < TENSOR_FLOAT_SINCE
+        ):
+            return self._full_precision_bytes(direction, kernel)
+        # Tensor cores compute channels last: of images in the other format, and of the filter,
+        # cuDNN makes copies in its workspace. "Tensor Layouts In Memory: NCHW vs NHWC" in
+        # https://docs.nvidia.com/deeplearning/performance/dl-performance-convolutional
+        is_half = self.weight.element_size() == 2
+        # Filters that do not overlap are a matrix product.
+        if math.prod(kernel) == 1 or (kernel == list(self.stride) and not is_half):
+            return 0
+        padded = round_up(channels, _CHANNELS_AT_ONCE) if is_half and not is_grouped else channels
+        copied = size_of(self.images) + size_of(self.weight)
+        return copied // channels * padded + size_of(self.outputs)
+
+    def _full_precision_bytes(self, direction: Direction, kernel: list[int]) -> int:
+        batch, channels, *sides = self.images.shape
+        filters = self.outputs.size(1)
+        copied = size_of(self.images) + size_of(self.weight)
+        is_strided, is_forward = max(self.stride) > 1, direction is Direction.OUTPUT
+        if kernel == [1, 1] and not is_strided and direction is Direction.IMAGES:
+            rows, columns = (-(-n // _MATRIX_TILE) for n in (channels, batch * math.prod(sides)))
+            return copied if rows * columns >= _MANY_TILES else 0
+        if kernel != [3, 3] or max(self.dilation) > 1:
+            return 0
+        if is_strided:
+            return copied + size_of(self.outputs) if is_forward else 0
+        if direction is not Direction.WEIGHT and max(channels, filters) <= _FEW_CHANNELS:
+            return 0
+        tiles = batch * math.prod(-(-side // _TILE) for side in self.outputs.shape[2:])
+        return _TILE_BYTES * (channels * filters + tiles * (channels + filters))
