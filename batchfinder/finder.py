@@ -26,6 +26,7 @@ from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Prober
 from batchfinder.search.remarks import notes_about, warnings_about
 from batchfinder.search.search import Finding, search
+from batchfinder.simulation.allocator.caching import AllocatorSettings
 from batchfinder.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -174,7 +175,11 @@ def find_max_batch(
                 max_batch_size=bounds[1],
                 multiple_of=bounds[2],
                 on_probe=on_probe,
-                head_start=HeadStart(estimate, options, is_asked_for=start_from_estimate),
+                head_start=HeadStart(
+                    estimate,
+                    is_asked_for=start_from_estimate,
+                    may_pay=options.may_start_from_estimate,
+                ),
             )
             result = replace(result, warnings=(*warnings, *result.warnings))
             if isinstance(prober, RankedProber):
@@ -265,7 +270,9 @@ def run_search(
             "run one training step by yourself to see more"
         )
     of_the_estimate = head_start.notes if head_start else []
-    of_the_finding = warnings_about(finding, prober, max_batch_size, multiple_of)
+    of_the_finding = warnings_about(
+        finding, prober, max_batch_size, multiple_of, may_expand=_may_expand(prober)
+    )
     warnings = [*of_the_estimate, *prober.warnings, *of_the_finding]
     result = conclude(prober, probes, finding, time.monotonic() - started, warnings)
     return replace(
@@ -274,6 +281,11 @@ def run_search(
         estimated_batch_size=head_start.batch_size if head_start else None,
         seconds_by_part=_seconds_by_part(prober, probes, result.seconds),
     )
+
+
+def _may_expand(prober: Prober) -> bool:
+    settings = AllocatorSettings.of_this_process()
+    return prober.device.startswith("cuda") and not settings.expandable_segments
 
 
 def _seconds_by_part(prober: Prober, probes: list[Probe], seconds: float) -> dict[str, float]:

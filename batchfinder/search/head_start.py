@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeAlias
 
-from batchfinder.probing.options import ProbeOptions
 from batchfinder.results.result import Probe
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.prober import Prober
@@ -33,20 +32,20 @@ class HeadStart:
 
     Args:
         estimate: makes it.
-        options: of the probes.
-        is_asked_for: whether the user wants it, fast steps or not.
+        is_asked_for: make it in any case, because the user wants it.
+        may_pay: otherwise make it if steps are slow. False for ranks, which must all try the same
+            sizes although their clocks differ, and for compiled steps, which use less memory than
+            is simulated.
 
     Attributes:
         batch_size: the estimate; None while there is none.
         notes: what the user should know.
     """
 
-    def __init__(
-        self, estimate: MakeEstimate, options: ProbeOptions, *, is_asked_for: bool
-    ) -> None:
+    def __init__(self, estimate: MakeEstimate, *, is_asked_for: bool, may_pay: bool) -> None:
         self._estimate = estimate
-        self._options = options
         self._is_asked_for = is_asked_for
+        self._may_pay = may_pay
         self.batch_size: int | None = None
         self.notes: list[str] = []
 
@@ -74,9 +73,7 @@ class HeadStart:
         return self._estimate(prober.device, prober.budget_bytes, bounds)
 
     def _pays(self, probes: Mapping[int, Probe], predicted: float) -> bool:
-        # Ranks must all try the same sizes, and their clocks differ. A compiled step takes less
-        # than is simulated.
-        if self._options.strategy is not None or self._options.compiled:
+        if not self._may_pay:
             return False
         sizes = min(probes), max(probes)
         seconds = [probes[size].step_seconds or 0.0 for size in sizes]
