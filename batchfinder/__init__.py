@@ -1,4 +1,7 @@
-"""batchfinder: the largest batch size that really trains on your device."""
+"""Find the largest batch size that really trains on your device.
+
+The public names are imported lazily. README.md in this folder is the map of the code.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,12 @@ if TYPE_CHECKING:
     from batchfinder.errors import BatchFinderError, BatchFinderWarning
     from batchfinder.estimator import estimate_max_batch, estimate_peak_memory
     from batchfinder.finder import find_max_batch
+    from batchfinder.integrations.guard import OOMGuard
+    from batchfinder.integrations.transformers import set_max_batch
     from batchfinder.results.accumulation import AccumulationPlan, Split
     from batchfinder.results.memory_model import MemoryModel, Phase
-    from batchfinder.results.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
+    from batchfinder.results.probe import Outcome, Probe
+    from batchfinder.results.result import BatchSizeResult, NextFailure, Status
     from batchfinder.simulation.estimate import Estimate, PeakEstimate
     from batchfinder.simulation.gpus import Gpu, find_gpu
     from batchfinder.training.setup import TrainingSetup
@@ -25,6 +31,7 @@ __all__ = [
     "Gpu",
     "MemoryModel",
     "NextFailure",
+    "OOMGuard",
     "Outcome",
     "PeakEstimate",
     "Phase",
@@ -36,10 +43,11 @@ __all__ = [
     "estimate_peak_memory",
     "find_gpu",
     "find_max_batch",
+    "set_max_batch",
 ]
 
-# Each name is imported on first use: for some that takes PyTorch, which the command line would
-# wait seconds for, and a Ctrl-C meanwhile would end in a traceback.
+# Names are imported on first use. Some of them need PyTorch, which takes seconds to import: the
+# command line would have to wait, and Ctrl-C during the import would end in a traceback.
 _MODULES = {
     "AccumulationPlan": "results.accumulation",
     "BatchFinderError": "errors",
@@ -49,10 +57,11 @@ _MODULES = {
     "Gpu": "simulation.gpus",
     "MemoryModel": "results.memory_model",
     "NextFailure": "results.result",
-    "Outcome": "results.result",
+    "OOMGuard": "integrations.guard",
+    "Outcome": "results.probe",
     "PeakEstimate": "simulation.estimate",
     "Phase": "results.memory_model",
-    "Probe": "results.result",
+    "Probe": "results.probe",
     "Split": "results.accumulation",
     "Status": "results.result",
     "TrainingSetup": "training.setup",
@@ -60,6 +69,7 @@ _MODULES = {
     "estimate_peak_memory": "estimator",
     "find_gpu": "simulation.gpus",
     "find_max_batch": "finder",
+    "set_max_batch": "integrations.transformers",
 }
 
 

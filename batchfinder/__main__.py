@@ -7,7 +7,7 @@ import signal
 
 def main() -> None:
     """Run the command line."""
-    # Until a command has begun there is nothing to tell: Ctrl-C ends all this without a word.
+    # Ctrl-C during the imports ends the process silently: no command has begun yet.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from batchfinder.cli.app import run

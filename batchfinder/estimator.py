@@ -1,4 +1,4 @@
-"""``estimate_max_batch()``: the same answer as ``find_max_batch()``, for a GPU you do not have."""
+"""``estimate_max_batch()``: the answer of ``find_max_batch()`` for a GPU that you do not have."""
 
 from __future__ import annotations
 
@@ -58,43 +58,44 @@ def estimate_max_batch(
 ) -> Estimate:
     """Estimate the largest batch size that trains on a GPU, without that GPU or any other.
 
-    The training step is run on tensors without data, and its allocations are replayed in a model
-    of the CUDA caching allocator. Model, optimizer, sample and random numbers stay as they are, and
-    a step that draws some draws the same in each estimate.
+    The training step runs on tensors without data, and its allocations are replayed in a model of
+    the CUDA caching allocator. Model, optimizer, sample and random generators are not changed.
 
     Args:
-        model: the module to train; or instead of this, ``sample``, ``loss_fn``, ``optimizer``,
-            ``step`` and ``make_batch`` a :class:`TrainingSetup`, or a ``transformers.Trainer``,
-            which brings those of them that are not given.
-        sample: one batch as the DataLoader yields it, of any size.
-        gpu: a name from ``batchfinder gpus``, or a :class:`Gpu`: :func:`find_gpu` gives those
-            known, ``dataclasses.replace`` changes them.
-        loss_fn: see :func:`batchfinder.find_max_batch`, as for all that follow.
-        optimizer: see there.
-        step: see there.
-        make_batch: see there.
-        memory_limit: as if the GPU had no more than this: bytes, or text as ``"24GiB"``.
-        headroom: fraction of the memory kept free, from 0 to below 1.
-        precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` with autocast (fp16: and a GradScaler).
-        accumulate: with gradient accumulation.
+        model: the module to train. Or a :class:`TrainingSetup` in place of all arguments up to
+            ``make_batch``, or a ``transformers.Trainer``, which supplies those not given.
+        sample: one batch of any size, as the DataLoader yields it, with the longest sequences.
+        gpu: a name from ``batchfinder gpus``, or a :class:`Gpu`. Use :func:`find_gpu` and
+            ``dataclasses.replace`` to change a known one.
+        loss_fn: ``loss_fn(output, batch) -> loss``. Default: inferred from the output.
+        optimizer: an instance, a factory ``factory(params)``, or the name of a class of
+            ``torch.optim``. Default: AdamW.
+        step: ``step(model, batch) -> loss``, in place of forward pass and loss, or
+            ``step(model, batch) -> None`` for a complete training step.
+        make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample.
+        memory_limit: memory of the GPU to use at most: bytes, or text such as ``"24GiB"``.
+        headroom: fraction of the memory to keep free, from 0 to below 1.
+        precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` for autocast (fp16 with a GradScaler).
+        accumulate: simulate gradient accumulation.
         min_batch_size: the smallest size to try.
         max_batch_size: the largest size to try.
         multiple_of: only multiples of this are tried.
         batch_dim: index of the batch dimension.
-        expandable_segments: as with ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
+        expandable_segments: simulate ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
 
     Returns:
-        The estimate: ``batch_size`` (0 if nothing fits), ``low`` and ``high``, the sizes between
-        which the true one plausibly lies, ``peak_bytes``, and in ``explanation`` what it goes to.
+        The estimate: ``batch_size`` (0 if nothing fits), its plausible range ``low`` to ``high``,
+        ``peak_bytes``, and the terms of the peak in ``explanation``.
 
     Warns:
-        BatchFinderWarning: of each of the result's ``warnings``.
+        BatchFinderWarning: for each of the result's ``warnings``.
 
     Raises:
-        UsageError: an argument makes no sense, or the GPU is unknown.
-        SampleError, DeviceError: see :mod:`batchfinder.errors`.
-        StepError: the step cannot run without data; the text says where.
-        Exception: what the model or one of the functions raises.
+        UsageError: an argument is invalid, or the GPU is unknown.
+        SampleError: there is no usable example batch.
+        DeviceError: the process overhead leaves no memory for training.
+        StepError: the step cannot run without data; the message says where.
+        Exception: whatever the model or one of the functions raises.
 
     Example:
         >>> import torch
@@ -145,30 +146,37 @@ def estimate_peak_memory(
     """Estimate the peak memory of a training step at one batch size.
 
     Args:
-        model: see :func:`estimate_max_batch`, as for all that is not told here.
-        sample: see there.
+        model: the module to train. Or a :class:`TrainingSetup` in place of all arguments up to
+            ``make_batch``, or a ``transformers.Trainer``, which supplies those not given.
+        sample: one batch of any size, as the DataLoader yields it, with the longest sequences.
         batch_size: examples per forward/backward pass.
-        gpu: see there; for another memory, give a :class:`Gpu` of so many ``total_bytes``.
-        loss_fn: see there.
-        optimizer: see there.
-        step: see there.
-        make_batch: see there.
-        headroom: fraction of the memory kept free, which decides whether the size fits; none is
-            by default, unlike there.
-        precision: see there.
-        accumulate: see there.
-        batch_dim: see there.
-        expandable_segments: see there.
+        gpu: a name from ``batchfinder gpus``, or a :class:`Gpu`. Use :func:`find_gpu` and
+            ``dataclasses.replace`` to change a known one.
+        loss_fn: ``loss_fn(output, batch) -> loss``. Default: inferred from the output.
+        optimizer: an instance, a factory ``factory(params)``, or the name of a class of
+            ``torch.optim``. Default: AdamW.
+        step: ``step(model, batch) -> loss``, in place of forward pass and loss, or
+            ``step(model, batch) -> None`` for a complete training step.
+        make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample.
+        headroom: fraction of the memory that must stay free for the size to fit.
+        precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` for autocast (fp16 with a GradScaler).
+        accumulate: simulate gradient accumulation.
+        batch_dim: index of the batch dimension.
+        expandable_segments: simulate ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
 
     Returns:
-        The estimate: ``fits``, ``peak_bytes`` of the whole process, and in ``explanation`` what
-        they go to.
+        The estimate: ``fits``, ``peak_bytes`` of the whole process, and the terms of the peak in
+        ``explanation``.
 
     Warns:
-        BatchFinderWarning: of each of the result's ``warnings``.
+        BatchFinderWarning: for each of the estimate's ``warnings``.
 
     Raises:
-        UsageError, SampleError, DeviceError, StepError, Exception: as there.
+        UsageError: an argument is invalid, or the GPU is unknown.
+        SampleError: there is no usable example batch.
+        DeviceError: the process overhead leaves no memory for training.
+        StepError: the step cannot run without data; the message says where.
+        Exception: whatever the model or one of the functions raises.
 
     Example:
         >>> import torch
@@ -193,23 +201,20 @@ def estimate_peak_memory(
     run = prober.replay(batch_size)
     fits = run.trains
     if not fits:
-        # The peak that would be needed, not the one at which it ran out.
+        # Replay with ample memory: report the peak that the step needs, not where it failed.
         roomy = dataclasses.replace(device, total_bytes=1 << 50)
         run = SimulatedProber(traces, roomy, options, settings).replay(batch_size)
     warnings = [*warnings, *traces.warnings]
     warn_of(warnings)
+    reserved = run.peak_reserved_bytes
+    explanation = explain(traces.at(batch_size), batch_size, gpu=device, reserved_bytes=reserved)
     return PeakEstimate(
         device,
         batch_size,
         fits,
         run.peak_allocated_bytes,
-        run.peak_reserved_bytes,
-        explain(
-            traces.at(batch_size),
-            batch_size,
-            gpu=device,
-            reserved_bytes=run.peak_reserved_bytes,
-        ),
+        reserved,
+        explanation,
         tuple(warnings),
     )
 
@@ -225,20 +230,22 @@ def estimate_on_gpus(
     multiple_of: int = 1,
     cluster: Cluster | None = None,
 ) -> list[Estimate]:
-    """The estimate for each of several GPUs; GPUs with the same kernels share their traces.
+    """Estimate the largest batch size on several GPUs.
+
+    GPUs with the same kernels share their traces.
 
     Args:
         setup: what to train.
         gpus: at least one.
-        options: of the steps and the budget.
-        settings: of the caching allocator.
-        min_batch_size: see :func:`estimate_max_batch`.
-        max_batch_size: see there.
-        multiple_of: see there.
-        cluster: of which each GPU is one rank; None: it trains alone.
+        options: options of the steps and the budget.
+        settings: settings of the caching allocator.
+        min_batch_size: the smallest size to try.
+        max_batch_size: the largest size to try.
+        multiple_of: only multiples of this are tried.
+        cluster: the data-parallel job in which each GPU is one rank. Default: a GPU trains alone.
 
     Raises:
-        UsageError, SampleError, StepError, DeviceError, Exception: as there.
+        UsageError, SampleError, DeviceError, StepError, Exception: as ``estimate_max_batch``.
     """
     _, max_batch_size, multiple_of = whole_bounds(min_batch_size, max_batch_size, multiple_of)
     smallest, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
@@ -258,12 +265,7 @@ def estimate_on_gpus(
         reserved = max(p.peak_reserved_bytes or 0 for p in result.probes if p.batch_size == shown)
         if bound and result.status is Status.FOUND:
             answers[bound] = result.batch_size
-        explanation = explain(
-            traces.at(shown),
-            shown,
-            gpu=gpu,
-            reserved_bytes=reserved,
-        )
+        explanation = explain(traces.at(shown), shown, gpu=gpu, reserved_bytes=reserved)
         low, high = plausible_interval(result, traces, bounds)
         estimates.append(Estimate(gpu, low, high, result, explanation))
     return estimates

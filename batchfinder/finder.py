@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from batchfinder.errors import BatchTooSmallError, UserCodeError, WorkerError, warn_of
+from batchfinder.errors import (
+    BatchTooSmallError,
+    UsageError,
+    UserCodeError,
+    WorkerError,
+    warn_of,
+)
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.workers.supervisor import Supervisor
 from batchfinder.results.result import BatchSizeResult, Outcome, Probe
 from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds
 from batchfinder.search.conclusion import conclude
 from batchfinder.search.head_start import HeadStart
+from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Prober
-from batchfinder.search.remarks import remarks_on
+from batchfinder.search.remarks import notes_about, warnings_about
 from batchfinder.search.search import Finding, search
 from batchfinder.units import parse_bytes
 
@@ -63,14 +73,11 @@ def find_max_batch(
     Model, optimizer and random generators are afterwards as they were before, bit for bit, also
     after an error or Ctrl-C.
 
-    On the CPU, and with ``isolate``, sizes are tried in worker processes: an out-of-memory leaves
-    holes in the heap of the process it happens in. On Linux they are forks of this process, with
-    all that it holds; where there is an accelerator, or something was compiled, they get a pickled
-    copy of model, sample and functions. What cannot be pickled is tried in this process then, with
-    a warning that says so; with ``isolate`` or ``strategy="fsdp"`` it is a ``UsageError``. In this
-    process, as on accelerators, what step and loss function reach in their closures, their globals
-    and the objects whose methods they are is put back as well: all but objects of libraries that
-    have no ``state_dict``, and data sets.
+    On accelerators sizes are tried in this process: all that step and loss function reach in their
+    closures, their globals and the objects whose methods they are is put back as well, except
+    objects of libraries that have no ``state_dict``, and data sets. On the CPU sizes are tried in
+    forks of this process, as an out-of-memory leaves holes in the heap of the process it happens
+    in. Where the process cannot be forked they are tried in it, with a warning.
 
     Args:
         model: the module to train; or instead of this and the next five a :class:`TrainingSetup`,
@@ -100,9 +107,10 @@ def find_max_batch(
         confirm_steps: the least number of full steps that the answer is confirmed with; on the CPU
             6 at least.
         batch_dim: index of the batch dimension. Default: 0.
-        isolate: try every size in a worker process.
-        strategy: ``"ddp"`` or ``"fsdp"``: all ranks of this job search together, and each has to
-            make this call. Default: ``"ddp"`` in a process group of several ranks, else none.
+        isolate: no longer supported: use ``batchfinder find``, which isolates every size.
+        strategy: ``"ddp"``: all ranks of this job search together, and each has to make this call.
+            Default: ``"ddp"`` in a process group of several ranks, else none. For ``"fsdp"`` use
+            ``batchfinder find`` under torchrun.
         start_from_estimate: after two small sizes, confirm what :func:`estimate_max_batch` expects
             of this device. Without, that is done where it pays: on an accelerator where a single
             process trains without ``compile``, and by the two a step at the answer's size should
@@ -123,7 +131,7 @@ def find_max_batch(
         BatchTooSmallError: a layer needs more than one example, and no larger size is allowed.
         WorkerError: worker processes end, whatever the size.
         Exception: what the model or one of the functions raises, other than running out of memory.
-        UserCodeError: the same from a worker process, as mostly on the CPU.
+        UserCodeError: the same from a fork of this process, as mostly on the CPU.
 
     Example:
         >>> import torch
@@ -138,10 +146,14 @@ def find_max_batch(
     from batchfinder.training.completion import completed
     from batchfinder.training.setup import setup_of
 
+    if isolate:
+        raise UsageError(
+            "isolate=True is no longer supported. Try batchfinder find FILE.py:FUNCTION: it tries "
+            "each size in a process of its own."
+        )
     setup, warnings = completed(setup_of(model, sample, loss_fn, optimizer, step, make_batch))
     bounds = whole_bounds(min_batch_size, max_batch_size, multiple_of)
     check_bounds(*bounds)
-    min_batch_size, max_batch_size, multiple_of = bounds
     options = ProbeOptions(
         device=None if device is None else str(device),
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
@@ -153,32 +165,33 @@ def find_max_batch(
         batch_dim=batch_dim or 0,
         strategy=strategy or strategy_of_this_job(setup.model),
     )
-
-    def estimate(device: str, budget_bytes: int, bounds: Bounds) -> tuple[int | None, list[str]]:
-        from batchfinder.simulation.guess import guess_batch_size  # takes a moment, seldom needed
-
-        return guess_batch_size(setup, options, device, budget_bytes, bounds)
-
-    prober = choose_prober(setup, options, isolate=isolate)
-    try:
-        result = run_search(
-            prober,
-            min_batch_size=min_batch_size,
-            max_batch_size=max_batch_size,
-            multiple_of=multiple_of,
-            on_probe=on_probe,
-            head_start=HeadStart(estimate, options, is_asked_for=start_from_estimate),
-        )
-        result = replace(result, warnings=(*warnings, *result.warnings))
-        if isinstance(prober, RankedProber):
-            result = prober.agreed(result)
-    except UserCodeError as error:
-        # Their traceback, which is its cause, says it all; our frames would only follow.
-        raise error.with_traceback(None) from error.__cause__
-    finally:
-        prober.close()
+    estimate = partial(_estimate_here, setup, options)
+    with closing(choose_prober(setup, options)) as prober:
+        try:
+            result = run_search(
+                prober,
+                min_batch_size=bounds[0],
+                max_batch_size=bounds[1],
+                multiple_of=bounds[2],
+                on_probe=on_probe,
+                head_start=HeadStart(estimate, options, is_asked_for=start_from_estimate),
+            )
+            result = replace(result, warnings=(*warnings, *result.warnings))
+            if isinstance(prober, RankedProber):
+                result = prober.agreed(result)
+        except UserCodeError as error:
+            # Their traceback, which is its cause, says it all; our frames would only follow.
+            raise error.with_traceback(None) from error.__cause__
     warn_of(result.warnings)
     return result
+
+
+def _estimate_here(
+    setup: TrainingSetup, options: ProbeOptions, device: str, budget_bytes: int, bounds: Bounds
+) -> tuple[int | None, list[str]]:
+    from batchfinder.simulation.guess import guess_batch_size  # takes a moment, seldom needed
+
+    return guess_batch_size(setup, options, device, budget_bytes, bounds)
 
 
 def run_search(
@@ -190,6 +203,7 @@ def run_search(
     on_probing: Callable[[int, bool], None] | None = None,
     on_probe: OnProbe | None = None,
     head_start: HeadStart | None = None,
+    prices: Prices | None = None,
 ) -> BatchSizeResult:
     """Search with any prober and say what was found.
 
@@ -201,6 +215,7 @@ def run_search(
         on_probing: called with the size, and whether it is a confirmation, as each probe begins.
         on_probe: called with each probe as it ends.
         head_start: the estimate to start from; None: start without one.
+        prices: what probes and confirmations cost; None: those of a search without launches.
 
     Returns:
         The result.
@@ -232,6 +247,7 @@ def run_search(
             multiple_of=multiple_of,
             is_repeatable=prober.is_repeatable,
             guess=head_start.of(prober, bounds) if head_start else None,
+            prices=prices,
         )
 
     finding: Finding | None = None
@@ -248,8 +264,24 @@ def run_search(
             f"not even a batch of {finding.failure.batch_size} runs: {finding.failure.note}; "
             "run one training step by yourself to see more"
         )
-    remarks = remarks_on(finding, prober, max_batch_size, multiple_of)
-    notes = head_start.notes if head_start else []
-    warnings = [*notes, *prober.warnings, *remarks]
+    of_the_estimate = head_start.notes if head_start else []
+    of_the_finding = warnings_about(finding, prober, max_batch_size, multiple_of)
+    warnings = [*of_the_estimate, *prober.warnings, *of_the_finding]
     result = conclude(prober, probes, finding, time.monotonic() - started, warnings)
-    return replace(result, estimated_batch_size=head_start.batch_size if head_start else None)
+    return replace(
+        result,
+        notes=tuple(notes_about(finding, prober, multiple_of)),
+        estimated_batch_size=head_start.batch_size if head_start else None,
+        seconds_by_part=_seconds_by_part(prober, probes, result.seconds),
+    )
+
+
+def _seconds_by_part(prober: Prober, probes: list[Probe], seconds: float) -> dict[str, float]:
+    """Where the time of a search went, the loading before its first probe included."""
+    parts = {"steps": sum(probe.seconds for probe in probes)}
+    before = 0.0
+    if isinstance(prober, Supervisor):
+        parts |= prober.seconds_by_part
+        before = prober.seconds_before
+    parts["rest"] = max(0.0, seconds + before - sum(parts.values()))
+    return {name: round(part, 3) for name, part in parts.items()}

@@ -1,4 +1,4 @@
-"""Bytes and seconds as text, and back. All sizes are 1024-based."""
+"""Convert bytes, seconds and percentages to and from text. All sizes are 1024-based."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ MIB = 1024**2
 GIB = 1024**3
 TIB = 1024**4
 
-# "24GB" on a graphics card's box means GiB in every driver and in PyTorch; a user who types it for
-# a 24 GiB card must not lose 7 %. The two spellings therefore mean the same here.
+# "24GB" on a graphics card's box means GiB in every driver and in PyTorch. Both spellings mean GiB
+# here, so that a user who types 24GB for a 24 GiB card does not lose 7 %.
 _FACTORS = {
     "": 1,
     "B": 1,
@@ -22,7 +22,7 @@ _FACTORS = {
     "G": GIB, "GB": GIB, "GIB": GIB,
     "T": TIB, "TB": TIB, "TIB": TIB,
 }  # fmt: skip
-# More digits than any size has would overflow further on.
+# Longer numbers would overflow later; no size needs them.
 _SIZE = re.compile(r"\s*(\d{1,24}(?:\.\d{1,24})?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
@@ -30,15 +30,15 @@ def parse_bytes(text: str | int, least: int = 1) -> int:
     """Read a size in bytes from text such as ``"24GiB"``, ``"1.5 GiB"`` or ``"512MiB"``.
 
     Args:
-        text: a number with an optional unit (B, KiB, MiB, GiB, TiB; "GB" and "G" mean GiB), or an
-            integer number of bytes, returned as it is.
-        least: the smallest size that makes sense: 1, or 0.
+        text: a number with an optional unit (B, KiB, MiB, GiB, TiB; "GB" and "G" mean GiB), or
+            an integer number of bytes.
+        least: the smallest valid size.
 
     Returns:
         The size in bytes.
 
     Raises:
-        UsageError: the text is no size, or the size is too small.
+        UsageError: the text is not a size, or the size is out of range.
 
     Example:
         >>> parse_bytes("24GiB")
@@ -50,18 +50,18 @@ def parse_bytes(text: str | int, least: int = 1) -> int:
         match = _SIZE.fullmatch(text) if isinstance(text, str) else None
         factor = _FACTORS.get(match[2].upper()) if match else None
         if match is None or factor is None:
-            raise UsageError(f"{text!r} is not a memory size; write it as 24GiB or 512MiB")
-        # A fraction, since a float would lose the last bytes of a number beyond 2**53.
+            raise UsageError(f"{text!r} is not a memory size. Try 24GiB or 512MiB.")
+        # A float would lose the last bytes of numbers above 2**53.
         size = int(Fraction(match[1]) * factor)
     if size < least:
-        raise UsageError(f"a memory size must be positive, not {text!r}; write it as 24GiB")
+        raise UsageError(f"a memory size must be positive, not {text!r}. Try 24GiB.")
     if size >= 2**63:
-        raise UsageError(f"{text!r} is more memory than there is anywhere; write it as 24GiB")
+        raise UsageError(f"{text!r} is more memory than any device has. Try 24GiB.")
     return size
 
 
 def format_bytes(size: float) -> str:
-    """Write a size for people: one decimal, in the largest unit that keeps it at 1 or more.
+    """Format a size with one decimal, in the largest unit that keeps it at 1 or more.
 
     Args:
         size: bytes; may be negative.
@@ -71,17 +71,14 @@ def format_bytes(size: float) -> str:
         ('24.0 GiB', '1.5 KiB', '100 B')
     """
     for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
-        # 0.99995: what would round to "1024.0" of the smaller unit is written as 1.0 of this one.
+        # 0.99995: write 1.0 of this unit instead of rounding to 1024.0 of the smaller one.
         if abs(size) >= factor * 0.99995:
             return f"{size / factor:.1f} {unit}"
     return f"{size:.0f} B"
 
 
 def format_seconds(seconds: float) -> str:
-    """Write a duration for people.
-
-    Args:
-        seconds: not negative.
+    """Format a duration; ``seconds`` must not be negative.
 
     Example:
         >>> [format_seconds(s) for s in (0.0004, 0.041, 1.024, 83.2, 4000)]
@@ -103,17 +100,14 @@ def format_seconds(seconds: float) -> str:
 
 
 def parse_percentage(text: str, name: str) -> float:
-    """Read a percentage as a fraction.
+    """Read a percentage such as ``"7.5"`` or ``"7.5%"`` as a fraction.
 
     Args:
-        text: such as ``"7.5"`` or ``"7.5%"``, from 0 to below 100.
-        name: of the option, for the error's text.
-
-    Returns:
-        The fraction, from 0 to below 1.
+        text: the percentage, from 0 to below 100.
+        name: the option's name, for the error message.
 
     Raises:
-        UsageError: the text is no such percentage.
+        UsageError: the text is not such a percentage.
 
     Example:
         >>> parse_percentage("7.5%", "--headroom")

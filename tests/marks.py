@@ -1,4 +1,4 @@
-"""What some tests need of PyTorch."""
+"""Marks for tests that need a feature of PyTorch."""
 
 from __future__ import annotations
 

@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.workers.process import WorkerProcess
+from batchfinder.probing.workers.process_worker import ProcessWorker
 from batchfinder.probing.workers.source import SetupSource
+from batchfinder.probing.workers.supervisor import Supervisor
+from batchfinder.probing.workers.worker import Order
 
 PATIENCE_SECONDS = 60
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -31,8 +35,14 @@ def eventually(condition: Callable[[], Any]) -> Any:
 
 def order(target: str, **arguments: Any) -> dict[str, Any]:
     """The first order of a worker on the CPU: to load a target."""
-    source = SetupSource(target, arguments)
-    return {**source.to_order(), "options": ProbeOptions(device="cpu").to_dict(), "group": None}
+    first = Order(ProbeOptions(device="cpu")).to_dict()
+    return {"id": 1, "source": SetupSource(target, arguments).to_dict(), **first}
+
+
+def supervisor(source: SetupSource, options: ProbeOptions, **settings: Any) -> Supervisor:
+    """As the command line makes it, with settings of a ``ProcessWorker``."""
+    worker = ProcessWorker(lambda: WorkerProcess(show_output=False), source, **settings)
+    return Supervisor(worker, options)
 
 
 def descendants(pid: int) -> list[int]:
@@ -77,5 +87,5 @@ def idle_bytes() -> int:
 
     A build of PyTorch with CUDA holds half a GiB more than one without.
     """
-    code = "import batchfinder.probing.workers.duty, batchfinder.probing.devices.cpu as cpu; "
+    code = "import batchfinder.probing.workers.serving, batchfinder.probing.devices.cpu as cpu; "
     return int(run_python("-c", f"{code} print(cpu.CpuDevice().held_bytes())"))

@@ -1,4 +1,4 @@
-"""Hypothesis strategies: what the tests draw at random, in one place."""
+"""Hypothesis strategies of all tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from batchfinder.simulation.trace.curve import Curve as StorageCurve
 from batchfinder.units import GIB, MIB, TIB
 
 thoroughly = settings(max_examples=max(500, settings().max_examples))
-"""For the properties of the search, which take no time: more examples than usual."""
+"""More examples than usual, for fast properties of the search."""
 
 batch_sizes = st.integers(1, 2**24)
 byte_counts = st.integers(1, 4 * TIB)
@@ -27,30 +27,30 @@ texts = st.text(max_size=300)
 
 @st.composite
 def lines(draw: st.DrawFn) -> PhaseModel:
-    """The line of a phase, in whole bytes."""
+    """Draw the line of a phase, in whole bytes."""
     return PhaseModel(draw(st.integers(0, 2**40)), draw(st.integers(0, 2**32)))
 
 
 @st.composite
 def curves(draw: st.DrawFn) -> StorageCurve:
-    """Bytes that never shrink as the batch grows, in whole bytes."""
+    """Draw a curve of whole bytes that never falls as the batch grows."""
     pairs = draw(st.integers(0, 2**10))
     return StorageCurve(draw(st.integers(0, 2**30)), draw(st.integers(-pairs, 2**24)), pairs)
 
 
 def two_phase_models() -> st.SearchStrategy[MemoryModel]:
-    """A line for each phase, in whole bytes."""
+    """Draw a line for each phase, in whole bytes."""
     return st.fixed_dictionaries({phase: lines() for phase in Phase}).map(MemoryModel)
 
 
 def distinct_batch_sizes(least: int) -> st.SearchStrategy[list[int]]:
-    """Several batch sizes, each once, in any order."""
+    """Draw several distinct batch sizes in any order."""
     return st.lists(batch_sizes, min_size=least, max_size=8, unique=True)
 
 
 @st.composite
 def probes(draw: st.DrawFn) -> Probe:
-    """Any probe that a prober could hand back."""
+    """Draw any probe that a prober could return."""
     return Probe(
         batch_size=draw(batch_sizes),
         outcome=draw(st.sampled_from(Outcome)),
@@ -69,7 +69,7 @@ def probes(draw: st.DrawFn) -> Probe:
 
 @st.composite
 def results(draw: st.DrawFn) -> BatchSizeResult:
-    """Any result, consistent in itself or not: what shows it must never fail."""
+    """Draw any result, consistent or not; rendering it must never fail."""
     failures = st.builds(
         NextFailure, batch_sizes, st.sampled_from([Outcome.OOM, Outcome.FAILED]), texts
     )
@@ -90,22 +90,22 @@ def results(draw: st.DrawFn) -> BatchSizeResult:
 
 
 def accumulation_plans() -> st.SearchStrategy[AccumulationPlan]:
-    """A plan for any global batch size."""
+    """Draw a plan for any global batch size."""
     return st.builds(plan_accumulation, st.integers(1, 10**5), batch_sizes, st.integers(1, 64))
 
 
 @dataclass(frozen=True)
 class Curve:
-    """How peak memory grows with the batch size: never falling unless it says so.
+    """A curve of peak memory by batch size; it never falls, except with a large ``wave``.
 
     Attributes:
         fixed_bytes: the peak at size 0.
         per_sample_bytes: the slope at small sizes.
-        kink: the size from which on the slope is ``steeper`` times as large.
-        steeper: see ``kink``; below 1: a concave curve.
-        bend: exponent of the batch size; 1 is a line, below it concave, above it convex.
-        step_bytes: peaks are rounded up to multiples of it, as allocators do.
-        wave: how far peaks swing about the curve, as a share of them; not monotone if large.
+        kink: the size at which the slope changes.
+        steeper: factor of the slope above ``kink``; below 1 for a concave curve.
+        bend: exponent of the batch size: 1 for a line, less for concave, more for convex.
+        step_bytes: unit to which peaks are rounded up, as allocators do.
+        wave: amplitude of a wave about the curve, as a fraction of it; not monotone if large.
     """
 
     fixed_bytes: float = 0
@@ -125,7 +125,7 @@ class Curve:
 
 @st.composite
 def fake_probers(draw: st.DrawFn) -> FakeProber:
-    """Devices of every kind: exact and noisy, kinked, rounding, fragmenting, honest or not."""
+    """Draw a device: exact or noisy, with kinks, rounding, fragmentation, false readings or not."""
     seed = draw(st.integers(0, 2**32))
     if draw(st.integers(0, 3)) == 0:
         return AdversarialProber(
@@ -164,7 +164,7 @@ def fake_probers(draw: st.DrawFn) -> FakeProber:
 
 @st.composite
 def search_bounds(draw: st.DrawFn) -> tuple[int, int | None, int]:
-    """Smallest size, largest size or None, and unit; at least one multiple lies within."""
+    """Draw a smallest size, a largest size or None, and a unit with a multiple between them."""
     unit = draw(st.sampled_from([1, 1, 2, 3, 8, 64]))
     smallest = draw(st.integers(1, 100))
     first = -(-smallest // unit) * unit
@@ -172,7 +172,7 @@ def search_bounds(draw: st.DrawFn) -> tuple[int, int | None, int]:
     return smallest, largest, unit
 
 
-# Texts that users could give, right and wrong.
+# Valid and invalid texts that users could give.
 
 sizes_as_text = st.from_regex(
     r"\A[-+ ]?\d{0,400}(\.\d{1,3})?([eE]-?\d{1,4})?\s?([kmgtKMGT]?i?[bB]?|%)\Z"
@@ -190,7 +190,7 @@ json_values = st.recursive(
 
 @st.composite
 def _results_as_json(draw: st.DrawFn) -> str:
-    """Something like the JSON of a result, with anything in its places."""
+    """Draw something like the JSON of a result, with any values."""
     probe = draw(st.sampled_from([Outcome.FITS.value, Outcome.OOM.value]))
     content = {
         "device": draw(st.sampled_from(["cuda:0 NVIDIA H200", "cpu"]) | json_values),

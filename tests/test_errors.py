@@ -13,34 +13,33 @@ ALL = {
 }
 
 
-def test_the_tree_in_the_docstring_names_exactly_the_classes_there_are() -> None:
+def test_the_docstring_tree_names_every_class() -> None:
     tree = (errors.__doc__ or "").split("::")[1].split("\n\n")[1]
     named = [re.sub(r"^[ │├└─]*", "", line).split()[0] for line in tree.splitlines()]
     assert sorted(named) == sorted(ALL)
     assert named[0] == "BatchFinderError"
 
 
-def test_every_error_of_ours_can_be_caught_as_one() -> None:
+def test_every_error_is_a_batchfinder_error() -> None:
     classes = {
         name
         for name, thing in vars(errors).items()
         if isinstance(thing, type) and issubclass(thing, Exception)
     } - {"BatchFinderWarning"}
     assert classes == set(ALL)
-    assert classes == set(ALL)
 
 
-def test_a_senseless_argument_is_a_value_error_too_and_exits_with_two() -> None:
+def test_a_usage_error_is_a_value_error_with_exit_status_2() -> None:
     assert issubclass(UsageError, ValueError)
     codes = {name: error.exit_code for name, error in ALL.items()}
     assert codes == {name: 2 if name == "UsageError" else 1 for name in ALL}
 
 
-def test_the_users_own_traceback_travels_with_the_error() -> None:
+def test_the_user_traceback_is_shown_as_the_cause() -> None:
     error = UserCodeError("ValueError: no", "Traceback ...")
     assert str(error) == "ValueError: no"
     assert error.user_traceback == "Traceback ..."
     assert UserCodeError("x").user_traceback == ""
-    # As a script sees it that does not catch it.
+    # An uncaught error prints its cause first.
     shown = "".join(traceback.format_exception(error))
     assert shown.index("Traceback ...") < shown.index("UserCodeError: ValueError: no")

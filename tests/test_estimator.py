@@ -43,7 +43,7 @@ def test_the_answer_fits_and_the_next_one_does_not() -> None:
         assert estimate_peak_memory(mlp(), SAMPLE, batch_size=batch_size, gpu="t4").fits is fits
 
 
-def test_both_estimates_warn_of_what_they_tell() -> None:
+def test_both_estimates_emit_their_warnings() -> None:
     model, sample = nn.Linear(256, 4), torch.randn(2, 256)
     with pytest.warns(BatchFinderWarning, match="the mean of the model's outputs") as of_peak:
         peak = estimate_peak_memory(model, sample, batch_size=8, gpu="t4")
@@ -56,7 +56,7 @@ def test_both_estimates_warn_of_what_they_tell() -> None:
 
 
 @pytest.mark.parametrize("expandable", [False, True])
-def test_a_size_that_does_not_fit_is_said_to_need_what_it_would_take(expandable: bool) -> None:
+def test_the_peak_of_a_size_that_does_not_fit_is_what_it_would_need(expandable: bool) -> None:
     t4 = find_gpu("t4")
     model = nn.Sequential(nn.Linear(256, 5000), nn.ReLU(), nn.Linear(5000, 10))
     small, large = (
@@ -74,7 +74,7 @@ def test_a_size_that_does_not_fit_is_said_to_need_what_it_would_take(expandable:
     assert small.peak_bytes == large.peak_bytes
 
 
-def test_random_numbers_are_the_same_in_each_estimate_and_go_on_after_it() -> None:
+def test_estimates_are_repeatable_and_restore_the_random_state() -> None:
     model, own = mlp(), random.Random(3)
 
     def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -109,7 +109,7 @@ def test_random_numbers_are_the_same_in_each_estimate_and_go_on_after_it() -> No
     assert len(answers) == 1
 
 
-def test_the_textbook_equation_adds_up() -> None:
+def test_the_terms_of_the_peak_add_up() -> None:
     model = mlp()
     parameters = sum(4 * p.numel() for p in model.parameters())
 
@@ -194,7 +194,7 @@ def test_nothing_fits() -> None:
     json.dumps(estimate.to_dict(), allow_nan=False)
 
 
-def test_reading_a_value_is_refused_with_its_place() -> None:
+def test_reading_a_value_is_an_error_with_its_location() -> None:
     class Reads(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -205,12 +205,14 @@ def test_reading_a_value_is_refused_with_its_place() -> None:
             return y * 2 if y.sum().item() > 0 else y
 
     model = nn.Sequential(nn.Identity(), Reads())
-    with pytest.raises(StepError, match=r"a value of a tensor is read .* in 1 at .*test_estimator"):
+    with pytest.raises(
+        StepError, match=r"the step reads a value of a tensor .* in 1 at .*test_estimator"
+    ):
         estimate_max_batch(model, SAMPLE, gpu="t4")
 
 
 def test_gpus_with_the_same_kernels_share_their_traces() -> None:
-    """A model without attention runs the same everywhere: what differs is the memory."""
+    """A model without attention uses the same kernels on every GPU."""
     calls = itertools.count()  # which an estimate does not put back, as it does variables
 
     class Counts(nn.Linear):
@@ -226,7 +228,7 @@ def test_gpus_with_the_same_kernels_share_their_traces() -> None:
     assert [e.batch_size for e in together] == [e.batch_size for e in apart]
 
 
-def test_the_slope_is_that_of_what_is_alive_at_the_peak() -> None:
+def test_the_slope_counts_what_is_alive_at_the_peak() -> None:
     estimate = estimate_max_batch(mlp(), SAMPLE, gpu="t4", optimizer="sgd")
 
     model = estimate.result.memory_model
@@ -237,7 +239,7 @@ def test_the_slope_is_that_of_what_is_alive_at_the_peak() -> None:
     assert model.peak_bytes(estimate.batch_size) == pytest.approx(peak)
 
 
-def test_a_further_gpu_is_looked_for_where_the_one_before_had_its_answer() -> None:
+def test_the_search_for_the_next_gpu_starts_near_the_last_answer() -> None:
     gpus = [find_gpu(name) for name in ("rtx3090", "rtx4090")]
 
     first, second = estimate_on_gpus(TrainingSetup(mlp(), SAMPLE), gpus, ProbeOptions())
@@ -254,7 +256,7 @@ def test_unknown_gpu() -> None:
         estimate_max_batch(mlp(), SAMPLE, gpu="rtx 309")
 
 
-def test_what_is_no_model_and_no_sample() -> None:
+def test_invalid_models_and_samples() -> None:
     with pytest.raises(UsageError, match=r"the model is str, not a torch.nn.Module"):
         estimate_max_batch("model", SAMPLE, gpu="t4")  # type: ignore[arg-type]
     with pytest.raises(SampleError, match="there is no example batch"):
@@ -263,7 +265,7 @@ def test_what_is_no_model_and_no_sample() -> None:
 
 @pytest.mark.parametrize("extra_rows", [0, 16])
 def test_memory_that_grows_with_the_square_of_the_batch(extra_rows: int) -> None:
-    """The small sizes that are traced show next to nothing of it, but bend."""
+    """The traced sizes show only a small deviation from a line."""
     queue = torch.zeros(extra_rows, 256)
 
     def similarities(output: Tensor, batch: Tensor) -> Tensor:
@@ -282,7 +284,7 @@ def test_memory_that_grows_with_the_square_of_the_batch(extra_rows: int) -> None
     assert 1.008 * answer < estimate.high < 1.012 * answer
 
 
-def test_no_huge_batch_is_made_where_every_size_is_traced() -> None:
+def test_no_huge_batch_is_made_if_every_size_is_traced() -> None:
     sizes = []
 
     def make_batch(batch_size: int) -> list[Tensor]:
@@ -300,7 +302,7 @@ def test_no_huge_batch_is_made_where_every_size_is_traced() -> None:
     assert max(sizes) <= 16 * estimate.batch_size
 
 
-def test_sizes_may_be_numbers_of_numpy_and_must_be_whole() -> None:
+def test_sizes_may_be_numpy_integers_but_not_fractions() -> None:
     sizes: dict[str, Any] = {"max_batch_size": np.int64(64), "multiple_of": np.int32(8)}
     estimate = estimate_max_batch(mlp(), SAMPLE, gpu="t4", **sizes)
     assert json.loads(json.dumps(estimate.to_dict()))["batch_size"] == 64
@@ -311,12 +313,12 @@ def test_sizes_may_be_numbers_of_numpy_and_must_be_whole() -> None:
 
 
 def test_a_model_without_shapes_is_refused() -> None:
-    with pytest.raises(StepError, match=r"without a shape yet .*run one batch through it"):
+    with pytest.raises(StepError, match=r"without a shape, .*Try running one batch through it"):
         estimate_max_batch(nn.LazyLinear(10), SAMPLE, gpu="t4")
 
 
-def test_a_step_may_train_by_itself_with_what_it_holds() -> None:
-    """As an optimizer of ours would do it, and nothing of the user's is trained."""
+def test_a_step_may_train_with_its_own_optimizer() -> None:
+    """It needs the memory of a built-in optimizer, and the user's model is not trained."""
     model = mlp()
     own = torch.optim.Adam(model.parameters())
     before = copy.deepcopy(model.state_dict())
@@ -339,7 +341,7 @@ def test_a_step_may_train_by_itself_with_what_it_holds() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_what_a_step_holds_beside_the_model_is_counted() -> None:
+def test_other_models_of_a_step_are_counted() -> None:
     model, teacher = mlp(), nn.Linear(1000, 2560)
     average = {name: value.clone() for name, value in model.state_dict().items()}
 
@@ -357,8 +359,8 @@ def test_what_a_step_holds_beside_the_model_is_counted() -> None:
     assert beside.peak_allocated_bytes - alone.peak_allocated_bytes == pytest.approx(held, rel=0.01)
 
 
-def test_an_optimizer_that_makes_no_step_is_named() -> None:
-    """Its states would be missing in the estimate."""
+def test_an_optimizer_that_never_steps_is_named() -> None:
+    """Otherwise the estimate would lack its states."""
     own = torch.optim.AdamW(mlp().parameters())
 
     def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -372,7 +374,7 @@ def test_an_optimizer_that_makes_no_step_is_named() -> None:
 
 
 def test_a_step_with_an_optimizer_out_of_reach_cannot_be_simulated() -> None:
-    """It would train the model itself, not its copy without data."""
+    """It would train the original model, not its copy without data."""
     model = mlp()
 
     @functools.cache
@@ -386,11 +388,11 @@ def test_a_step_with_an_optimizer_out_of_reach_cannot_be_simulated() -> None:
         loss: Tensor = model(batch[0]).sum()
         return loss
 
-    with pytest.raises(StepError, match=r"Adam .*the step.s own.*`batchfinder find`"):
+    with pytest.raises(StepError, match=r"Adam .*made it for the original.*batchfinder find"):
         estimate_max_batch(model, SAMPLE, step=step, gpu="t4")
 
 
-def test_a_step_whose_passes_hang_on_values_cannot_be_simulated() -> None:
+def test_a_step_whose_passes_depend_on_values_cannot_be_simulated() -> None:
     own = torch.optim.LBFGS((model := mlp()).parameters())
 
     def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
@@ -402,7 +404,7 @@ def test_a_step_whose_passes_hang_on_values_cannot_be_simulated() -> None:
 
         own.step(closure)  # type: ignore[no-untyped-call]
 
-    with pytest.raises(StepError, match=r"a value of a tensor is read.*`batchfinder find`"):
+    with pytest.raises(StepError, match=r"the step reads a value of a tensor.*batchfinder find"):
         estimate_max_batch(model, SAMPLE, step=step, gpu="t4")
 
 
@@ -410,16 +412,16 @@ class Held:
     teacher = nn.Linear(256, 10)
 
 
-def test_what_cannot_be_copied_is_refused_before_it_is_trained() -> None:
+def test_a_model_that_cannot_be_copied_is_refused() -> None:
     def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return nn.functional.mse_loss(model(batch[0]), Held.teacher(batch[0]))
 
-    with pytest.raises(StepError, match=r"a Linear that the step reaches.*`batchfinder find`"):
+    with pytest.raises(StepError, match=r"the step uses a Linear.*batchfinder find"):
         estimate_max_batch(mlp(), SAMPLE, step=step, gpu="t4")
     assert Held.teacher.weight.grad is None
 
 
-def test_optimizers_that_hooks_run_have_states_and_no_gradients_remain() -> None:
+def test_optimizers_in_hooks_are_counted_without_gradients() -> None:
     def peak(is_run_by_hooks: bool) -> int:
         model = mlp()
         optimizers: dict[Any, Any] = {one: torch.optim.Adam([one]) for one in model.parameters()}
@@ -445,7 +447,7 @@ def test_optimizers_that_hooks_run_have_states_and_no_gradients_remain() -> None
 
 
 @pytest.mark.parametrize("strategy", ["zero1", FSDP])
-def test_a_step_that_trains_by_itself_is_not_sharded(strategy: str) -> None:
+def test_a_complete_training_step_is_not_sharded(strategy: str) -> None:
     own = torch.optim.SGD((model := mlp()).parameters())
 
     def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-MATRIX = Path(__file__).parents[1] / "scripts" / "fault_matrix.py"
+MATRIX = Path(__file__).parents[1] / "scripts" / "faults" / "matrix.py"
 
 
 def survive(folder: Path, *options: str) -> int:

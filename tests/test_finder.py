@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import pickle
 import subprocess
 import sys
 from functools import partial
@@ -35,7 +34,6 @@ from batchfinder import (
 from batchfinder.errors import BatchTooSmallError, UsageError, UserCodeError, WorkerError
 from batchfinder.finder import run_search
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.workers.source import SetupSource
 from batchfinder.reporting.answer import details
 from batchfinder.results.result import LEAK_WARNING
 from batchfinder.search.bounds import Bounds
@@ -82,9 +80,12 @@ def test_sizes_that_cannot_be_told_apart_are_named() -> None:
     assert result.batch_size == 965
     assert result.next_failure is not None
     assert result.next_failure.batch_size == 1013
-    assert result.warnings == (
-        "from 965 to 1013 it depends on the run what fits: the same size needs a little more or "
-        "less memory each time on this device",
+    assert (result.warnings, result.notes) == (
+        (),
+        (
+            "sizes between 965 and 1013 fit in some runs only: memory varies from run to run on "
+            "this device",
+        ),
     )
 
 
@@ -92,10 +93,10 @@ def test_where_the_allocator_is_fragmented_the_sizes_left_out_are_named() -> Non
     result = run_search(FakeProber(budget_bytes=10_000, reserved_extra=0.02))
     assert result.next_failure is not None
     assert result.next_failure.batch_size - result.batch_size > 1
-    (warning,) = result.warnings
-    assert warning.startswith(
+    (note,) = result.notes
+    assert note.startswith(
         f"sizes between {result.batch_size} and {result.next_failure.batch_size} were not tried: "
-        "the allocator is fragmented there"
+        "the allocator's memory is fragmented there"
     )
 
 
@@ -154,9 +155,9 @@ def test_where_the_heap_wastes_much_a_setting_of_it_is_named(
 
     result = run_search(prober)
 
-    hints = [warning for warning in result.warnings if "GLIBC_TUNABLES=" in warning]
-    assert [hint.partition(":")[0] for hint in hints] == is_told * [
-        "memory differs from step to step, as tensors leave holes in the heap"
+    hints = [note for note in result.notes if "GLIBC_TUNABLES=" in note]
+    assert [hint.partition(",")[0] for hint in hints] == is_told * [
+        "tensors leave holes in the heap"
     ]
 
 
@@ -165,7 +166,7 @@ def test_where_each_step_leaves_memory_behind_the_heap_is_not_blamed() -> None:
         confirm_extra=0.1, device="cpu", is_repeatable=False, warnings=(LEAK_WARNING,)
     )
     result = run_search(prober)
-    assert not [warning for warning in result.warnings if "GLIBC_TUNABLES=" in warning]
+    assert not [note for note in result.notes if "GLIBC_TUNABLES=" in note]
 
 
 def head_start(model: nn.Module) -> HeadStart:
@@ -190,7 +191,7 @@ def test_the_search_starts_from_the_estimate_and_says_how_good_it_was() -> None:
     ("device", "model", "why"),
     [
         ("cpu", nn.Linear(1024, 1024), "there is none for the CPU"),
-        ("fake:0 Paper", Reads(), "a value of a tensor is read"),
+        ("fake:0 Paper", Reads(), "the step reads a value of a tensor"),
     ],
 )
 def test_without_an_estimate_the_search_says_why(device: str, model: nn.Module, why: str) -> None:
@@ -465,12 +466,12 @@ def test_the_models_own_weights_stay_as_they_are() -> None:
     model, sample = build_small()
     optimizer = torch.optim.AdamW(model.parameters())
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    find_max_batch(model, sample, optimizer=optimizer, device="cpu", max_batch_size=2, isolate=True)
+    find_max_batch(model, sample, optimizer=optimizer, device="cpu", max_batch_size=2)
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     assert len(optimizer.state) == 0
 
 
-def test_an_optimizer_that_is_sent_to_a_worker_trains_the_model_that_is_sent() -> None:
+def test_an_optimizer_of_the_users_trains_their_model_in_the_worker() -> None:
     model = nn.Linear(2**20, 4)
     optimizer = torch.optim.AdamW(model.parameters())
     result = find_max_batch(
@@ -517,30 +518,9 @@ def test_arguments_that_make_no_sense(options: dict[str, Any], message: str) -> 
 
 def test_the_error_of_a_model_in_a_worker_comes_with_its_traceback() -> None:
     with pytest.raises(UserCodeError, match="shapes cannot be multiplied") as raised:
-        find_max_batch(nn.Linear(4, 2), torch.ones(1, 5), device="cpu", isolate=True)
+        find_max_batch(nn.Linear(4, 2), torch.ones(1, 5), device="cpu")
     assert "RuntimeError" in raised.value.user_traceback
     assert len(raised.traceback) == 2  # this function, and the one that was called
-
-
-def test_workers_have_the_switches_of_the_process_that_asks() -> None:
-    before, threads = torch.get_default_dtype(), torch.get_num_threads()
-    torch.set_default_dtype(torch.float64)
-    torch.set_num_threads(threads + 1)
-    try:
-        switches = SetupSource(pickled_setup=pickle.dumps(None)).to_order()["switches"]
-        result = find_max_batch(
-            nn.Linear(4, 2),
-            torch.ones(2, 4, dtype=torch.float64),
-            step=step_in_float64,
-            device="cpu",
-            max_batch_size=2,
-            isolate=True,
-        )
-    finally:
-        torch.set_default_dtype(before)
-        torch.set_num_threads(threads)
-    assert result.batch_size == 2
-    assert (switches["default_dtype"], switches["num_threads"]) == ("torch.float64", threads + 1)
 
 
 def test_what_is_in_the_path_of_modules_and_no_text_is_left_out(
@@ -576,7 +556,7 @@ def test_a_model_from_a_module_beside_the_script_is_found_by_the_workers(tmp_pat
     script.write_text(
         "import torch, nets\n"
         "from batchfinder import find_max_batch\n"
-        "print(int(find_max_batch(nets.Net(4, 2), torch.ones(2, 4), device='cpu', isolate=True,\n"
+        "print(int(find_max_batch(nets.Net(4, 2), torch.ones(2, 4), device='cpu',\n"
         "                         max_batch_size=1)))\n"
     )
     done = subprocess.run(
@@ -608,7 +588,7 @@ def test_a_file_that_searches_when_it_is_imported_does_not_start_search_after_se
         "    pass\n"
         "def build_model():\n"
         "    return Net(4, 2), torch.ones(2, 4)\n"
-        "result = find_max_batch(*build_model(), device='cpu', isolate=True, max_batch_size=1)\n"
+        "result = find_max_batch(*build_model(), device='cpu', max_batch_size=1)\n"
     )
     command = [sys.executable, "-m", "batchfinder", "find", "unguarded.py:build_model"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,8 @@ ROOMS = (
     "",
     "cli",
     "reporting",
+    "integrations",
+    "launching",
     "finder",
     "estimator",
     "simulation",
@@ -43,6 +46,9 @@ ROOMS = (
     "probing.steadiness",
     "probing.ranks.job",
     "probing.options",
+    "training.loading",
+    "training.completion",
+    "training.frameworks",
     "training",
     "training.state",
     "search",
@@ -105,6 +111,19 @@ def test_imports_point_down_only(path: Path) -> None:
     } <= TO_CUT
 
 
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if path.name == "__init__.py"], ids=module_name
+)
+def test_a_room_names_files_that_it_has(path: Path) -> None:
+    doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    order = re.search(r"^Read (.*?\.)(?:\s|$)", doc, re.MULTILINE | re.DOTALL)
+    names = re.findall(r"``([\w/]+)(?:\.py)?``", order[1]) if order else []
+    places = [path.parent / name for name in names]
+    assert [place for place in places if not place.with_suffix(".py").is_file()] == [
+        place for place in places if place.is_dir()
+    ]
+
+
 @pytest.mark.parametrize("path", FILES, ids=module_name)
 def test_every_file_is_short(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
@@ -130,10 +149,11 @@ def test_no_folder_is_crowded(folder: Path) -> None:
 
 
 WITHOUT_TORCH = (
+    "launching",
     "finder",
     "cli.gpus",
     "probing.workers.child",
-    "probing.workers.fork_server",
+    "probing.workers.supervisor",
     *LEAVES,
     "search.search",
     "results.result",

@@ -1,4 +1,4 @@
-"""Whatever text comes in: an answer or one clear error, never a traceback of ours."""
+"""Any text gives an answer or one clear error, never a traceback."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_any_text_is_read_or_refused(kind: str, data: st.DataObject) -> None:
     read(kind, data.draw(KINDS[kind] | texts))
 
 
-# Found by these tests and by fuzzing; each was a traceback of ours.
+# Found by these tests and by fuzzing; each once caused a traceback.
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
@@ -52,5 +52,5 @@ def test_any_text_is_read_or_refused(kind: str, data: st.DataObject) -> None:
     ],
     ids=lambda value: value[:30],
 )  # fmt: skip
-def test_what_was_read_wrongly_once(kind: str, text: str) -> None:
+def test_earlier_bugs(kind: str, text: str) -> None:
     read(kind, text)

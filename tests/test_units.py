@@ -29,7 +29,7 @@ def test_a_size_is_read(text: str | int, size: int) -> None:
     assert parse_bytes(text) == size
 
 
-def test_where_nothing_makes_sense_it_may_be_nothing() -> None:
+def test_zero_is_valid_if_allowed() -> None:
     assert parse_bytes("0", least=0) == parse_bytes("0GiB", least=0) == 0
     with pytest.raises(UsageError):
         parse_bytes(-1, least=0)
@@ -38,8 +38,8 @@ def test_where_nothing_makes_sense_it_may_be_nothing() -> None:
 @pytest.mark.parametrize(
     "text", ["", "GiB", "24 GiBs", "1e9", "-1GiB", "1,5GiB", "24 G i B", "\u0661GiB"]
 )
-def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a memory size; write it as 24GiB or 512MiB"):
+def test_invalid_sizes_are_refused_with_an_example(text: str) -> None:
+    with pytest.raises(UsageError, match=r"is not a memory size\. Try 24GiB or 512MiB\."):
         parse_bytes(text)
 
 
@@ -55,7 +55,7 @@ def test_plain_bytes_are_read_exactly(size: int) -> None:
 
 
 @given(byte_counts)
-def test_what_is_written_is_read_back_within_its_one_decimal(size: int) -> None:
+def test_formatted_sizes_are_read_back_within_their_decimal(size: int) -> None:
     assert parse_bytes(format_bytes(size)) == pytest.approx(size, rel=0.051)
 
 
@@ -73,9 +73,7 @@ def test_what_is_written_is_read_back_within_its_one_decimal(size: int) -> None:
         (-3 * GIB, "-3.0 GiB"),
     ],
 )
-def test_a_size_is_written_in_the_largest_unit_that_keeps_it_at_one_or_more(
-    size: int, text: str
-) -> None:
+def test_a_size_is_written_in_the_largest_unit_that_fits(size: int, text: str) -> None:
     assert format_bytes(size) == text
 
 
@@ -96,7 +94,7 @@ def test_a_size_is_written_in_the_largest_unit_that_keeps_it_at_one_or_more(
         (4000, "1 h 6 min"),
     ],
 )
-def test_a_duration_is_written_in_the_unit_people_would_use(duration: float, text: str) -> None:
+def test_a_duration_is_written_in_a_suitable_unit(duration: float, text: str) -> None:
     assert format_seconds(duration) == text
 
 

@@ -1,7 +1,7 @@
-"""Everything that reads text from outside, as one function each: for fuzzing.
+"""One function for each reader of outside text, for fuzzing.
 
-Whatever the text is, a function returns or raises a ``BatchFinderError``. Anything else is a
-traceback that a user would see.
+For any text, a function returns or raises a ``BatchFinderError``. Anything else is a bug: the user
+would see a traceback.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from batchfinder.units import format_bytes, parse_bytes, parse_percentage
 
 
 def read_size(text: str) -> None:
-    """A memory size, and the same shown again."""
+    """Read a memory size and format it again."""
     format_bytes(parse_bytes(text))
 
 
 def read_input_spec(text: str) -> None:
-    """What ``--input`` gives; numbers are cut to 3 digits, as large batches take long to make."""
+    """Read ``--input`` with numbers of at most 3 digits: large batches are slow to make."""
     parse_input_spec("".join(_with_short_numbers(text)))
 
 
 def read_target(text: str) -> None:
-    """A target, unless it names a module that there is: fuzzing must not run just anything."""
+    """Read a target, unless it names an existing module, which fuzzing must not run."""
     place = text.rpartition(":")[0]
     name = place.split(".")[0]
     if name in sys.modules or (name.isidentifier() and importlib.util.find_spec(name)):
@@ -48,13 +48,13 @@ def read_target(text: str) -> None:
 
 
 def read_result(text: str) -> None:
-    """The file of ``--calibrate``, and the GPU that it names."""
+    """Read the file of ``--calibrate`` and the GPU that it names."""
     with _file(text) as path:
         find_gpu(read_measurement(path).gpu_name)
 
 
 def read_calibration(text: str) -> None:
-    """The file in which corrections are kept, applied and shown."""
+    """Read, apply and describe the saved corrections."""
     with _file(text) as path:
         calibration = Calibration.load(path)
     gpu = find_gpu("rtx3090")
@@ -63,12 +63,12 @@ def read_calibration(text: str) -> None:
 
 
 def run_find(text: str) -> None:
-    """The command line of ``find`` on a device on paper; blanks stand between the options."""
+    """Run ``find`` on a fake device, with options separated by blanks."""
     _run("find", "train.py:build", *text.split())
 
 
 def run_estimate(text: str) -> None:
-    """The command line of ``estimate``; there is no such target."""
+    """Run ``estimate`` with a target that does not exist."""
     _run("estimate", "no such file.py:build", "--gpu", "t4", *text.split())
 
 
@@ -90,7 +90,7 @@ def read(kind: str, text: str) -> None:
     """Read a text.
 
     Raises:
-        Exception: a bug of ours.
+        Exception: a bug in batchfinder.
     """
     with contextlib.suppress(BatchFinderError):
         READERS[kind](text)

@@ -1,4 +1,4 @@
-"""Where steps run without data, beside a tensor of which the value is known."""
+"""A simulation with a tensor whose value is known."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IDS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
 
 @contextmanager
 def without_data() -> Iterator[Tensor]:
-    """Where steps run without data; yields a stand-in for IDS, of which the value is known."""
+    """Start a simulation and yield a fake tensor with the known value IDS."""
     with fake_cuda((8, 0)), StorageTracker(1, nn.Identity()):
         ids = torch.empty(8, dtype=torch.int64)
         know(ids, IDS)

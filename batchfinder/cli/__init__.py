@@ -1,1 +1,5 @@
-"""cli."""
+"""The command line: one file for each command.
+
+Read ``app`` (the commands and their options; the only place that exits), ``options``, ``find``,
+then ``estimate``. May import everything.
+"""

@@ -1,4 +1,4 @@
-"""The command line: options in, answer out, and the only place that exits."""
+"""The commands and their options. The only place that exits."""
 
 from __future__ import annotations
 
@@ -9,111 +9,44 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import click
 
+from batchfinder.cli.options import run_options, shared_options
 from batchfinder.errors import BatchFinderError, UserCodeError
-from batchfinder.probing.ranks.job import Job
 from batchfinder.results.version import VERSION
-
-SHARED_OPTIONS = (
-    click.option(
-        "--sample",
-        metavar="TARGET",
-        help="Function that returns one batch, as FILE.py:FUNCTION; with the longest sequences.",
-    ),
-    click.option(
-        "--input",
-        "input_spec",
-        metavar="SPEC",
-        help='Shapes of one example instead: "float32[3,224,224] int64[]:1000" '
-        "(integers: the bound).",
-    ),
-    click.option(
-        "--arg",
-        "pairs",
-        metavar="NAME=VALUE",
-        multiple=True,
-        help="Keyword argument for the target's function. Repeatable.",
-    ),
-    click.option(
-        "--headroom",
-        metavar="PCT",
-        default="5",
-        show_default=True,
-        help="Percentage of the memory to keep free.",
-    ),
-    click.option(
-        "--precision",
-        type=click.Choice(["fp32", "bf16", "fp16"]),
-        default="fp32",
-        show_default=True,
-        help="With autocast; fp16 also with a GradScaler.",
-    ),
-    click.option(
-        "--optimizer",
-        metavar="NAME",
-        help="Any class of torch.optim but LBFGS. [default: the target's, or adamw]",
-    ),
-    click.option(
-        "--accumulate",
-        is_flag=True,
-        help="With gradient accumulation: gradients live on in the next forward pass.",
-    ),
-    click.option(
-        "--min-batch-size",
-        type=int,
-        metavar="N",
-        default=1,
-        show_default=True,
-        help="The smallest size to try.",
-    ),
-    click.option(
-        "--max-batch-size",
-        type=int,
-        metavar="N",
-        help="The largest: the size of the data set, say.",
-    ),
-    click.option(
-        "--multiple-of",
-        type=int,
-        metavar="N",
-        default=1,
-        show_default=True,
-        help="Try multiples of this only.",
-    ),
-)
-"""What `find` and `estimate` have in common: the training step, and the sizes allowed."""
-
-
-def shared_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add :data:`SHARED_OPTIONS` to a command, in their order."""
-    for option in reversed(SHARED_OPTIONS):
-        command = option(command)
-    return command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(VERSION, "-V", "--version", prog_name="batchfinder")
 def cli() -> None:
-    """Find the largest batch size that really trains on your device."""
+    """Find the largest batch size that really trains on your device.
+
+    \b
+    On this machine, by real training steps:
+        batchfinder find train.py:build_model
+    On a GPU that you do not have, by simulation:
+        batchfinder estimate train.py:build_model --gpu h100
+    For a training script as it is:
+        batchfinder run -- python train.py --batch-size {batch_size}
+
+    train.py:build_model is a function in your file that returns the model and one batch:
+    `return model, (inputs, targets)`.
+    """  # noqa: D301 - click keeps the lines after a backspace as they are
 
 
-@cli.command(short_help="Find the largest batch size by real training steps.")
+@cli.command(short_help="Find it on this machine, by real training steps.")
 @click.argument("target")
 @click.option(
     "--device", metavar="D", help="cuda:0, cpu, mps ... [default: an accelerator if there is one]"
 )
-@click.option(
-    "--memory-limit", metavar="SIZE", help="As if the device had no more than this, as 24GiB."
-)
+@click.option("--memory-limit", metavar="SIZE", help="Use no more memory than this, such as 24GiB.")
 @shared_options
 @click.option(
     "--strategy",
     type=click.Choice(["ddp", "fsdp"]),
-    help="On all ranks of a job that torchrun has started.",
+    help="Train on all ranks of a job that torchrun started.",
 )
 @click.option("--compile", "compiled", is_flag=True, help="Train through torch.compile.")
 @click.option(
@@ -122,27 +55,27 @@ def cli() -> None:
     metavar="N",
     default=3,
     show_default=True,
-    help="Least number of full steps that prove the answer; on the CPU 6 at least.",
+    help="Confirm the answer by at least this many full steps; at least 6 on the CPU.",
 )
 @click.option(
     "--probe-timeout",
     type=float,
     metavar="S",
-    help="Seconds after which a probe is taken for hung. [default: by the steps seen]",
+    help="Give up on a probe after this many seconds. [default: from the steps seen]",
 )
 @click.option(
     "--start-from-estimate",
     is_flag=True,
-    help="Confirm early what `estimate` expects of this GPU. [default: where full steps take 1 s]",
+    help="Start from what `estimate` expects of this GPU. [default: where full steps take 1 s]",
 )
 @click.option(
     "--global-batch-size",
     type=int,
     metavar="N",
-    help="Also say how to reach it by gradient accumulation; see --accumulate.",
+    help="Also show how to reach this size by gradient accumulation. Add --accumulate.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
-@click.option("-q", "--quiet", is_flag=True, help="Print the answer alone.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only the answer.")
 @click.option("-v", "--verbose", is_flag=True, help="Show more, and what the target prints.")
 @click.pass_obj
 def find(make_prober: Any, /, **options: Any) -> None:
@@ -156,55 +89,86 @@ def find(make_prober: Any, /, **options: Any) -> None:
     143 SIGTERM.
     """
     _expect_no_numpy()
-    # Not before: its imports take longer than --help may.
+    # Imported late, because --help must be fast.
     from batchfinder.cli.find import find_batch_size
 
     _exit_with(find_batch_size, **options, make_prober=make_prober)
 
 
-@cli.command(short_help="Estimate the same for GPUs you do not have.")
+@cli.command("run", short_help="Find it for a training script, unmodified.")
+@run_options
+@click.argument(
+    "command_line", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED, required=True
+)
+def run_script(**options: Any) -> None:
+    """Find the largest batch size that a training script really trains with.
+
+    COMMAND is how you start the script, with {batch_size} where the size belongs, as in:
+    batchfinder run -- python train.py --batch-size {batch_size}
+
+    It is launched at several sizes, and each launch is ended after a few steps, before it saves
+    anything. {scratch} is an empty folder, a new one for each launch.
+
+    Exit status: 0 found, 1 error, 2 usage, 3 not even the smallest size fits, 130 Ctrl-C,
+    143 SIGTERM.
+    """
+    _expect_no_numpy()
+    from batchfinder.cli.run import run_command
+
+    _exit_with(run_command, **options)
+
+
+@cli.command(short_help="Estimate it for a GPU that you do not have.")
 @click.argument("target")
-@click.option("--gpu", "gpu_names", metavar="NAME", multiple=True, help="As rtx3090. Repeatable.")
+@click.option(
+    "--gpu",
+    "gpu_names",
+    metavar="NAME",
+    multiple=True,
+    help="Simulate a GPU, as rtx3090. Repeatable.",
+)
 @click.option(
     "--memory",
     metavar="SIZE",
-    help="The GPU's memory, as 24GiB: of those named, or of any other GPU.",
+    help="Give the GPU this much memory, such as 24GiB. Enough alone, without --gpu.",
 )
 @click.option(
-    "--overhead", metavar="SIZE", help="What a process takes beside its tensors. [default: known]"
+    "--overhead",
+    metavar="SIZE",
+    help="Memory outside PyTorch's allocator. [default: the GPU's]",
 )
 @shared_options
 @click.option(
     "--expandable-segments",
     is_flag=True,
-    help="As with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+    help="Simulate PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
 )
 @click.option(
     "--strategy",
     type=click.Choice(["ddp", "fsdp", "zero1", "zero2"]),
-    help="On each rank of a job, with --world-size.",
+    help="Simulate one rank of a job; needs --world-size.",
 )
 @click.option(
-    "--world-size", type=int, metavar="N", help="Ranks of the job; also shows 1, 2, 4 ... of them."
+    "--world-size", type=int, metavar="N", help="Ranks of the job; also shows 1, 2, 4 ... ranks."
 )
 @click.option(
     "--calibrate",
     metavar="JSON",
-    help="A result of `find --json` on your GPU to learn from, of the same target and options.",
+    help="Learn from a result of `find --json` on your GPU with the same target and options.",
 )
-@click.option("--forget-calibration", is_flag=True, help="Remove what was learned before.")
-@click.option("--explain", is_flag=True, help="Show what the memory goes to, and where.")
+@click.option("--forget-calibration", is_flag=True, help="Remove what --calibrate learned.")
+@click.option("--explain", is_flag=True, help="Show what uses the memory, and where.")
 @click.option(
     "--plot",
     metavar="FILE.png",
-    help="Also draw the memory over one step; several GPUs share the picture.",
+    help="Draw the memory over one step; several GPUs share the picture.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 def estimate(**options: Any) -> None:
     """Estimate the largest batch size on GPUs you do not have; no GPU is needed.
 
-    TARGET is as for `find`. The training step runs on tensors without data, and its allocations
-    in a model of the CUDA caching allocator.
+    TARGET is the same as for `find`. The training step runs on tensors without data, and its
+    allocations run in a model of the CUDA caching allocator.
 
     Exit status: 0 estimated, 1 error, 2 usage, 3 not even the smallest size fits on any of the
     GPUs, 130 Ctrl-C.
@@ -220,7 +184,7 @@ def estimate(**options: Any) -> None:
 def gpus(**options: Any) -> None:
     """List the GPUs that `estimate` knows, with the sources of their facts.
 
-    Of AMD's, the compute capability is that of NVIDIA's generation with the same choice of kernels.
+    For AMD's GPUs, the compute capability is that of the NVIDIA generation with the same kernels.
     """
     from batchfinder.cli.gpus import list_gpus
 
@@ -228,7 +192,7 @@ def gpus(**options: Any) -> None:
 
 
 def _expect_no_numpy() -> None:
-    """Where there is no NumPy, PyTorch warns of it on import; nothing here needs it."""
+    """Silence PyTorch's warning that NumPy is missing: nothing here needs it."""
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")
 
 
@@ -237,7 +201,7 @@ def _exit_with(command: Callable[..., int], **options: Any) -> None:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by main()
             signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.exit(command(**options))
-    except KeyboardInterrupt:  # before there was anything to tell
+    except KeyboardInterrupt:  # before the command had anything to report
         sys.exit(130)
     except BatchFinderError as error:
         if isinstance(error, UserCodeError):
@@ -245,30 +209,30 @@ def _exit_with(command: Callable[..., int], **options: Any) -> None:
         click.echo(f"Error: {error}", err=True)
         sys.exit(error.exit_code)
     except OSError as error:
-        if error.errno == errno.EPIPE:  # a reader such as `head` that has seen enough: for click
+        if error.errno == errno.EPIPE:  # a reader such as `head` closed the pipe: click handles it
             raise
         _end_output()
         click.echo(
-            f"Error: the system refused something that is needed here ({error.strerror or error}); "
-            "look for a full disk, or for a limit on files or processes",
+            f"Error: the system refused a request ({error.strerror or error}). "
+            "Check for a full disk, or a limit on files or processes",
             err=True,
         )
         sys.exit(1)
 
 
 def _end_output() -> None:
-    """Let what could not be written go nowhere, or Python complains of it once more on exiting."""
-    with suppress(OSError), Path(os.devnull).open("wb") as nothing:
-        os.dup2(nothing.fileno(), 1)
+    """Discard unwritten output, or Python reports it once more on exit."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def run() -> None:
-    """Run the command line; where ranks are refused, the first tells it for all."""
+    """Run the command line. If options are refused on several ranks, only rank 0 prints it."""
     try:
-        cli(standalone_mode=Job.from_environment().rank == 0)
+        cli(standalone_mode=os.environ.get("RANK", "0") == "0")
     except click.Abort:
         sys.exit(130)
     except click.ClickException as refusal:
-        from batchfinder.cli.find import tell_rank_0
+        from batchfinder.cli.ranks import tell_rank_0
 
         tell_rank_0(refusal.format_message())

@@ -1,4 +1,4 @@
-"""``batchfinder estimate``: from the options of the command line to a table and an exit status."""
+"""``batchfinder estimate``: from command-line options to a table and an exit status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +73,10 @@ def estimate_batch_size(
     """Run the command; see ``batchfinder estimate --help`` for the options.
 
     Returns:
-        The exit status: 0, or 3 if not even the smallest size fits on any of the GPUs.
+        The exit status: 0, or 3 if nothing fits on any of the GPUs.
 
     Raises:
-        BatchFinderError: whatever keeps the estimate from being made.
+        BatchFinderError: the estimate cannot be made.
     """
     check_bounds(min_batch_size, max_batch_size, multiple_of)
     largest = _cluster(strategy, world_size)
@@ -93,8 +93,8 @@ def estimate_batch_size(
     if forget_calibration:
         calibration.forget()
     arguments = parse_arguments(pairs)
-    # What the target and its steps print is none of the answer.
-    with contextlib.redirect_stdout(sys.stderr), _UsersOwnErrors():
+    # Output of the target and its steps must not mix with the answer.
+    with contextlib.redirect_stdout(sys.stderr), _user_errors():
         with cuda_autocast_on_cpu():
             setup, warnings = load_setup(
                 target, arguments, sample=sample, input_spec=input_spec, optimizer=optimizer
@@ -127,19 +127,19 @@ def estimate_batch_size(
     return FOUND if any(estimate.batch_size for estimate in estimates) else NOTHING_FITS
 
 
-class _UsersOwnErrors:
-    """Tells what the user's own code raised as such, with their traceback."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, BatchFinderError):
-            refusal = without_cuda(error)
-            if refusal is not None:
-                raise refusal from error
-            message = "".join(f"{type(error).__name__}: {error}".splitlines()[:1])
-            raise UserCodeError(message, user_traceback(error)) from error
+@contextlib.contextmanager
+def _user_errors() -> Iterator[None]:
+    """Raise errors of the user's code as ``UserCodeError``, with their traceback."""
+    try:
+        yield
+    except BatchFinderError:
+        raise
+    except Exception as error:
+        refusal = without_cuda(error)
+        if refusal is not None:
+            raise refusal from error
+        message = "".join(f"{type(error).__name__}: {error}".splitlines()[:1])
+        raise UserCodeError(message, user_traceback(error)) from error
 
 
 def _gpus(names: Sequence[str], memory: str | None, overhead: str | None) -> list[Gpu]:
@@ -151,10 +151,10 @@ def _gpus(names: Sequence[str], memory: str | None, overhead: str | None) -> lis
         else:
             gpus = [unnamed_gpu(total)]
     if not gpus:
-        raise UsageError("name a GPU, as --gpu rtx3090, or its memory, as --memory 24GiB")
+        raise UsageError("no GPU is given. Try --gpu rtx3090, or --memory 24GiB.")
     if overhead is not None:
-        taken = parse_bytes(overhead, least=0)
-        gpus = [dataclasses.replace(gpu, overhead_bytes=taken, overhead_source="") for gpu in gpus]
+        size = parse_bytes(overhead, least=0)
+        gpus = [dataclasses.replace(gpu, overhead_bytes=size, overhead_source="") for gpu in gpus]
     return gpus
 
 
@@ -165,18 +165,18 @@ def _calibrate(
     options: ProbeOptions,
     settings: AllocatorSettings,
 ) -> None:
-    """Learn from one measured point how much more, or less, than simulated is taken."""
+    """Learn the difference between measured and simulated memory from one measured size."""
     measured = read_measurement(path)
     gpu = find_gpu(measured.gpu_name)
-    # Room enough that the size measured fits whatever the correction turns out to be.
+    # Enough memory that the measured size fits whatever the correction is.
     roomy = dataclasses.replace(gpu, total_bytes=4 * gpu.total_bytes)
     traces = StepTraces(setup, options, gpu.compute_capability)
     run = SimulatedProber(traces, roomy, options, settings).replay(measured.batch_size)
     correction = measured.peak_reserved_bytes - run.peak_reserved_bytes
     calibration.learn(gpu.name, correction)
     click.echo(
-        f"Calibrated for {gpu.name}: {format_bytes(correction)} beside what is simulated; "
-        f"kept in {calibration.path}",
+        f"Calibrated for {gpu.name}: {format_bytes(correction)} added to the simulated memory; "
+        f"saved in {calibration.path}",
         err=True,
     )
 
@@ -185,7 +185,9 @@ def _cluster(strategy: str | None, world_size: int | None) -> Cluster | None:
     if strategy is None and world_size is None:
         return None
     if strategy is None or world_size is None:
-        raise UsageError("--strategy and --world-size go together: --strategy fsdp --world-size 64")
+        raise UsageError(
+            "--strategy and --world-size need each other. Try --strategy fsdp --world-size 64."
+        )
     return Cluster(strategy, world_size)
 
 

@@ -7,28 +7,29 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
-from functools import partial, wraps
-from types import FrameType
-from typing import Any, ParamSpec
+from functools import partial
 
 import click
 
-from batchfinder.errors import BatchFinderError, RankError, UsageError
+from batchfinder.cli.ranks import check_job, refusals_told, told_by_rank_0
+from batchfinder.cli.signals import terminated_as_ctrl_c
+from batchfinder.errors import BatchFinderError, UsageError
 from batchfinder.finder import run_search
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.ranks.job import Job
-from batchfinder.probing.workers.prober import WorkerProber
+from batchfinder.probing.workers.process import WorkerProcess
+from batchfinder.probing.workers.process_worker import ProcessWorker
 from batchfinder.probing.workers.source import SetupSource
+from batchfinder.probing.workers.supervisor import Supervisor
+from batchfinder.probing.workers.worker import EstimateOrder
 from batchfinder.reporting.terminal import TerminalReporter
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.result import BatchSizeResult, Probe, Status
-from batchfinder.search.bounds import check_bounds
+from batchfinder.search.bounds import Bounds, check_bounds
 from batchfinder.search.conclusion import conclude, stopped_early
 from batchfinder.search.head_start import HeadStart
 from batchfinder.search.prober import Prober
-from batchfinder.simulation.guess_process import guess_in_process
 from batchfinder.training.arguments import parse_arguments
 from batchfinder.units import parse_bytes, parse_percentage
 
@@ -36,40 +37,13 @@ EXIT_STATUS = {Status.FOUND: 0, Status.CAPPED: 0, Status.NOTHING_FITS: 3}
 MakeProber = Callable[[SetupSource, ProbeOptions], Prober]
 """From what the options say to what tries the sizes."""
 
+# By name, for the worker to import it: it needs torch.
+ESTIMATE = "batchfinder.simulation.guess:guess_batch_size"
+
 NOT_ACCUMULATED_WARNING = (
     "the size was found without gradient accumulation, which keeps the gradients of one "
     "micro-batch alive in the next: search with --accumulate"
 )
-
-P = ParamSpec("P")
-
-CTRL_C = 130
-TERMINATED = 143
-
-# Within this time a rank that has nothing but bad news reaches the others, if it does at all.
-TELLING_SECONDS = 10.0
-
-
-def told_by_rank_0(command: Callable[P, int]) -> Callable[P, int]:
-    """Leave it to rank 0 to tell how a command ended: all ranks came to the same end.
-
-    The others end well. Whatever started them ends the whole job with the first that does not, and
-    rank 0 may not have printed the answer by then.
-    """
-
-    @wraps(command)
-    def run(*arguments: P.args, **options: P.kwargs) -> int:
-        if Job.from_environment().rank == 0:
-            return command(*arguments, **options)
-        try:
-            status = command(*arguments, **options)
-        except BatchFinderError as error:
-            if isinstance(error, RankError) and not error.is_known_to_rank_0:
-                raise
-            return 0
-        return status if status in (CTRL_C, TERMINATED) else 0
-
-    return run
 
 
 @told_by_rank_0
@@ -101,8 +75,7 @@ def find_batch_size(
 ) -> int:
     """Run the command; see ``batchfinder find --help`` for the options.
 
-    ``make_prober`` makes the prober; None: a :class:`WorkerProber`, or with a strategy one of all
-    ranks.
+    ``make_prober`` makes the prober; None: one of a worker process, or of all ranks.
 
     Returns:
         The exit status.
@@ -110,8 +83,8 @@ def find_batch_size(
     Raises:
         BatchFinderError: whatever keeps the search from ending well.
     """
-    with _refusals_told():
-        is_rank_0 = _check_job(strategy).rank == 0
+    with refusals_told():
+        is_rank_0 = check_job(strategy).rank == 0
         check_bounds(min_batch_size, max_batch_size, multiple_of)
         options = ProbeOptions(
             device=device,
@@ -143,12 +116,17 @@ def find_batch_size(
         elif result.status is not Status.FAILED or result.batch_size:
             reporter.answer(result, plan)
 
+    estimate = EstimateOrder(ESTIMATE, (min_batch_size, max_batch_size, multiple_of))
+    may_pay = strategy is None and not compiled
     make_prober = make_prober or partial(
-        _worker_prober, probe_timeout_seconds=probe_timeout, show_output=verbose
+        _worker_prober,
+        probe_timeout_seconds=probe_timeout,
+        show_output=verbose,
+        estimate=estimate if start_from_estimate or may_pay else None,
     )
     with (
         TerminalReporter(quiet=quiet or not is_rank_0, verbose=verbose) as reporter,
-        _terminated_as_ctrl_c() as why,
+        terminated_as_ctrl_c() as why,
     ):
         try:
             with closing(make_prober(source, options)) as prober:
@@ -159,7 +137,7 @@ def find_batch_size(
                     prober.budget_bytes,
                     headroom=options.headroom,
                 )
-                with _told_when_cut_short(prober, report) as probes:
+                with told_when_cut_short(prober, report) as probes:
 
                     def on_probe(probe: Probe) -> None:
                         probes.append(probe)
@@ -173,7 +151,7 @@ def find_batch_size(
                         on_probing=reporter.probing,
                         on_probe=on_probe,
                         head_start=HeadStart(
-                            partial(guess_in_process, source, options),
+                            partial(_estimate_of, prober, start_from_estimate),
                             options,
                             is_asked_for=start_from_estimate,
                         ),
@@ -196,46 +174,44 @@ def _planned(
     return result, plan
 
 
-@contextmanager
-def _refusals_told() -> Iterator[None]:
-    """Let rank 0 know why this rank will not come."""
-    try:
-        yield
-    except BatchFinderError as error:
-        tell_rank_0(str(error))
-        raise
-
-
-def tell_rank_0(refusal: str) -> None:
-    """Let rank 0 know why this rank will not come: it would wait for it. Rank 0 tells nobody."""
-    if Job.from_environment().rank > 0:
-        from batchfinder.probing.ranks.meeting import open_meeting
-
-        with suppress(RankError):
-            open_meeting(TELLING_SECONDS).leave(refusal)
-
-
-def _check_job(strategy: str | None) -> Job:
-    job = Job.from_environment()
-    if strategy is None and job.world_size > 1:
-        raise UsageError(
-            f"this is one of {job.world_size} ranks: add --strategy ddp or --strategy fsdp"
-        )
-    return job
-
-
-def _worker_prober(source: SetupSource, options: ProbeOptions, **settings: Any) -> Prober:
+def _worker_prober(
+    source: SetupSource,
+    options: ProbeOptions,
+    *,
+    probe_timeout_seconds: float | None,
+    show_output: bool,
+    estimate: EstimateOrder | None,
+) -> Prober:
     if options.strategy is None:
-        return WorkerProber(source, options, **settings)
+        worker = ProcessWorker(
+            lambda: WorkerProcess(show_output), source, probe_timeout_seconds=probe_timeout_seconds
+        )
+        return Supervisor(worker, options, estimate)
     # Not before: the parent of a single worker does without torch.
     from batchfinder.probing.ranks.meeting import open_meeting
     from batchfinder.probing.ranks.prober import RankProber
 
-    return RankProber(source, options, open_meeting(), **settings)
+    return RankProber(
+        source,
+        options,
+        open_meeting(),
+        probe_timeout_seconds=probe_timeout_seconds,
+        show_output=show_output,
+        estimate=estimate,
+    )
+
+
+def _estimate_of(
+    prober: Prober, is_asked_for: bool, device: str, budget_bytes: int, bounds: Bounds
+) -> tuple[int | None, list[str]]:
+    """The estimate that the prober's worker makes beside its steps."""
+    if not isinstance(prober, Supervisor):
+        return None, []
+    return prober.estimate(is_asked_for=is_asked_for)
 
 
 @contextmanager
-def _told_when_cut_short(
+def told_when_cut_short(
     prober: Prober, report: Callable[[BatchSizeResult], None]
 ) -> Iterator[list[Probe]]:
     """Collects the probes; reports what they support if the search does not end by itself."""
@@ -258,25 +234,3 @@ def _told_when_cut_short(
         if probes:
             conclude_as(Status.FAILED)
         raise
-
-
-@contextmanager
-def _terminated_as_ctrl_c() -> Iterator[list[int]]:
-    """Let SIGTERM, as a scheduler sends it, end the search as Ctrl-C does; puts both back.
-
-    Yields:
-        A list whose last item is the exit status for a KeyboardInterrupt.
-    """
-    exit_status = [CTRL_C]
-
-    def interrupt(signal_number: int, frame: FrameType | None) -> None:
-        exit_status.append(TERMINATED)
-        raise KeyboardInterrupt
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield exit_status
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

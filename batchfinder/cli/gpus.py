@@ -1,4 +1,4 @@
-"""What ``batchfinder gpus`` does. Imports no torch."""
+"""``batchfinder gpus``: list the GPUs that can be simulated. Imports no torch."""
 
 from __future__ import annotations
 

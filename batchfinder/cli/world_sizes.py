@@ -1,4 +1,4 @@
-"""The estimate for each rank of a data-parallel job, over the sizes that the job may have."""
+"""Estimates for a rank of data-parallel jobs of several sizes."""
 
 from __future__ import annotations
 
@@ -25,24 +25,22 @@ def estimate_on_cluster(
     adds_nccl: bool = True,
     **bounds: Any,
 ) -> list[ClusterEstimate]:
-    """The estimates for jobs of 1, 2, 4, ... ranks, up to the largest.
-
-    One rank is simulated, whatever their number.
+    """Estimate jobs of 1, 2, 4, ... ranks, up to the largest; one rank of each is simulated.
 
     Args:
         setup: what to train.
-        gpus: at least one; each job is made of one kind.
-        options: of the steps and the budget.
-        settings: of the caching allocator.
+        gpus: at least one; each job uses one kind.
+        options: options of the steps and the budget.
+        settings: settings of the caching allocator.
         largest: the job with the most ranks.
-        adds_nccl: whether the GPUs' overhead is without the buffers of NCCL.
-        bounds: of the batch size; see ``estimate_on_gpus``.
+        adds_nccl: True to add the buffers of NCCL to the GPUs' overhead.
+        bounds: the bounds of the batch size, as ``estimate_on_gpus`` takes them.
 
     Returns:
-        For each GPU, in the order given, the jobs from small to large.
+        For each GPU, in the given order, the jobs from small to large.
 
     Raises:
-        UsageError, SampleError, StepError, DeviceError, Exception: see ``estimate_on_gpus``.
+        UsageError, SampleError, DeviceError, StepError, Exception: as ``estimate_on_gpus``.
     """
     by_gpu: list[list[ClusterEstimate]] = [[] for _ in gpus]
     for world_size in _doublings(largest.world_size):
@@ -58,6 +56,6 @@ def estimate_on_cluster(
 
 
 def _doublings(largest: int) -> list[int]:
-    """1, 2, 4, ... and the largest itself."""
+    """Return 1, 2, 4, ... and the largest itself."""
     powers = (2**exponent for exponent in range(largest.bit_length()))
     return [*(power for power in powers if power < largest), largest]

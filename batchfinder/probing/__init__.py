@@ -1,1 +1,6 @@
-"""How one batch size is tried: in this process or in a worker, on which device."""
+"""How one batch size is tried, and what the device says about it.
+
+Read ``options``, ``devices/device``, ``session`` (a few steps at one size), ``steadiness``,
+``attempt``, then ``workers``, ``ranks`` and ``choose``. May import ``training``, ``search``,
+``results``, ``units`` and ``errors``.
+"""

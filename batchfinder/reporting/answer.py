@@ -1,30 +1,31 @@
-"""The answer in words: what was found, what stands in the way of more, and what to do."""
+"""The answer in words: what was found, what limits it, and what to do about it."""
 
 from __future__ import annotations
 
 from batchfinder.reporting.wording import allocator_request_bytes, count, one_line
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.memory_model import MemoryModel
-from batchfinder.results.result import BatchSizeResult, Outcome, Probe, Status
+from batchfinder.results.probe import Outcome
+from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.units import format_bytes, format_seconds
 
 LEVERS = (
-    "What can help: --precision bf16, an optimizer with less state (--optimizer sgd), activation "
+    "Try --precision bf16, an optimizer with less state (--optimizer sgd), activation "
     "checkpointing in the model, smaller inputs, a smaller --min-batch-size with gradient "
-    "accumulation, or a larger --memory-limit where the device has more."
+    "accumulation, or a larger --memory-limit if the device has more."
 )
 
-# Of more ranks than these, only the least and the greatest peak are told.
+# With more ranks, only the lowest and the highest peak are shown.
 _RANKS_SHOWN = 8
 
-# Reasons that say no more than that memory ran out.
+# Reasons that add nothing to "runs out of memory".
 _PLAIN_REASONS = ("", "out of memory")
 
 
 def headline(result: BatchSizeResult) -> list[str]:
-    """The first line of the answer, in parts that may stand side by side or below each other.
+    """Return the first line of the answer in parts, for one line or several.
 
-    Such as "Max batch size 1042", "2.9 GiB fixed + 126.8 MiB per sample", "6 probes, 8.4 s".
+    Example: "Max batch size 1042", "2.9 GiB fixed + 126.8 MiB per sample", "6 probes, 8.4 s".
     """
     parts = [_verdict(result)]
     if result.batch_size and result.memory_model is not None:
@@ -35,12 +36,12 @@ def headline(result: BatchSizeResult) -> list[str]:
 def details(
     result: BatchSizeResult, plan: AccumulationPlan | None = None, *, verbose: bool = False
 ) -> list[str]:
-    """What follows the first line: the reasons, one paragraph each.
+    """Return the reasons that follow the first line, one paragraph each.
 
     Args:
         result: the answer.
-        plan: how to reach the global batch size asked for, if one was.
-        verbose: also messages of the allocator and what the search cost.
+        plan: how to reach the requested global batch size, if there is one.
+        verbose: add the allocator's messages and the cost of the search.
     """
     lines = []
     if result.status is Status.CAPPED:
@@ -52,17 +53,24 @@ def details(
     lines += _ranks(result)
     if result.estimated_batch_size and result.batch_size:
         lines.append(_guess(result.estimated_batch_size, result.batch_size))
-    model = result.memory_model
-    if result.batch_size and model is not None and not model.is_linear:
-        lines.append(
-            f"Memory does not grow linearly here (readings are up to {model.worst_residual:.0%} "
-            "off the line): trust the sizes tried, and search again for another limit."
-        )
     if plan is not None:
         lines.append(str(plan))
+    model = result.memory_model
+    if verbose and result.batch_size and model is not None and not model.is_linear:
+        # Without -v, the headline's "roughly" says it.
+        lines.append(
+            f"Note: memory does not grow linearly here (readings are up to "
+            f"{model.worst_residual:.0%} off the line). Search again for another limit."
+        )
+    if verbose:
+        lines += [f"Note: {one_line(note)}." for note in result.notes]
     if verbose and result.batch_size:
         cost = f"{result.cost_full_size_steps:.1f}"
         lines.append(f"The search cost as much as {cost} steps at the size found.")
+    if verbose and result.seconds_by_part:
+        parts = sorted(result.seconds_by_part.items(), key=lambda part: -part[1])
+        told = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts)
+        lines.append(f"Time: {told}")
     return lines
 
 
@@ -81,7 +89,7 @@ def _verdict(result: BatchSizeResult) -> str:
         return f"Nothing fits: {smallest} needs more than {format_bytes(result.budget_bytes)}"
     stopped = "Stopped." if result.status is Status.INTERRUPTED else "Stopped by an error."
     if not result.batch_size:
-        return f"{stopped} No batch size had run"
+        return f"{stopped} No batch size ran"
     steps = result.confirmed_steps
     proof = f"confirmed by {count(steps, 'step')}" if steps else "not confirmed"
     return f"{stopped} Largest size that ran: {result.batch_size} ({proof})"
@@ -91,7 +99,7 @@ def _formula(model: MemoryModel) -> str:
     roughly = "" if model.is_linear else "roughly "
     if not model.per_sample_bytes:
         return f"{roughly}{format_bytes(model.fixed_bytes)} at any batch size"
-    # Noisy or bent readings can give a line that starts below zero.
+    # Noisy or nonlinear readings can give a line that starts below zero.
     fixed = f"{format_bytes(model.fixed_bytes)} fixed + " if model.fixed_bytes > 0 else ""
     return f"{roughly}{fixed}{format_bytes(model.per_sample_bytes)} per sample"
 
@@ -102,23 +110,23 @@ def _next_failure(result: BatchSizeResult, verbose: bool) -> list[str]:
         return []
     reason = one_line(failure.reason)
     if failure.outcome is Outcome.FAILED:
-        return [f"Batch size {failure.batch_size} failed, not for want of memory: {reason}"]
+        return [f"Batch size {failure.batch_size} failed for a reason other than memory: {reason}"]
     if any(p.is_thrashing for p in result.probes if p.batch_size == failure.batch_size):
         return [f"Batch size {failure.batch_size} {reason}, which is slow."]
-    says_no_more = reason in _PLAIN_REASONS
+    is_plain = reason in _PLAIN_REASONS
     if not verbose:
-        says_no_more |= allocator_request_bytes(reason) is not None
-    why = "." if says_no_more else f": {reason}"
+        is_plain |= allocator_request_bytes(reason) is not None
+    why = "." if is_plain else f": {reason}"
     return [f"Batch size {failure.batch_size} runs out of memory{why}"]
 
 
 def _ranks(result: BatchSizeResult) -> list[str]:
-    """Who limits whom, where several ranks train together."""
+    """Say which rank limits the batch size, if several train together."""
     if result.world_size == 1 or result.limiting_rank is None:
         return []
     line = f"{result.world_size} ranks."
     if result.status is not Status.CAPPED:
-        line = f"Rank {result.limiting_rank} of {result.world_size} limits."
+        line = f"Rank {result.limiting_rank} of {result.world_size} is the limit."
     peaks = [peak for peak in result.rank_peak_bytes if peak is not None]
     if len(peaks) > _RANKS_SHOWN:
         line += f" Peak memory: {format_bytes(min(peaks))} to {format_bytes(max(peaks))}."
@@ -134,16 +142,14 @@ def _why_nothing_fits(result: BatchSizeResult) -> list[str]:
     reason = one_line(failure.reason)
     probe = next((p for p in result.probes if p.batch_size == failure.batch_size), None)
     request = allocator_request_bytes(reason)
-    held = probe and _held_bytes(probe)
+    # Reserved bytes would be too many: the allocator returns its free blocks before it gives up.
+    held = probe and (
+        probe.peak_allocated_bytes or max(probe.phase_peak_bytes.values(), default=None)
+    )
     if request is None or not held:
         return [LEVERS] if reason in _PLAIN_REASONS else [f"Why: {reason}", LEVERS]
-    story = f"it held {format_bytes(held)} and asked for {format_bytes(request)} more"
+    story = f"It held {format_bytes(held)} and requested {format_bytes(request)} more."
     missing = held + request - result.budget_bytes
     if missing > 0:
-        story = f"It needs at least {format_bytes(missing)} beyond the budget: {story}"
-    return [story[0].upper() + story[1:] + " when it ran out.", LEVERS]
-
-
-def _held_bytes(probe: Probe) -> int | None:
-    # Not what the allocator reserved: it gives its spare blocks back before it gives up.
-    return probe.peak_allocated_bytes or max(probe.phase_peak_bytes.values(), default=None)
+        story = f"It needs at least {format_bytes(missing)} more than the budget. {story}"
+    return [story, LEVERS]

@@ -1,4 +1,4 @@
-"""Estimates for people: one row per GPU, and the peak taken apart."""
+"""Estimates as tables: one row per GPU, and what its memory is used for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from batchfinder.units import format_bytes
 
 if TYPE_CHECKING:
-    from batchfinder.results.memory_model import MemoryModel
     from batchfinder.simulation.estimate import ClusterEstimate, Estimate
     from batchfinder.simulation.explanation import Explanation
     from batchfinder.simulation.gpus import Gpu
@@ -19,53 +18,43 @@ _TIMELINE_ROWS = ("forward", "backward", "optimizer step")
 
 
 def estimate_table(estimates: Sequence[Estimate], width: float = math.inf) -> list[str]:
-    """One row per GPU: its memory, the largest batch size as an interval, the peak there.
-
-    Where that takes more columns than ``width``, one line for each of them.
-    """
+    """Tabulate the estimates, one row per GPU; one line per value if ``width`` is too small."""
     rows = [("GPU", "memory", "max batch", "plausible", "peak", "model states", "per sample")]
     for estimate in estimates:
         terms = estimate.explanation.terms
         states = terms["parameters"] + terms["gradients"] + terms["optimizer states"]
         model = estimate.result.memory_model
-        rows.append(
-            (
-                estimate.gpu.name,
-                format_bytes(estimate.gpu.total_bytes),
-                str(estimate.batch_size) if estimate.batch_size else "none fits",
-                f"{estimate.low} .. {estimate.high}",
-                format_bytes(estimate.peak_bytes) if estimate.batch_size else "-",
-                format_bytes(states),
-                _per_sample(model) if model else "-",
-            )
-        )
+        size, interval, peak = _answer(estimate)
+        memory = format_bytes(estimate.gpu.total_bytes)
+        per_sample = format_bytes(model.per_sample_bytes) if model else "-"
+        if model and not model.is_linear:
+            per_sample = f"~{per_sample}"
+        name = estimate.gpu.name
+        rows.append((name, memory, size, interval, peak, format_bytes(states), per_sample))
     return _fitted(rows, width)
 
 
 def cluster_table(jobs: Sequence[ClusterEstimate], width: float = math.inf) -> list[str]:
-    """One row per job: its ranks, the largest batch of each and of all, a rank's memory.
-
-    Where that takes more columns than ``width``, one line for each of them.
-    """
+    """Tabulate the estimates, one row per job; one line per value if ``width`` is too small."""
     rows = [("GPU", "ranks", "strategy", "max batch", "plausible", "global batch", "peak per rank")]
     for job in jobs:
-        estimate = job.estimate
-        rows.append(
-            (
-                estimate.gpu.name,
-                str(job.cluster.world_size),
-                job.cluster.strategy,
-                str(estimate.batch_size) if estimate.batch_size else "none fits",
-                f"{estimate.low} .. {estimate.high}",
-                str(job.global_batch_size) if estimate.batch_size else "-",
-                format_bytes(estimate.peak_bytes) if estimate.batch_size else "-",
-            )
-        )
+        size, interval, peak = _answer(job.estimate)
+        ranks, strategy = str(job.cluster.world_size), job.cluster.strategy
+        total = str(job.global_batch_size) if job.global_batch_size else "-"
+        rows.append((job.estimate.gpu.name, ranks, strategy, size, interval, total, peak))
     return _fitted(rows, width)
 
 
+def _answer(estimate: Estimate) -> tuple[str, str, str]:
+    """Return the batch size, its plausible interval and the peak memory there."""
+    interval = f"{estimate.low} .. {estimate.high}"
+    if not estimate.batch_size:
+        return "none fits", interval, "-"
+    return str(estimate.batch_size), interval, format_bytes(estimate.peak_bytes)
+
+
 def explanation_lines(explanation: Explanation) -> list[str]:
-    """The textbook equation filled in, the peak's place, the top modules and the timeline."""
+    """List the terms of the peak, where it is, the largest modules, and the timeline."""
     terms = [(name, size) for name, size in explanation.terms.items() if size]
     total = sum(size for _, size in terms)
     rows = [(name, format_bytes(size), f"{size / total:5.1%}") for name, size in terms]
@@ -84,7 +73,7 @@ def explanation_lines(explanation: Explanation) -> list[str]:
 
 
 def gpu_table(gpus: Sequence[Gpu]) -> list[str]:
-    """One row per GPU known: memory, kernels, overhead, and where that was read."""
+    """Tabulate the known GPUs: memory, compute capability, overhead, source of the figures."""
     rows = [("GPU", "memory", "capability", "overhead", "source of the memory")]
     rows += [
         (
@@ -97,10 +86,6 @@ def gpu_table(gpus: Sequence[Gpu]) -> list[str]:
         for gpu in gpus
     ]
     return _aligned(rows, left=(0, 4))
-
-
-def _per_sample(model: MemoryModel) -> str:
-    return ("" if model.is_linear else "~") + format_bytes(model.per_sample_bytes)
 
 
 def _timeline(explanation: Explanation) -> list[str]:
@@ -117,7 +102,7 @@ def _timeline(explanation: Explanation) -> list[str]:
 
 
 def _fitted(rows: Sequence[Sequence[str]], width: float) -> list[str]:
-    """A table with a header, or each row as a paragraph of its own."""
+    """Return a table with a header, or one paragraph per row if the table is too wide."""
     lines = _aligned(rows)
     if max(map(len, lines)) <= width:
         return lines
@@ -127,7 +112,7 @@ def _fitted(rows: Sequence[Sequence[str]], width: float) -> list[str]:
 
 
 def _aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
-    """Columns, names to the left, numbers to the right."""
+    """Pad the cells to columns: the ``left`` ones flush left, the others flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""The memory over one training step as a picture; needs matplotlib, the ``plot`` extra."""
+"""A plot of the memory over one training step; needs matplotlib (the ``plot`` extra)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from batchfinder.units import GIB
 if TYPE_CHECKING:
     from batchfinder.simulation.estimate import Estimate
 
-# Distinct also without colour: dark, light, middle.
-_STAGE_COLOURS = {
+# Dark, light and medium, so that the stages differ in gray too.
+_STAGE_COLORS = {
     "setup": "#bbbbbb",
     "forward": "#2f5d8a",
     "backward": "#9cc3e6",
@@ -25,10 +25,7 @@ _FORMATS = (".png", ".pdf", ".svg")
 
 
 def check_plot(file: str) -> None:
-    """See that a picture can be drawn, before the work that it will show.
-
-    Args:
-        file: where to.
+    """Check that a plot can be written, before the work that it will show.
 
     Raises:
         UsageError: matplotlib is missing, or the file cannot be written there.
@@ -38,22 +35,23 @@ def check_plot(file: str) -> None:
         *others, last = _FORMATS
         raise UsageError(f"--plot {file}: the name must end in {', '.join(others)} or {last}")
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"--plot {file}: there is no folder {path.absolute().parent}")
+        folder = path.absolute().parent
+        raise UsageError(f"--plot {file}: there is no folder {folder}. Try mkdir -p {folder}")
     if find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib: pip install matplotlib")
+        raise UsageError("--plot needs matplotlib. Try pip install matplotlib")
 
 
 def plot_timelines(estimates: Sequence[Estimate], file: str) -> None:
-    """Draw what each estimate's last step holds, from its beginning to its end.
+    """Plot the memory of each estimate's last step, one panel each.
 
     Args:
-        estimates: one panel each.
-        file: where to; its suffix says in which format.
+        estimates: the estimates to plot.
+        file: output path; its suffix sets the format.
 
     Raises:
         UsageError: the file cannot be written.
     """
-    # Optional, and so not known to a type checker where it is not installed.
+    # A plain import would fail type checking where this optional dependency is missing.
     figure = import_module("matplotlib.figure").Figure(
         figsize=(8, 1 + 2.6 * len(estimates)), layout="constrained"
     )
@@ -71,10 +69,10 @@ def plot_timelines(estimates: Sequence[Estimate], file: str) -> None:
 def _draw(panel: Any, estimate: Estimate) -> None:
     explanation = estimate.explanation
     held = [moment.allocated_bytes / GIB for moment in explanation.timeline]
-    for stage, colour in _STAGE_COLOURS.items():
+    for stage, color in _STAGE_COLORS.items():
         at = [i for i, moment in enumerate(explanation.timeline) if moment.stage.value == stage]
         if at:
-            panel.bar(at, [held[i] for i in at], width=1.0, color=colour, label=stage)
+            panel.bar(at, [held[i] for i in at], width=1.0, color=color, label=stage)
     limit = estimate.result.budget_bytes / GIB
     panel.axhline(limit, color="#b03030", linewidth=1, linestyle="--", label="budget")
     panel.set_title(f"{estimate.gpu.name}, batch size {explanation.batch_size}", loc="left")

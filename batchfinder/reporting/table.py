@@ -1,4 +1,4 @@
-"""The table of probes: one row as each ends, with as many columns as there is room for."""
+"""The table of probes: one row per probe, with as many columns as fit the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.text import Text
 
 from batchfinder.reporting.wording import allocator_request_bytes, count, one_line
 from batchfinder.results.memory_model import Phase
-from batchfinder.results.result import Outcome, Probe
+from batchfinder.results.probe import Outcome, Probe
 from batchfinder.units import format_bytes, format_seconds
 
 BLOCKS = " ▏▎▍▌▋▊▉█"
@@ -35,16 +35,16 @@ _PHASES = {
 
 @dataclass(frozen=True)
 class ProbeTable:
-    """Turns probes into rows.
+    """Formatter for the rows of a table of probes.
 
-    The bar goes first where it is narrow, then the step time, then the peak; the batch size and
-    how it ended always stay. What does not fit beside them is wrapped below them.
+    A narrow terminal drops the bar first, then the step time, then the peak. The batch size and
+    the outcome always stay; text that does not fit is wrapped below them.
 
     Attributes:
-        budget_bytes: what a full bar stands for.
-        width: columns of the terminal; None where there is none: no bar, and nothing is wrapped.
-        has_blocks: whether block characters can be shown; else bars are made of ``#``.
-        verbose: whether each row is followed by the peaks of its phases.
+        budget_bytes: the value of a full bar.
+        width: columns of the terminal; None for no terminal: no bar, no wrapping.
+        has_blocks: True if the terminal can show block characters; otherwise bars use ``#``.
+        verbose: add the peaks of the phases below each row.
 
     Example:
         >>> probe = Probe(16, Outcome.FITS, steps=1, seconds=0.1)
@@ -58,29 +58,19 @@ class ProbeTable:
     verbose: bool = False
 
     @property
-    def has_peak(self) -> bool:
-        """Whether there is room for the peak."""
-        return self._has_room_for(_PEAK)
-
-    @property
-    def has_step(self) -> bool:
-        """Whether there is room for the step time."""
-        return self._has_room_for(_PEAK, _STEP)
-
-    @property
     def bar_width(self) -> int:
-        """Columns of the bar; 0 where there is no room for one."""
+        """Width of the bar in columns; 0 if there is no room for it."""
         if self.width is None:
             return 0
         room = self.width - self._outcome_column(_PEAK, _STEP) - _LONG_OUTCOME - _GAP
         return min(room, _BAR_MOST) if room >= _BAR_LEAST else 0
 
     def header(self) -> Text:
-        """The names of the columns."""
+        """Return the names of the columns."""
         return Text(self._columns("batch size", "peak memory", "", "step").rstrip(), style="dim")
 
     def row(self, probe: Probe) -> Text:
-        """The row of one probe: one line, or more where its text is long."""
+        """Return the row of one probe: one line, or several if its text is long."""
         peak = peak_bytes(probe) if probe.fits else None
         seconds = probe.step_seconds if probe.fits else None
         columns = self._columns(
@@ -108,11 +98,11 @@ class ProbeTable:
 
     def _columns(self, size: str, peak: str, bar: str, step: str) -> str:
         columns = [size.rjust(_SIZE)]
-        if self.has_peak:
+        if self._has_room_for(_PEAK):
             columns.append(peak.rjust(_PEAK))
         if self.bar_width:
             columns.append(bar.ljust(self.bar_width))
-        if self.has_step:
+        if self._has_room_for(_PEAK, _STEP):
             columns.append(step.rjust(_STEP))
         return " " * _INDENT + (" " * _GAP).join(columns)
 
@@ -129,12 +119,12 @@ class ProbeTable:
             steps = count(probe.steps, "step")
             text += f", confirmed by {steps}" if probe.fits else " when confirming"
         note = one_line(probe.note)
-        # The allocator's own message says at length what "OOM" says; it is for --verbose.
+        # The allocator's long message adds little to "OOM"; only --verbose shows it.
         is_plain_oom = probe.outcome is Outcome.OOM and allocator_request_bytes(note) is not None
         return f"{text}: {note}" if note and (self.verbose or not is_plain_oom) else text
 
     def _wrap(self, word: str, text: str, column: int) -> list[str]:
-        """The text beside the columns; below them where it would become a tall ribbon there."""
+        """Wrap the text beside the columns, or below them if it would take over two lines."""
         if self.width is None:
             return [text]
         beside = textwrap.wrap(text, max(self.width - column, 1), break_on_hyphens=False)
@@ -145,10 +135,11 @@ class ProbeTable:
     def _wrap_below(self, text: str) -> list[str]:
         if self.width is None:
             return [" " * (_INDENT + _SIZE + _GAP) + text]
-        indent = " " * (_INDENT + _SIZE + _GAP if self.has_step else 2 * _INDENT)
+        is_wide = self._has_room_for(_PEAK, _STEP)
+        indent = " " * (_INDENT + _SIZE + _GAP if is_wide else 2 * _INDENT)
         return textwrap.wrap(
             text,
-            # A terminal may say that it has no columns at all.
+            # Some terminals report a width of 0.
             max(self.width, len(indent) + 1),
             initial_indent=indent,
             subsequent_indent=indent,
@@ -157,7 +148,7 @@ class ProbeTable:
 
 
 def peak_bytes(probe: Probe) -> int | None:
-    """The probe's peak, in the bytes that count against the budget where those were read."""
+    """Return the peak that counts against the budget, or the best available reading."""
     if probe.phase_peak_bytes:
         return max(probe.phase_peak_bytes.values())
     return probe.peak_reserved_bytes or probe.peak_allocated_bytes

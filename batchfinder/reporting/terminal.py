@@ -1,4 +1,4 @@
-"""A search in the terminal: progress on stderr while it works, the answer last, on stdout."""
+"""A search in the terminal: progress on stderr, then the answer on stdout."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from batchfinder.reporting.answer import details, headline
 from batchfinder.reporting.table import BLOCKS, ProbeTable
 from batchfinder.reporting.wording import one_line
 from batchfinder.results.accumulation import AccumulationPlan
-from batchfinder.results.result import BatchSizeResult, Probe
+from batchfinder.results.probe import Probe
+from batchfinder.results.result import BatchSizeResult
 from batchfinder.units import format_bytes
 
-# What may stand between the parts of one line.
+# Gaps between the parts of a line.
 _WIDE, _NARROW = " " * 5, " " * 3
 
 
 class TerminalReporter:
-    """Shows a search to people.
+    """Reporter that shows a search in a terminal or a log.
 
-    In a terminal: a table that fits its width, and one live line for the probe at work. Anywhere
-    else: plain lines, one per probe, never wrapped, without colours or control codes. ``NO_COLOR``
-    is obeyed, and what the encoding cannot show is replaced.
+    A terminal gets a table that fits its width and a live line for the running probe. Pipes and
+    files get plain lines, one per probe, without wrapping, colors or control codes. ``NO_COLOR``
+    is respected, and characters that the encoding lacks are replaced.
 
-    Used as a context manager, it leaves the terminal in order however the search ends.
+    As a context manager, it restores the terminal however the search ends.
 
     Args:
-        quiet: nothing but the first line of the answer.
-        verbose: also the peaks of each phase and the allocator's own messages.
-        progress: where the progress and the warnings go. Default: stderr.
-        output: where the answer goes. Default: stdout.
+        quiet: show only the first line of the answer.
+        verbose: add the peaks of each phase and the allocator's messages.
+        progress: destination of progress and warnings. Default: stderr.
+        output: destination of the answer. Default: stdout.
 
     Example:
         >>> with TerminalReporter() as reporter:  # doctest: +SKIP
@@ -78,13 +79,13 @@ class TerminalReporter:
         budget_bytes: int,
         headroom: float,
     ) -> None:
-        """Show what is searched on, and with how much memory.
+        """Show the device and its memory.
 
         Args:
-            device: the device's name for people.
-            capacity_bytes: what the device has; None if it is not known.
-            used_by_others_bytes: what other processes hold of it; None if it is not known.
-            budget_bytes: what the search may use.
+            device: the device's name.
+            capacity_bytes: memory of the device; None if unknown.
+            used_by_others_bytes: memory that other processes use; None if unknown.
+            budget_bytes: memory that the search may use.
             headroom: the fraction of memory kept free.
         """
         facts = []
@@ -104,7 +105,7 @@ class TerminalReporter:
         self._say(self._table.header())
 
     def probing(self, batch_size: int, confirm: bool = False) -> None:
-        """Show which batch size is being tried, until :meth:`probe` or :meth:`finish`."""
+        """Show the batch size being tried, until :meth:`probe` or :meth:`finish`."""
         self._end_live()
         if self._quiet or not self._progress.is_interactive:
             return
@@ -116,7 +117,7 @@ class TerminalReporter:
         self._live.start(refresh=True)
 
     def probe(self, probe: Probe) -> None:
-        """Show the row of a probe that has ended.
+        """Show the row of a finished probe.
 
         Raises:
             RuntimeError: :meth:`start` was not called.
@@ -137,8 +138,8 @@ class TerminalReporter:
         """Show the warnings, then the answer.
 
         Args:
-            result: what the search found.
-            plan: how to reach the global batch size asked for, if one was.
+            result: the result of the search.
+            plan: how to reach the requested global batch size, if there is one.
         """
         self.finish()
         for warning in result.warnings:
@@ -148,7 +149,7 @@ class TerminalReporter:
         _print(self._output, self._headline(result))
         lines = details(result, plan, verbose=self._verbose)
         if self._quiet:
-            lines = [str(plan)] if plan else []  # it was asked for
+            lines = [str(plan)] if plan else []  # the user asked for the plan
         for line in lines:
             _print(self._output, Text(line))
 
@@ -163,7 +164,7 @@ class TerminalReporter:
             _print(self._progress, text)
 
     def _space(self) -> None:
-        # Space is for eyes; whoever reads a log wants lines.
+        # Blank lines help in a terminal and only disturb a log.
         if self._progress.is_terminal:
             self._say(Text())
 
@@ -174,7 +175,7 @@ class TerminalReporter:
 
 
 def _side_by_side(parts: list[str], console: Console, *gaps: str) -> Text:
-    """The parts in one line with the first gap that lets them fit, else below each other."""
+    """Join the parts with the widest gap that fits on one line, else one part per line."""
     width = console.width if console.is_terminal else math.inf
     lines = (gap.join(parts) for gap in gaps)
     return Text(next((line for line in lines if len(line) <= width), "\n".join(parts)))
@@ -184,7 +185,7 @@ def _print(console: Console, text: Text) -> None:
     if not _can_show(text.plain, console):
         plain = text.plain.encode(console.encoding, "backslashreplace").decode(console.encoding)
         text = Text(plain)
-    # Without a terminal the width is only rich's guess: nothing is wrapped to it.
+    # Without a terminal, rich only guesses the width, so nothing is wrapped.
     console.print(text, soft_wrap=not console.is_terminal, highlight=False)
 
 

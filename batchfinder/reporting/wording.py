@@ -1,4 +1,4 @@
-"""Small pieces of text that the table and the answer share."""
+"""Text helpers shared by the table and the answer."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ import re
 
 from batchfinder.units import parse_bytes
 
-# CUDA, HIP and XPU write "Tried to allocate 20.00 MiB", small ones "512 bytes"; MPS writes "MB" for
-# MiB; the CPU allocator "you tried to allocate 4096 bytes" (c10/cuda/CUDACachingAllocator.cpp,
-# aten/src/ATen/mps/MPSAllocator.mm and c10/core/impl/alloc_cpu.cpp in PyTorch).
+# CUDA, HIP and XPU write "Tried to allocate 20.00 MiB", or "512 bytes" for small requests. MPS
+# writes "MB" for MiB. The CPU allocator writes "you tried to allocate 4096 bytes". Sources in
+# PyTorch: c10/cuda/CUDACachingAllocator.cpp, aten/src/ATen/mps/MPSAllocator.mm and
+# c10/core/impl/alloc_cpu.cpp.
 _REQUEST = re.compile(r"tried to allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]i?B)", re.IGNORECASE)
 
 
 def allocator_request_bytes(message: str) -> int | None:
-    """What an allocator was asked for when it ran out of memory.
-
-    Args:
-        message: any text.
-
-    Returns:
-        Bytes; None where the text is not an allocator's message.
+    """Read the size of the failed request, in bytes; None if the text is no allocator message.
 
     Example:
         >>> allocator_request_bytes("CUDA out of memory. Tried to allocate 20.00 MiB.")
@@ -33,7 +28,7 @@ def allocator_request_bytes(message: str) -> int | None:
 
 
 def count(number: int, noun: str) -> str:
-    """A number with its noun.
+    """Return a number with its noun.
 
     Example:
         >>> count(1, "step"), count(3, "step")
@@ -43,9 +38,9 @@ def count(number: int, noun: str) -> str:
 
 
 def one_line(text: str) -> str:
-    r"""A text of unknown origin in one line, its control codes spelled out.
+    r"""Return a text on one line, with control codes spelled out.
 
-    An error's text may hold anything: one escape code in it could recolour the whole terminal.
+    Error texts may contain anything: one escape code could recolor the whole terminal.
 
     Example:
         >>> print(one_line("went wrong:\n  \x1b[31mred"))

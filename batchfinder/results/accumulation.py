@@ -1,4 +1,4 @@
-"""Splitting a global batch into micro-batches, accumulation steps and ranks."""
+"""Split a global batch into micro-batches, accumulation steps and ranks."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class Split:
 
 @dataclass(frozen=True)
 class AccumulationPlan:
-    """How to reach a global batch size.
+    """Ways to reach a global batch size.
+
+    ``below`` and ``above`` are set if there is no exact split, or if the exact one needs more than
+    twice as many steps as the largest batch size allows.
 
     Attributes:
-        requested: the global batch size asked for.
+        requested: the requested global batch size.
         exact: the exact split with the fewest steps; None if there is none.
-        below: the nearest split under it with the fewest possible steps; None if not needed.
-        above: the nearest split over it with the fewest possible steps; None if not needed.
-
-    ``below`` and ``above`` are given where there is no exact split, or where the exact one needs
-    more than twice the steps that the batch size found would allow.
+        below: the nearest smaller split with the fewest possible steps; None if not needed.
+        above: the nearest larger split with the fewest possible steps; None if not needed.
     """
 
     requested: int
@@ -56,7 +56,7 @@ class AccumulationPlan:
 
     @property
     def accumulates(self) -> bool:
-        """Whether any of its splits takes more than one micro-batch for an optimizer step."""
+        """True if any split needs more than one micro-batch per optimizer step."""
         splits = (self.exact, self.below, self.above)
         return any(split.gradient_accumulation_steps > 1 for split in splits if split)
 
@@ -102,7 +102,7 @@ def plan_accumulation(
     fewest_steps = max(1, -(-per_rank // max_batch_size))
     exact = None
     if per_rank * world_size == global_batch_size:
-        # By the batch size: there are far fewer to try than numbers of steps.
+        # Loop over batch sizes: there are far fewer of them than numbers of steps.
         largest = min(max_batch_size, per_rank)
         batch_size = next(n for n in range(largest, 0, -1) if per_rank % n == 0)
         steps = per_rank // batch_size

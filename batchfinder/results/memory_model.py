@@ -1,8 +1,8 @@
 """The memory model: how the peak memory of a training step grows with the batch size.
 
 ``peak(b) = max over phases of (fixed + per_sample * b)``. The forward/backward pass and the
-optimizer step peak at different moments and grow differently, so each phase has a line of its own:
-one line through both predicts badly wherever the optimizer step hides the other.
+optimizer step peak at different moments and grow differently, so each phase has its own line. A
+single line would predict badly at batch sizes where the optimizer step hides the other phases.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
-# A model whose lines miss a reading by more than this share of it is not called linear.
+# The largest residual of a model that still counts as linear, as a fraction of the highest peak.
 LINEAR_WITHIN = 0.02
 
 
 class Phase(enum.Enum):
-    """The parts of a training step, each with a memory peak of its own.
+    """The parts of a training step, each with its own memory peak.
 
-    The forward pass is part of the next one too, and never needs more. But where the batch is small
-    the peak of both may be that of the gradients, which hides what each example adds to the other.
+    FORWARD is contained in FORWARD_BACKWARD and never needs more. It is measured apart because at
+    small batch sizes the gradients may set the peak of the whole and hide the cost per example.
     """
 
     FORWARD = "forward"
@@ -34,9 +35,9 @@ class PhaseModel:
     """The line of one phase.
 
     Attributes:
-        fixed_bytes: what the phase needs whatever the batch size is.
-        per_sample_bytes: what each further example adds; 0 or more.
-        worst_residual: the largest miss of a reading, as a fraction of the highest of all phases.
+        fixed_bytes: memory the phase needs at any batch size.
+        per_sample_bytes: memory that each example adds; 0 or more.
+        worst_residual: the largest residual, as a fraction of the highest peak of all phases.
     """
 
     fixed_bytes: float
@@ -44,7 +45,7 @@ class PhaseModel:
     worst_residual: float = 0.0
 
     def peak_bytes(self, batch_size: int) -> float:
-        """The phase's predicted peak at a batch size, in bytes."""
+        """Predict the phase's peak at a batch size, in bytes."""
         return self.fixed_bytes + self.per_sample_bytes * batch_size
 
 
@@ -53,7 +54,7 @@ class MemoryModel:
     """One line per phase; the peak is the highest of them.
 
     Attributes:
-        phases: the line of each phase that was read.
+        phases: the line of each measured phase.
 
     Example:
         >>> model = fit([(1, {Phase.FORWARD_BACKWARD: 110}), (5, {Phase.FORWARD_BACKWARD: 150})])
@@ -72,30 +73,30 @@ class MemoryModel:
 
     @property
     def fixed_bytes(self) -> float:
-        """What is needed whatever the batch size is, in the phase that limits large batches."""
+        """Memory needed at any batch size, in the phase that limits large batches."""
         return self.growing_phase.fixed_bytes
 
     @property
     def per_sample_bytes(self) -> float:
-        """What each further example adds, in the phase that limits large batches."""
+        """Memory that each example adds, in the phase that limits large batches."""
         return self.growing_phase.per_sample_bytes
 
     @property
     def worst_residual(self) -> float:
-        """The largest miss of a reading, as a fraction of the highest of all phases."""
+        """The largest residual, as a fraction of the highest peak of all phases."""
         return max(line.worst_residual for line in self.phases.values())
 
     @property
     def is_linear(self) -> bool:
-        """Whether every reading lies on its line, give or take 2 % of the highest one."""
+        """True if every reading is within 2 % of its line (2 % of the highest peak)."""
         return self.worst_residual <= LINEAR_WITHIN
 
     def peak_bytes(self, batch_size: int) -> float:
-        """The predicted peak at a batch size, in bytes."""
+        """Predict the peak at a batch size, in bytes."""
         return max(line.peak_bytes(batch_size) for line in self.phases.values())
 
     def max_batch_size(self, budget_bytes: float) -> int | None:
-        """The largest batch size predicted to fit; 0 if none does, None if nothing grows."""
+        """Predict the largest batch size that fits; 0 if none does, None if nothing grows."""
         largest: float = math.inf
         for line in self.phases.values():
             if line.per_sample_bytes > 0:
@@ -104,18 +105,34 @@ class MemoryModel:
                 return 0
         return None if math.isinf(largest) else max(0, math.floor(largest))
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the model as plain data, ready for JSON."""
+        return {
+            **_rounded(self),
+            "is_linear": self.is_linear,
+            "worst_residual": round(self.worst_residual, 6),
+            "phases": {phase.value: _rounded(line) for phase, line in self.phases.items()},
+        }
+
+
+def _rounded(line: PhaseModel | MemoryModel) -> dict[str, float]:
+    return {
+        "fixed_bytes": round(line.fixed_bytes),
+        "per_sample_bytes": round(line.per_sample_bytes, 1),
+    }
+
 
 def fit(readings: Iterable[tuple[int, Mapping[Phase, float]]]) -> MemoryModel | None:
     """Fit one line per phase to the peaks read at several batch sizes.
 
-    Larger batch sizes weigh more (by their size): at small ones the allocator's rounding and the
+    Readings are weighted by their batch size: at small sizes, the allocator's rounding and the
     model states hide the slope.
 
     Args:
-        readings: pairs of a batch size and the peak in bytes of each phase at that size.
+        readings: pairs of a batch size and the peak of each phase, in bytes.
 
     Returns:
-        The model, or None while fewer than two batch sizes were read.
+        The model, or None for fewer than two batch sizes.
     """
     points: dict[Phase, dict[int, float]] = {}
     for batch_size, peaks in readings:
@@ -130,9 +147,9 @@ def fit(readings: Iterable[tuple[int, Mapping[Phase, float]]]) -> MemoryModel | 
 
 
 def _line(readings: Mapping[int, float], highest: float) -> PhaseModel:
-    """The weighted least-squares line, never falling; its misses are shares of the highest peak."""
-    # In fractions, so that exact readings give the exact line: a slope or a fixed part that is too
-    # large by its last bit would turn a maximum of 90 into 89.
+    """Fit a weighted least-squares line that never falls."""
+    # Fractions let exact readings give the exact line. With floats, a slope that is too large by
+    # its last bit would turn a maximum of 90 into 89.
     points = [(Fraction(size), Fraction(peak)) for size, peak in readings.items()]
     zero = Fraction(0)
     total = sum((size for size, _ in points), zero)
@@ -144,7 +161,7 @@ def _line(readings: Mapping[int, float], highest: float) -> PhaseModel:
     )
     slope = max(zero, covariance / spread)
     fixed = mean_peak - slope * mean_size
-    if fixed < 0:  # noise, or memory that bends: nothing is held for less than no samples
+    if fixed < 0:  # noisy or nonlinear readings: an empty batch cannot use negative memory
         fixed = zero
         slope = sum((size**2 * peak for size, peak in points), zero) / sum(
             (size**3 for size, _ in points), zero

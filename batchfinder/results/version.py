@@ -1,3 +1,3 @@
-"""The version of batchfinder: what ``batchfinder.__version__`` and each result name."""
+"""The version of batchfinder, as in ``batchfinder.__version__`` and in each result."""
 
 VERSION = "0.1.0"

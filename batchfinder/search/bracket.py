@@ -1,38 +1,44 @@
-"""What a search knows so far: the largest size that fits, and the smallest that does not."""
+"""What a search has seen so far: the largest size that is proved, and the smallest that failed."""
 
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 from batchfinder.results.result import Probe
 
 # A confirmation that fails after its first step has seen what no probe does: the optimizer's states
-# lie where the activations of that step were.
+# are where the activations of that step were.
 STEPS_LIKE_A_PROBE = 1
 
-# A probe from scratch runs so many steps: where a confirmation fails in them, no probe would fit.
-STEPS_OF_A_PROBE = 2
-
-# So many confirmations may flush the allocator's cache before that is held against probes.
-CHANCES = 2
-
-# How close the bracket is drawn where the allocator is fragmented: which sizes near the limit run,
-# and which only by flushing its cache, is a matter of how their tensors happen to lie.
+# How close the bracket is drawn where the allocator is fragmented, as a share of the size: closer
+# to the limit, sizes that run and sizes that do not alternate (48 simulated searches on an H200,
+# scripts/results/search_simulated_gpu.json).
 FRAGMENTED_RESOLUTION = 1 / 100
+
+# Readings of a device that is not repeatable differ from run to run. Where those that were seen do
+# by less than this share, they repeat. Else the bracket is drawn three of their differences wide: at
+# most 5 %, the step by which verdicts of the CPU could be told apart (scripts/results/
+# search_cpu.json), and no closer than where an allocator is fragmented.
+REPEATS = 1 / 1000
+DIFFERENCES = 3
+MOST_RESOLUTION = 1 / 20
+
+# A peak below this share of the budget is not what ended the next size by chance.
+FAR_FROM_BUDGET = 0.5
 
 # What the allocator holds beyond its tensors, as a share of the budget, that counts as fragmented.
 FRAGMENTED = 1 / 200
 
 
 class Bracket:
-    """The sizes between which the answer lies, and what was seen of them.
+    """The sizes between which the answer is, and what was seen of them. It decides nothing.
 
     Args:
         first: the smallest size allowed.
         last: the largest size allowed.
         unit: every size is a multiple of it.
         budget_bytes: what a step may use.
-        resolution: share of a size; the bracket is drawn no closer than that, nor than a unit.
         is_repeatable: whether a size that ran one step will run many, in any process.
 
     Attributes:
@@ -40,10 +46,8 @@ class Bracket:
         confirmed: the confirmations that did, by size.
         failure: the smallest size that failed; None while there is none.
         is_fragmented: whether the allocator was seen to hold clearly more than its tensors.
-        needs_confirmations: whether a probe that fits proves nothing; for the search to set too.
-        probes: how many ran, since a confirmation showed that if one did.
-        failures_in_a_row: how many of them failed last.
-        misses_in_a_row: how many last ones did not halve the bracket.
+        is_refuted: whether a confirmation failed where probes fit: only confirmations tell then.
+        probes: how many ran, since a confirmation refuted a probe if one did.
 
     Example:
         >>> from batchfinder.results.result import Outcome
@@ -55,60 +59,80 @@ class Bracket:
     """
 
     def __init__(
-        self,
-        first: int,
-        last: int,
-        unit: int,
-        budget_bytes: float,
-        *,
-        resolution: float = 0,
-        is_repeatable: bool = True,
+        self, first: int, last: int, unit: int, budget_bytes: float, *, is_repeatable: bool = True
     ) -> None:
         self.first, self.last, self.unit = first, last, unit
         self.budget_bytes, self.is_repeatable = budget_bytes, is_repeatable
-        self._resolution = resolution
         self.fits: dict[int, Probe] = {}
         self.confirmed: dict[int, Probe] = {}
         self.failure: Probe | None = None
         self._failed_when_confirmed = False
-        self.is_fragmented = self.needs_confirmations = False
-        self.probes = self.failures_in_a_row = self.misses_in_a_row = self._thrashed = 0
-
-    @property
-    def low(self) -> int:
-        """The largest size that fits; one unit below the first one while none is known."""
-        proofs = self.confirmed if self.needs_confirmations else self.fits | self.confirmed
-        return max((size for size in proofs if size < self.high), default=self.first - self.unit)
+        self.is_fragmented = self.is_refuted = False
+        self.probes = 0
 
     @property
     def high(self) -> int:
-        """The smallest size that is out: it failed, or lies beyond the bounds."""
+        """The smallest size that is out: it failed, or is beyond the bounds."""
         return self.failure.batch_size if self.failure else self.last + self.unit
 
     @property
-    def middle(self) -> float:
-        """Halfway between the two."""
-        return (self.low + self.high) / 2
+    def low(self) -> int:
+        """The largest size that is proved; one unit below the first one while none is."""
+        proofs = self.confirmed if self.is_refuted else self.fits | self.confirmed
+        return max((size for size in proofs if size < self.high), default=self.first - self.unit)
 
     @property
-    def failure_is_thrashing(self) -> bool:
-        """Whether the smallest size that failed ran, if only by flushing the allocator's cache."""
-        return self.failure is not None and self.failure.is_thrashing
+    def low_confirmed(self) -> int:
+        """The largest size that was confirmed; one unit below the first one while none was."""
+        sizes = [size for size in self.confirmed if size < self.high]
+        return max(sizes, default=self.first - self.unit)
 
     @property
-    def failed_like_a_probe(self) -> bool:
-        """Whether the smallest size that failed did so in the steps that a probe runs, too."""
-        return self.failure is not None and self.failure.steps <= STEPS_OF_A_PROBE
+    def ran(self) -> int:
+        """The largest size below ``high`` that ran, proved or not; 0 while none did."""
+        return max((size for size in self.fits | self.confirmed if size < self.high), default=0)
 
     @property
     def resolution(self) -> int:
-        """How close the bracket is drawn."""
-        if self.failure is None:
-            return self.unit
-        # Several steps that need more than one do so by how tensors come to lie: by chance, too.
-        is_loose = self.is_fragmented or self.failure_is_thrashing or self.needs_confirmations
-        share = max(self._resolution, FRAGMENTED_RESOLUTION * is_loose)
-        return max(self.unit, math.floor(share * self.high / self.unit) * self.unit)
+        """How close the bracket is drawn, in examples."""
+        return self.resolution_at(self.high) if self.failure else self.unit
+
+    def resolution_at(self, size: float) -> int:
+        """How close the bracket would be drawn below a failure at this size."""
+        thrashes = self.failure is not None and self.failure.is_thrashing
+        is_loose = self.is_fragmented or self.is_refuted or thrashes
+        share = FRAGMENTED_RESOLUTION if is_loose else 0
+        if not self.verdicts_repeat:
+            differences = min(MOST_RESOLUTION, DIFFERENCES * self.spread)
+            share = max(FRAGMENTED_RESOLUTION, differences)
+        return max(self.unit, math.floor(share * size / self.unit) * self.unit)
+
+    @property
+    def verdicts_repeat(self) -> bool:
+        """Whether a size that ran once is going to run again."""
+        if self.spread < REPEATS:
+            return True
+        ran = (self.fits | self.confirmed).get(self.ran)
+        peak = max(ran.phase_peak_bytes.values(), default=0) if ran else 0
+        return self.failure is not None and peak < FAR_FROM_BUDGET * self.budget_bytes
+
+    @cached_property
+    def spread(self) -> float:
+        """How much readings differ from their neighbors' line, as a share of them."""
+        readings = self.fits | self.confirmed
+        sizes = sorted(size for size in readings if readings[size].phase_peak_bytes)
+        if self.is_repeatable or len(sizes) < 3:
+            return 0 if self.is_repeatable else MOST_RESOLUTION / DIFFERENCES
+        peaks = {size: max(readings[size].phase_peak_bytes.values()) for size in sizes}
+        again = [
+            abs(1 - max(self.fits[size].phase_peak_bytes.values(), default=0) / peaks[size])
+            for size in self.fits.keys() & self.confirmed.keys() & peaks.keys()
+        ]
+        misses = [
+            abs(1 - (peaks[a] + (peaks[c] - peaks[a]) * (b - a) / (c - a)) / max(1, peaks[b]))
+            for a, b, c in zip(sizes, sizes[1:], sizes[2:], strict=False)
+        ]
+        return max(again + misses)
 
     @property
     def is_tight(self) -> bool:
@@ -124,46 +148,19 @@ class Bracket:
             return self.is_tight
         return self.high == self.first and self._failed_when_confirmed
 
-    def holds(self, size: float) -> bool:
-        """Whether a size lies inside."""
-        return self.low + self.unit <= size <= self.high - self.unit
-
-    def would_end_with(self, batch_size: int) -> bool:
-        """Whether the search is over if this size fits, or a mere probe would prove nothing."""
-        is_last = batch_size == self.low or self.high - batch_size <= self.resolution
-        return is_last or self.needs_confirmations
-
     def record(self, probe: Probe, confirm: bool) -> None:
         """Narrow the bracket by what a probe has shown."""
-        size, had_failed, width = probe.batch_size, self.failure is not None, self.high - self.low
+        size = probe.batch_size
         self.probes += 1
+        vars(self).pop("spread", None)
         unused = (probe.peak_reserved_bytes or 0) - (probe.peak_allocated_bytes or 0)
         self.is_fragmented |= unused > FRAGMENTED * self.budget_bytes
         if probe.fits:
             (self.confirmed if confirm else self.fits)[size] = probe
-            self.failures_in_a_row = 0
             if self.failure and size == self.failure.batch_size:  # it had failed by chance
                 self.failure, self.fits[size] = None, probe
-        else:
-            self.failure, self._failed_when_confirmed = probe, confirm
-            self.failures_in_a_row += 1
-        has_halved = self.high - self.low <= math.ceil(width / 2 / self.unit) * self.unit
-        self.misses_in_a_row = 0 if has_halved or not had_failed else self.misses_in_a_row + 1
-        goes_beyond_probes = size in self.fits or probe.steps > STEPS_LIKE_A_PROBE
-        # Whether a size thrashes mostly shows in probes too, and says little of others.
-        is_telling = not probe.is_thrashing or size in self.fits or self._thrashed >= CHANCES
-        self._thrashed += confirm and probe.is_thrashing
-        refutes_probes = confirm and is_telling and (goes_beyond_probes or not self.is_repeatable)
-        if not probe.fits and refutes_probes and not self.needs_confirmations:
-            # Several steps ask for more than one: from here on only confirmations tell.
-            self.needs_confirmations = True
-            self.probes = self.misses_in_a_row = 0
-
-    def largest_that_ran(self) -> Probe | None:
-        """The proof of ``low``; else the largest probe below ``high``, if probes tell anything."""
-        if self.low in self.confirmed:
-            return self.confirmed[self.low]
-        if self.needs_confirmations and self.is_repeatable:
-            return None
-        sizes = [size for size in self.fits if size < self.high]
-        return self.fits[max(sizes)] if sizes else None
+            return
+        self.failure, self._failed_when_confirmed = probe, confirm
+        grew = probe.steps > STEPS_LIKE_A_PROBE and not probe.is_thrashing and self.is_repeatable
+        if confirm and (size in self.fits or grew) and not self.is_refuted:
+            self.is_refuted, self.probes = True, 0

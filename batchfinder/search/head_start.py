@@ -10,8 +10,8 @@ from typing import TypeAlias
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.results.result import Probe
 from batchfinder.search.bounds import Bounds
-from batchfinder.search.chooser import MakeGuess
 from batchfinder.search.prober import Prober
+from batchfinder.search.search import MakeEstimate as MakeGuess
 
 # Most estimates take 1 to 5 seconds; where they need a process of their own, twice as many. On
 # PyTorch's allocator one saves 6 full-size steps of 14 in the mean where it knows the kernels, and

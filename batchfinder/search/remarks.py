@@ -1,4 +1,4 @@
-"""What the user should know of how a search ended. Imports no torch."""
+"""Warnings and notes about how a search ended. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Iterator
 
-from batchfinder.results.result import LEAK_WARNING, Outcome
+from batchfinder.results.result import LEAK_WARNING, Outcome, Probe
 from batchfinder.search.bounds import UNLIMITED_BATCH_SIZE
 from batchfinder.search.prober import Prober
 from batchfinder.search.search import Finding
@@ -22,16 +22,16 @@ MOSTLY_TENSORS = 0.9
 WITHOUT_HOLES = "glibc.malloc.mmap_threshold=1048576:glibc.malloc.hugetlb=1"
 
 
-def remarks_on(
+def warnings_about(
     finding: Finding, prober: Prober, max_batch_size: int | None, multiple_of: int
 ) -> Iterator[str]:
-    """What there is to say of a finding, each time with what to do about it.
+    """Yield what the user should do something about.
 
     Args:
         finding: how the search ended.
-        prober: that ran it.
-        max_batch_size: the largest size that was allowed; None: any.
-        multiple_of: what every size was a multiple of.
+        prober: the prober that ran it.
+        max_batch_size: the largest size allowed; None: no limit.
+        multiple_of: every size tried is a multiple of this.
     """
     if finding.failure is None:
         if finding.answer and max_batch_size is None:
@@ -43,23 +43,12 @@ def remarks_on(
     if finding.answer is None:
         return
     answer, failure = finding.answer.batch_size, finding.failure.batch_size
-    kept = max(finding.answer.peak_reserved_bytes or 0, finding.failure.peak_reserved_bytes or 0)
-    # Where it got no more, others have taken the rest, or each step needs more than the one before.
-    used_the_budget = kept >= MOSTLY_TENSORS * prober.budget_bytes
-    if failure - answer > multiple_of:
-        between = f"sizes between {answer} and {failure} were not tried"
-        if not prober.is_repeatable:
-            yield (
-                f"from {answer} to {failure} it depends on the run what fits: the same size needs "
-                "a little more or less memory each time on this device"
-            )
-        elif used_the_budget:
-            yield (
-                f"{between}: the allocator is fragmented there, and it is chance which of them it "
-                "has room for"
-            )
-        else:
-            yield f"{between}: see why {failure} failed, without having used the budget"
+    used_the_budget = _used_the_budget(finding.answer, finding.failure, prober)
+    if failure - answer > multiple_of and prober.is_repeatable and not used_the_budget:
+        yield (
+            f"batch size {failure} failed before it reached the memory limit, and sizes between "
+            f"{answer} and {failure} were not tried. Check its error"
+        )
     held = finding.answer.peak_allocated_bytes
     ran_out = finding.failure.outcome is Outcome.OOM and used_the_budget
     if held and ran_out and held < MOSTLY_TENSORS * prober.budget_bytes and _may_expand(prober):
@@ -68,14 +57,47 @@ def remarks_on(
             f"{format_bytes(prober.budget_bytes)}; PYTORCH_CUDA_ALLOC_CONF="
             "expandable_segments:True, for search and training, may leave room for more"
         )
+
+
+def notes_about(finding: Finding, prober: Prober, multiple_of: int) -> Iterator[str]:
+    """Yield what explains the answer, but needs no action: shown with ``-v`` only.
+
+    Args:
+        finding: how the search ended.
+        prober: the prober that ran it.
+        multiple_of: every size tried is a multiple of this.
+    """
+    if finding.failure is None or finding.answer is None:
+        return
+    answer, failure = finding.answer.batch_size, finding.failure.batch_size
+    if failure - answer > multiple_of:
+        if not prober.is_repeatable:
+            yield (
+                f"sizes between {answer} and {failure} fit in some runs only: memory varies from "
+                "run to run on this device"
+            )
+        elif _used_the_budget(finding.answer, finding.failure, prober):
+            yield (
+                f"sizes between {answer} and {failure} were not tried: the allocator's memory is "
+                "fragmented there, so which of them fit is a matter of chance"
+            )
     leaks = LEAK_WARNING in prober.warnings
     # Had it been the tensors themselves, the first step would have failed.
     if finding.failure.steps > 1 and not leaks and _may_leave_the_heap(prober):
         yield (
-            "memory differs from step to step, as tensors leave holes in the heap: "
-            f"GLIBC_TUNABLES={WITHOUT_HOLES}, for search and training, leaves room for more, "
-            "and makes steps slower"
+            "tensors leave holes in the heap, so memory varies from step to step. Larger batches, "
+            "but slower steps: set this for the search and for training: "
+            f"GLIBC_TUNABLES={WITHOUT_HOLES}"
         )
+
+
+def _used_the_budget(answer: Probe, failure: Probe, prober: Prober) -> bool:
+    """Whether the allocator got most of the budget.
+
+    If not, other processes took the rest, or each step needs more memory than the one before.
+    """
+    kept = max(answer.peak_reserved_bytes or 0, failure.peak_reserved_bytes or 0)
+    return kept >= MOSTLY_TENSORS * prober.budget_bytes
 
 
 def _may_leave_the_heap(prober: Prober) -> bool:

@@ -1,32 +1,53 @@
 """The search: probe after probe until the answer is known.
 
-Pure integers, guided by the memory model, safe without it. What is known is a bracket: ``low``, the
-largest size that fits, and ``high``, the smallest that does not.
-
-A size whose success would end the search is confirmed at once instead of being probed first: the
-confirmation costs several full steps, and so runs only where the answer is expected.
-
-Where the same size needs more or less memory from run to run, as on a CPU, neighbouring sizes
-cannot be told apart: the search then ends with a bracket of 5 %, and near the limit every size is
-confirmed at once. Sizes that run only by flushing the allocator's cache in every step are not
-neatly apart from those that run without either: against those the bracket is drawn to 1 % only, as
-it is where a confirmation fails at what a probe has run.
+Two small sizes and one at three quarters of what they predict tell where memory runs out. From
+there on a belief says where the answer is (:mod:`~batchfinder.search.belief`), and a plan what to
+try next, and whether to confirm it at once (:mod:`~batchfinder.search.plan`). What is known is a
+bracket: ``low``, the largest size that is proved, and ``high``, the smallest that failed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from batchfinder.results.result import Probe, Status
+from batchfinder.search.belief import believe, lines_of
 from batchfinder.search.bounds import check_bounds
 from batchfinder.search.bracket import Bracket
-from batchfinder.search.chooser import Chooser, MakeGuess
-from batchfinder.search.pace import REPEATABLE, UNREPEATABLE
+from batchfinder.search.plan import Move, Prices, candidates, plan
 
 RunProbe: TypeAlias = Callable[[int, bool], Probe]
 """``run(batch_size, confirm) -> Probe``: what the search does not want to know more of."""
+
+MakeEstimate: TypeAlias = Callable[[Mapping[int, Probe], float], int | None]
+"""``guess(probes, predicted) -> batch size``: where the answer may be, by something else than two
+small probes, given by their sizes, and the maximum that they predict; None: unknown."""
+
+# Batches are made in host memory, whose end is not tested: no size is more than so many times the
+# largest that has run, where its memory was seen to rise and where it was not.
+MEASURED_GROWTH = 1024
+BLIND_GROWTH = 16
+
+# The second size is at most so many times the first: large enough to show a slope, and cheap.
+SECOND_GROWTH = 64
+
+# While nothing was read beyond half of what is predicted, a reading at three quarters pays for
+# itself (DESIGN, section 4). What small sizes show is trusted to a thousandth of the budget: rounding.
+CLOSE = 0.5
+APPROACH = 0.75
+NOISE = 1 / 1000
+
+# A confirmation on the CPU runs six steps (probing/steadiness.py), and of a size that only runs by
+# flushing the allocator's cache three steps run, or two in a probe.
+PRICES = Prices()
+UNREPEATABLE_PRICES = Prices(confirm=6)
+THRASHING_CONFIRM, THRASHING_PROBE = 3, 2
+
+# What a search may take beyond the probes that bisection needs; then it bisects.
+SPARE_PROBES = 8
 
 
 @dataclass(frozen=True)
@@ -53,33 +74,34 @@ def search(
     largest: int | None = None,
     multiple_of: int = 1,
     is_repeatable: bool = True,
-    guess: MakeGuess | None = None,
+    guess: MakeEstimate | None = None,
+    prices: Prices | None = None,
 ) -> Finding:
     """Find the largest batch size that fits.
 
     Args:
         run: runs one size and says how it ended.
-        budget_bytes: what a step may use; guides the model.
+        budget_bytes: what a step may use; guides the belief.
         smallest: the smallest size allowed.
         largest: the largest size allowed; None: 16 million.
         multiple_of: every size tried is a multiple of it.
-        is_repeatable: whether a size that ran one step will run many, in any process. If not,
-            only confirmations count near the limit.
+        is_repeatable: whether a size that ran one step will run many, in any process. If not, how
+            much readings differ decides how close the answer is drawn.
         guess: asked once where the answer may be, when two sizes have run; confirmed next.
+        prices: of each move; default: a confirmation takes 3 steps, or 6 if not repeatable.
 
     Returns:
         The confirmed answer, and the failure one unit above it unless the answer is the last size
-        allowed. Where verdicts do not repeat the answer may be 1/20 of the failure below that, and
-        1/100 of it where the allocator is fragmented or a confirmation refuted a probe.
+        allowed. The answer may be 1/100 of the failure below that where the allocator is fragmented
+        or a confirmation refuted a probe, and up to 1/20 where readings differ from run to run.
 
         Nothing fits only where the smallest size failed when confirmed, and when probed unless it
         had run then, since the failure of one process may be chance. No size was probed twice or
-        confirmed twice; none lay outside the bounds.
+        confirmed twice; none was outside the bounds.
 
-        With ``n`` sizes allowed there were at most ``log2(n) + 4`` probes where readings say
-        nothing, and ``log2(n) + 8`` whatever they say; a few more where no maximum was given,
-        since sizes then grow from those that ran. Where a confirmation refutes a probe, the search
-        starts over below it, with confirmations only, under the same limit.
+        With ``n`` sizes allowed there were at most ``log2(n) + 8`` probes, and a few more where no
+        maximum was given. Where a confirmation refutes a probe, the search starts over below it,
+        with confirmations only, under the same limit.
 
     Raises:
         UsageError: the bounds leave no size to try.
@@ -94,25 +116,96 @@ def search(
         37
     """
     first, last = check_bounds(smallest, largest, multiple_of)
-    pace = REPEATABLE if is_repeatable else UNREPEATABLE
-    bracket = Bracket(
-        first,
-        last,
-        multiple_of,
-        budget_bytes,
-        resolution=pace.resolution,
-        is_repeatable=is_repeatable,
-    )
-    chooser = Chooser(bracket, pace, guess=guess, is_open=largest is None)
-    while not bracket.is_closed:
-        batch_size = chooser.next_size()
-        confirm = bracket.would_end_with(batch_size) or chooser.expects_the_answer
-        bracket.record(run(batch_size, confirm), confirm)
-    return _finding(bracket)
-
-
-def _finding(known: Bracket) -> Finding:
+    known = Bracket(first, last, multiple_of, budget_bytes, is_repeatable=is_repeatable)
+    prices = prices or (PRICES if is_repeatable else UNREPEATABLE_PRICES)
+    estimate: int | None = None
+    while not known.is_closed:
+        move = _opening(known, is_open=largest is None)
+        if move is None and guess is not None and known.failure is None:
+            predicted = lines_of(known).tensors.end
+            estimate, guess = guess(known.fits, predicted), None
+            # What tensors take leaves no room for more than is predicted.
+            if estimate is not None and known.low < estimate < min(known.high, predicted + 1):
+                move = _at(known, estimate, confirm=True)
+            else:
+                estimate = None
+        move = move or _planned(known, prices, estimate, is_open=largest is None)
+        known.record(run(*move), move.confirm)
     confirmation = known.confirmed.get(known.low)
     if confirmation is None:
         return Finding(Status.NOTHING_FITS, None, known.failure)
     return Finding(Status.FOUND if known.failure else Status.CAPPED, confirmation, known.failure)
+
+
+def _opening(known: Bracket, *, is_open: bool) -> Move | None:
+    """The next move where there is nothing to weigh."""
+    if not known.ran or known.high == known.first:
+        return Move(known.first, known.high == known.first or known.first == known.last)
+    if known.is_tight:
+        return Move(known.low, True)
+    readings = known.fits | known.confirmed
+    if len(readings) == 1 and known.failure is None:
+        # Were all of the first peak due to its samples, this many times as many would fill the
+        # budget; some of it never is, so twice that likely fits and is still cheap.
+        peak = max(readings[known.ran].phase_peak_bytes.values(), default=0) or 1
+        growth = min(max(2 * known.budget_bytes / peak, 2), SECOND_GROWTH)
+        return _at(known, known.ran * growth)
+    if _spare_probes(known, is_open=is_open) < 0:
+        return _bisect(known)
+    return None
+
+
+def _planned(known: Bracket, prices: Prices, estimate: int | None, *, is_open: bool) -> Move:
+    """The next move by belief and plan."""
+    lines, ran = lines_of(known), known.ran
+    end, error = lines.tensors
+    growth = BLIND_GROWTH if math.isinf(end) else MEASURED_GROWTH
+    if known.failure is None and estimate is None:
+        if math.isinf(end):
+            middle = math.inf if is_open else (known.low + known.high) / 2
+            return _at(known, min(growth * ran, middle))
+        if ran < CLOSE * min(end, known.high):
+            cautious = lines_of(known, max(NOISE, known.spread) * known.budget_bytes).tensors.end
+            sure = max(2 * ran, end - 2 * error)
+            size = min(APPROACH * min(end, known.high), cautious, sure, growth * ran)
+            if end < known.high or size < APPROACH * known.high:
+                return _at(known, size)
+    belief = believe(known, lines, estimate)
+    reach = math.floor(growth * ran / known.unit) * known.unit
+    high = min(known.high, max(known.low + 2 * known.unit, reach))
+    sizes = candidates(belief, known.low, high, known.unit, known.resolution_at)
+    if len(sizes) < 3:
+        return _bisect(known)
+    failure = known.failure
+    if failure is not None and failure.is_thrashing:
+        prices = replace(prices, failed_confirm=THRASHING_CONFIRM, failed_probe=THRASHING_PROBE)
+    elif failure is not None and known.is_refuted:
+        prices = replace(prices, failed_confirm=min(failure.steps, prices.confirm))
+    probes_prove = not known.is_refuted and known.verdicts_repeat
+    is_confirmed = known.low in known.confirmed
+    return plan(belief, sizes, is_confirmed, probes_prove, prices, known.resolution_at)
+
+
+def _at(known: Bracket, size: float, *, confirm: bool = False) -> Move:
+    """A move to a size inside the bracket; a confirmation where a probe would be in vain."""
+    on_grid = math.floor(min(size, known.high) / known.unit) * known.unit
+    on_grid = min(max(on_grid, known.low + known.unit), known.high - known.unit)
+    would_end = known.high - on_grid <= known.resolution
+    return Move(on_grid, confirm or would_end or known.is_refuted)
+
+
+def _bisect(known: Bracket) -> Move:
+    return _at(known, (known.low + known.high) / 2)
+
+
+def _spare_probes(known: Bracket, *, is_open: bool) -> float:
+    """How many may teach nothing, so that bisection still finishes in time; below 0: none."""
+    if known.failure is None and is_open:
+        return math.inf  # what sizes grow towards is no bound yet
+
+    def halvings(low: int, high: int, width: int) -> int:
+        return math.ceil(math.log2(max(1, (high - low) // width)))
+
+    allowed = halvings(known.first, known.last + known.unit, known.unit) + SPARE_PROBES
+    left = halvings(known.low, known.high, known.resolution)
+    return allowed - known.probes - left - 2  # the next one, and the confirmation

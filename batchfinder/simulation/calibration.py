@@ -1,4 +1,4 @@
-"""What one measured run on the user's own GPU says about the simulated one; kept per machine."""
+"""Corrections of a simulated GPU by one measured run on the real one; kept per machine."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ from batchfinder.errors import BatchFinderError, UsageError
 from batchfinder.simulation.gpus import Gpu
 from batchfinder.units import format_bytes
 
-# What reading JSON that is not ours, or is broken, can raise.
+# Raised while reading foreign or broken JSON.
 _NOT_OURS = (
     *(OSError, ValueError, KeyError, TypeError, AttributeError),
-    *(OverflowError, RecursionError),  # Infinity; a list in a list in a list ...
+    *(OverflowError, RecursionError),  # Infinity; deeply nested lists
 )
 _MOST_BYTES = 2**63
 
-_AMPLE = 0.8  # the share of the budget up to which a reading is taken for undisturbed
+# Closer to the budget the allocator releases its cache, and its peak no longer shows what the step
+# would use. A fraction of the budget.
+_AMPLE = 0.8
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One size that ran on a real GPU.
+    """One batch size that ran on a real GPU.
 
     Attributes:
-        gpu_name: as the driver writes it.
+        gpu_name: the driver's name of the GPU.
         batch_size: examples per forward/backward pass.
-        peak_reserved_bytes: of the caching allocator.
+        peak_reserved_bytes: most bytes that the caching allocator held.
     """
 
     gpu_name: str
@@ -40,14 +42,13 @@ class Measurement:
 
 
 def read_measurement(path: Path) -> Measurement:
-    """The largest size that ran with room to spare, from the JSON of ``batchfinder find``.
+    """Read the largest size that ran well below the budget, from ``batchfinder find --json``.
 
     Raises:
-        UsageError: the file is not such a JSON, or no size ran on a GPU.
+        UsageError: the file cannot be read, or it has no size that ran on a GPU.
     """
     try:
         result = json.loads(path.read_text("utf-8"))
-        # Near the budget the allocator gives its cache back, and no longer shows what it wants.
         ample = _AMPLE * result["budget_bytes"]
         probes = [
             p for p in result["probes"] if p["outcome"] == "fits" and p["peak_reserved_bytes"]
@@ -66,18 +67,18 @@ def read_measurement(path: Path) -> Measurement:
         raise UsageError(f"{path} cannot be read ({error.strerror or error})") from error
     except _NOT_OURS as error:
         raise UsageError(
-            f"{path} holds no result of a search on a GPU ({type(error).__name__}); make one with "
-            "`batchfinder find ... --json`"
+            f"{path} has no result of a search on a GPU ({type(error).__name__}). "
+            f"Try batchfinder find ... --json > {path}"
         ) from error
 
 
 @dataclass
 class Calibration:
-    """Corrections of the overhead, in bytes, by GPU.
+    """Corrections of the overhead of GPUs.
 
     Attributes:
-        path: the file they are kept in.
-        corrections: by the GPU's name.
+        path: the file that keeps them.
+        corrections: bytes to add to the overhead, by the GPU's name.
     """
 
     path: Path
@@ -85,7 +86,7 @@ class Calibration:
 
     @classmethod
     def load(cls, path: Path | None = None) -> Calibration:
-        """The corrections kept on this machine; none if there is no readable file."""
+        """Load the corrections of this machine; none if there is no readable file."""
         path = path or cache_folder() / "calibration.json"
         try:
             kept = json.loads(path.read_text("utf-8"))
@@ -96,7 +97,7 @@ class Calibration:
         return cls(path, sensible)
 
     def learn(self, gpu_name: str, correction_bytes: int) -> None:
-        """Keep a correction.
+        """Save a correction.
 
         Raises:
             BatchFinderError: the file cannot be written.
@@ -121,33 +122,33 @@ class Calibration:
             raise _not_kept(self.path, error) from error
 
     def applied(self, gpu: Gpu) -> Gpu:
-        """The GPU with its overhead corrected."""
+        """Return the GPU with its overhead corrected."""
         correction = self.corrections.get(gpu.name, 0)
         return dataclasses.replace(gpu, overhead_bytes=max(0, gpu.overhead_bytes + correction))
 
     def note(self, gpu: Gpu) -> str:
-        """What the user should know of the correction; "" if there is none."""
+        """Return a note on the GPU's correction; "" if there is none."""
         correction = self.corrections.get(gpu.name)
         if correction is None:
             return ""
         return (
-            f"{gpu.name} is calibrated by {format_bytes(correction)} ({self.path}); "
-            "--forget-calibration removes it"
+            f"the overhead of {gpu.name} is corrected by {format_bytes(correction)} ({self.path}). "
+            "Try --forget-calibration to remove the correction"
         )
 
 
 def _not_kept(path: Path, error: OSError) -> BatchFinderError:
     return BatchFinderError(
-        f"the calibration in {path} cannot be changed ({error.strerror}); "
-        "set XDG_CACHE_HOME to a folder that can be written"
+        f"the calibration in {path} cannot be changed ({error.strerror}). "
+        "Try setting XDG_CACHE_HOME to a writable folder."
     )
 
 
 def cache_folder() -> Path:
-    """Where this user's programs keep what they can make again, by the platform's convention."""
+    """Return the platform's usual cache folder of this user."""
     try:
         return _cache_folder_of_user() / "batchfinder"
-    except RuntimeError:  # a container's user may have no home at all
+    except RuntimeError:  # a user in a container may have no home folder
         return Path(tempfile.gettempdir()) / "batchfinder"
 
 

@@ -1,4 +1,4 @@
-"""What an estimate tells. Frozen; rendered elsewhere."""
+"""Results of estimates. Frozen; ``reporting`` renders them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from batchfinder.units import format_bytes
 
 @dataclass(frozen=True)
 class Estimate:
-    """The largest batch size on a simulated GPU, and what its memory goes to.
+    """The largest batch size on a simulated GPU, and what its memory is used for.
 
-    ``int(estimate)`` is the batch size, ``str(estimate)`` one line with it.
+    ``int(estimate)`` is the batch size, ``str(estimate)`` a one-line summary.
 
     Attributes:
-        gpu: the GPU.
-        low: the batch size that fits even if the step needs as much more as is plausible.
-        high: the largest size that fits if it needs less than simulated.
-        result: the search, as from ``find_max_batch``; its probes are simulated.
-        explanation: the peak at the answer, taken apart; at the smallest size if nothing fits.
+        gpu: the simulated GPU.
+        low: the largest size that fits if the step needs more memory than simulated, within reason.
+        high: the largest size that fits if the step needs less memory than simulated, within
+            reason.
+        result: the search, as from ``find_max_batch``, with simulated probes.
+        explanation: the terms of the peak at the answer, or at the smallest size if nothing fits.
     """
 
     gpu: Gpu
@@ -47,14 +48,14 @@ class Estimate:
 
     @property
     def peak_bytes(self) -> int:
-        """What the whole process takes of the device at its peak."""
+        """Peak memory of the whole process on the device."""
         return sum(self.explanation.terms.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """The estimate as plain data: raw bytes, with the ``schema_version`` of the result."""
+        """Return the result's plain data, plus ``gpu``, ``interval``, the peak and its terms."""
         return {
             **self.result.to_dict(),
-            "gpu": {**dataclasses.asdict(self.gpu)},
+            "gpu": dataclasses.asdict(self.gpu),
             "interval": [self.low, self.high],
             "peak_bytes": self.peak_bytes,
             "explanation": self.explanation.to_dict(),
@@ -66,14 +67,14 @@ class PeakEstimate:
     """The peak memory of a training step at one batch size.
 
     Attributes:
-        gpu: the GPU whose kernels were imitated.
+        gpu: the simulated GPU.
         batch_size: examples per forward/backward pass.
-        fits: whether the step runs within the GPU's memory less the headroom, without flushing the
+        fits: True if the step fits into the GPU's memory minus the headroom, without flushing the
             allocator's cache in every step.
-        peak_allocated_bytes: held by tensors.
-        peak_reserved_bytes: held by the caching allocator.
-        explanation: the peak, taken apart.
-        warnings: what the user should know of the step.
+        peak_allocated_bytes: most bytes that tensors hold.
+        peak_reserved_bytes: most bytes that the caching allocator holds.
+        explanation: the terms of the peak.
+        warnings: problems with the step that the user should act on.
     """
 
     gpu: Gpu
@@ -91,7 +92,7 @@ class PeakEstimate:
 
     @property
     def peak_bytes(self) -> int:
-        """What the whole process takes of the device at its peak."""
+        """Peak memory of the whole process on the device."""
         return self.peak_reserved_bytes + self.gpu.overhead_bytes
 
 
@@ -100,8 +101,8 @@ class ClusterEstimate:
     """The estimate for one rank of a job.
 
     Attributes:
-        cluster: how many ranks there are, and what they share.
-        estimate: of one of them.
+        cluster: the number of ranks and what they share.
+        estimate: the estimate for one of them.
     """
 
     cluster: Cluster
@@ -113,7 +114,7 @@ class ClusterEstimate:
         return self.estimate.batch_size * self.cluster.world_size
 
     def to_dict(self) -> dict[str, Any]:
-        """The estimate as plain data, with the job's own facts."""
+        """Return the estimate's plain data, plus the facts of the job."""
         return {
             **self.estimate.to_dict(),
             **dataclasses.asdict(self.cluster),

@@ -1,4 +1,4 @@
-"""Where the memory of a simulated step goes: the textbook equation, filled in."""
+"""The memory of a simulated step, term by term."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ TOP_MODULES = 10
 
 @dataclass(frozen=True)
 class Moment:
-    """A point of the timeline: the peak within a short stretch of the step.
+    """A point of the timeline: the peak within a short part of the step.
 
     Attributes:
-        stage: what runs.
-        allocated_bytes: held by tensors.
+        stage: the stage that runs.
+        allocated_bytes: most bytes that tensors hold in this part.
     """
 
     stage: Stage
@@ -31,16 +31,16 @@ class Moment:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The peak of one training step, taken apart.
+    """The peak of one training step, term by term.
 
     Attributes:
         batch_size: examples per forward/backward pass.
-        terms: bytes of each term of the equation at the peak; their sum is what the device holds.
-        peak_stage: when the peak is.
-        peak_module: the module at work then; "" where there is none.
-        peak_line: its line in the user's code; "" where there is none.
+        terms: bytes of each term at the peak; their sum is the memory used on the device.
+        peak_stage: the stage of the step in which the peak occurs.
+        peak_module: the module that runs at the peak; "" if there is none.
+        peak_line: the line of the user's code at the peak; "" if there is none.
         top_modules: the modules whose activations grow most, with bytes per example.
-        timeline: the last step from its beginning to its end.
+        timeline: the memory during the last step.
     """
 
     batch_size: int
@@ -52,7 +52,7 @@ class Explanation:
     timeline: tuple[Moment, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The explanation as plain data: raw bytes."""
+        """Return the explanation as plain data, ready for JSON."""
         return {
             "batch_size": self.batch_size,
             "terms": dict(self.terms),
@@ -69,25 +69,19 @@ class Explanation:
         }
 
 
-def explain(
-    trace: GeneralTrace,
-    batch_size: int,
-    *,
-    gpu: Gpu,
-    reserved_bytes: int,
-) -> Explanation:
-    """Take the peak of a trace's last step apart.
+def explain(trace: GeneralTrace, batch_size: int, *, gpu: Gpu, reserved_bytes: int) -> Explanation:
+    """Split the peak of a trace's last step into its terms.
 
     Args:
-        trace: of some training steps.
+        trace: a few training steps.
         batch_size: examples per forward/backward pass.
-        gpu: that trains.
-        reserved_bytes: the peak of the allocator at that size; what it holds beyond the tensors
-            is called fragmentation.
+        gpu: the GPU that trains.
+        reserved_bytes: the allocator's peak at that size. The part beyond the tensors is called
+            fragmentation.
     """
     storages = trace.example.storages
     sizes = [round_up(size, MIN_BLOCK_BYTES) for size in trace.sizes(batch_size, gpu)]
-    # An event is an index of this list: the death of storage i is ~i, which counts from the end.
+    # Each event is an index into this list: the end of storage i is ~i, counted from the back.
     changes = [*sizes, *(-size for size in reversed(sizes))]
     moves = [event for event in trace.events if event != EMPTY_CACHE]
     first = trace.last_step - trace.events[: trace.last_step].count(EMPTY_CACHE)
@@ -95,31 +89,23 @@ def explain(
     peak = max(curve)
     until_peak = moves[: first + curve.index(peak) + 1]
     by_kind: Counter[Kind] = Counter()
-    for index in _alive_after(until_peak):
+    freed = {~event for event in until_peak if event < 0}
+    for index in {event for event in until_peak if event >= 0} - freed:
         by_kind[storages[index].kind] += sizes[index]
     terms = {kind.value: by_kind[kind] for kind in Kind}
     terms["fragmentation"] = max(0, reserved_bytes - peak)
     terms["context and libraries"] = gpu.overhead_bytes
     culprit = storages[next(event for event in reversed(until_peak) if event >= 0)]
+    largest = trace.activations_per_sample(batch_size).most_common(TOP_MODULES)
     return Explanation(
         batch_size,
         terms,
         culprit.stage,
         culprit.module,
         culprit.line,
-        _top_modules(trace, batch_size),
+        tuple((name or "(outside any module)", float(size)) for name, size in largest),
         _timeline(trace, curve),
     )
-
-
-def _alive_after(moves: list[int]) -> set[int]:
-    died = {~event for event in moves if event < 0}
-    return {event for event in moves if event >= 0} - died
-
-
-def _top_modules(trace: GeneralTrace, batch_size: int) -> tuple[tuple[str, float], ...]:
-    largest = trace.activations_per_sample(batch_size).most_common(TOP_MODULES)
-    return tuple((name or "(outside any module)", float(size)) for name, size in largest)
 
 
 def _timeline(trace: GeneralTrace, curve: list[int]) -> tuple[Moment, ...]:

@@ -14,25 +14,25 @@ from typing import Any
 from batchfinder.errors import UsageError
 from batchfinder.units import GIB, MIB
 
-# The standard library reads TOML since Python 3.11; before, its model, tomli, does.
+# The standard library reads TOML since Python 3.11; before that, the package tomli does.
 _toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
-# CUDA of the builds that PyTorch has published since lazy loading; what --gpu means by default.
+# The default CUDA version for --gpu: that of current PyTorch builds, which load kernels lazily.
 CURRENT_CUDA = (12, 8)
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU on paper.
+    """A GPU to simulate.
 
     Attributes:
-        name: as its maker writes it.
-        total_bytes: what PyTorch reports as total memory.
+        name: the maker's name.
+        total_bytes: total memory, as PyTorch reports it.
         compute_capability: such as ``(8, 6)``.
-        overhead_bytes: what a process takes outside the allocator: context, kernels, handles.
-        threads: that are on all multiprocessors at once; kernels share their work by it.
-        source: where the total was read; "" if it was not.
-        overhead_source: where the overhead was read; "" if it was not.
+        overhead_bytes: memory of a process outside the allocator: context, kernels, handles.
+        threads: resident threads on all multiprocessors; some kernels size their workspace by it.
+        source: source of the total; "" if there is none.
+        overhead_source: source of the overhead; "" if there is none.
 
     Example:
         >>> gpu = find_gpu("rtx3090")
@@ -50,27 +50,27 @@ class Gpu:
 
 
 NO_GPU = Gpu("", 0, (0, 0), 0, 0)
-"""None in particular."""
+"""A placeholder where the GPU does not matter."""
 
 
 def all_gpus(cuda: tuple[int, int] = CURRENT_CUDA) -> tuple[Gpu, ...]:
-    """Every GPU known, in the order of the file.
+    """Return every known GPU, in the order of the file.
 
     Args:
-        cuda: the version of CUDA that PyTorch is built with; the overhead depends on it.
+        cuda: the CUDA version of the PyTorch build, which decides the overhead.
     """
     return tuple(_to_gpu(row, cuda) for row in _tables()["gpu"])
 
 
 def find_gpu(name: str, cuda: tuple[int, int] = CURRENT_CUDA) -> Gpu:
-    """The GPU of a name; case, spaces and punctuation do not matter.
+    """Find a GPU by its name; case, spaces and punctuation do not matter.
 
     Args:
         name: such as ``"rtx3090"`` or ``"A100 80GB"``.
-        cuda: see :func:`all_gpus`.
+        cuda: the CUDA version of the PyTorch build, which decides the overhead.
 
     Raises:
-        UsageError: there is none; names the nearest.
+        UsageError: the name is unknown.
     """
     rows = {
         _key(spelling): row
@@ -83,26 +83,21 @@ def find_gpu(name: str, cuda: tuple[int, int] = CURRENT_CUDA) -> Gpu:
             return _to_gpu(rows[spelling], cuda)
     near = difflib.get_close_matches(key, rows, n=4, cutoff=0.5)
     names = list(dict.fromkeys(rows[match]["name"] for match in near))
-    hint = f"did you mean {' or '.join(names)}? " if names else ""
+    hint = f"; did you mean {' or '.join(names)}?" if names else "."
     raise UsageError(
-        f"no GPU {name!r} is known; {hint}`batchfinder gpus` lists them, and --memory 24GiB "
-        "stands for any other"
+        f"no GPU {name!r} is known{hint} Try batchfinder gpus for the list, or --memory 24GiB for "
+        "any other GPU."
     )
 
 
 def unnamed_gpu(total_bytes: int, cuda: tuple[int, int] = CURRENT_CUDA) -> Gpu:
-    """A GPU of which only the memory is known; it chooses kernels as an RTX 3090 does.
-
-    Args:
-        total_bytes: its memory.
-        cuda: see :func:`all_gpus`.
-    """
+    """Make a GPU of which only the memory is known; it uses the kernels of an RTX 3090."""
     known = next(row for row in _tables()["gpu"] if row["name"] == "RTX 3090")
     return _to_gpu(known | {"name": "any GPU", "total_gib": total_bytes / GIB, "source": ""}, cuda)
 
 
 def nccl_bytes(world_size: int) -> int:
-    """What NCCL takes of each GPU for a group of so many ranks.
+    """Return the memory that NCCL uses on each GPU of a group, in bytes.
 
     Example:
         >>> nccl_bytes(64) // 2**20

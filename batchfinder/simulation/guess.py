@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from batchfinder.errors import BatchFinderError, UsageError
+from batchfinder.errors import BatchFinderError, BatchTooSmallError, UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.search.bounds import Bounds, check_bounds
 from batchfinder.simulation.allocator.caching import AllocatorSettings
@@ -53,6 +53,8 @@ def guess_batch_size(
             expected=None if traces.are_general else first,
         )
     except BatchFinderError as error:
+        if isinstance(error, BatchTooSmallError) and bounds[0] == 1:
+            return guess_batch_size(setup, options, device, budget_bytes, (2, *bounds[1:]))
         return None, [f"the search started without an estimate: {error}"]
     return guess or None, []
 

@@ -1,4 +1,4 @@
-"""The search for the largest size that fits on paper, where a try costs milliseconds."""
+"""The search for the largest size that fits in a simulation, where each try costs milliseconds."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from functools import cache
 
-# So many tries may fail to halve what is left, before what they tell of the room is not believed.
+# Tries in a row that may fail to halve the interval before their reported room is distrusted.
 _PATIENCE = 2
 
-# Sizes that leave fewer gaps between blocks than their neighbours are multiples of this.
+# Multiples of this often fit where a slightly smaller size does not: they leave fewer gaps.
 _ROUND = 8
 
 
@@ -21,19 +21,18 @@ def largest_that_fits(
     multiple_of: int = 1,
     expected: float | None = None,
 ) -> int:
-    """The largest size that fits; 0 if not even the smallest does.
+    """Return the largest size that fits; 0 if the smallest does not.
 
-    The size above it was tried and does not fit, or is out of bounds; nor does the next that is
-    also a multiple of 8. That a still larger one fits, by the chance of how tensors come to lie,
-    may stay unseen.
+    The next size above the answer does not fit or is out of bounds, and neither does the next
+    multiple of 8. A larger size may still fit because its tensors happen to leave fewer gaps.
 
     Args:
-        room: how many more examples fit beside so many, roughly; below 0: how many less do.
-        bound: no size above fits, and the answer is a few percent below: fragmentation is all
-            that the bound of a trace leaves out.
-        smallest: no size below is tried.
+        room: maps a size to roughly how many more examples fit; below 0: how many too many it has.
+        bound: upper bound of the answer, which should be a few percent below: a trace's bound
+            ignores only fragmentation.
+        smallest: the smallest size to try.
         multiple_of: only multiples of this are tried.
-        expected: where the search begins; None: at the bound.
+        expected: the first size to try. Default: the bound.
 
     Example:
         >>> largest_that_fits(lambda size: 97 - size, 100)
@@ -50,7 +49,6 @@ def largest_that_fits(
     start = end - 1 if expected is None else round(expected / multiple_of)
     low, high = _bracket(units_left, first, end, start)
     while first < low and high < end:
-        # Blocks of a round number of examples leave fewer gaps.
         rounder = (low // round_units + 1) * round_units
         if rounder == high or rounder >= end or units_left(rounder) < 0:
             break
@@ -59,7 +57,7 @@ def largest_that_fits(
 
 
 def _bracket(room: Callable[[int], float], first: int, end: int, middle: int) -> tuple[int, int]:
-    """The largest size that fits and the one above it, within ``first`` and ``end``."""
+    """Return the largest size that fits and the next one, between ``first`` and ``end``."""
     low, high = first, end
     left = missing = 0.0
     stride, slow = 1, 0
@@ -73,7 +71,7 @@ def _bracket(room: Callable[[int], float], first: int, end: int, middle: int) ->
             high, missing = middle, -units
         slow = slow + 1 if high - low > width / 2 else 0
         if low == first or high == end:
-            # As far as there seems to be room, until something fits and something does not.
+            # Move as far as there seems to be room, until one size fits and another does not.
             step = math.floor(min(units, width)) or 1
             stride = max(abs(step), stride * 2 if slow > _PATIENCE else stride)
             middle += stride if units >= 0 else -stride

@@ -1,4 +1,4 @@
-"""A prober whose device is on paper."""
+"""A prober whose device is simulated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from batchfinder.errors import DeviceError
 from batchfinder.probing.devices.versions import versions
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.results.memory_model import Phase
-from batchfinder.results.result import THRASHING_NOTE, Outcome, Probe
+from batchfinder.results.probe import THRASHING_NOTE, Outcome, Probe
 from batchfinder.simulation.allocator.caching import AllocatorSettings, CachingAllocator
 from batchfinder.simulation.allocator.expandable import ExpandableAllocator
 from batchfinder.simulation.gpus import Gpu
@@ -20,8 +20,8 @@ from batchfinder.units import format_bytes
 
 NO_ROOM = -1.0
 
-# Where no trace tells the others, each size is traced by itself, and a batch of it made for that:
-# no size is more than so many times one that fits.
+# If traces do not generalize, each size is traced by itself with a real batch in host memory. No
+# size is then more than this factor above one that fits.
 GROWTH_UNTOLD = 16
 
 STAGES_OF_PHASE = {
@@ -32,16 +32,16 @@ STAGES_OF_PHASE = {
 
 
 class SimulatedProber:
-    """Tries sizes on a simulated GPU; see :class:`~batchfinder.search.prober.Prober`.
+    """A :class:`~batchfinder.search.prober.Prober` of a simulated GPU.
 
     Args:
-        traces: of the steps to run.
-        gpu: where they would run.
-        options: of the search; of these, ``memory_limit`` and ``headroom`` count here.
-        settings: of the caching allocator.
+        traces: the steps to run.
+        gpu: the GPU to simulate.
+        options: options of the search; only ``memory_limit`` and ``headroom`` matter here.
+        settings: settings of the caching allocator.
 
     Raises:
-        DeviceError: the limit leaves nothing to train in.
+        DeviceError: the overhead leaves no memory for training.
     """
 
     def __init__(
@@ -62,30 +62,30 @@ class SimulatedProber:
         usable = self.capacity_bytes - gpu.overhead_bytes
         if usable <= 0:
             raise DeviceError(
-                f"{format_bytes(self.capacity_bytes)} is not more than the overhead of a process, "
-                f"{format_bytes(gpu.overhead_bytes)}; raise the memory or lower the overhead"
+                f"the process overhead of {format_bytes(gpu.overhead_bytes)} leaves nothing of "
+                f"{format_bytes(self.capacity_bytes)}. Try more memory, or a lower --overhead."
             )
         self.budget_bytes = math.floor(usable * (1 - options.headroom))
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know."""
+        """Problems that the user should act on."""
         return tuple(self.traces.warnings)
 
     def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
-        """Run one batch size on paper; a confirmation is the same run."""
+        """Simulate one batch size; a confirmation is the same run."""
         return self.probe_with_room(batch_size, confirm=confirm)[0]
 
     def probe_with_room(self, batch_size: int, *, confirm: bool = False) -> tuple[Probe, float]:
-        """A probe, and the :attr:`~batchfinder.simulation.replay.Replay.room` that it showed.
+        """Simulate one batch size; return its probe and its :attr:`.Replay.room`.
 
-        A size that runs only by flushing the allocator's cache in every step is refused, as it is
-        on a device: it has about one example too many.
+        As on a real device, a size that flushes the allocator's cache in every step does not fit.
+        Its room is then about one example too small.
         """
         started = time.perf_counter()
         run = self.replay(batch_size)
         phases = phase_peaks(run)
-        # What is reserved decides; it is all taken by the end of the backward pass.
+        # The reserved bytes decide what fits; they peak by the end of the backward pass.
         phases[Phase.FORWARD_BACKWARD] = run.peak_reserved_bytes
         note, room = "", run.room
         if not run.fits:
@@ -110,18 +110,18 @@ class SimulatedProber:
         return probe, room
 
     def replay(self, batch_size: int) -> Replay:
-        """The steps at a batch size, in a fresh allocator of this GPU's budget."""
+        """Replay the steps at a batch size in a fresh allocator with this GPU's budget."""
         allocator = ExpandableAllocator if self._settings.expandable_segments else CachingAllocator
         trace = self.traces.at(batch_size)
         device = allocator(self.budget_bytes, self._settings)
         return replay(trace, batch_size, device, self.gpu)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""
 
 
 def phase_peaks(run: Replay) -> dict[Phase, int]:
-    """Most bytes in use in each phase of the memory model."""
+    """Return the most bytes in use in each phase of the memory model."""
     peaks = {
         phase: [run.stage_peak_bytes[stage] for stage in stages if stage in run.stage_peak_bytes]
         for phase, stages in STAGES_OF_PHASE.items()

@@ -1,4 +1,4 @@
-"""A trace replayed in an allocator: does this batch size fit, and with what peaks?"""
+"""Replay a trace in an allocator: does the batch size fit, and what are the peaks?"""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from batchfinder.simulation.allocator.caching import Block, CachingAllocator, De
 from batchfinder.simulation.gpus import NO_GPU, Gpu
 from batchfinder.simulation.trace.trace import EMPTY_CACHE, GeneralTrace, Stage
 
-# After so many further steps the result stands, steady or not.
+# Steps to repeat at most until the allocator is steady.
 MAX_STEPS = 10
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What a replay showed.
+    """The result of a replay.
 
     Attributes:
-        room: for about how many more examples there is room, unless the cache is given back; below
-            0: it ran out of memory, and would have gone on with about so many less.
+        room: roughly how many more examples fit without releasing the cache. Below 0, memory ran
+            out, and roughly that many examples were too many.
         stage_peak_bytes: most bytes in use in each stage, up to the failure if there was one.
-        peak_allocated_bytes: the highest of them.
-        peak_reserved_bytes: most bytes taken from the device.
-        retries: how often the allocator had to give back its cache in the last step.
+        peak_reserved_bytes: most bytes reserved on the device.
+        retries: times the allocator released its cache in the last step.
     """
 
     room: float
@@ -35,12 +34,12 @@ class Replay:
 
     @property
     def fits(self) -> bool:
-        """Whether every storage found its place."""
+        """True if every storage was allocated."""
         return self.room >= 0
 
     @property
     def trains(self) -> bool:
-        """Whether it fits without flushing the allocator's cache in every step."""
+        """True if it fits without flushing the allocator's cache in every step."""
         return self.fits and not self.retries
 
     @property
@@ -52,17 +51,17 @@ class Replay:
 def replay(
     trace: GeneralTrace, batch_size: int, allocator: CachingAllocator, gpu: Gpu = NO_GPU
 ) -> Replay:
-    """Serve every birth and death of a trace, and of further steps like its last one.
+    """Replay every allocation and release of a trace, then repeat its last step.
 
-    What a step leaves to the next comes to lie elsewhere than before, and with it all that follows:
-    memory that served two steps may not serve the third. So steps are run until what is reserved is
-    steady and none flushes the cache, as in a confirmation.
+    Tensors that a step leaves for the next one move to other addresses, so memory that is enough
+    for two steps may not be enough for the third. Steps are repeated until the reserved bytes are
+    steady and no step flushes the cache, as in a confirmation.
 
     Args:
-        trace: of some training steps.
+        trace: a few training steps.
         batch_size: examples per forward/backward pass.
-        allocator: fresh; it keeps the state in which the steps left it.
-        gpu: that trains.
+        allocator: a fresh allocator; it is changed.
+        gpu: the GPU that trains.
     """
     sizes = trace.sizes(batch_size, gpu)
     blocks: list[Block | None] = [None] * len(sizes)
@@ -108,7 +107,7 @@ def _room(
         return math.inf
     left = -missing_bytes if missing_bytes else max(0, capacity - allocator.peak_reserved_bytes)
     growth = trace.highest_at(batch_size, list(Stage)).growth_at(batch_size)
-    # Where no other size is known, what is needed passes for proportional to the size.
+    # If only one size was traced, assume memory proportional to it.
     return left / (growth or max(1, capacity - left) / batch_size)
 
 
@@ -119,7 +118,7 @@ def _serve(
     blocks: list[Block | None],
     allocator: CachingAllocator,
 ) -> int:
-    """Serve some events; returns how many bytes were missing for the last one, or 0."""
+    """Replay some events; return the bytes missing for the last one, or 0."""
     malloc, free = allocator.malloc, allocator.free
     for event in events:
         if event >= 0:

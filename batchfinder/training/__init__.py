@@ -1,1 +1,5 @@
-"""What a training step is: the target, the sample, the step, the state it changes."""
+"""What a training step is: the target, the sample, the loss, the optimizer, the state.
+
+Read ``setup``, ``target``, ``sample``, ``loss``, ``step``, ``completion``, then ``state`` and
+``frameworks``. May import ``units`` and ``errors``; knows no device, prober or search.
+"""

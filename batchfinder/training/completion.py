@@ -8,8 +8,8 @@ from typing import Any
 
 from batchfinder.errors import SampleError
 from batchfinder.training.frameworks.lightning import (
+    OwnTrainingStep,
     own_optimizer,
-    own_training_step,
     trains_itself,
 )
 from batchfinder.training.frameworks.manual_optimization import ManualStep, optimizes_by_hand
@@ -97,9 +97,10 @@ def _trained_by_module(setup: TrainingSetup, *, with_its_step: bool) -> Training
     if not trains_itself(setup.model):
         return setup
     if with_its_step and setup.step is None and setup.loss_fn is None:
-        by_hand = optimizes_by_hand(setup.model)
-        setup = replace(setup, step=ManualStep() if by_hand else own_training_step)
-    if setup.optimizer is None and not isinstance(setup.step, ManualStep):
+        if optimizes_by_hand(setup.model):
+            return replace(setup, step=ManualStep())  # which configures its own optimizers
+        setup = replace(setup, step=OwnTrainingStep())
+    if setup.optimizer is None:
         optimizer = OptimizerOfModel(own_optimizer, "configure_optimizers of the LightningModule")
         setup = replace(setup, optimizer=optimizer)
     return setup

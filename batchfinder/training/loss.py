@@ -15,8 +15,8 @@ from batchfinder.errors import StepError
 from batchfinder.training.setup import LossFunction
 
 MEAN_LOSS_WARNING = (
-    "the loss is the mean of the model's outputs, for want of a better one; "
-    "pass loss_fn(output, batch), or return the loss from the model"
+    "the loss is the mean of the model's outputs, because the batch has no targets that fit them. "
+    "Try a sample (inputs, targets), or loss_fn(output, batch)"
 )
 
 
@@ -83,6 +83,15 @@ def call_loss(loss_fn: LossFunction, output: Any, batch: Any) -> Tensor:
                 "loss_fn=lambda output, batch: loss(output, batch[1]))",
             )
         raise
+    except (IndexError, KeyError) as error:
+        if isinstance(batch, Tensor):
+            error.args = (
+                f"{error} (loss_fn got the output and the batch, which is one tensor without "
+                "targets. Try to return model, (inputs, targets) from the target)",
+            )
+        elif isinstance(batch, Mapping):
+            error.args = (f"{error} (the batch that loss_fn got has the keys {', '.join(batch)})",)
+        raise
 
 
 def default_loss(output: Any, batch: Any) -> tuple[Tensor, str | None]:
@@ -95,8 +104,8 @@ def default_loss(output: Any, batch: Any) -> tuple[Tensor, str | None]:
     Returns:
         The loss, and a warning where it is not one that anybody would train with.
     """
-    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if isinstance(own, Tensor):
+    own = own_loss(output)
+    if own is not None:
         return own.mean(), None
     # Of one number at every size: a batch of one example may well have an output of one number.
     if isinstance(output, Tensor) and output.dim() == 0 and output.is_floating_point():
@@ -117,6 +126,12 @@ def default_loss(output: Any, batch: Any) -> tuple[Tensor, str | None]:
     if not floating:
         return torch.zeros(()), MEAN_LOSS_WARNING
     return torch.stack([leaf.float().mean() for leaf in floating]).mean(), MEAN_LOSS_WARNING
+
+
+def own_loss(output: Any) -> Tensor | None:
+    """Return the ``loss`` that an output carries; None if it has none."""
+    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    return own if isinstance(own, Tensor) else None
 
 
 def _is_pair(batch: Any) -> bool:

@@ -13,8 +13,8 @@ from batchfinder.errors import UsageError
 from batchfinder.training.state.reach import hooks_of
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
-StepFunction: TypeAlias = Callable[[nn.Module, Any], Tensor | None]
-MakeBatch: TypeAlias = Callable[[int], Any]
+StepFunction: TypeAlias = Callable[[nn.Module, Any], Any]
+MakeBatch: TypeAlias = Callable[..., Any]
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,17 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from batchfinder.errors import StepError, UsageError
-from batchfinder.training.frameworks.lightning import own_training_step
-from batchfinder.training.frameworks.manual_optimization import ManualStep
-from batchfinder.training.frameworks.transformers_trainer import TrainerStep
-from batchfinder.training.loss import call_loss, call_model, default_loss
 from batchfinder.training.optimizer import make_optimizer
 from batchfinder.training.parallel import is_wrapped, parallelized
 from batchfinder.training.placement import homes_of, move_beside, move_to_device
-from batchfinder.training.returned_loss import (
+from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.source import (
+    KeptUntil,
+    OldOutput,
     checked_loss,
     had_its_backward_pass,
-    may_train_itself,
+    source_of,
 )
-from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.state.reach import reachable
 from batchfinder.training.tree import named_tensors
 
@@ -40,9 +38,11 @@ def check_precision(precision: str) -> None:
 class TrainingStep:
     """The step of a setup on a device.
 
-    What the variables of an ordinary loop keep alive is kept alive here too: the previous batch
-    until the next one has been moved to the device, the previous output until the next forward
-    pass has returned.
+    What training keeps alive from step to step is kept alive here too. In a plain loop at module
+    level, ``for ...: batch = to(device); output = model(batch); loss = ...``, each variable holds
+    its old value until the new one takes its place: the old batch until the next one is on the
+    device, the old output during the forward pass, the old loss until the new one is computed.
+    Steps of frameworks keep what those keep (:class:`~batchfinder.training.source.KeptUntil`).
 
     Args:
         setup: what to train. Its model is brought to the device and into training mode.
@@ -52,17 +52,15 @@ class TrainingStep:
         accumulate: train with gradient accumulation.
         batch_dim: the index of the batch dimension.
         strategy: ``"ddp"`` or ``"fsdp"``, together with the other ranks; None: alone.
-        is_sharded: whether somebody else has sharded the model, or will shard the optimizer.
+        is_sharded: the caller has sharded the model, or will shard the optimizer.
 
     Attributes:
         optimizer: made from the setup, or the user's own.
-        micro_batches: how many make a step that shows the peak: with accumulation 2, as the
+        micro_batches: number that a step needs to show its peak: 2 with accumulation, because the
             gradients of the first are alive in the second.
-        trains_itself: whether the user's step has returned None: then it has run its own backward
-            pass and optimizer.
-        warnings: what the user should know of the step, such as a NaN loss.
-        keeps_gradients: whether those of the last step are there until the next backward pass, as
-            Lightning's Trainer keeps them, in place of none during the forward pass.
+        trains_itself: the user's step returned None, so it ran its own backward pass and optimizer.
+        warnings: what the user should know about the step, such as a NaN loss.
+        keeps_gradients: the gradients of the last step live until the next backward pass.
 
     Raises:
         StepError: the model has nothing to train, or is on the meta device.
@@ -95,15 +93,13 @@ class TrainingStep:
         self.setup = setup
         self.device = device
         self.optimizer = make_optimizer(setup.optimizer, setup.model)
-        of_trainer = setup.step if isinstance(setup.step, TrainerStep) else None
-        accumulates = accumulate or (of_trainer is not None and of_trainer.accumulates)
-        self.micro_batches = 2 if accumulates else 1
-        self._batches_ahead = of_trainer.batches_ahead if of_trainer else None
+        self._source = source_of(setup, self._warn)
+        self.keeps_gradients = self._source.keeps_gradients
+        self.micro_batches = 2 if accumulate or self._source.accumulates else 1
         self._ahead: list[Any] = []
         self.trains_itself = False
         self.warnings: list[str] = []
-        # What a step that trains by itself has to do by itself; Lightning runs one in autocast.
-        in_autocast = precision == "bf16" and isinstance(setup.step, ManualStep)
+        in_autocast = precision == "bf16" and self._source.takes_bf16
         asked = {
             f"precision {precision}": precision != "fp32" and not in_autocast,
             "gradient accumulation": accumulate,
@@ -119,15 +115,29 @@ class TrainingStep:
         self._compiled = compiled
         self._batch_dim = batch_dim
         self._model: Any = torch.compile(model) if compiled else model
-        self._kept: list[Any] = []
-        for scaler in reachable(setup.functions):  # of the user's own: likewise from a scale of 1
+        self._kept: list[Any] = [None, None, None]  # batch, output, loss
+        self._batch_size = 0
+        self._old_output = OldOutput(device, batch_dim)
+        self._stand_in: list[Tensor] | None = None
+        for scaler in reachable(setup.functions):  # the user's own, also from a scale of 1
             if isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled():
                 scaler.load_state_dict({**scaler.state_dict(), "scale": 1.0})
-        self.keeps_gradients = setup.step is own_training_step
         self._has_old_gradients = False
 
+    def begin(self, batch_size: int, *, is_first: bool) -> None:
+        """Prepare for steps at a batch size.
+
+        Args:
+            batch_size: examples in each micro-batch.
+            is_first: training starts here; otherwise the step goes on from a step before, whose
+                output is alive.
+        """
+        self._batch_size = batch_size
+        if not is_first and self._source.kept_until is KeptUntil.NEXT:
+            self._kept[1] = self._stand_in = self._old_output.blocks(batch_size)
+
     def fetch(self, next_batch: Callable[[], Any]) -> Iterator[Any]:
-        """The micro-batches of one step, on the device as early and as long as in training.
+        """Bring the micro-batches of one step to the device, as early as training does.
 
         Args:
             next_batch: fetches one micro-batch to the device.
@@ -135,27 +145,29 @@ class TrainingStep:
         Yields:
             Each micro-batch when the one before it has been trained on.
         """
-        if self._batches_ahead is None:
+        if self._source.batches_ahead is None:
             for _ in range(self.micro_batches):
+                if self._source.kept_until is KeptUntil.STEP:
+                    self._kept = [None, None, None]
                 yield next_batch()
             return
-        # The last ones go when all of the next are there; and no output is kept.
-        self._ahead = [next_batch() for _ in range(max(self.micro_batches, self._batches_ahead))]
+        # The last ones go when all of the next are there.
+        count = max(self.micro_batches, self._source.batches_ahead)
+        self._ahead = [next_batch() for _ in range(count)]
         for place in range(self.micro_batches):
-            self._kept = [None, *self._kept[-1:]]
             yield self._ahead[place]
 
     def forward_backward(self, batch: Any, after_forward: Callable[[], Any] = lambda: None) -> None:
-        """Forward pass, loss and backward pass of one micro-batch on the device.
+        """Run forward pass, loss and backward pass of one micro-batch on the device.
 
         Args:
             batch: the micro-batch.
-            after_forward: called when the loss is there, before the backward pass; not at all where
-                the step trains by itself.
+            after_forward: called between loss and backward pass; not called if the step trains by
+                itself.
 
         Raises:
-            StepError: the loss is no scalar that requires a gradient, or had its backward pass.
-            Exception: what the model raises, running out of memory included.
+            StepError: the loss is not a scalar that requires a gradient, or had its backward pass.
+            Exception: what the model raises, including out-of-memory errors.
         """
         loss = self.forward(batch)
         if loss is None:
@@ -169,36 +181,38 @@ class TrainingStep:
         except RuntimeError as error:
             if "backward through the graph a second time" not in str(error):
                 raise
-            raise had_its_backward_pass(self.setup) from error
+            raise had_its_backward_pass(self._source) from error
+        if self._source.kept_until is KeptUntil.BACKWARD:
+            self._kept = [None, None, loss.detach()]
 
     def forward(self, batch: Any) -> Tensor | None:
-        """Forward pass and loss of one micro-batch on the device.
+        """Run forward pass and loss of one micro-batch on the device.
 
         Returns:
             The loss; None if the step has trained by itself.
 
         Raises:
-            as :meth:`forward_backward`.
+            StepError: the loss is not a scalar that requires a gradient.
+            Exception: what the model raises, including out-of-memory errors.
         """
         if self._compiled:
             for _, tensor in named_tensors(batch):
                 if tensor.dim() > self._batch_dim:
                     torch._dynamo.maybe_mark_dynamic(tensor, self._batch_dim)
-        self._kept[:1] = [batch]
+        self._kept = [batch, *self._kept[1:]]
         with self._autocast():
-            output, loss = self._forward(batch)
-        self._kept = [batch, output, loss]
-        self.trains_itself = loss is None and may_train_itself(self.setup)
+            # Each assignment ends the life of the value that it replaces, and not earlier.
+            self._kept[1] = self._source(self._model, batch)
+            self._stand_in = None
+            self._kept[2] = self._source.loss_of(self._kept[1], batch)
+        self.trains_itself = self._kept[2] is None and not self._source.returns_loss
         if self.trains_itself:
             self._check_alone()
             return None
-        return checked_loss(loss, self.setup)
+        return checked_loss(self._kept[2], self._source)
 
     def optimizer_step(self) -> None:
-        """Update the parameters, then clear the gradients, unless they are kept for a while.
-
-        Nothing is left to do where the step trains by itself.
-        """
+        """Update the parameters and clear the gradients, unless the step has done so itself."""
         if self.trains_itself:
             return
         if self._scaler is None:
@@ -207,8 +221,8 @@ class TrainingStep:
             self._scaler.step(self.optimizer)
             self._scaler.update()
             if not self.optimizer.state:
-                # Gradients overflowed all the same and the step was skipped. Later ones will not
-                # be, and what they allocate has to be seen.
+                # Gradients overflowed even so, and the step was skipped. Later steps are not, and
+                # what they allocate has to be seen.
                 self.optimizer.step()
         if self.keeps_gradients:
             self._has_old_gradients = True
@@ -217,20 +231,20 @@ class TrainingStep:
 
     def check_loss(self) -> None:
         """Warn if the last loss was not a number. Waits for the device."""
-        loss = self._kept[-1] if self._kept else None
+        loss = self._kept[2]
         if isinstance(loss, Tensor) and not math.isfinite(loss.item()):
             self._warn(
-                f"the loss is {loss.item()} on the sample: memory is measured all the same, but "
-                "look at the model, its inputs or the precision before training"
+                f"the loss is {loss.item()} on the sample. The measured memory is valid, but check "
+                "the model, its inputs or the precision before training"
             )
 
     def check_optimizers(self) -> None:
-        """Warn of optimizers that train something else, or that have not made a step."""
+        """Warn about optimizers of another model, and about those that made no step."""
         given = self.setup.optimizer
         if isinstance(given, Optimizer) and not _trains(given, self.setup.model):
             self._warn(
-                f"the optimizer, {type(given).__name__}, holds no parameter of the model: it "
-                "trains another one; make it of model.parameters()"
+                f"the optimizer, {type(given).__name__}, holds no parameter of the model. "
+                "Make it from model.parameters()"
             )
         for optimizer in reachable(self.setup.functions):
             if not isinstance(optimizer, Optimizer):
@@ -238,13 +252,16 @@ class TrainingStep:
             is_plain = isinstance(optimizer, SGD) and not optimizer.defaults["momentum"]
             if not optimizer.state and not is_plain:
                 self._warn(
-                    f"{type(optimizer).__name__}, which the step reaches, has not made a step: the "
-                    "memory of its states is not counted; let every training step end with it"
+                    f"{type(optimizer).__name__}, which the step reaches, made no step, so the "
+                    "memory of its states is not counted. Call its step() in every training step"
                 )
 
     def release(self) -> None:
         """Let go of the batches, the output and the gradients of the last step."""
-        self._kept = []
+        if self._stand_in is None and self._kept[1] is not None and self._batch_size:
+            self._old_output.note(self._kept[1], self._batch_size)
+        self._stand_in = None
+        self._kept = [None, None, None]
         self._ahead = []
         self.optimizer.zero_grad(set_to_none=True)
         self._has_old_gradients = False
@@ -254,28 +271,17 @@ class TrainingStep:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self._autocast_dtype)
 
-    def _forward(self, batch: Any) -> tuple[Any, Tensor | None]:
-        if self.setup.step is not None:
-            return None, self.setup.step(self._model, batch)
-        output = call_model(self._model, batch)
-        if self.setup.loss_fn is not None:
-            return output, call_loss(self.setup.loss_fn, output, batch)
-        loss, warning = default_loss(output, batch)
-        if warning:
-            self._warn(warning)
-        return output, loss
-
     def _check_alone(self) -> None:
-        """Say what a step that trains by itself makes of the options, or refuse them."""
+        """Refuse options that cannot be added to a step that trains by itself."""
         if self._added:
             raise StepError(
-                f"step returned None, as it trains by itself; {self._added[0]} cannot be added "
-                "from outside: leave the option away, and let the step and the target do it"
+                f"step returned None, so it trains by itself; {self._added[0]} cannot be added "
+                "from outside. Try without the option, and do it in the step or the target"
             )
         given = self.setup.optimizer
         if given is not None and not any(given is thing for thing in reachable([self.setup.step])):
             self._warn(
-                "step returned None, as it trains by itself: the optimizer given is not used"
+                "step returned None, so it trains by itself: the optimizer given is not used"
             )
 
     def _warn(self, warning: str) -> None:
@@ -284,6 +290,6 @@ class TrainingStep:
 
 
 def _trains(optimizer: Optimizer, model: nn.Module) -> bool:
-    """Whether an optimizer holds any parameter of a model."""
+    """Return whether an optimizer holds any parameter of a model."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     return any(id(parameter) in held for parameter in model.parameters())

@@ -83,6 +83,30 @@ def test_progress_goes_to_stderr_and_the_answer_to_stdout() -> None:
     assert prober.is_closed
 
 
+def test_without_arguments_an_example_of_each_command_is_shown() -> None:
+    shown = CliRunner().invoke(cli, []).output
+    for name in ("find", "estimate", "run"):
+        assert f"\n      batchfinder {name}" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("batchfinder est", "estimate"), ("batchfinder find --prec", "--precision")],
+)
+def test_the_shell_completes_commands_and_options(words: str, offered: str) -> None:
+    environment = {
+        **os.environ,
+        "_BATCHFINDER_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    code = "import sys; sys.argv = ['batchfinder']; from batchfinder.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == f"plain,{offered}\n"
+
+
 def test_help_says_from_which_steps_on_an_estimate_is_made() -> None:
     said = " ".join(CliRunner().invoke(cli, ["find", "--help"]).stdout.split())
     assert f"[default: where full steps take {SLOW_STEP_SECONDS:g} s]" in said
@@ -99,7 +123,20 @@ def test_verbose_shows_the_phases_and_the_cost() -> None:
     assert done.stdout.splitlines()[1:] == [
         "It is the largest size allowed; nothing larger was tried.",
         "The search cost as much as 3.5 steps at the size found.",
+        "Time: steps 1.00 s, rest 0.0 ms",
     ]
+
+
+def test_notes_are_shown_with_verbose_only() -> None:
+    def wandering() -> FakeProber:
+        return FakeProber(budget_bytes=10_000, is_repeatable=False)
+
+    note = "Note: sizes between 965 and 1013 fit in some runs only: memory varies from run to run"
+    assert note in find(wandering(), "-v").stdout
+    plain = find(wandering())
+    assert "Note" not in plain.stdout
+    assert "Warning" not in plain.stderr
+    assert json.loads(find(wandering(), "--json").stdout)["notes"]
 
 
 def test_how_to_reach_a_global_batch_size() -> None:

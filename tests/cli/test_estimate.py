@@ -62,13 +62,13 @@ def estimate(target: str, *arguments: object) -> Any:
     return json.loads(result.stdout)["estimates"]
 
 
-def test_what_the_target_prints_is_none_of_the_answer(train_file: Path) -> None:
+def test_output_of_the_target_goes_to_stderr(train_file: Path) -> None:
     result = run("estimate", f"{train_file}:talkative", "--gpu", "t4", "--json")
     assert json.loads(result.stdout)["estimates"]
     assert result.stderr.startswith("here I am\nloss 0.000\n")
 
 
-def test_an_autocast_at_the_top_of_a_file_is_on(train_file: Path) -> None:
+def test_an_autocast_at_module_level_is_on(train_file: Path) -> None:
     on, off = (
         estimate(f"{train_file}:talkative", "--gpu", "t4", "--arg", f"is_cast={is_cast}")[0]
         for is_cast in (True, False)
@@ -104,7 +104,7 @@ def test_on_a_narrow_terminal_each_gpu_is_a_paragraph(
     assert [line.split()[:2] for line in first.splitlines()][2] == ["max", "batch"]
 
 
-def test_explain_fills_in_the_equation(train_file: Path) -> None:
+def test_explain_lists_the_terms_of_the_peak(train_file: Path) -> None:
     result = run(
         "estimate", f"{train_file}:build_model", "--memory", "8GiB", "--explain",
         "--arg", "width=64",
@@ -123,7 +123,7 @@ def test_json_holds_raw_bytes(train_file: Path) -> None:
     assert found["peak_bytes"] == sum(found["explanation"]["terms"].values())
 
 
-def test_there_may_be_no_overhead(train_file: Path) -> None:
+def test_the_overhead_may_be_zero(train_file: Path) -> None:
     target = f"{train_file}:build_model"
     [known] = estimate(target, "--gpu", "t4")
     [none] = estimate(target, "--gpu", "t4", "--overhead", "0")
@@ -146,14 +146,14 @@ def test_nothing_fits_exits_with_3(train_file: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (("build_model",), 2, "Error: name a GPU, as --gpu rtx3090, or its memory"),
+        (("build_model",), 2, "Error: no GPU is given. Try --gpu rtx3090"),
         (("build_model", "--gpu", "rtx309"), 2, "did you mean RTX 3090"),
         (("broken", "--gpu", "t4"), 1, "Error: RuntimeError: no such file"),
         (("misfit", "--gpu", "t4"), 1, "must have same reduction dim"),
         (("build_model", "--gpu", "t4", "--calibrate", "no.json"), 2, "no.json cannot be read"),
     ],
 )
-def test_one_clear_line_for_what_is_wrong(
+def test_errors_are_one_clear_line(
     train_file: Path, arguments: tuple[str, ...], status: int, message: str
 ) -> None:
     target, *options = arguments
@@ -164,9 +164,7 @@ def test_one_clear_line_for_what_is_wrong(
 
 
 @pytest.mark.parametrize("allocator", [(), ("--expandable-segments",)])
-def test_one_measured_point_corrects_the_overhead(
-    train_file: Path, allocator: tuple[str, ...]
-) -> None:
+def test_a_measurement_corrects_the_overhead(train_file: Path, allocator: tuple[str, ...]) -> None:
     target = f"{train_file}:build_model"
     [before] = estimate(target, "--gpu", "h200", *allocator)
     half = str(before["batch_size"] // 2)  # with room to spare, where nothing flushes the cache

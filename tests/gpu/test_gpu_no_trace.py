@@ -224,14 +224,6 @@ def test_a_limit_of_the_user_bounds_the_budget(limit_of_the_user: int) -> None:
     assert 0.9 * limit_of_the_user < result.budget_bytes <= limit_of_the_user
 
 
-def test_a_limit_of_the_user_bounds_the_budget_of_workers_too(limit_of_the_user: int) -> None:
-    result = find_max_batch(
-        wide_model(), wide_sample(), device=DEVICE, max_batch_size=2, isolate=True
-    )
-
-    assert 0.9 * limit_of_the_user < result.budget_bytes <= limit_of_the_user
-
-
 def test_gradients_come_back_also_where_an_error_holds_the_step(limit_of_the_user: int) -> None:
     model = nn.Linear(GIB // 4, 1, bias=False, device=DEVICE)
     gradient = model.weight.grad = torch.ones_like(model.weight)

@@ -30,13 +30,3 @@ def test_a_model_on_both_is_left_where_it_is() -> None:
 
     homes = [parameter.device.index for parameter in model.parameters()]
     assert homes == [0, 0, 0, 0, 1, 1, 1, 1, 1, 1]
-
-
-def test_workers_take_the_device_that_this_process_has_chosen() -> None:
-    torch.cuda.set_device(1)
-    try:
-        result = find_max_batch(wide_model(), wide_sample(), memory_limit=LIMIT, isolate=True)
-    finally:
-        torch.cuda.set_device(0)
-
-    assert result.device.startswith("cuda:1 ")

@@ -6,12 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-from gpu.models import DEVICE, LIMIT, ROWS, needs_cuda, wide_model, wide_sample
+from gpu.models import DEVICE, LIMIT, ROWS, needs_cuda
 from processes import run_python
-
-from batchfinder import Outcome, Status, find_max_batch
-from batchfinder.units import GIB
 
 pytestmark = needs_cuda
 
@@ -36,7 +32,6 @@ def test_a_device_side_assert_bounds_the_size_and_is_no_out_of_memory() -> None:
 BREAK_THIS_PROCESS = f"""
 import os
 import batchfinder
-import torch
 from gpu.models import build_breaking
 model, sample = build_breaking()
 try:
@@ -52,7 +47,7 @@ def test_a_device_side_assert_in_this_process_is_one_clear_error() -> None:
 
     assert printed.startswith(f"DeviceError a batch of {ROWS + 1} broke the device ")
     assert "device-side assert" in printed
-    assert "isolate=True" in printed
+    assert "batchfinder find" in printed
 
 
 TARGET = """
@@ -78,7 +73,6 @@ def test_a_worker_starts_over_by_itself_however_often_it_confirms(tmp_path: Path
 
 FIND_IN_PROCESS = f"""
 from batchfinder import find_max_batch
-import torch
 from gpu.models import wide_model, wide_sample
 result = find_max_batch(wide_model(), wide_sample(), device="{DEVICE}", memory_limit="{LIMIT}")
 print(result.batch_size)
@@ -92,30 +86,3 @@ def test_the_command_line_and_a_call_agree() -> None:
 
     assert by_command["next_failure"]["outcome"] == "oom"
     assert abs(by_command["batch_size"] / by_call - 1) < 0.02
-
-
-def test_what_this_process_holds_is_told_where_its_workers_could_use_it() -> None:
-    model = wide_model().to(DEVICE)
-    held = torch.empty(GIB, dtype=torch.uint8, device=DEVICE)
-    cached = torch.empty(GIB, dtype=torch.uint8, device=DEVICE)
-    del cached
-
-    with_all = find_max_batch(model, wide_sample(), max_batch_size=1, isolate=True)
-    with_a_limit = find_max_batch(
-        model, wide_sample(), memory_limit=LIMIT, max_batch_size=1, isolate=True
-    )
-
-    (warning,) = with_all.warnings
-    assert warning.startswith("this process holds 1.0 GiB of cuda:0 itself, which the workers ")
-    assert with_a_limit.warnings == ()
-    assert held.nbytes <= torch.cuda.memory_reserved(DEVICE) < held.nbytes + GIB // 2
-
-
-def test_an_isolated_search_leaves_this_process_alone() -> None:
-    result = find_max_batch(
-        wide_model(), wide_sample(), device=DEVICE, memory_limit=LIMIT, isolate=True
-    )
-
-    assert result.status is Status.FOUND
-    assert result.next_failure is not None
-    assert result.next_failure.outcome is Outcome.OOM

@@ -349,7 +349,7 @@ def test_out_of_memory_is_an_outcome_with_what_was_held_by_then() -> None:
     attempt = ours.probe(9)
     assert (attempt.probe.outcome, attempt.probe.note) == (Outcome.OOM, OUT_OF_MEMORY)
     assert attempt.probe.peak_allocated_bytes == FORWARD_PEAK
-    assert (attempt.was_clean, attempt.is_reusable) == (True, True)
+    assert (attempt.is_believed, attempt.is_reusable) == (True, True)
     assert sizes == [3, 3, 9]
 
 
@@ -405,9 +405,9 @@ def test_a_process_that_holds_more_than_at_first_is_not_clean() -> None:
     device = FakeDevice(held=[1000, 1020, 1020, 1021])
     ours, _ = session(device)
     first, second, third = ours.probe(3), ours.probe(4), ours.probe(5)
-    assert (first.was_clean, first.is_reusable) == (True, True)
-    assert (second.was_clean, second.is_reusable) == (True, False)
-    assert not third.was_clean
+    assert (first.is_believed, first.is_reusable) == (True, True)
+    assert (second.is_believed, second.is_reusable) == (True, False)
+    assert not third.is_believed
 
 
 def test_a_process_whose_allocator_keeps_more_than_holes_is_not_clean() -> None:
@@ -415,20 +415,20 @@ def test_a_process_whose_allocator_keeps_more_than_holes_is_not_clean() -> None:
     device = FakeDevice(kept=[1000, 1000, *3 * [1000 + 60 * MIB], 1000 + 70 * MIB])
     ours, _ = session(device)
     first, second, third = ours.probe(3), ours.probe(4), ours.probe(5)
-    assert (first.is_reusable, second.is_reusable, third.was_clean) == (True, True, True)
+    assert (first.is_reusable, second.is_reusable, third.is_believed) == (True, True, True)
     assert not third.is_reusable
 
 
 def test_what_makes_no_difference_to_the_budget_spoils_no_process() -> None:
     ours, _ = session(FakeDevice(held=[100, 110, 110, 111]))
     first, second, third = ours.probe(3), ours.probe(4), ours.probe(5)
-    assert (first.is_reusable, second.is_reusable, third.was_clean) == (True, False, False)
+    assert (first.is_reusable, second.is_reusable, third.is_believed) == (True, False, False)
 
 
 def test_where_a_probe_leaves_traces_only_the_first_one_finds_a_clean_process() -> None:
     ours, _ = session(FakeDevice(leaves_no_trace=False))
     first, second = ours.probe(3), ours.probe(4)
-    assert (first.was_clean, first.is_reusable, second.was_clean) == (True, True, False)
+    assert (first.is_believed, first.is_reusable, second.is_believed) == (True, True, False)
 
 
 @pytest.mark.parametrize("error", [ValueError("bad width"), RuntimeError("shapes differ")])
@@ -476,7 +476,9 @@ def test_a_layer_that_needs_more_than_one_example() -> None:
 def test_a_batch_of_two_that_is_too_small_is_named() -> None:
     message = "Expected more than 1 value per channel when training, got input size [1, 4]"
     ours, _ = session(errors={2: [ValueError(message)]})
-    with pytest.raises(BatchTooSmallError, match=r"more than 2 examples .*; try sizes from 3 on$"):
+    with pytest.raises(
+        BatchTooSmallError, match=r"more than 2 examples .*Try batch sizes of 3 or more"
+    ):
         ours.probe(2)
 
 
@@ -534,3 +536,19 @@ def test_what_each_step_leaves_behind_is_told_once() -> None:
     ours.confirm(5)
     ours.confirm(4)
     assert ours.warnings == [LEAK_WARNING]
+
+
+def test_a_confirmation_trains_on_batches_of_several_shapes_the_longest_first_and_last() -> None:
+    seen: list[int] = []
+
+    def make_batch(batch_size: int, step: int) -> torch.Tensor:
+        seen.append(step)
+        return torch.ones(batch_size, 4)
+
+    ours, _ = session()
+    ours.batches = BatchMaker(make_batch=make_batch)
+    ours.confirm(2)
+    assert seen == [0, 1, 2, 3, 4, 5, 6, 0]
+    seen.clear()
+    ours.probe(2)
+    assert set(seen) == {0}

@@ -1,4 +1,4 @@
-"""A search that never ran, for the reporting tests to show."""
+"""An invented search for the reporting tests."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def result(**changes: Any) -> BatchSizeResult:
 
 
 class Screen:
-    """Two consoles that keep what is printed, as a terminal or as pipes."""
+    """Two consoles that record their output, as a terminal or as pipes."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The picture of the memory over one step."""
+"""The plot of the memory over one step."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def test_a_picture_is_drawn(tmp_path: Path, name: str, start: bytes) -> None:
 
 
 @pytest.mark.skipif(HAS_MATPLOTLIB, reason="the plot extra is installed")
-def test_without_matplotlib_one_line_says_what_to_install(tmp_path: Path) -> None:
+def test_a_missing_matplotlib_is_an_error_with_the_command_to_install_it(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="pip install matplotlib"):
         check_plot(str(tmp_path / "a.png"))
 
 
-def test_a_name_or_folder_that_cannot_be_is_refused_before_the_work(tmp_path: Path) -> None:
+def test_an_invalid_plot_path_is_refused_before_the_work(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"must end in \.png, \.pdf or \.svg"):
         check_plot(str(tmp_path / "a.doc"))
     with pytest.raises(UsageError, match="there is no folder"):

@@ -20,7 +20,7 @@ widths = st.none() | st.integers(0, 200)
 
 
 def outcome(probe: Probe, *, verbose: bool = False) -> str:
-    """What the row says after the columns."""
+    """Return the text of the row after the columns."""
     return ProbeTable(BUDGET, verbose=verbose).row(probe).plain.splitlines()[0][35:]
 
 
@@ -52,15 +52,15 @@ def bar(share: float, *, width: int = 120, has_blocks: bool = True) -> str:
         ),
     ],
 )
-def test_each_outcome_has_its_words(probe: Probe, text: str) -> None:
+def test_each_outcome_is_described(probe: Probe, text: str) -> None:
     assert outcome(probe) == text
 
 
-def test_the_allocators_own_message_is_for_those_who_ask() -> None:
+def test_only_verbose_shows_the_allocators_message() -> None:
     assert outcome(dataclasses.replace(OOM, note=OOM_NOTE), verbose=True) == f"OOM: {OOM_NOTE}"
 
 
-def test_a_note_of_several_lines_with_control_codes_stays_harmless() -> None:
+def test_notes_are_one_line_without_control_codes() -> None:
     probe = dataclasses.replace(FAILED, note="first\n\tsecond \x1b[31mred\r")
     assert outcome(probe) == r"failed: first second \x1b[31mred"
 
@@ -117,11 +117,11 @@ def test_without_blocks_the_bar_is_made_of_hashes(share: float, hashes: int) -> 
         (None, "  batch size  peak memory    step"),
     ],
 )
-def test_columns_go_one_by_one_where_it_gets_narrow(width: int | None, header: str) -> None:
+def test_narrow_terminals_drop_columns_one_by_one(width: int | None, header: str) -> None:
     assert ProbeTable(BUDGET, width=width).header().plain == header
 
 
-def test_a_long_note_hangs_beside_the_columns_where_two_lines_hold_it() -> None:
+def test_a_note_of_two_lines_is_wrapped_beside_the_columns() -> None:
     probe = dataclasses.replace(FAILED, note="the worker was killed by SIGABRT")
     assert ProbeTable(BUDGET, width=71).row(probe).plain.splitlines() == [
         "          64" + " " * 33 + "failed: the worker was",
@@ -129,7 +129,7 @@ def test_a_long_note_hangs_beside_the_columns_where_two_lines_hold_it() -> None:
     ]
 
 
-def test_a_longer_one_goes_below() -> None:
+def test_a_longer_note_is_wrapped_below_the_row() -> None:
     probe = dataclasses.replace(FAILED, note="the worker was killed by SIGABRT " * 3)
     assert ProbeTable(BUDGET, width=71).row(probe).plain.splitlines() == [
         "          64" + " " * 33 + "failed",
@@ -149,7 +149,7 @@ def test_no_line_is_wider_than_the_terminal(
 
 
 @given(probes(), byte_counts, widths, st.booleans())
-def test_every_row_begins_with_the_size_and_says_how_it_ended(
+def test_every_row_begins_with_the_size_and_has_the_outcome(
     probe: Probe, budget: int, width: int | None, verbose: bool
 ) -> None:
     lines = ProbeTable(budget, width, verbose=verbose).row(probe).plain.splitlines()

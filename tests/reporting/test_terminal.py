@@ -156,7 +156,7 @@ def test_a_pipe_gets_no_live_line_and_no_wrapping() -> None:
     ]
 
 
-def test_no_color_is_obeyed() -> None:
+def test_no_color_is_respected() -> None:
     coloured = Screen(80, colour=True).play().answer()
     plain = Screen(80, colour=True, environment={"NO_COLOR": "1"}).play().answer()
     colours = re.compile(r"\x1b\[[\d;]*3[0-7]m")
@@ -173,7 +173,7 @@ def test_without_block_characters_bars_are_made_of_hashes() -> None:
     assert "################   1.02 s  fits" in screen.stderr
 
 
-def test_what_the_encoding_cannot_show_is_spelled_out() -> None:
+def test_characters_outside_the_encoding_are_escaped() -> None:
     screen = Screen(120, encoding="ascii")
     screen.play(Probe(1, Outcome.FAILED, steps=1, seconds=1.0, note="naïve ✗"))
     screen.answer(result(warnings=("größer",)))
@@ -181,7 +181,7 @@ def test_what_the_encoding_cannot_show_is_spelled_out() -> None:
     assert r"Warning: gr\xf6\xdfer" in screen.stderr
 
 
-def test_quiet_prints_the_first_line_of_the_answer_and_the_plan_asked_for() -> None:
+def test_quiet_prints_the_headline_and_the_plan() -> None:
     screen = Screen(80, quiet=True)
     with screen.reporter as reporter:
         reporter.start("cpu", None, None, BUDGET, 0.05)
@@ -219,7 +219,7 @@ def test_warnings_go_to_stderr_before_the_answer() -> None:
         (140 * GIB, None, 0.075, "140.0 GiB, budget 132.2 GiB (7.5% headroom)"),
     ],
 )
-def test_the_header_leaves_out_what_is_not_known(
+def test_the_header_leaves_out_unknown_values(
     capacity: int | None, others: int | None, headroom: float, facts: str
 ) -> None:
     screen = Screen()
@@ -227,7 +227,7 @@ def test_the_header_leaves_out_what_is_not_known(
     assert screen.stderr.splitlines()[0] == f"cpu   {facts}"
 
 
-def test_the_live_line_says_what_is_tried_and_goes_when_it_ends() -> None:
+def test_the_live_line_shows_the_size_until_the_probe_ends() -> None:
     screen = Screen(80)
     with screen.reporter as reporter:
         reporter.start("cpu", None, None, BUDGET, 0.05)
@@ -241,14 +241,14 @@ def test_the_live_line_says_what_is_tried_and_goes_when_it_ends() -> None:
     assert "\x1b[1A\x1b[2K" in erased
 
 
-def test_the_live_line_is_ascii_where_it_must_be() -> None:
+def test_the_live_line_is_ascii_for_ascii_terminals() -> None:
     screen = Screen(80, encoding="ascii")
     with screen.reporter as reporter:
         reporter.probing(1041)
     assert "trying 1041 ..." in screen.stderr
 
 
-def test_an_exception_leaves_the_cursor_shown() -> None:
+def test_an_exception_leaves_the_cursor_visible() -> None:
     screen = Screen(80)
     with pytest.raises(ZeroDivisionError), screen.reporter as reporter:  # noqa: PT012 - both needed
         reporter.probing(1041)
@@ -256,14 +256,14 @@ def test_an_exception_leaves_the_cursor_shown() -> None:
     assert screen.stderr.rindex(SHOW_CURSOR) > screen.stderr.rindex(HIDE_CURSOR)
 
 
-def test_finish_may_come_twice() -> None:
+def test_finish_may_be_called_twice() -> None:
     screen = Screen(80).play()
     before = screen.stderr
     screen.reporter.finish()
     assert screen.stderr == before
 
 
-def test_a_probe_before_the_start_is_a_bug() -> None:
+def test_a_probe_before_start_raises() -> None:
     with pytest.raises(RuntimeError, match="call start"):
         Screen().reporter.probe(PROBES[0])
 
@@ -312,7 +312,7 @@ with TerminalReporter() as reporter:
 
 
 def read_until(terminal: int, text: str, deadline_seconds: float = 20.0) -> str:
-    """What a program writes to its terminal, up to a text or its end."""
+    """Return the output of a program in a terminal, up to a text or to its end."""
     shown = ""
     end = time.monotonic() + deadline_seconds
     # Linux reports the end of the far side as an error.
@@ -322,7 +322,7 @@ def read_until(terminal: int, text: str, deadline_seconds: float = 20.0) -> str:
     return shown
 
 
-def test_ctrl_c_in_a_real_terminal_leaves_it_in_order() -> None:
+def test_ctrl_c_restores_a_real_terminal() -> None:
     ours, theirs = pty.openpty()
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD],

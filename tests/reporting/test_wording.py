@@ -26,7 +26,7 @@ def test_the_request_is_read_from_an_allocators_message(message: str, size: int 
     assert allocator_request_bytes(message) == size
 
 
-def test_one_is_counted_in_the_singular() -> None:
+def test_one_is_written_in_the_singular() -> None:
     assert [count(number, "probe") for number in (0, 1, 2)] == ["0 probes", "1 probe", "2 probes"]
 
 
@@ -38,5 +38,5 @@ def test_any_text_becomes_one_printable_line(text: str) -> None:
 
 
 @given(texts.filter(lambda text: text.isprintable() and "  " not in text))
-def test_what_is_one_printable_line_stays_as_it_is(text: str) -> None:
+def test_a_printable_line_is_unchanged(text: str) -> None:
     assert one_line(text) == " ".join(text.split())

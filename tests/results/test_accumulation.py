@@ -22,7 +22,7 @@ def test_ranks_share_the_global_batch() -> None:
     assert str(plan) == "Global batch 4096 = 64 per device x 8 accumulation steps x 8 ranks"
 
 
-def test_where_nothing_divides_the_nearest_on_both_sides_are_given() -> None:
+def test_without_an_exact_split_both_nearest_are_given() -> None:
     plan = plan_accumulation(100, 64, world_size=8)
     assert plan == AccumulationPlan(100, None, Split(12, 1, 8), Split(13, 1, 8))
     assert str(plan) == (
@@ -32,7 +32,7 @@ def test_where_nothing_divides_the_nearest_on_both_sides_are_given() -> None:
     )
 
 
-def test_an_exact_split_that_crawls_comes_with_faster_neighbours() -> None:
+def test_a_slow_exact_split_comes_with_faster_alternatives() -> None:
     plan = plan_accumulation(97, 64)
     assert plan == AccumulationPlan(97, Split(1, 97, 1), Split(48, 2, 1), Split(49, 2, 1))
     assert str(plan) == (
@@ -59,7 +59,7 @@ def test_numbers_must_be_positive(arguments: tuple[int, int, int], message: str)
         plan_accumulation(*arguments)
 
 
-def test_a_large_prime_takes_no_time() -> None:
+def test_a_large_prime_is_fast() -> None:
     prime = 10**18 + 9
     assert plan_accumulation(prime, 2).exact == Split(1, prime, 1)
 
@@ -79,9 +79,7 @@ def test_an_exact_split_is_found_whenever_there_is_one(total: int, limit: int, w
 
 
 @given(globals_, limits, worlds)
-def test_every_split_respects_the_limit_and_stands_on_its_side(
-    total: int, limit: int, world: int
-) -> None:
+def test_every_split_respects_the_limit_and_its_side(total: int, limit: int, world: int) -> None:
     plan = plan_accumulation(total, limit, world)
     for split in (plan.exact, plan.below, plan.above):
         if split is not None:
@@ -93,7 +91,7 @@ def test_every_split_respects_the_limit_and_stands_on_its_side(
 
 
 @given(globals_, limits, worlds)
-def test_the_neighbours_are_the_nearest_with_their_number_of_steps(
+def test_below_and_above_are_the_nearest_with_their_number_of_steps(
     total: int, limit: int, world: int
 ) -> None:
     plan = plan_accumulation(total, limit, world)

@@ -13,7 +13,7 @@ FORWARD, OPTIMIZER = Phase.FORWARD_BACKWARD, Phase.OPTIMIZER_STEP
 
 
 def read(model: MemoryModel, batch_size: int) -> tuple[int, Mapping[Phase, float]]:
-    """What a device would read whose memory follows the model exactly."""
+    """Return the readings of a device whose memory follows the model exactly."""
     return batch_size, {phase: line.peak_bytes(batch_size) for phase, line in model.phases.items()}
 
 
@@ -22,12 +22,12 @@ def test_two_exact_readings_give_the_line() -> None:
     assert model == MemoryModel({FORWARD: PhaseModel(100, 10)})
 
 
-def test_one_size_is_no_line() -> None:
+def test_one_size_gives_no_line() -> None:
     assert fit([]) is None
     assert fit([(4, {FORWARD: 100}), (4, {FORWARD: 101})]) is None
 
 
-def test_a_size_read_twice_counts_with_its_higher_peak() -> None:
+def test_the_higher_of_two_readings_counts() -> None:
     model = fit([(1, {FORWARD: 110}), (5, {FORWARD: 150}), (5, {FORWARD: 120})])
     assert model == MemoryModel({FORWARD: PhaseModel(100, 10)})
 
@@ -83,7 +83,7 @@ def test_large_sizes_weigh_more_than_rounding_at_small_ones() -> None:
     assert model.worst_residual == pytest.approx(0.035, abs=0.001)
 
 
-def test_a_bent_curve_is_called_not_linear() -> None:
+def test_a_curve_is_not_linear() -> None:
     model = fit((b, {FORWARD: 100 + b * b}) for b in (1, 10, 100))
     assert model is not None
     assert not model.is_linear

@@ -48,7 +48,7 @@ RESULT = BatchSizeResult(
 )
 
 
-def test_the_json_has_every_fact_in_raw_units() -> None:
+def test_the_json_has_every_value_in_raw_units() -> None:
     assert json.loads(RESULT.to_json()) == {
         "schema_version": SCHEMA_VERSION,
         "batch_size": 16,
@@ -90,10 +90,11 @@ def test_the_json_has_every_fact_in_raw_units() -> None:
         "seconds": 1.5,
         "versions": {"python": "3.12"},
         "warnings": ["pass loss_fn"],
+        "notes": [],
     }
 
 
-def test_what_is_not_known_is_null() -> None:
+def test_unknown_values_are_null() -> None:
     data = dataclasses.replace(RESULT, memory_model=None, next_failure=None).to_dict()
     assert data["memory_model"] is None
     assert data["next_failure"] is None
@@ -107,30 +108,30 @@ def test_every_result_is_one_line_of_strict_json(result: BatchSizeResult) -> Non
 
 
 @given(probes())
-def test_a_probe_survives_the_way_through_json(probe: Probe) -> None:
+def test_a_probe_survives_a_json_round_trip(probe: Probe) -> None:
     assert Probe.from_dict(json.loads(json.dumps(probe.to_dict()))) == probe
 
 
 @pytest.mark.parametrize("missing", ["outcome", "phase_peak_bytes", "batch_size"])
-def test_data_that_lacks_a_field_is_no_probe(missing: str) -> None:
+def test_a_missing_field_is_an_error(missing: str) -> None:
     data = PROBE.to_dict()
     del data[missing]
     with pytest.raises((KeyError, TypeError)):
         Probe.from_dict(data)
 
 
-def test_an_unknown_outcome_is_no_probe() -> None:
+def test_an_unknown_outcome_is_an_error() -> None:
     with pytest.raises(ValueError, match="'splendid' is not a valid Outcome"):
         Probe.from_dict({**PROBE.to_dict(), "outcome": "splendid"})
 
 
-def test_the_result_stands_for_its_batch_size() -> None:
+def test_int_of_a_result_is_its_batch_size() -> None:
     assert int(RESULT) == 16
     assert str(RESULT) == "batch size 16 (found) on cpu in 1.50 s"
 
 
 @pytest.mark.parametrize("thing", [RESULT, PROBE, RESULT.next_failure])
-def test_what_was_found_cannot_be_changed(thing: object) -> None:
+def test_results_are_frozen(thing: object) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(thing, "batch_size", 17)  # noqa: B010 - mypy rightly refuses the plain spelling
 
@@ -144,6 +145,6 @@ def test_a_result_plans_accumulation_with_the_size_found() -> None:
     assert RESULT.accumulation_plan(256, world_size=2).exact == Split(16, 8, 2)
 
 
-def test_nothing_can_be_planned_where_nothing_fits() -> None:
+def test_planning_fails_if_nothing_fits() -> None:
     with pytest.raises(UsageError, match="the batch size found must be at least 1"):
         dataclasses.replace(RESULT, batch_size=0).accumulation_plan(256)

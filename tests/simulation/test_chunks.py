@@ -1,4 +1,4 @@
-"""Steps that go through their batch in parts: at a small size there is only one."""
+"""Steps that split their batch into chunks; a small batch has only one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH = 4096
 
 
 class InParts(nn.Module):
-    """Keeps the activations of one part at a time."""
+    """A model that keeps the activations of one chunk at a time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,21 +27,21 @@ class InParts(nn.Module):
         return torch.cat(parts).square().mean()
 
 
-def test_a_batch_of_many_parts_needs_the_activations_of_one() -> None:
+def test_many_chunks_need_the_activations_of_one() -> None:
     peak = estimate_peak_memory(InParts(), torch.randn(2, 64), batch_size=4096, gpu="t4")
     assert peak.peak_allocated_bytes < 4096 * WIDTH * 4 / 2
-    assert "every batch size is traced by itself" in peak.warnings[0]
+    assert "every batch size is traced separately" in peak.warnings[0]
 
 
-def test_the_answer_is_that_of_many_parts() -> None:
-    with pytest.warns(BatchFinderWarning, match="every batch size is traced by itself"):
+def test_the_answer_counts_many_chunks() -> None:
+    with pytest.warns(BatchFinderWarning, match="every batch size is traced separately"):
         found = estimate_max_batch(
             InParts(), torch.randn(2, 64), gpu="t4", max_batch_size=4096, memory_limit="1900MiB"
         )
     assert found.batch_size == 4096
 
 
-def test_whole_batches_are_traced_at_two_sizes_for_all(recwarn: pytest.WarningsRecorder) -> None:
+def test_two_traced_sizes_are_enough_for_whole_batches(recwarn: pytest.WarningsRecorder) -> None:
     model = nn.Sequential(nn.Linear(64, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 64))
     sample = torch.randn(2, 64), torch.randn(2, 64)
     assert estimate_max_batch(model, sample, gpu="t4").batch_size > 100_000

@@ -1,4 +1,4 @@
-"""Losses that compare every example with every other: their memory grows with b x b."""
+"""Losses that compare every example with every other: their memory grows as b x b."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLE = {"images": torch.randn(3, 64), "texts": torch.randn(3, 48)}
 
 
 class TwoTowers(nn.Module):
-    """Images and texts, each to a vector of its own."""
+    """A model that maps images and texts to vectors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def simclr(output: tuple[Tensor, Tensor], batch: Any) -> Tensor:
 
 
 def pairs_of_others(output: tuple[Tensor, Tensor], batch: Any) -> Tensor:
-    """2b x (2b - 1): the diagonal is left out."""
+    """A loss with 2b x (2b - 1) terms, without the diagonal."""
     views = torch.cat(output)
     n = len(views)
     logits = (views @ views.T).flatten()[1:].view(n - 1, n + 1)[:, :-1].reshape(n, n - 1)
@@ -90,13 +90,13 @@ def moco(output: tuple[Tensor, Tensor], batch: Any) -> Tensor:
 
 
 def all_triplets(output: tuple[Tensor, Tensor], batch: Any) -> Tensor:
-    """Every example with every two others."""
+    """A loss that compares every example with every two others."""
     distances = distances_of(*output)
     return (distances[:, :, None] - distances[:, None, :] + 1).relu().mean()
 
 
 def apart(loss: LossFunction) -> LossFunction:
-    """The same loss, but for one of the sizes at which steps are traced to tell the others."""
+    """The same loss, except at one of the traced sizes."""
 
     def with_one_more(output: tuple[Tensor, Tensor], batch: Any) -> Tensor:
         if len(output[0]) == TRACED_SIZES[0]:
@@ -111,7 +111,7 @@ LOSSES = [clip, siglip, simclr, pairs_of_others, supervised, triplet, moco]
 
 @pytest.mark.parametrize(("batch_size", "precision"), [(100, "fp32"), (333, "fp16")])
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
-def test_traces_at_small_sizes_tell_what_one_at_that_size_does(
+def test_small_traces_predict_a_large_one(
     loss: LossFunction, batch_size: int, precision: str
 ) -> None:
     told, traced = (
@@ -127,7 +127,7 @@ def test_traces_at_small_sizes_tell_what_one_at_that_size_does(
     )
 
     assert not told.warnings
-    assert "every batch size is traced by itself" in traced.warnings[0]
+    assert "every batch size is traced separately" in traced.warnings[0]
     assert told.peak_allocated_bytes == traced.peak_allocated_bytes
     assert told.peak_reserved_bytes == traced.peak_reserved_bytes
     assert told.explanation.terms == traced.explanation.terms
@@ -139,7 +139,7 @@ def estimate(loss: LossFunction, gib: float = 2) -> Estimate:
     return estimate_max_batch(TwoTowers(), SAMPLE, loss_fn=loss, gpu=gpu)
 
 
-def test_the_answer_is_that_of_sizes_traced_by_themselves() -> None:
+def test_the_answer_matches_tracing_every_size() -> None:
     # In 2 GiB cuBLAS's workspace comes to lie in a block that the next step needs whole, at some
     # sizes and not at others; which of them an answer is depends on the way to it.
     told, traced = (estimate(loss, gib=16) for loss in (clip, apart(clip)))
@@ -151,7 +151,7 @@ def test_the_answer_is_that_of_sizes_traced_by_themselves() -> None:
     assert told.high / told.batch_size == pytest.approx(0.98**-0.5, abs=0.003)
 
 
-def test_what_is_no_line_is_not_called_one() -> None:
+def test_quadratic_memory_is_not_called_linear() -> None:
     large, small = estimate(clip), estimate(clip, gib=0.05)
 
     model = large.result.memory_model
@@ -172,7 +172,7 @@ def test_what_is_no_line_is_not_called_one() -> None:
     assert "~" not in estimate_table([estimate(moco)])[1]
 
 
-def test_what_grows_faster_is_traced_at_every_size() -> None:
+def test_faster_than_quadratic_growth_traces_every_size() -> None:
     found = estimate(all_triplets, gib=1)
 
     answer = found.batch_size
@@ -183,8 +183,8 @@ def test_what_grows_faster_is_traced_at_every_size() -> None:
     assert 1.005 * answer < found.high < 1.03 * answer
 
 
-def test_what_small_batches_do_otherwise_does_not_tell_large_ones() -> None:
-    """Distances of more than 25 examples are computed by a product of matrices."""
+def test_a_special_case_for_small_batches_does_not_mislead() -> None:
+    """PyTorch computes the distances of more than 25 examples by a matrix product."""
 
     def distant(output: tuple[Tensor, Tensor], batch: Any) -> Tensor:
         return torch.cdist(*output).mean()

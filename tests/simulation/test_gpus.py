@@ -7,7 +7,7 @@ from batchfinder.simulation.gpus import all_gpus, find_gpu, unnamed_gpu
 from batchfinder.units import GIB
 
 
-def test_at_least_thirty_gpus_with_plausible_facts() -> None:
+def test_at_least_thirty_gpus_have_plausible_facts() -> None:
     gpus = all_gpus()
 
     assert len(gpus) >= 30
@@ -34,12 +34,12 @@ def test_spelling_does_not_matter(spelling: str, name: str) -> None:
     assert find_gpu(spelling).name == name
 
 
-def test_an_unknown_gpu_names_the_nearest() -> None:
+def test_an_unknown_gpu_suggests_similar_names() -> None:
     with pytest.raises(UsageError, match=r"no GPU 'rtx3099' is known; did you mean RTX 3090"):
         find_gpu("rtx3099")
 
 
-def test_one_overhead_for_all_with_what_it_was_read_from() -> None:
+def test_all_gpus_share_one_overhead_with_a_source() -> None:
     old, new, a100 = find_gpu("rtx3090", cuda=(11, 3)), find_gpu("rtx3090"), find_gpu("a100")
 
     assert old.overhead_bytes == new.overhead_bytes == a100.overhead_bytes == round(1.75 * GIB)
@@ -48,5 +48,5 @@ def test_one_overhead_for_all_with_what_it_was_read_from() -> None:
     assert not new.overhead_source
 
 
-def test_any_other_gpu_by_its_memory() -> None:
+def test_an_unnamed_gpu_has_the_given_memory() -> None:
     assert unnamed_gpu(24 * GIB).total_bytes == 24 * GIB

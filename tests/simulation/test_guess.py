@@ -1,16 +1,22 @@
-"""What a search starts from: made in this process, and in one that ends before the next probe."""
+"""What a search starts from: made in this process, or in a fork beside the steps."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
+from processes import PATIENCE_SECONDS
 from torch import Tensor, nn
 
+from batchfinder.cli.find import ESTIMATE
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.workers.child import serve_fork
+from batchfinder.probing.workers.fork import ForkedProcess
+from batchfinder.probing.workers.process import WorkerProcess
 from batchfinder.probing.workers.source import SetupSource
+from batchfinder.probing.workers.worker import EstimateOrder, Order
 from batchfinder.simulation.guess import guess_batch_size
-from batchfinder.simulation.guess_process import guess_in_process
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.units import GIB
 
@@ -35,10 +41,19 @@ def guess_of(folder: Path, statement: str) -> tuple[int | None, list[str]]:
     target = folder / "own_target.py"
     target.write_text(TARGET.format(statement=statement), encoding="utf-8")
     source = SetupSource(f"{target}:build_model", optimizer="sgd")
-    return guess_in_process(source, ProbeOptions(), DEVICE, BUDGET, BOUNDS)
+    estimate = EstimateOrder(ESTIMATE, BOUNDS)
+    order = Order(ProbeOptions(), estimate=estimate).to_dict()
+    place = {"device": DEVICE, "budget_bytes": BUDGET}
+    fork = WorkerProcess(show_output=False, forked=ForkedProcess(partial(serve_fork, None)))
+    try:
+        fork.send({"id": 1, "source": source.to_dict(), **order, "place": place})
+        answer = fork.receive(PATIENCE_SECONDS)
+    finally:
+        fork.kill()
+    return answer["batch_size"], answer["notes"]
 
 
-def test_another_process_guesses_the_same(tmp_path: Path) -> None:
+def test_a_fork_guesses_the_same(tmp_path: Path) -> None:
     sample = torch.randn(2, 1024), torch.randn(2, 1024)
     setup = TrainingSetup(nn.Linear(1024, 1024), sample, optimizer="sgd")
     expected = guess_batch_size(setup, ProbeOptions(), DEVICE, BUDGET, BOUNDS)
@@ -69,11 +84,20 @@ def test_a_model_that_does_more_in_a_large_batch_is_guessed_from_small_ones() ->
     assert max(made) <= 16 * guess
 
 
-def test_a_process_that_dies_leaves_no_guess(tmp_path: Path) -> None:
-    guess, notes = guess_of(tmp_path, "__import__('os')._exit(3)")
+def test_a_layer_that_needs_two_examples_is_guessed_from_two() -> None:
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.BatchNorm1d(1024))
+    setup = TrainingSetup(model, (torch.randn(2, 1024), torch.randn(2, 1024)), optimizer="sgd")
+    guess, notes = guess_batch_size(setup, ProbeOptions(), DEVICE, BUDGET, BOUNDS)
+
+    assert guess is not None
+    assert notes == []
+
+
+def test_code_that_does_not_load_leaves_no_guess(tmp_path: Path) -> None:
+    guess, notes = guess_of(tmp_path, "raise ValueError('no such width')")
 
     assert guess is None
-    assert notes[0].startswith("the search started without an estimate: CalledProcessError")
+    assert notes == ["the search started without an estimate: ValueError: no such width"]
 
 
 def test_what_an_optimizer_has_gathered_makes_no_difference() -> None:

@@ -1,4 +1,4 @@
-"""The search on paper finds the largest size in few tries, and looks beyond one that fails."""
+"""The simulated search finds the largest size in few tries, and looks beyond a failure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from batchfinder.simulation.largest import largest_that_fits
 @pytest.mark.parametrize("multiple_of", [1, 8])
 @pytest.mark.parametrize("told", [1e-9, 0.3, 1.0, 30.0])
 def test_the_largest_that_fits(answer: int, multiple_of: int, told: float) -> None:
-    """Whatever the room is told to be, if only its sign is right."""
+    """Only the sign of the reported room has to be right."""
     tried: list[int] = []
 
     def room(size: int) -> float:
@@ -35,7 +35,7 @@ def test_the_largest_that_fits(answer: int, multiple_of: int, told: float) -> No
         ({126, 127, 130}, 127),  # no round one fits
     ],
 )
-def test_round_sizes_above_one_that_fails(fitting: set[int], answer: int) -> None:
+def test_multiples_of_8_above_a_failure_are_tried(fitting: set[int], answer: int) -> None:
     tried: list[int] = []
 
     def room(size: int) -> float:
@@ -52,10 +52,10 @@ def test_round_sizes_above_one_that_fails(fitting: set[int], answer: int) -> Non
     multiple_of=st.integers(1, 12),
     told=st.floats(1e-6, 50),
 )
-def test_what_it_finds_fits_and_the_next_does_not(
+def test_the_size_found_fits_and_the_next_does_not(
     fits: list[bool], multiple_of: int, told: float
 ) -> None:
-    """However sizes that fit and such that do not are mixed."""
+    """This holds however fitting and failing sizes are mixed."""
     tried: list[int] = []
 
     def room(size: int) -> float:

@@ -56,7 +56,7 @@ def traces_of_gpt(
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_every_request_leaves_the_allocator_as_it_left_pytorchs(name: str) -> None:
+def test_every_request_leaves_the_same_state_as_in_pytorch(name: str) -> None:
     facts, settings = recorded(f"requests_{name}"), SETTINGS[name]
     make = ExpandableAllocator if settings.expandable_segments else CachingAllocator
     allocator = make(facts["capacity_bytes"], settings)
@@ -98,7 +98,7 @@ def test_reductions_use_what_they_used_in_pytorch(name: str, with_buffers: int) 
 @pytest.mark.parametrize(
     ("rows", "dtype", "mebibytes"), [(1 << 22, torch.float32, 256), (1 << 24, torch.bfloat16, 512)]
 )
-def test_what_is_too_large_for_32_bits_is_summed_in_parts(
+def test_tensors_beyond_32_bits_are_summed_in_parts(
     rows: int, dtype: torch.dtype, mebibytes: int
 ) -> None:
     kernel = reduction(torch.empty(rows, 1024, dtype=dtype, device="meta"), [0], dtype.itemsize)
@@ -106,16 +106,16 @@ def test_what_is_too_large_for_32_bits_is_summed_in_parts(
 
 
 @pytest.mark.parametrize(("shape", "dim"), [((2, 1 << 30), 0), ((1 << 30, 2), 1)])
-def test_sums_of_which_there_are_too_many_for_32_bits_are_made_in_parts(
+def test_more_sums_than_32_bits_can_count_are_made_in_parts(
     shape: tuple[int, int], dim: int
 ) -> None:
-    """Of few elements each, which need no buffer."""
+    """Sums of few elements need no buffer."""
     kernel = reduction(torch.empty(shape, device="meta"), [dim], 4)
     assert kernel.buffer_bytes(2, 1 << 30, find_gpu("t4")) == 0
 
 
-def test_a_large_tensor_is_cut_along_its_outermost_dimension() -> None:
-    """Rows stay whole where those are summed up: each part has fewer sums."""
+def test_a_large_tensor_is_split_along_its_outermost_dimension() -> None:
+    """Rows that are summed stay whole, so each part has fewer sums."""
     rows = reduction(torch.empty(1024, 1 << 22, device="meta"), [1], 4)
     whole, eighth = (rows.buffer_bytes(1 << 22, count, find_gpu("h100")) for count in (1024, 128))
     assert whole == eighth > 0
@@ -126,8 +126,8 @@ REQUESTS = recorded("requests_of_a_step")
 
 @pytest.mark.skipif(TORCH_VERSION < (2, 12), reason="recorded with PyTorch 2.13")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_step_asks_for_what_it_asked_for_in_pytorch(precision: str) -> None:
-    """One by one, in this order."""
+def test_a_step_makes_the_same_requests_as_in_pytorch(precision: str) -> None:
+    """The requests are equal one by one, in order."""
     gpu = find_gpu("h200")
     traces = traces_of_gpt(REQUESTS["model"], "adamw", ProbeOptions(precision=precision), gpu)
 
@@ -144,7 +144,7 @@ STEPS = recorded("steps_gpt")
 # Earlier releases keep other tensors in the backward pass, and were not recorded.
 @pytest.mark.skipif(TORCH_VERSION < (2, 12), reason="recorded with PyTorch 2.13")
 @pytest.mark.parametrize("step", STEPS["steps"], ids=lambda s: f"{s['precision']}-{s['optimizer']}")
-def test_a_step_peaks_where_it_peaked_in_pytorch(step: dict[str, Any]) -> None:
+def test_a_step_has_the_same_peak_as_in_pytorch(step: dict[str, Any]) -> None:
     options = ProbeOptions(precision=step["precision"], accumulate=step["accumulate"])
     gpu = find_gpu("h200")
     traces = traces_of_gpt(STEPS["model"], step["optimizer"], options, gpu)
@@ -160,8 +160,8 @@ TEN_STEPS = recorded("ten_steps_gpt")
 
 @pytest.mark.skipif(TORCH_VERSION < (2, 12), reason="recorded with PyTorch 2.13")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_ten_steps_run_where_they_ran_in_pytorch(precision: str) -> None:
-    """Some of the sizes ran out of memory only in the third step, the fourth or the sixth."""
+def test_ten_steps_fit_exactly_if_they_fit_in_pytorch(precision: str) -> None:
+    """Some sizes run out of memory only in the third, fourth or sixth step."""
     h200 = find_gpu("h200")
     gpu = dataclasses.replace(h200, total_bytes=TEN_STEPS["capacity_bytes"], overhead_bytes=0)
     options = ProbeOptions(precision=precision, headroom=0.0)

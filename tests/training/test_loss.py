@@ -82,6 +82,13 @@ def test_a_loss_that_wants_the_targets_alone_is_told_what_it_got(loss: Any) -> N
     assert call_loss(lambda output, batch: loss(output, batch[1]), X, (X, X.softmax(1))) >= 0
 
 
+def test_a_loss_that_finds_no_targets_in_the_batch_is_told_so() -> None:
+    with pytest.raises(IndexError, match=r"one tensor without targets. Try to return model, \(inp"):
+        call_loss(lambda output, batch: F.cross_entropy(output, batch[7]), X, X)
+    with pytest.raises(KeyError, match="has the keys images"):
+        call_loss(lambda output, batch: F.cross_entropy(output, batch["labels"]), X, {"images": X})
+
+
 @pytest.mark.parametrize(
     ("batch", "call"),
     [

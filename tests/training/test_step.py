@@ -195,7 +195,7 @@ def test_a_loss_that_is_no_number_is_a_warning(value: float) -> None:
     step.check_loss()
     (warning,) = step.warnings
     assert warning.startswith("the loss is ")
-    assert "memory is measured all the same" in warning
+    assert "The measured memory is valid" in warning
 
 
 @pytest.mark.parametrize(
@@ -304,6 +304,112 @@ def test_a_trainer_has_all_micro_batches_of_a_step_on_the_device(steps: int) -> 
     assert len(alive) == 2 * steps
     step.release()
     assert not any(ref() for ref in alive)
+
+
+def test_a_plain_loop_keeps_each_value_until_the_next_takes_its_place() -> None:
+    """The order of a loop at module level, which runs beside it and says the same."""
+    made: list[list[weakref.ref[Any]]] = []
+    seen: list[tuple[str, int, int, int]] = []
+
+    class Batch(dict[str, Any]): ...
+
+    def look(moment: str) -> None:
+        alive = [sum(ref() is not None for ref in kind) for kind in made]
+        seen.append((moment, alive[0], alive[1], alive[2]))
+
+    class Net(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            look("forward")
+            output = super().forward(inputs)
+            made[1].append(weakref.ref(output))
+            return output
+
+    def loss_fn(output: Tensor, batch: Any) -> Tensor:
+        look("loss")
+        loss = output.square().mean()
+        made[2].append(weakref.ref(loss))
+        return loss
+
+    def next_batch() -> Batch:
+        look("fetch")
+        batch = Batch(inputs=torch.ones(3, 4))
+        made[0].append(weakref.ref(batch))
+        return batch
+
+    model = Net(4, 2)
+    step = step_of(model, loss_fn=loss_fn)
+    made[:] = [[], [], []]
+    for _ in range(3):
+        for micro_batch in step.fetch(next_batch):
+            step.forward_backward(micro_batch)
+            del micro_batch
+        look("optimizer")
+        step.optimizer_step()
+    by_us = seen[:]
+    step.release()
+
+    made[:], seen[:] = [[], [], []], []
+    names: dict[str, Any] = {
+        "model": model, "next_batch": next_batch, "loss_fn": loss_fn, "look": look,
+        "optimizer": SGD(model.parameters(), lr=0.1),
+    }  # fmt: skip
+    exec(
+        """
+for _ in range(3):
+    batch = next_batch()
+    output = model(**batch)
+    loss = loss_fn(output, batch)
+    loss.backward()
+    look("optimizer")
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        names,
+    )
+    assert by_us == seen
+    assert [moment for moment in seen if moment[0] == "forward"][1:] == [("forward", 1, 1, 1)] * 2
+    assert ("loss", 1, 1, 1) in seen
+
+
+def test_what_a_step_of_the_users_returns_lives_on_and_may_carry_the_loss() -> None:
+    outputs: list[weakref.ref[Any]] = []
+
+    def step(model: nn.Module, batch: Any) -> Any:
+        assert all(ref() is None for ref in outputs[:-1])
+        assert not outputs or outputs[-1]() is not None
+        logits = model(batch[0])
+        outputs.append(weakref.ref(logits))
+        return {"loss": logits.square().mean(), "logits": logits}
+
+    by_user = step_of(step=step)
+    for _ in range(3):
+        run(by_user)
+    by_user.release()
+    assert outputs[-1]() is None
+
+
+@pytest.mark.parametrize(("is_first", "held"), [(True, 0), (False, 7 * 2 * 4)])
+def test_a_step_that_goes_on_has_an_old_output_of_its_own_size(is_first: bool, held: int) -> None:
+    found: list[int] = []
+
+    def block_bytes() -> int:
+        tensors = [thing for thing in gc.get_objects() if type(thing) is Tensor]
+        return sum(tensor.numel() for tensor in tensors if tensor.dtype is torch.uint8)
+
+    class Net(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            found.append(block_bytes())
+            return super().forward(inputs)
+
+    step = step_of(Net(4, 2), loss_fn=lambda output, batch: output.sum())
+    before = block_bytes()
+    step.begin(3, is_first=True)
+    run(step, torch.ones(3, 4))
+    step.release()
+    step.begin(7, is_first=is_first)
+    run(step, torch.ones(7, 4))
+    step.release()
+    assert [count - before for count in found] == [0, held]
 
 
 def test_a_step_may_train_by_itself() -> None:

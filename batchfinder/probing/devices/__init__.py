@@ -1,1 +1,5 @@
-"""devices."""
+"""Devices: their memory, its limit, its peaks, and which errors mean that it ran out.
+
+Read ``device`` (the protocol), ``cuda``, ``cpu``, ``other``, ``choose``, then ``oom_table`` and
+``oom``. May import ``results``, ``units`` and ``errors``.
+"""

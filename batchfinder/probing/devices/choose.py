@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import nn
 
@@ -45,7 +47,13 @@ def choose_device(asked: str | torch.device | None, model: nn.Module | None = No
         is_on_accelerator = of_model is not None and of_model.type not in ("cpu", "meta")
         device = of_model if of_model and is_on_accelerator else accelerator() or _CPU
     if device.type == "cpu":
-        return CpuDevice()
+        cpu = CpuDevice()
+        if asked is None and _is_cpu_build() and _has_gpu():
+            cpu.limit_warning = (
+                "this search ran on the CPU. The machine has a GPU, but this PyTorch is a CPU "
+                f"build. {_INSTALL}, or --device cpu to silence this warning"
+            )
+        return cpu
     if device.type == "cuda":
         _check_cuda(device)
         return CudaDevice(device)
@@ -54,6 +62,19 @@ def choose_device(asked: str | torch.device | None, model: nn.Module | None = No
 
 
 _CPU = torch.device("cpu")
+
+_INSTALL = "Try the CUDA build from https://pytorch.org/get-started/locally"
+
+# Made by the drivers of NVIDIA and AMD.
+_GPU_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/kfd"))
+
+
+def _is_cpu_build() -> bool:
+    return not (torch.version.cuda or torch.version.hip)
+
+
+def _has_gpu() -> bool:
+    return any(path.exists() for path in _GPU_FILES)
 
 
 def _parse(asked: str | torch.device) -> torch.device:
@@ -70,8 +91,12 @@ def _parse(asked: str | torch.device) -> torch.device:
 
 def _check_cuda(device: torch.device) -> None:
     if not torch.cuda.is_available():
-        build = "" if torch.version.cuda or torch.version.hip else ": this PyTorch is a CPU build"
-        raise DeviceError(f"there is no CUDA device here{build}; use --device cpu, or leave it out")
+        if _is_cpu_build():
+            what = f"{_INSTALL}, or " if _has_gpu() else "Try "
+            raise DeviceError(
+                f"there is no CUDA device here: this PyTorch is a CPU build. {what}--device cpu"
+            )
+        raise DeviceError("there is no CUDA device here. Try nvidia-smi, or --device cpu")
     count = torch.cuda.device_count()
     if device.index is not None and device.index >= count:
         raise DeviceError(f"there is no {device}: the last one here is cuda:{count - 1}")

@@ -7,11 +7,17 @@ clear_refs`` resets (https://docs.kernel.org/filesystems/proc.html), corrected b
 counted memory is not resident; or, where a step sets a new mark, that of all mapped memory
 (``VmPeak``), which sees what was asked for but never written to.
 
-glibc takes tensors of up to 32 MiB from a heap, where they leave holes, but only by and by: its
-threshold for mapping a tensor by itself rises with what has been freed (mallopt(3)). So the second
-step needs more than the first, an OOM leaves its process with a heap that fails earlier, and the
-same step needs some percent more or less from run to run. That is the memory that training on the
-CPU has; nothing here makes it look tidier.
+glibc takes tensors of up to 32 MiB from a heap, where they leave holes, but only after a while: its
+threshold for mapping a tensor separately rises with what was freed (mallopt(3)). So the second
+step needs more than the first, an out-of-memory error leaves its process with a heap that fails
+earlier, and the same step needs several percent more or less from run to run, tens of percent where
+all tensors are small. Neighboring sizes cannot be told apart then: every large probe runs in a
+process of its own, a confirmation watches more steps, and the answer leaves room for the spread.
+
+With GLIBC_TUNABLES=glibc.malloc.mmap_threshold=1048576:glibc.malloc.hugetlb=1 for the search and
+for training, glibc 2.35 maps each tensor of 1 MiB or more separately, which leaves no holes. Most
+models then train at larger sizes, and steps take 1.1 to 1.4 times as long
+(scripts/results/README.md).
 """
 
 from __future__ import annotations

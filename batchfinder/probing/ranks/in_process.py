@@ -16,16 +16,18 @@ from typing import Any
 import torch
 
 from batchfinder.errors import BatchFinderError, UserCodeError
-from batchfinder.probing.devices.choose import choose_device
-from batchfinder.probing.devices.device import budget
-from batchfinder.probing.in_process import InProcessProber
+from batchfinder.probing.attempt import Attempt
+from batchfinder.probing.notes import Notes
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.ranks.consensus import RankReport, check_none_raised
+from batchfinder.probing.place import Place
+from batchfinder.probing.ranks.consensus import check_none_raised
 from batchfinder.probing.ranks.meeting import Meeting
 from batchfinder.probing.ranks.ranked import RankedProber
 from batchfinder.probing.session import ProbeSession
 from batchfinder.probing.workers.group import facts_of, shared
-from batchfinder.probing.workers.verdict import Verdict
+from batchfinder.probing.workers.here import Here, place_on
+from batchfinder.probing.workers.supervisor import NOT_CLEAN_WARNING
+from batchfinder.probing.workers.worker import Order
 from batchfinder.results.result import Probe
 from batchfinder.training.placement import move_to_device
 from batchfinder.training.sample import move_batch
@@ -48,84 +50,87 @@ class InProcessRankProber(RankedProber):
     """
 
     def __init__(self, setup: TrainingSetup, options: ProbeOptions, meeting: Meeting) -> None:
-        super().__init__(meeting)
-        told: dict[str, Any] = {}
+        self.meeting, self.notes = meeting, Notes()
+        self._alone = _OneOfMany(setup, meeting)
+        own: list[Place] = []
 
-        def prepare() -> RankReport:
-            self._alone = _OneOfMany(setup, _with_share(setup, options, meeting), meeting)
-            told.update(self._alone.tell())
-            return RankReport(warnings=self._alone.warnings)
+        def start() -> Attempt | None:
+            own.append(self._alone.start(Order(options)))
+            return None
 
-        said = meeting.gather([_reported(prepare), told])
-        check_none_raised([RankReport.from_dict(report) for report, _ in said])
-        self._tell([one for _, one in said], options.strategy)
+        failed = _tried(start)
+        said = meeting.gather([failed and failed.to_dict(), own[0].to_dict() if own else None])
+        check_none_raised([failure and Attempt.from_dict(failure) for failure, _ in said])
+        self.place = self._common_place([Place.from_dict(one) for _, one in said], options.strategy)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self.notes.texts
 
     def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
         self._agree_to_try(batch_size, confirm)
         raised: list[Exception] = []
 
-        def attempt() -> RankReport:
+        def attempt() -> Attempt:
             try:
-                probe = self._alone.probe(batch_size, confirm=confirm)
+                # Each says of its own process that it is as good as new, as no other is there.
+                attempt = self._alone.attempt(batch_size, confirm)
+                doubt = (NOT_CLEAN_WARNING,) if attempt.is_doubtful else ()
+                warnings = (*attempt.warnings, *doubt)
+                return replace(attempt, is_believed=True, is_reusable=True, warnings=warnings)
             except (_AnotherHasEndedError, BatchFinderError):
                 raise
             except Exception as error:  # noqa: BLE001 - raised again once the others know
                 raised.append(error)
                 line = f"{type(error).__name__}: {error}".partition("\n")[0]
                 raise UserCodeError(line, user_traceback(error)) from None
-            verdict = Verdict(probe, is_certain=True, is_reusable=True)
-            return RankReport(verdict, warnings=self._alone.warnings)
 
-        report = _reported(attempt)
-        if not report["lost"]:
+        tried = _tried(attempt, batch_size)
+        assert tried is not None
+        if not tried.lost:
             self._alone.tell_end()
-        said = self._meeting.gather(report)
+        said = self.meeting.gather(tried.to_dict())
         if raised:
             raise raised[0]  # their own exception, as it came
-        probe = self._verdict(said, batch_size, confirm).probe
+        probe = self._consensus(said, batch_size, confirm).probe
         if not probe.fits:
             # Some may have got further than others: all start over from the same place.
-            self._alone.close()
+            self._alone.end()
         return probe
 
     def close(self) -> None:
-        if hasattr(self, "_alone"):
-            self._alone.close()
-        self._meeting.leave("it has ended there")
+        self._alone.end()
+        self.meeting.leave("it has ended there")
 
 
-class _OneOfMany(InProcessProber):
+class _OneOfMany(Here):
     """One rank's share of the work: all that it says to the others is whether it goes on."""
 
-    def __init__(self, setup: TrainingSetup, options: ProbeOptions, meeting: Meeting) -> None:
-        super().__init__(setup, options)
+    def __init__(self, setup: TrainingSetup, meeting: Meeting) -> None:
+        super().__init__(setup)
         self._meeting = meeting
 
-    def tell(self) -> dict[str, Any]:
-        """What a worker would tell."""
-        return {
-            "device": self.device,
-            "budget_bytes": self.budget_bytes,
-            "capacity_bytes": self.capacity_bytes,
-            "used_by_others_bytes": self.used_by_others_bytes,
-            "is_repeatable": self.is_repeatable,
-            "versions": self.versions,
-            "limit_warning": self._device.limit_warning,
-            "facts": facts_of(self.setup, self._batches, self._device),
-        }
+    def start(self, order: Order) -> Place:
+        place = super().start(order)
+        memory, options = self._device.memory(), order.options
+        if self._device.torch_device.type == "cpu":
+            memory, options = shared(memory, options, self._meeting.job.local_world_size)
+        facts = facts_of(self._setup, self._batches, self._device)
+        self.place = place = place_on(self._device, memory, options, facts)
+        return place
 
     def tell_end(self) -> None:
         """Say that this rank's probe has ended, to those who may still be in the middle of it."""
         self._meeting.gather(None)
 
     def _new_session(self) -> ProbeSession:
-        smallest = self.options.warm_up_batch_size
+        smallest = self._options.warm_up_batch_size
         return ProbeSession(
-            self.setup,
+            self._setup,
             self._batches,
             self._device,
-            self.budget_bytes,
-            self.options,
+            self.place.budget_bytes,
+            self._options,
             all_agree=self._all_agree,
             make_step=partial(
                 _StepInTwoParts,
@@ -180,22 +185,11 @@ class _AnotherHasEndedError(BatchFinderError):
         super().__init__(f"stopped, as rank {rank} had failed")
 
 
-def _with_share(setup: TrainingSetup, options: ProbeOptions, meeting: Meeting) -> ProbeOptions:
-    """The options, with the budget where ranks share the memory of a machine."""
-    device = choose_device(options.device, setup.model)
-    if device.torch_device.type != "cpu":
-        return options
-    memory, shared_options = shared(device.memory(), options, meeting.job.local_world_size)
-    limit, headroom = shared_options.memory_limit, options.headroom
-    return replace(options, budget_bytes=budget(memory, limit, headroom))
-
-
-def _reported(action: Callable[[], RankReport]) -> dict[str, Any]:
-    """What came of something that only this rank does, for the others."""
+def _tried(action: Callable[[], Attempt | None], batch_size: int = 0) -> Attempt | None:
+    """Do something that only this rank does; where it raises an error, the record of that."""
     try:
-        report = action()
+        return action()
     except _AnotherHasEndedError as end:
-        report = RankReport(lost=str(end))
+        return replace(Attempt.of_error(end, batch_size), error=None, lost=str(end))
     except BatchFinderError as error:
-        report = RankReport.of_error(error)
-    return report.to_dict()
+        return Attempt.of_error(error, batch_size)

@@ -22,15 +22,19 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from batchfinder.errors import BatchFinderError, RankError
+from batchfinder.probing.attempt import Attempt
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.ranks.consensus import RankReport, check_none_raised
+from batchfinder.probing.place import Place
+from batchfinder.probing.ranks.consensus import check_none_raised
 from batchfinder.probing.ranks.meeting import Meeting
 from batchfinder.probing.ranks.ranked import RankedProber
 from batchfinder.probing.workers.group import GroupInvitation, accelerator_number
+from batchfinder.probing.workers.process import WorkerProcess
+from batchfinder.probing.workers.process_worker import ProcessWorker
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.probing.workers.step_times import StepTimes
 from batchfinder.probing.workers.supervisor import Supervisor
-from batchfinder.probing.workers.verdict import Verdict
+from batchfinder.probing.workers.worker import EstimateOrder, Order
 from batchfinder.results.result import Outcome, Probe
 
 # A step is taken for hung this long after it should have ended. Of the first step of all nobody
@@ -45,7 +49,7 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 GRACE_SECONDS = 1.0
 
 
-class RankProber(RankedProber):
+class RankProber(RankedProber, Supervisor):
     """Tries sizes on all ranks; see :class:`~batchfinder.search.prober.Prober`.
 
     Every rank runs the same search on the same probes, and so comes to the same end.
@@ -57,6 +61,7 @@ class RankProber(RankedProber):
         meeting: of the ranks.
         probe_timeout_seconds: after which a probe is taken for hung; None: by the steps seen.
         show_output: whether what the user's code prints is passed on to standard error.
+        estimate: the estimate to make beside the steps; None: none.
 
     Raises:
         RankError: the ranks do not ask for the same, or one did not arrive.
@@ -73,58 +78,90 @@ class RankProber(RankedProber):
         *,
         probe_timeout_seconds: float | None = None,
         show_output: bool = False,
+        estimate: EstimateOrder | None = None,
     ) -> None:
-        super().__init__(meeting)
+        self.meeting = meeting
         self._groups = count()
         self._store: TCPStore | None = None
-        self._supervisor = Supervisor(
-            source,
-            options,
-            probe_timeout_seconds=probe_timeout_seconds,
-            show_output=show_output,
-            step_times=StepTimes(
-                FIRST_STEP_SECONDS, factor=1, margin_seconds=HANG_SECONDS, least_seconds=0
-            ),
-        )
         try:
             meeting.agree(_asked_for(source, options))
             self._address = self._open_store()
             seen = [socket.gethostname(), os.environ.get(VISIBLE_DEVICES, "")]
             self._accelerator = accelerator_number(meeting.job, meeting.gather(seen))
-            self._tell(self._start_workers(), options.strategy)
         except BaseException:
-            self.close()
+            meeting.leave("it has ended there")
             raise
+        self._rank_worker = ProcessWorker(
+            lambda: WorkerProcess(show_output),
+            source,
+            probe_timeout_seconds=probe_timeout_seconds,
+            step_times=StepTimes(
+                FIRST_STEP_SECONDS, factor=1, margin_seconds=HANG_SECONDS, least_seconds=0
+            ),
+        )
+        super().__init__(self._rank_worker, options, estimate)
 
     def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
-        # As in a single worker; and what looks like a failure may be one of the network.
-        return self._supervisor.ask_twice(lambda: self._attempt(batch_size, confirm), _is_uncertain)
+        return self._probe(batch_size, confirm)
+
+    def estimate(self, *, is_asked_for: bool) -> tuple[int | None, list[str]]:
+        """The least of the ranks' estimates; see :class:`Supervisor`."""
+        said = self.meeting.gather(super().estimate(is_asked_for=is_asked_for))
+        sizes = [size for size, _ in said]
+        return None if None in sizes else min(sizes), said[0][1]
 
     def close(self) -> None:
-        self._supervisor.close()
-        self._meeting.leave("it has ended there")
+        super().close()
+        self.meeting.leave("it has ended there")
         self._store = None
 
-    def _attempt(self, batch_size: int, confirm: bool) -> Verdict:
+    def _is_doubtful(self, attempt: Attempt) -> bool:
+        # As in a single worker; and what looks like a failure may be one of the network.
+        return attempt.is_doubtful or attempt.probe.outcome is Outcome.FAILED
+
+    def _attempt(self, batch_size: int, confirm: bool) -> Attempt:
         self._agree_to_try(batch_size, confirm)
-        if confirm:
-            self._supervisor.end_worker()
-        if not self._supervisor.has_worker:
-            self._start_workers()
+        if not self._is_fit or (confirm and self._is_used):
+            self._start()
+        self._is_fit = False  # where an error is raised
 
-        def attempt(is_given_up: Callable[[], bool]) -> RankReport:
-            verdict = self._supervisor.attempt(batch_size, confirm, is_given_up)
-            return RankReport(verdict, warnings=self._supervisor.warnings)
+        def attempt(is_given_up: Callable[[], bool]) -> Attempt:
+            return self._rank_worker.attempt(batch_size, confirm, is_given_up)
 
-        verdict = self._verdict(self._meeting.gather(self._do(attempt)), batch_size, confirm)
-        self._supervisor.take_note(verdict)
-        return verdict
+        said = self.meeting.gather(self._tried(attempt, batch_size).to_dict())
+        common = self._consensus(said, batch_size, confirm)
+        self._take_note(common)
+        return common
 
-    def _start_workers(self) -> list[dict[str, Any]]:
-        """A worker for each rank, all in one new group; what each of them tells."""
-        job = self._meeting.job
+    def _start(self) -> Place:
+        """Start a worker for each rank, all in one new group; the place of all."""
+        started = time.monotonic()
+        order = Order(self.options, self._invitation().to_dict(), self._estimate_order)
+        own: list[Place] = []
+
+        def start(is_given_up: Callable[[], bool]) -> None:
+            own.append(self._rank_worker.start(order, is_given_up))
+
+        failed = self._tried(start)
+        place = own[0].to_dict() if own else None
+        warnings = [*self._rank_worker.warnings.texts]
+        said = self.meeting.gather([failed and failed.to_dict(), place, warnings])
+        failures = [failure and Attempt.from_dict(failure) for failure, _, _ in said]
+        check_none_raised(failures)
+        lost = next((failure.lost for failure in failures if failure), None)
+        if lost is not None:
+            raise RankError(f"the workers could not form a process group: {lost}")
+        for _, _, texts in said:
+            self.notes.add(*texts)
+        self._take_note_of_start(own[0])
+        self.seconds_by_part["loading"] += time.monotonic() - started
+        places = [Place.from_dict(one) for _, one, _ in said]
+        return self._common_place(places, self.options.strategy)
+
+    def _invitation(self) -> GroupInvitation:
+        job = self.meeting.job
         host, port = self._address
-        invitation = GroupInvitation(
+        return GroupInvitation(
             str(next(self._groups)),
             host,
             port,
@@ -133,41 +170,28 @@ class RankProber(RankedProber):
             self._accelerator,
             job.local_world_size,
         )
-        ready: dict[str, Any] = {}
 
-        def start(is_given_up: Callable[[], bool]) -> RankReport:
-            ready.update(self._supervisor.start(invitation.to_dict(), is_given_up))
-            return RankReport(warnings=self._supervisor.warnings)
-
-        said = self._meeting.gather([self._do(start), ready])
-        reports = [RankReport.from_dict(report) for report, _ in said]
-        check_none_raised(reports)
-        lost = next((report.lost for report in reports if report.lost), None)
-        if lost is not None:
-            raise RankError(f"the workers could not form a process group: {lost}")
-        return [told for _, told in said]
-
-    def _do(self, action: Callable[[Callable[[], bool]], RankReport]) -> dict[str, Any]:
-        """Something that only this rank does, and how it ended; the others hear of a bad end."""
+    def _tried(self, action: Callable[[Callable[[], bool]], Any], batch_size: int = 0) -> Any:
+        """Do something that only this rank does; the others hear of a bad end."""
         try:
-            report = action(_Patience(self._meeting).has_ended)
+            done = action(_Patience(self.meeting).has_ended)
         except RankError:
             raise
         except BatchFinderError as error:
-            report = RankReport.of_error(error)
-        if not report.is_good:
-            self._meeting.raise_alarm()
-        return report.to_dict()
+            done = Attempt.of_error(error, batch_size)
+        if isinstance(done, Attempt) and not (done.has_ended and done.probe.fits):
+            self.meeting.raise_alarm()
+        return done
 
     def _open_store(self) -> tuple[str, int]:
         """Where the workers find each other: a store that rank 0 serves for the whole search."""
-        job = self._meeting.job
+        job = self.meeting.job
         host = socket.gethostname()
         if job.rank == 0:
             self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         address = os.environ.get("MASTER_ADDR") or socket.getfqdn()
-        hosts = self._meeting.gather([host, address])
-        port = self._meeting.gather(self._store.port if self._store is not None else 0)[0]
+        hosts = self.meeting.gather([host, address])
+        port = self.meeting.gather(self._store.port if self._store is not None else 0)[0]
         is_one_machine = {one for one, _ in hosts} == {host}
         return "localhost" if is_one_machine else hosts[0][1], port
 
@@ -186,16 +210,12 @@ class _Patience:
         return self._deadline is not None and time.monotonic() > self._deadline
 
 
-def _is_uncertain(verdict: Verdict) -> bool:
-    return not verdict.is_certain or verdict.probe.outcome is Outcome.FAILED
-
-
 def _asked_for(source: SetupSource, options: ProbeOptions) -> dict[str, Any]:
     """What all ranks have to ask for alike: all but how much memory there is."""
     asked = {f"the option {name}": value for name, value in options.to_dict().items()}
     del asked["the option memory_limit"], asked["the option budget_bytes"]
     return {
-        "the target": source.target or "a pickled one",
+        "the target": source.target,
         "the target's arguments": dict(source.arguments),
         "the sample": source.sample or source.input_spec,
         "the optimizer": source.optimizer,

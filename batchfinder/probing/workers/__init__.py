@@ -1,1 +1,6 @@
-"""workers."""
+"""Workers: what tries batch sizes, in this process or in one that may crash or run out of memory.
+
+Read ``worker`` (the protocol), ``supervisor`` (when to reuse, replace or ask again), ``here``,
+``process_worker``, ``host``, ``fork``, then ``child`` and ``serving``. May import ``probing``'s own
+files, ``training`` and everything below it.
+"""

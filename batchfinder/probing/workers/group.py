@@ -55,6 +55,13 @@ class GroupInvitation:
         return cls(**data)
 
 
+def join_as_rank(invitation: GroupInvitation, options: ProbeOptions) -> ProbeOptions:
+    """Join the group, on the device of this rank; the options, with that device."""
+    device = device_of_rank(options.device, invitation.accelerator)
+    join(invitation, device)
+    return replace(options, device=device)
+
+
 def join(invitation: GroupInvitation, device: str) -> None:
     """Make the default process group of this process together with the other workers.
 

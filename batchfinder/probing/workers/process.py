@@ -15,28 +15,33 @@ from queue import SimpleQueue
 from typing import IO, Any
 
 from batchfinder.errors import WorkerDiedError, WorkerGarbledError
-from batchfinder.probing.workers.forked import ForkedProcess
+from batchfinder.probing.workers.fork import ASKS_WITHOUT_DRIVER, ForkedProcess
 from batchfinder.probing.workers.python_command import python_command
 from batchfinder.probing.workers.waiting import never, wait_for
 
 # What a dying process printed last says why; the rest of its output is nobody's business.
-KEPT_OUTPUT_LINES = 40
+KEPT_OUTPUT_LINES = 100
 
 CLOSING_SECONDS = 10.0
+
+# A process whose orders have ended ends its forks and itself within this time.
+FORKS_CLOSING_SECONDS = 2.0
 
 # What a process said before it ended is read within this time.
 LAST_ANSWER_SECONDS = 1.0
 
 
 class WorkerProcess:
-    """A Python process that imports PyTorch, then waits for orders.
+    """A process that waits for orders, from the side of its parent.
 
     Args:
         show_output: whether what it prints is passed on to standard error.
-        forked: a fork that is to serve as worker; None: a new process.
+        forked: a fork of this process; None: a new Python process.
     """
 
     def __init__(self, show_output: bool, forked: ForkedProcess | None = None) -> None:
+        # A new process may have forked others, which it ends if it is given the time.
+        self._closing_seconds = 0.0 if forked else FORKS_CLOSING_SECONDS
         self._process = forked or subprocess.Popen(
             python_command("batchfinder.probing.workers.child"),
             stdin=subprocess.PIPE,
@@ -44,7 +49,9 @@ class WorkerProcess:
             stderr=subprocess.PIPE,
             # A session of its own: Ctrl-C is for us alone, and all that it starts can be ended.
             start_new_session=True,
+            env={**os.environ, **ASKS_WITHOUT_DRIVER},
         )
+        self.pid = self._process.pid
         self._answers: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         self._output: deque[str] = deque(maxlen=KEPT_OUTPUT_LINES)
         self._garbage: str | None = None
@@ -56,15 +63,21 @@ class WorkerProcess:
             reader.start()
         threading.Thread(target=self._await_end, daemon=True).start()
 
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """Our ends of its pipes, which no other process must keep open."""
+        pipes = (self._process.stdin, self._process.stdout, self._process.stderr)
+        return tuple(pipe.fileno() for pipe in pipes if pipe and not pipe.closed)
+
     def is_alive(self) -> bool:
         """Whether it has not ended yet."""
         return self._process.poll() is None
 
-    def send(self, order: Mapping[str, Any], attachment: bytes = b"") -> None:
+    def send(self, order: Mapping[str, Any]) -> None:
         """Send an order. That the process is dead is found on waiting for its answer."""
         pipe = _opened(self._process.stdin)
-        with contextlib.suppress(OSError):
-            pipe.write(json.dumps(order).encode() + b"\n" + attachment)
+        with contextlib.suppress(OSError, ValueError):  # ended, or killed by us
+            pipe.write(json.dumps(order).encode() + b"\n")
             pipe.flush()
 
     def receive(
@@ -97,6 +110,10 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End the process and all that it started. Safe to call twice."""
+        with contextlib.suppress(OSError):  # an order that it never read
+            _opened(self._process.stdin).close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(self._closing_seconds)
         if hasattr(os, "killpg"):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -107,8 +124,6 @@ class WorkerProcess:
             reader.join(CLOSING_SECONDS)
             if not reader.is_alive():  # else something that left the session still holds it
                 _opened(pipe).close()
-        with contextlib.suppress(OSError):  # an order that it never read
-            _opened(self._process.stdin).close()
 
     def _read_answers(self) -> None:
         for line in _opened(self._process.stdout):

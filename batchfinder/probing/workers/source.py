@@ -1,9 +1,8 @@
-"""Where another process gets the setup from, as it is told and as it loads it."""
+"""Where another process gets the setup from: its target, as it is named and as it is loaded."""
 
 from __future__ import annotations
 
 import pickle
-import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,38 +17,21 @@ class SetupSource:
     """Where a worker gets the setup from.
 
     Attributes:
-        target: ``FILE.py:FUNCTION`` or ``package.module:FUNCTION``; empty with a pickle.
+        target: ``FILE.py:FUNCTION`` or ``package.module:FUNCTION``.
         arguments: keyword arguments of the target's function.
         sample: what yields the example batch, written as a target; None: see ``completed``.
         input_spec: the shapes of an example batch as text; None: see ``completed``.
         optimizer: name of a class of ``torch.optim``, in place of the setup's; None: the setup's.
-        pickled_setup: a ``TrainingSetup`` as bytes; empty with a target.
-        own_setup: of this very process, which is forked into workers; None: they load theirs.
     """
 
-    target: str = ""
+    target: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     sample: str | None = None
     input_spec: str | None = None
     optimizer: str | None = None
-    pickled_setup: bytes = b""
-    own_setup: TrainingSetup | None = None
 
-    def to_order(self) -> dict[str, Any]:
-        """The order to load it, without the pickle's bytes, which follow the order's line."""
-        if self.own_setup is not None:
-            return {}
-        if self.pickled_setup:
-            from batchfinder.training.state.process_settings import read_switches  # needs torch
-
-            # With the places where this process finds the modules of the pickled classes, and with
-            # its switches: the same step takes other memory where the default dtype is another.
-            return {
-                "pickled_bytes": len(self.pickled_setup),
-                # What is no text there is not looked at by Python either.
-                "module_path": [place for place in sys.path if isinstance(place, str)],
-                "switches": read_switches(),
-            }
+    def to_dict(self) -> dict[str, Any]:
+        """The source as plain data, ready for JSON."""
         return {
             "target": self.target,
             # JSON knows no tuples and no sets, and makes text of keys.
@@ -68,41 +50,27 @@ def is_worker() -> bool:
     return _loads_for_a_search.is_set()
 
 
-def load_ordered(order: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
-    """Load what :meth:`SetupSource.to_order` tells, in the process that got the order.
+def mark_as_worker() -> None:
+    """Note that this process tries sizes, so that its code starts no search itself."""
+    _loads_for_a_search.set()
 
-    Args:
-        order: with the pickle's bytes as ``pickled_setup``, if it is of one; with the ``setup``
-            itself, if it is in this process already.
+
+def load_from(source: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
+    """Load what :meth:`SetupSource.to_dict` names, in the process that was sent it.
 
     Returns:
-        The setup, and what the user should know of it.
+        The setup, and texts for the user.
 
     Raises:
-        UsageError: the pickle does not open here.
-        DeviceError: there is no room for what is in it.
-        Exception: as :func:`~batchfinder.training.loading.load_setup`.
+        Exception: see :func:`~batchfinder.training.loading.load_setup`.
     """
-    _loads_for_a_search.set()
-    if "setup" in order:
-        return order["setup"], []
-    if "pickled_setup" in order:
-        return _unpickled(order), []
     from batchfinder.training.loading import load_setup  # needs torch, which the parent may not
 
+    mark_as_worker()
     return load_setup(
-        order["target"],
-        pickle.loads(bytes.fromhex(order["arguments"])),
-        sample=order["sample"],
-        input_spec=order["input_spec"],
-        optimizer=order["optimizer"],
+        source["target"],
+        pickle.loads(bytes.fromhex(source["arguments"])),
+        sample=source["sample"],
+        input_spec=source["input_spec"],
+        optimizer=source["optimizer"],
     )
-
-
-def _unpickled(order: Mapping[str, Any]) -> TrainingSetup:
-    from batchfinder.probing.workers.pickled_setup import unpickle_setup
-    from batchfinder.training.state.process_settings import set_switches
-
-    sys.path[:] = order["module_path"]
-    set_switches(order["switches"])
-    return unpickle_setup(order["pickled_setup"])

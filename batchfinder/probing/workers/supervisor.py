@@ -1,225 +1,170 @@
-"""One worker process after another, from the side of its parent. Imports no torch.
+"""One supervisor for all workers: reuse while clean, fresh where traces remain, ask twice in doubt.
 
-A worker loads the setup itself and answers in JSON lines; nothing is unpickled here.
+Imports no torch.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias
 
-from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_attempt
-
-from batchfinder.errors import (
-    WorkerDiedError,
-    WorkerError,
-    WorkerGarbledError,
-    WorkerHungError,
-)
+from batchfinder.errors import BatchTooSmallError, UserCodeError
+from batchfinder.probing.attempt import Attempt
+from batchfinder.probing.notes import Notes
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.workers.process import WorkerProcess
-from batchfinder.probing.workers.source import SetupSource
-from batchfinder.probing.workers.step_times import StepTimes
-from batchfinder.probing.workers.supply import WorkerSupply
-from batchfinder.probing.workers.verdict import Verdict, error_of, verdict_of_death
-from batchfinder.probing.workers.waiting import never
-from batchfinder.results.result import Outcome, Probe
-from batchfinder.units import format_seconds
+from batchfinder.probing.place import AtPlace, Place
+from batchfinder.probing.workers.process_worker import ProcessWorker
+from batchfinder.probing.workers.worker import EstimateOrder, Order, Worker
+from batchfinder.results.result import Probe
 
-# Loading a setup may fetch a large checkpoint from somewhere, but does not take so long.
-LOADING_SECONDS = 3600.0
+NOT_CLEAN_WARNING = (
+    "an earlier probe left memory in use, or holes in it, so the answer may be too small; "
+    "use batchfinder find for a fresh process per probe"
+)
 
 
-IsDoubtful: TypeAlias = Callable[[Verdict], bool]
+# An estimate saves about six full-size steps in the mean (scripts/bench_counted_search.py). It is
+# waited for no longer than a third of that.
+WORTH_STEPS = 2
 
 
-class Supervisor:
-    """Starts, asks and ends the workers of one search.
+class Supervisor(AtPlace):
+    """Tries sizes with a worker; see :class:`~batchfinder.search.prober.Prober`.
+
+    A worker that is not back at its baseline, has broken its device, or died is started again.
+    Where a probe leaves traces each confirmation gets a fresh one.
 
     Args:
-        source: where a worker gets the setup from.
+        worker: tries the sizes; ends with the supervisor.
         options: of the search.
-        probe_timeout_seconds: after which a probe is taken for hung; None: by the steps seen.
-        loading_timeout_seconds: after which loading the setup is taken for hung.
-        show_output: whether what the user's code prints is passed on to standard error.
-        step_times: how long steps take.
+        estimate: the estimate to make beside the steps; None: none.
 
     Attributes:
-        options: as given, and what later workers need to know of earlier ones.
-        warnings: what the user should know.
+        seconds_by_part: where the time went, beside the steps.
+        seconds_before: the time that the first start took.
+
+    Raises:
+        BatchFinderError, UserCodeError: as the start of the worker.
     """
 
     def __init__(
-        self,
-        source: SetupSource,
-        options: ProbeOptions,
-        *,
-        probe_timeout_seconds: float | None = None,
-        loading_timeout_seconds: float = LOADING_SECONDS,
-        show_output: bool = False,
-        step_times: StepTimes | None = None,
+        self, worker: Worker, options: ProbeOptions, estimate: EstimateOrder | None = None
     ) -> None:
-        self.source = source
-        self.options = options
-        self.warnings: tuple[str, ...] = ()
-        self._timeout_seconds = probe_timeout_seconds
-        self._loading_seconds = loading_timeout_seconds
-        self._supply = WorkerSupply(options.device, show_output, source.own_setup)
-        self._step_times = step_times or StepTimes()
-        self._is_new = True
-        self._worker: WorkerProcess | None = None
+        self.worker, self.options = worker, options
+        self.notes = Notes()
+        self.seconds_by_part = {"loading": 0.0, "estimate": 0.0, "restoring": 0.0}
+        self._estimate_order = estimate
+        self._is_fit = self._is_used = False
+        self._largest: Probe | None = None
+        try:
+            self.place = self._start()
+        except BaseException:
+            self.close()
+            raise
+        self.seconds_before = self.seconds_by_part["loading"]
 
     @property
-    def has_worker(self) -> bool:
-        """Whether a worker waits for a probe."""
-        return self._worker is not None
+    def warnings(self) -> tuple[str, ...]:
+        return self.notes.texts
 
-    def start(
-        self, group: Mapping[str, Any] | None = None, is_given_up: Callable[[], bool] = never
-    ) -> dict[str, Any]:
-        """Start a worker and have it load the setup.
+    def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
+        try:
+            return self._probe(batch_size, confirm)
+        except UserCodeError as error:
+            if batch_size > 1:
+                raise
+            problem = error
+        # Not above, where each error that follows would be chained to that one.
+        self._blame_the_size(problem)
+        raise problem
+
+    def estimate(self, *, is_asked_for: bool) -> tuple[int | None, list[str]]:
+        """The estimate that was ordered.
 
         Args:
-            group: the process group that it has to join, as plain data; None: none.
-            is_given_up: asked while waiting; the worker is ended once it says so.
+            is_asked_for: whether the user wants it; else it is waited for no longer than it saves.
 
         Returns:
-            What the worker tells of device and setup.
-
-        Raises:
-            BatchFinderError: what the worker raised on loading the setup.
-            UserCodeError: the user's code raised on loading.
-            WorkerError: the worker died on loading, or did not come to an end.
-            WorkerReleasedError: it was given up.
+            The size, None if there is none in time, and texts for the user.
         """
-        order = {**self.source.to_order(), "options": self.options.to_dict(), "group": group}
-        self._is_new = True
-        try:
-            worker = self._worker = self._supply.take(self._loading_seconds, is_given_up)
-            worker.send(order, self.source.pickled_setup)
-            answer = worker.receive(self._loading_seconds, is_given_up)
-        except WorkerDiedError as end:
-            self.end_worker()
-            last_words = end.output.rstrip().rpartition("\n")[2]
-            raise WorkerError(
-                f"the target ended its process while it was loading: {end}"
-                + (f"; the last it printed was {last_words!r}" if last_words else "")
-            ) from None
-        except WorkerHungError:
-            self.end_worker()
-            raise WorkerError(
-                f"the target was still loading after {format_seconds(self._loading_seconds)}; call "
-                "its function by yourself to see what it waits for"
-            ) from None
-        except WorkerError:
-            self.end_worker()
-            raise
-        if answer["answer"] != "ready":
-            self.end_worker()
-            raise error_of(answer)
-        if answer["limit_warning"]:
-            self.warn([answer["limit_warning"]])
-        # Later workers get the same budget, whatever other processes have taken meanwhile.
-        self.options = replace(self.options, budget_bytes=answer["budget_bytes"])
-        # Only now: until here both would have fought for the same cores.
-        self._supply.prepare(answer["device"])
-        return answer
-
-    def attempt(
-        self, batch_size: int, confirm: bool, is_given_up: Callable[[], bool] = never
-    ) -> Verdict:
-        """Have the worker run one batch size.
-
-        Raises:
-            BatchFinderError: what the worker raised.
-            UserCodeError: the user's code raised.
-            WorkerReleasedError: it was given up.
-        """
-        worker = self._worker
-        assert worker is not None
+        if not isinstance(self.worker, ProcessWorker):
+            return None, []
         started = time.monotonic()
-        worker.send({"batch_size": batch_size, "confirm": confirm})
-        steps = 0
-        try:
-            while True:
-                patience = self._patience(batch_size, started)
-                answer = worker.receive(patience, is_given_up)
-                if self._is_new:
-                    self._is_new = False
-                    self._step_times.note_start(time.monotonic() - started)
-                if answer["answer"] != "step":
-                    break
-                steps += 1
-                if answer["compiles"]:
-                    self._step_times.note_compiling()
-        except (WorkerDiedError, WorkerGarbledError, WorkerHungError) as end:
-            self.end_worker()
-            seconds = time.monotonic() - started
-            return verdict_of_death(end, batch_size, confirm, steps, seconds)
-        except WorkerError:
-            self.end_worker()
-            raise
-        if answer["answer"] != "probe":
-            self.end_worker()
-            raise error_of(answer)
-        self.warn(answer["warnings"])
-        probe = Probe.from_dict(answer["probe"])
-        if probe.step_seconds:
-            self._step_times.note(batch_size, probe.step_seconds)
-        is_certain = probe.outcome is not Outcome.OOM or answer["was_clean"]
-        return Verdict(probe, is_certain, answer["is_reusable"])
+        found = self.worker.estimate(math.inf if is_asked_for else self._worth_waiting_seconds())
+        self.seconds_by_part["estimate"] += time.monotonic() - started
+        self._is_fit &= self.worker.is_running
+        return found
 
-    def take_note(self, verdict: Verdict) -> None:
-        """Draw the consequences of a verdict: for the worker, and for the warm-up of later ones."""
-        if not verdict.is_reusable:
-            self.end_worker()
-        if verdict.probe.fits and self.options.warm_up_batch_size is None:
-            self.options = replace(self.options, warm_up_batch_size=verdict.probe.batch_size)
-
-    def ask_twice(self, attempt: Callable[[], Verdict], is_doubtful: IsDoubtful) -> Probe:
-        """Make an attempt, and another one in a fresh worker if the first says too little.
-
-        Args:
-            attempt: tries the size.
-            is_doubtful: whether a verdict asks for a second attempt.
-
-        Returns:
-            The probe of the last attempt.
-        """
-        retrying = Retrying(
-            retry=retry_if_result(is_doubtful),
-            stop=stop_after_attempt(2),
-            sleep=lambda _: self.end_worker(),
-            retry_error_callback=_last_verdict,
-        )
-        verdict: Verdict = retrying(attempt)
-        return verdict.probe
-
-    def warn(self, warnings: Iterable[str]) -> None:
-        """Add warnings, each once."""
-        self.warnings = tuple(dict.fromkeys((*self.warnings, *warnings)))
-
-    def end_worker(self) -> None:
-        """End the worker there is. Safe to call twice."""
-        if self._worker is not None:
-            self._worker.kill()
-            self._worker = None
+    def _worth_waiting_seconds(self) -> float:
+        """How long an estimate is worth waiting for: clearly less than what it saves."""
+        if self._largest is None or not self._largest.step_seconds:
+            return 0.0
+        peak = self._largest.peak_allocated_bytes or self.place.budget_bytes
+        # A step that fills the budget takes longer by as much as it needs more memory.
+        full_step = self._largest.step_seconds * max(1.0, self.place.budget_bytes / peak)
+        return WORTH_STEPS * full_step
 
     def close(self) -> None:
-        """End every process. Safe to call twice."""
-        self.end_worker()
-        self._supply.close()
+        self.worker.end()
 
-    def _patience(self, batch_size: int, started: float) -> float:
-        if self._timeout_seconds is not None:
-            return max(0.0, started + self._timeout_seconds - time.monotonic())
-        return self._step_times.patience_seconds(batch_size, self._is_new)
+    def _probe(self, batch_size: int, confirm: bool) -> Probe:
+        attempt = self._attempt(batch_size, confirm)
+        # A worker's death, and an OOM in a process that had not got rid of an earlier probe, may
+        # have nothing to do with the size: only a second one in a fresh worker is a verdict.
+        if self._is_doubtful(attempt) and self.worker.is_replaceable:
+            self._is_fit = False
+            attempt = self._attempt(batch_size, confirm)
+        elif attempt.is_doubtful:
+            self.notes.add(NOT_CLEAN_WARNING)
+        return attempt.probe
 
+    def _is_doubtful(self, attempt: Attempt) -> bool:
+        return attempt.is_doubtful
 
-def _last_verdict(state: RetryCallState) -> Verdict:
-    """What is left where a second attempt was no better: its verdict."""
-    assert state.outcome is not None
-    verdict: Verdict = state.outcome.result()
-    return verdict
+    def _attempt(self, batch_size: int, confirm: bool) -> Attempt:
+        if self.worker.is_replaceable and (
+            not self._is_fit or (confirm and self._is_used and not self.place.is_repeatable)
+        ):
+            self._start()
+        self._is_fit = False  # where an error is raised
+        attempt = self.worker.attempt(batch_size, confirm)
+        self._take_note(attempt)
+        return attempt
+
+    def _take_note(self, attempt: Attempt) -> None:
+        """Draw the consequences of an attempt, for this worker and for later ones."""
+        self._is_fit = attempt.is_reusable
+        self._is_used = True
+        self.notes.add(*attempt.warnings)
+        self.seconds_by_part["restoring"] += attempt.restoring_seconds
+        if attempt.probe.fits:
+            self._largest = attempt.probe
+        if attempt.probe.fits and self.options.warm_up_batch_size is None:
+            self.options = replace(self.options, warm_up_batch_size=attempt.probe.batch_size)
+
+    def _start(self) -> Place:
+        started = time.monotonic()
+        place = self.worker.start(Order(self.options, estimate=self._estimate_order))
+        self._take_note_of_start(place)
+        self.seconds_by_part["loading"] += time.monotonic() - started
+        return place
+
+    def _take_note_of_start(self, place: Place) -> None:
+        if isinstance(self.worker, ProcessWorker):
+            self.notes.add(*self.worker.warnings.texts)
+        self.notes.add(*([place.limit_warning] if place.limit_warning else []))
+        # Later workers get the same budget, whatever other processes have taken meanwhile.
+        self.options = replace(self.options, budget_bytes=place.budget_bytes)
+        self._is_fit = True
+        self._is_used = False
+
+    def _blame_the_size(self, problem: UserCodeError) -> None:
+        """Raise of a batch of one if one of two runs: code that squeezes it fails on the rest."""
+        try:
+            self._probe(2, confirm=False)
+        except UserCodeError:
+            return
+        fails = f"a batch of 1 fails ({problem}), one of 2 does not"
+        self.notes.add(f"{fails}: only sizes from 2 on were tried")
+        raise BatchTooSmallError(f"{fails}; try sizes from 2 on")

@@ -1,9 +1,9 @@
-"""CUDA's autocast policy, for tensors on the CPU.
+"""CUDA's autocast policy for tensors on the CPU.
 
-``torch.autocast("cpu")`` brings the machinery: which dtype is on, the cache of cast weights that
-lives until the outermost block ends. What it casts differs from CUDA: there, losses,
-normalizations, softmax and powers run in fp32, and their fp32 inputs are what the backward pass
-keeps. Here CUDA's lists are laid over the CPU's.
+``torch.autocast("cpu")`` provides the active dtype and the cache of cast weights, which lives until
+the outermost block ends. CUDA casts other operators, though: losses, normalizations, softmax and
+powers run in fp32 there, and the backward pass keeps their fp32 inputs. This module replaces the
+CPU's lists of operators by CUDA's.
 
 Source of the lists: https://docs.pytorch.org/docs/stable/amp.html#cuda-op-specific-behavior and
 ``aten/src/ATen/autocast_mode.h``.
@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, cast
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from batchfinder.simulation.tracing.patching import replaced
+
 LOWER_PRECISION = (
     "prelu", "addmv", "addr", "mv", "chain_matmul", "linalg_multi_dot", "einsum",
     "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
 )  # fmt: skip
-"""Run in fp16 or bf16 on CUDA and not on the CPU."""
+"""Run in fp16 or bf16 on CUDA but not on the CPU."""
 
 FP32 = (
     "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p",
@@ -36,7 +38,7 @@ FP32 = (
     "soft_margin_loss", "triplet_margin_loss", "multi_margin_loss",
     "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm", "logsumexp",
 )  # fmt: skip
-"""Run in fp32 on CUDA, on inputs cast before."""
+"""Run in fp32 on CUDA, after a cast of their inputs."""
 
 FP32_SINCE_2_0 = (
     "upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_nearest2d",
@@ -44,16 +46,16 @@ FP32_SINCE_2_0 = (
     "upsample_linear1d", "upsample_bilinear2d", "_upsample_bilinear2d_aa", "upsample_trilinear3d",
     "upsample_bicubic2d", "_upsample_bicubic2d_aa",
 )  # fmt: skip
-"""The same, since PyTorch 2.0."""
+"""Like ``FP32``, since PyTorch 2.0."""
 
 FP32_SINCE_2_13 = ("rms_norm",)
-"""The same, in PyTorch 2.13 and not in 2.11."""
+"""Like ``FP32``, in PyTorch 2.13 but not in 2.11."""
 
 FP32_BY_DTYPE = (
     "prod", "prod.dim_int", "cumprod", "cumsum", "linalg_vector_norm", "linalg_matrix_norm",
     "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList",
 )  # fmt: skip
-"""Run in fp32 on CUDA by their ``dtype`` argument: the input is not copied."""
+"""Run in fp32 on CUDA through their ``dtype`` argument, without a copy of the input."""
 
 PROMOTE = (
     "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler",
@@ -62,19 +64,20 @@ PROMOTE = (
 """Run in the widest dtype among their inputs."""
 
 NOT_AS_IS = ("conv1d.padding", "conv2d.padding", "conv3d.padding")
-"""On CUDA these are cast further in, as ``convolution``."""
+"""CUDA casts these one level deeper, as ``convolution``."""
 
-_ASKED = ("is_autocast_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype")
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 Kernel = Callable[..., Any]
 
 
 def autocast_kernels(torch_version: tuple[int, int]) -> dict[str, Kernel]:
-    """CUDA's policy as replacements for the key ``"AutocastCPU"``; only what this PyTorch knows.
+    """Return CUDA's policy as kernels for the key ``"AutocastCPU"``.
+
+    Operators that this PyTorch lacks are left out.
 
     Args:
-        torch_version: of the PyTorch to imitate, such as ``(2, 4)``.
+        torch_version: the PyTorch version to simulate, such as ``(2, 4)``.
     """
     since_2_0 = torch_version >= (2, 0)
     fp32 = FP32 + (FP32_SINCE_2_0 if since_2_0 else ())
@@ -100,9 +103,9 @@ def autocast_kernels(torch_version: tuple[int, int]) -> dict[str, Kernel]:
 
 @functools.cache
 def cast_on_cpu_only() -> tuple[str, ...]:
-    """Run in fp32 or the widest dtype on the CPU, and in whatever comes on CUDA.
+    """Return the operators that autocast casts on the CPU but not on CUDA.
 
-    PyTorch's dispatcher knows them, in builds without CUDA too.
+    PyTorch's dispatcher lists them, even in builds without CUDA.
     """
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     names = [
@@ -116,17 +119,15 @@ def cast_on_cpu_only() -> tuple[str, ...]:
 
 
 OFF_WARNING = (
-    "a torch.autocast('cuda') that was made before the step is off in this estimate, as PyTorch "
-    "turns it off where there is no CUDA; if it is to be on, make it inside the step, or ask for "
-    "the precision instead"
+    "a torch.autocast('cuda') made before the step has no effect in this estimate, because PyTorch "
+    "disables it without CUDA. Try making it inside the step, or --precision bf16"
 )
 
 
-@contextmanager
-def cuda_autocast_on_cpu() -> Iterator[None]:
-    """Let each ``torch.autocast("cuda")`` that is made work on CPU tensors.
+def cuda_autocast_on_cpu() -> AbstractContextManager[None]:
+    """Make new ``torch.autocast("cuda")`` objects work on CPU tensors.
 
-    Where PyTorch is built without CUDA it would do nothing, silently.
+    Without this, they silently do nothing in a PyTorch without CUDA.
     """
     original = torch.autocast.__init__
 
@@ -141,22 +142,17 @@ def cuda_autocast_on_cpu() -> Iterator[None]:
             device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
         original(self, device_type, dtype, enabled, cache_enabled)
 
-    torch.autocast.__init__ = on_cpu  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.autocast.__init__ = original  # type: ignore[method-assign]
+    return replaced(torch.autocast, "__init__", on_cpu)
 
 
 @contextmanager
 def cuda_autocast_simulated(warn: Callable[[str], None]) -> Iterator[None]:
-    """Let ``torch.autocast("cuda")`` work on the tensors of the simulation, which are on the CPU.
+    """Make ``torch.autocast("cuda")`` work on the simulation's CPU tensors.
 
-    Those too that were made before. And who asks whether it is on asks about CUDA, unless it names
-    a device.
+    Objects made earlier work too. ``torch.is_autocast_enabled()`` answers for CUDA by default.
 
     Args:
-        warn: told of one that was made before and is off.
+        warn: called if an object made earlier is disabled.
     """
     enter = torch.autocast.__enter__
     moved: list[torch.autocast] = []
@@ -170,27 +166,26 @@ def cuda_autocast_simulated(warn: Callable[[str], None]) -> Iterator[None]:
         entered: object = enter(self)  # type: ignore[no-untyped-call]
         return entered
 
-    is_enabled, dtype_of, gpu_dtype = (getattr(torch, name) for name in _ASKED)
+    is_enabled, dtype_of = torch.is_autocast_enabled, torch.get_autocast_dtype
 
     def on_gpu(device_type: str = "cuda") -> bool:
         return bool(is_enabled("cpu" if device_type == "cuda" else device_type))
 
     def dtype_on_gpu(device_type: str) -> torch.dtype:
-        return cast("torch.dtype", dtype_of("cpu" if on_gpu(device_type) else device_type))
+        return dtype_of("cpu" if on_gpu(device_type) else device_type)
 
-    torch.autocast.__enter__ = enter_on_cpu  # type: ignore[method-assign]
-    answers = (on_gpu, dtype_on_gpu, lambda: dtype_on_gpu("cuda"))
-    for name, answer in zip(_ASKED, answers, strict=True):
-        setattr(torch, name, answer)
-    try:
-        with cuda_autocast_on_cpu():
+    with (
+        cuda_autocast_on_cpu(),
+        replaced(torch.autocast, "__enter__", enter_on_cpu),
+        replaced(torch, "is_autocast_enabled", on_gpu),
+        replaced(torch, "get_autocast_dtype", dtype_on_gpu),
+        replaced(torch, "get_autocast_gpu_dtype", lambda: dtype_on_gpu("cuda")),
+    ):
+        try:
             yield
-    finally:
-        torch.autocast.__enter__ = enter  # type: ignore[method-assign]
-        for autocast in moved:
-            autocast.device = "cuda"
-        for name, answer in zip(_ASKED, (is_enabled, dtype_of, gpu_dtype), strict=True):
-            setattr(torch, name, answer)
+        finally:
+            for autocast in moved:
+                autocast.device = "cuda"
 
 
 def _operator(name: str) -> Any:
@@ -203,7 +198,7 @@ def _as_is(operator: Any) -> Kernel:
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
             return operator(*args, **kwargs)
 
-    # The parts of a composite operator are cast each by its own rule.
+    # Each part of a composite operator is cast by its own rule.
     is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(
         operator.name(), "CompositeImplicitAutograd"
     )
@@ -232,7 +227,7 @@ def _by_dtype(operator: Any) -> Kernel:
 
 
 def _softmax(operator: Any, fused: Any) -> Kernel:
-    """CUDA's kernel reads fp16 and writes fp32 at once; other dtypes are copied to fp32 first.
+    """Make a softmax as on CUDA: one kernel reads fp16 and writes fp32, other dtypes are copied.
 
     https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/SoftMax.cpp
     """

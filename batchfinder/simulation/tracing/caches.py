@@ -1,4 +1,4 @@
-"""What caches keep of a step without data."""
+"""Remove simulated tensors from caches after a step."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from torch.utils._pytree import tree_leaves
 from batchfinder.simulation.tracing.fake import SimulatedMode
 from batchfinder.training.state.anatomy import is_users, tensors_of, variables_of
 
-# No cache has others inside that were there before; and there are tables with a million entries.
+# Larger containers are not searched for nested ones: some tables have a million entries.
 MOST_LOOKED_INTO = 1000
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, tuple, set, deque)
 
 
 class Caches:
-    """The caches of all code: those of :mod:`functools`, and what libraries make of variables.
+    """The caches of all code: those of :mod:`functools`, and variables that libraries fill.
 
-    A mask or a table of positions is often computed once for each length. What a simulated step
-    computes must not be there for a real one, nor for the next simulated one, which would then take
-    it for memory that it need not ask for.
+    A mask or a table of positions is often computed once per length and cached. A tensor cached by
+    a simulated step must not reach a real step. It must not reach the next simulated step either,
+    which would then allocate too little.
 
     Args:
-        model: whose steps follow.
+        model: the model to simulate.
 
     Example:
         >>> caches = Caches(nn.Linear(1, 1))
@@ -44,16 +44,16 @@ class Caches:
         self._containers: dict[int, Any] = {}
 
     def note(self) -> None:
-        """Note the variables of libraries and of the model's classes, before a step.
+        """Record the variables of libraries and of the model's classes, before a step.
 
-        Those of the user's own modules are put back with all else that the step reaches.
+        Variables of the user's own modules are restored with everything else that a step reaches.
         """
         modules = [
             thing for thing in [*sys.modules.values()] if issubclass(type(thing), ModuleType)
         ]
         libraries = [module for module in modules if not is_users(module)]
         spaces: list[tuple[Any, Any]] = [(variables_of(module), module) for module in libraries]
-        # The variables of a class are shown by a proxy of the dict that holds them.
+        # vars(cls) is a proxy; its only referent is the dict itself.
         spaces += [(gc.get_referents(vars(cls))[0], cls) for cls in self._classes]
         for space, owner in spaces:
             if id(space) not in self._before:
@@ -61,22 +61,22 @@ class Caches:
                 self._note_containers(space.values())
 
     def forget_fakes(self) -> None:
-        """Drop the tensors of simulated steps wherever they are kept."""
-        gc.collect()  # a model without data is often a cycle
+        """Remove the tensors of simulated steps from all caches."""
+        gc.collect()  # fake models often are reference cycles
         things: list[Any] = _fakes()
         if things:
-            _clear_those_of_functools()
+            _clear_functools_caches()
         seen: set[int] = set()
         while things:
             ids = set(map(id, things))
             seen |= ids | {id(things)}
             holders = [thing for thing in gc.get_referrers(*things) if id(thing) not in seen]
-            # What holds them and was not there before goes with what it holds.
-            things = [holder for holder in holders if not self._let_go(holder, ids)]
+            # Holders that did not exist before the step are removed from their own holders.
+            things = [holder for holder in holders if not self._removed(holder, ids)]
             seen.add(id(holders))
 
-    def _let_go(self, holder: Any, ids: set[int]) -> bool:
-        """Whether some things are out of a holder now, or nothing can be done about it."""
+    def _removed(self, holder: Any, ids: set[int]) -> bool:
+        """Remove some things from a holder; return False if the holder itself must go."""
         if id(holder) in self._before:
             self._put_back(*self._before[id(holder)], ids)
         elif id(holder) in self._containers:
@@ -86,7 +86,7 @@ class Caches:
         return True
 
     def _note_containers(self, values: Iterable[Any]) -> None:
-        """Note those among some values, and those inside them."""
+        """Record the containers among some values, and those inside them."""
         found = [*values]
         while found:
             value = found.pop()
@@ -105,7 +105,7 @@ class Caches:
 
 
 def _drop(container: Any, ids: set[int]) -> None:
-    """Take some things out of a container."""
+    """Remove some things from a container."""
     if isinstance(container, dict):
         items = [*dict.items(container)]
         for key in [key for key, value in items if id(key) in ids or id(value) in ids]:
@@ -117,12 +117,12 @@ def _drop(container: Any, ids: set[int]) -> None:
 
 
 def _fakes() -> list[Any]:
-    """All tensors of simulated steps: torch.compile keeps some of its own kind."""
+    """Return all tensors of simulated steps, without torch.compile's own fake tensors."""
     fakes = (thing for thing in gc.get_objects() if type(thing) is FakeTensor)
     return [fake for fake in fakes if isinstance(fake.fake_mode, SimulatedMode)]
 
 
-def _clear_those_of_functools() -> None:
+def _clear_functools_caches() -> None:
     caches = [thing for thing in gc.get_objects() if type(thing) is functools._lru_cache_wrapper]
     for cache in caches:
         if any(type(tensor) is FakeTensor for tensor in _tensors_in(cache)):
@@ -130,7 +130,7 @@ def _clear_those_of_functools() -> None:
 
 
 def _tensors_in(cache: Any) -> Iterator[Any]:
-    """The tensors in keys and results, those of modules included."""
+    """Yield the tensors in a cache's keys and results, including those of modules."""
     held = (thing for thing in gc.get_referents(cache) if thing is not cache.__wrapped__)
     inside = [[*thing.items()] if isinstance(thing, dict) else thing for thing in held]
     for leaf in tree_leaves(inside):

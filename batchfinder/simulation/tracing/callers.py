@@ -1,4 +1,4 @@
-"""Whose code it was that called: the user's, PyTorch's or ours."""
+"""Tell from the call stack whether the user's code, PyTorch or batchfinder is calling."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ _PYTORCH = (str(Path(torch.__file__).parent) + os.sep, "<")
 _SIMULATION = str(Path(__file__).parents[1]) + os.sep
 _BATCHFINDER = str(Path(__file__).parents[2]) + os.sep
 _OPTIMIZERS = str(Path(torch.__file__).parent / "optim") + os.sep
-# How many passes it makes in a step hangs on the values.
+# The number of its passes per step depends on values.
 _LBFGS = _OPTIMIZERS + "lbfgs.py"
-_CHECKING = "gaussian_nll_loss"  # that no variance is below 0
+_CHECKING = "gaussian_nll_loss"  # checks that no variance is negative
 _GRAD_SCALERS = str(Path(torch.__file__).parent / "amp") + os.sep
 
 
 def is_user_code(file_name: str) -> bool:
-    """Whether a line of code is neither PyTorch's nor batchfinder's."""
+    """Return True for a file of neither PyTorch nor batchfinder."""
     return not file_name.startswith((*_PYTORCH, _BATCHFINDER))
 
 
 def user_line() -> str:
-    """The innermost line of the user's code that led here, as ``file.py:12``; "" without one."""
+    """Return the innermost line of the user's code on the stack, as ``file.py:12``, or ""."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
         if is_user_code(name):
             return f"{name}:{frame.f_lineno}"
-        # Whatever called batchfinder is not the step.
+        # Frames above batchfinder's own do not belong to the step.
         if name.startswith(_BATCHFINDER) and not name.startswith(_SIMULATION):
             return ""
         frame = frame.f_back
@@ -39,11 +39,11 @@ def user_line() -> str:
 
 
 def value_for_pytorch_itself() -> float | None:
-    """The value of a tensor without data, where PyTorch's own code reads one.
+    """Return a value for a tensor without data that PyTorch's own code reads.
 
-    Optimizers read their step counter, as late in training, and the product of what they have
-    decayed, which must not be 1; a GradScaler whether a gradient was not finite; a loss whether a
-    variance is below 0.
+    Optimizers read their step counter, and a product of decay factors that must not be 1: they get
+    a number from late in training. A GradScaler reads whether a gradient is not finite, and a loss
+    whether a variance is negative: they get 0. Return None for all other readers.
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:

@@ -1,4 +1,4 @@
-"""Deep copies that take functions along, which ``copy.deepcopy`` shares with all that they hold."""
+"""Deep copies that also copy functions; ``copy.deepcopy`` shares those and all that they hold."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ _DICTS = (dict, OrderedDict)
 
 
 def copied(thing: T, memo: dict[int, Any]) -> T:
-    """A copy of models, optimizers and functions that has nothing in common with the original.
+    """Copy models, optimizers and functions so that the copy shares nothing with the original.
 
-    As far as :func:`~batchfinder.training.state.reach.reachable` follows them: loggers are shared.
+    Objects that :func:`~batchfinder.training.state.reach.reachable` does not follow, such as
+    loggers, are shared.
 
     Args:
-        thing: also a container of such things.
-        memo: as of ``copy.deepcopy``: copies that are there already, by the id of the original.
+        thing: what to copy, or a container of such things.
+        memo: existing copies, by the id of the original, as for ``copy.deepcopy``.
 
     Raises:
-        Exception: what ``copy.deepcopy`` raises of models and optimizers.
+        Exception: whatever ``copy.deepcopy`` raises for models and optimizers.
 
     Example:
         >>> counter = {"steps": 0}
@@ -85,11 +86,11 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _function(function: FunctionType, memo: dict[int, Any]) -> Any:
-    # Library code that decorates a user's function keeps its globals.
+    # Library functions that wrap a user's function share the library's globals.
     known = function.__globals__
     names = vars(_namespace(known, memo)) if is_users(function) else known
     closure = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    # By __class__ a method finds the classes above its own, which are not copied.
+    # super() uses the __class__ cell to find base classes, which are not copied.
     cells = {
         name: cell if name == "__class__" else memo.setdefault(id(cell), CellType())
         for name, cell in closure.items()
@@ -115,7 +116,7 @@ def _function(function: FunctionType, memo: dict[int, Any]) -> Any:
 
 
 def _namespace(names: dict[str, Any], memo: dict[int, Any]) -> ModuleType:
-    """What stands for a module, shared by its functions, as they may write to it."""
+    """Copy a module's globals once for all of its functions, since they may write to them."""
     if id(names) not in memo:
         twin = memo[id(names)] = ModuleType(str(names.get("__name__")))
         vars(twin).update(names)
@@ -124,7 +125,7 @@ def _namespace(names: dict[str, Any], memo: dict[int, Any]) -> ModuleType:
 
 def _module(module: nn.Module, memo: dict[int, Any]) -> Any:
     twin = copy.deepcopy(module, memo)
-    # Functions, such as hooks, are still the user's own.
+    # deepcopy shares functions such as hooks, so copy them here.
     for part in twin.modules():
         for held in (vars(part), *(held for held in vars(part).values() if type(held) in _DICTS)):
             for name, value in list(held.items()):
@@ -155,7 +156,7 @@ def _container(container: Any, memo: dict[int, Any]) -> Any:
 def _object(value: Any, memo: dict[int, Any]) -> Any:
     if hasattr(type(value), "__deepcopy__"):
         return copy.deepcopy(value, memo)
-    # Optimizers hide attributes from copy, and change what they share with their copies.
+    # copy.copy() loses attributes of optimizers, and would share the others with the copy.
     is_optimizer = isinstance(value, Optimizer)
     twin: Any = object.__new__(type(value)) if is_optimizer else copy.copy(value)
     memo[id(value)] = twin
@@ -173,17 +174,17 @@ def _object(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _class(cls: type, memo: dict[int, Any]) -> type:
-    """A class with copies of a user's methods, as those may reach something too.
+    """Derive a class with copies of the user's methods, since methods can reach objects too.
 
-    The class itself may be looked for by ``isinstance``, so it is above that of the copies. One
-    that is told of those derived from it stays.
+    Deriving it keeps ``isinstance`` checks true. Classes that react to being derived from (by a
+    metaclass or ``__init_subclass__``) are used as they are.
     """
     body: dict[str, Any] = {}
     for base in reversed(users_classes(cls)):
         body.update(attributes_of(base))
     if type(cls) not in (type, abc.ABCMeta) or "__init_subclass__" in body:
         return cls
-    key = id(cls.__mro__)  # what asks for the class itself gets that
+    key = id(cls.__mro__)  # not id(cls): references to the class itself stay
     if key not in memo:
         marks = {"__slots__": (), "__module__": cls.__module__, "__qualname__": cls.__qualname__}
         memo[key] = twin = type(cls)(cls.__name__, (cls,), marks)
@@ -208,8 +209,9 @@ def _attribute(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _counted_step(optimizer: Any) -> Any:
-    """What a scheduler puts before its optimizer's ``step``; the original holds its optimizer.
+    """Return the ``step`` that a scheduler installs on its optimizer, for a copied optimizer.
 
+    The scheduler's own function refers to the original optimizer.
     https://github.com/pytorch/pytorch/blob/main/torch/optim/lr_scheduler.py
     """
 

@@ -1,8 +1,8 @@
-"""CPU operators made to behave as CUDA's do, while a step is simulated.
+"""CPU operators that behave as on CUDA while a step is simulated.
 
-PyTorch picks an operator's kernel by device. Where CUDA's choice keeps other tensors alive than
-CPU's, the CPU entry is replaced, for the time of the simulation, by one that takes CUDA's way. The
-replacement sits in PyTorch's own dispatch table, so that it is also seen by composite operators.
+PyTorch picks an operator's kernel by device. If CUDA's kernel keeps other tensors alive than the
+CPU's, the CPU's entry in PyTorch's dispatch table is replaced during the simulation. Composite
+operators use the table too, so they also call the replacement.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from torch.optim import Optimizer
 
 @contextmanager
 def kernels_replaced(key: str, kernels: dict[str, Callable[..., Any]]) -> Iterator[None]:
-    """Replace operators of ``aten`` for one dispatch key, until the block ends.
+    """Replace ``aten`` operators for one dispatch key until the block ends.
 
     Args:
         key: such as ``"AutogradCPU"``.
-        kernels: the replacements by operator, such as ``"softmax.int"``.
+        kernels: the replacements, by operator such as ``"softmax.int"``.
     """
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
         with warnings.catch_warnings():
-            # That a kernel is replaced, as is meant.
+            # PyTorch warns that a kernel is replaced, which is intended here.
             warnings.simplefilter("ignore", UserWarning)
             for name, kernel in kernels.items():
                 library.impl(name, kernel, key)  # type: ignore[no-untyped-call]
@@ -39,11 +39,10 @@ def kernels_replaced(key: str, kernels: dict[str, Callable[..., Any]]) -> Iterat
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
-    """A linear layer as on CUDA: where product and bias are two steps, the bias is added in place.
+    """Compute a linear layer as on CUDA, where a separate bias is added in place.
 
-    Fake tensors of different types multiply without a word, real ones never do.
-
-    Of fake tensors PyTorch expects the unexpected and adds out of place.
+    For fake tensors, PyTorch would add it out of place. It would also accept different dtypes,
+    which real tensors do not.
     https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Linear.cpp
     """
     if input.dtype != weight.dtype:
@@ -57,7 +56,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def dropout(input: Tensor, p: float, train: bool) -> Tensor:  # noqa: A002
-    """Dropout as on CUDA: one kernel that keeps a mask of one byte per element.
+    """Compute dropout as on CUDA: one kernel that keeps a mask of one byte per element.
 
     https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Dropout.cpp
     """
@@ -77,7 +76,7 @@ def group_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Tensor:
-    """Group norm as on CUDA: of channels-last images a contiguous copy is made, and kept.
+    """Compute group norm as on CUDA, which keeps a contiguous copy of channels-last images.
 
     https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/group_norm.cpp
     """
@@ -90,10 +89,11 @@ def group_norm(
 
 
 def foreach_as_cuda(optimizer: Optimizer, *_: Any) -> None:
-    """Let an optimizer without a choice of its own work on all parameters at once, as on CUDA.
+    """Make an optimizer use its foreach implementation by default, as on CUDA.
 
-    Called before each of its steps. ``capturable`` ones refuse tensors on the CPU; it changes where
-    the step counter lies, no more. https://docs.pytorch.org/docs/stable/optim.html#algorithms
+    Called before each of its steps. It also turns ``capturable`` off, which refuses CPU tensors and
+    only affects where the step counter is kept.
+    https://docs.pytorch.org/docs/stable/optim.html#algorithms
     """
     for group in optimizer.param_groups:
         if group.get("capturable"):

@@ -1,4 +1,4 @@
-"""A world of tensors without data: training steps run in it at any size, on any machine."""
+"""Fake tensors: training steps run on them at any size, on any machine, without data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -32,8 +32,9 @@ from batchfinder.simulation.tracing.cuda_dispatch import (
     kernels_replaced,
     linear,
 )
-from batchfinder.simulation.tracing.masks import known_masks_looked_at
+from batchfinder.simulation.tracing.masks import known_masks_read
 from batchfinder.simulation.tracing.offload import offload_simulated
+from batchfinder.simulation.tracing.patching import replaced
 from batchfinder.simulation.tracing.refusal import USE_FIND
 from batchfinder.simulation.values.known import know, numbers_of
 from batchfinder.simulation.values.shapes import new_strided_like
@@ -45,7 +46,7 @@ T = TypeVar("T")
 
 
 class SimulatedMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """Tells the tensors of simulated steps from those that ``torch.compile`` has."""
+    """A FakeTensorMode of its own, to distinguish its tensors from those of ``torch.compile``."""
 
 
 @contextmanager
@@ -56,15 +57,15 @@ def fake_cuda(
     alike: set[ComputeCapability] | None = None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Iterator[FakeTensorMode]:
-    """Run what follows on fake CPU tensors whose operators choose as CUDA's do.
+    """Run the block on fake CPU tensors whose operators choose kernels as on CUDA.
 
-    Fake tensors "on cuda" are no way: a PyTorch built without CUDA aborts the process on them.
+    Fake tensors "on cuda" are impossible: they abort the process in a PyTorch without CUDA.
 
     Args:
-        capability: of the GPU to imitate, such as ``(8, 6)``.
-        torch_version: of the PyTorch to imitate; default: the one that is installed.
-        alike: see :func:`~batchfinder.simulation.kernels.attention.attention_kernel`.
-        warn: told what the user should know.
+        capability: compute capability of the GPU to simulate, such as ``(8, 6)``.
+        torch_version: the PyTorch version to simulate. Default: the installed one.
+        alike: for :func:`~batchfinder.simulation.kernels.attention.attention_kernel`.
+        warn: called with each warning for the user.
 
     Example:
         >>> with fake_cuda((8, 0)):
@@ -85,21 +86,22 @@ def fake_cuda(
         stack.enter_context(kernels_replaced("AutocastCPU", autocast_kernels(torch_version)))
         stack.enter_context(kernels_replaced("AutogradCPU", autograd))
         stack.enter_context(cuda_autocast_simulated(warn))
-        stack.enter_context(known_masks_looked_at())
+        stack.enter_context(known_masks_read())
         stack.enter_context(offload_simulated())
         stack.enter_context(_numbers_printed())
         stack.callback(register_optimizer_step_pre_hook(foreach_as_cuda).remove)
-        # A fallback would run the real kernel, on tensors of real size.
+        # A fallback would run the real kernel on tensors of the full size.
         mode = SimulatedMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         stack.enter_context(mode)
         stack.enter_context(_steady_garbage())
-        stack.enter_context(_quiet(logging.getLogger("torch._subclasses.fake_tensor")))
+        # PyTorch logs a traceback for each error that it also raises.
+        logger = logging.getLogger("torch._subclasses.fake_tensor")
+        stack.enter_context(replaced(logger, "disabled", True))
         yield mode
 
 
-@contextmanager
-def _numbers_printed() -> Iterator[None]:
-    """Let a step log its loss, as ``f"{loss:.3f}"``: what is not known is printed as 0."""
+def _numbers_printed() -> AbstractContextManager[None]:
+    """Let a step log its loss, such as ``f"{loss:.3f}"``; unknown numbers are printed as 0."""
 
     def formatted(self: Tensor, form: str) -> str:
         if self.dim():
@@ -109,16 +111,12 @@ def _numbers_printed() -> Iterator[None]:
             number = 0.0 if self.is_floating_point() else 0
         return format(number, form)
 
-    FakeTensor.__format__ = formatted  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del FakeTensor.__format__
+    return replaced(FakeTensor, "__format__", formatted)
 
 
 @contextmanager
 def _steady_garbage() -> Iterator[None]:
-    """The garbage collector runs when it likes; two traces must free in the same order."""
+    """Disable the garbage collector, so that every trace frees memory in the same order."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -128,35 +126,24 @@ def _steady_garbage() -> Iterator[None]:
             gc.enable()
 
 
-@contextmanager
-def _quiet(logger: logging.Logger) -> Iterator[None]:
-    """PyTorch logs a traceback for each error that it raises anyway."""
-    was, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = was
-
-
 def fake_copy(
     thing: T,
     mode: FakeTensorMode,
     *owners: nn.Module | Tensor,
     optimizers: Sequence[Optimizer] = (),
 ) -> T:
-    """A copy of models, optimizers and functions, with fake CPU tensors in place of their tensors.
+    """Copy models, optimizers and functions, with fake CPU tensors in place of their tensors.
 
     Args:
-        thing: also a tuple of them; it stays as it is. See
-            :func:`~batchfinder.simulation.tracing.copies.copied`.
-        mode: the mode that is on.
-        owners: modules and tensors among it that may be anywhere: on a GPU, or on "meta".
-        optimizers: those among it, which start anew, without the states that they have gathered.
+        thing: what to copy, as for :func:`~batchfinder.simulation.tracing.copies.copied`.
+        mode: the active mode.
+        owners: modules and tensors in it that may be on any device, such as a GPU or "meta".
+        optimizers: optimizers in it; their copies start without state.
 
     Raises:
-        StepError: an owner or optimizer is not among it after all, as far as that can be copied.
+        StepError: an owner or optimizer was not copied.
     """
-    # Operators of the user's own, which modules may hold, cannot be copied.
+    # Custom operators, which modules may hold, cannot be copied.
     memo: dict[int, Any] = {id(operator): operator for operator in OPDEFS.values()}
     memo.update({id(optimizer.state): defaultdict(dict) for optimizer in optimizers})
     tensors = {id(tensor): tensor for owner in owners for tensor in tensors_of(owner)}
@@ -172,22 +159,22 @@ def fake_copy(
     for owner in (*owners, *optimizers):
         if id(owner) not in memo:
             raise StepError(
-                f"a {type(owner).__name__} that the step reaches cannot be copied, as a class or a "
-                f"cache holds it: {USE_FIND}"
+                f"the step uses a {type(owner).__name__} that cannot be copied because a class or "
+                f"a cache holds it: {USE_FIND}"
             )
     return copies
 
 
 def _stays(tensor: Tensor, is_registered: bool) -> bool:
-    """Whether no training step is known to change a tensor: anchors, positions, masks.
+    """Return True for tensors that training does not change: anchors, positions, masks.
 
-    Buffers that are no whole numbers are statistics, which kernels write to without saying so.
+    Floating-point buffers are statistics, which kernels write to without declaring it.
     """
     return not (tensor.requires_grad or (is_registered and tensor.is_floating_point()))
 
 
 def _hook(fake: Tensor, tensor: Tensor, memo: dict[int, Any]) -> None:
-    """Give a fake tensor copies of the hooks that are the user's own."""
+    """Give a fake tensor copies of the user's hooks."""
     registers = (fake.register_hook, fake.register_post_accumulate_grad_hook)
     for register, hooks in zip(registers, tensor_hooks(tensor), strict=True):
         for hook in hooks.values():
@@ -197,8 +184,8 @@ def _hook(fake: Tensor, tensor: Tensor, memo: dict[int, Any]) -> None:
 
 
 def fake_batch(batch: T, mode: FakeTensorMode) -> T:
-    """A copy of a batch of any kind, with fake CPU tensors, of the same values, for its own."""
-    # Those without data would stay on the meta device.
+    """Copy a batch of any type, with fake CPU tensors that know the values of its tensors."""
+    # Meta tensors need replacements here: FakeCopyMode would leave them on "meta".
     on_meta = [tensor for _, tensor in named_tensors(batch) if tensor.is_meta]
     memo: dict[int, Any] = {id(tensor): new_strided_like(tensor, mode) for tensor in on_meta}
     with FakeCopyMode(mode):
@@ -209,7 +196,7 @@ def fake_batch(batch: T, mode: FakeTensorMode) -> T:
 
 
 def _deepcopied(memo: dict[int, Any]) -> list[Tensor]:
-    """The tensors that ``copy.deepcopy`` has made copies of: it keeps those things alive."""
+    """Return the tensors that ``copy.deepcopy`` copied; it lists them in the memo."""
     kept = memo.get(id(memo), ())
     return [thing for thing in kept if isinstance(thing, Tensor) and id(thing) in memo]
 

@@ -1,31 +1,25 @@
-"""Activations that wait on the host for the backward pass."""
+"""Activations that are offloaded to the host until the backward pass."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
+from batchfinder.simulation.tracing.patching import replaced
 from batchfinder.simulation.values.shapes import new_like
 
 
-@contextmanager
-def offload_simulated() -> Iterator[None]:
-    """Let ``torch.autograd.graph.save_on_cpu`` free what it saves, and make it anew when needed.
+def offload_simulated() -> AbstractContextManager[None]:
+    """Make ``torch.autograd.graph.save_on_cpu`` free each saved tensor until it is needed again.
 
-    A copy to the host is none where all tensors without data are the CPU's.
+    Its copy to the CPU would not change anything here, because all fake tensors are on the CPU.
     """
-    on_gpu = save_on_cpu.__init__
 
     def on_host(self: Any, pin_memory: bool = False, device_type: str = "cuda") -> None:
-        # What new_like makes is not tracked: the host holds it.
+        # Tensors from new_like are not tracked, as if they were in host memory.
         saved_tensors_hooks.__init__(self, new_like, torch.empty_like)
 
-    save_on_cpu.__init__ = on_host  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        save_on_cpu.__init__ = on_gpu  # type: ignore[method-assign]
+    return replaced(save_on_cpu, "__init__", on_host)

@@ -1,4 +1,4 @@
-"""One operator of a simulated step: run without data, with the values that are known."""
+"""Run one operator of a simulated step, without data but with the known values."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from batchfinder.simulation.values.values import follow, forget, outcome, places
 def run_operator(
     func: OpOverload, args: Any, kwargs: Any, found: Callable[[Tensor], None], *, in_optimizer: bool
 ) -> Any:
-    """What an operator returns, and what is known of it; called below autograd.
+    """Run an operator below autograd, record the known values of its output, and return it.
 
     Args:
         func: the operator.
         args: its arguments.
         kwargs: its keyword arguments.
-        found: told of each tensor of the places that a mask picks.
-        in_optimizer: whether an optimizer runs it, which makes nothing that a step reads.
+        found: called with each tensor of indices that replaces a mask.
+        in_optimizer: True inside an optimizer, whose values no step reads.
     """
     output = outcome(func, args, kwargs)
     if output is not None:

@@ -1,10 +1,10 @@
-"""Why a training step cannot be simulated, and where in the user's code that is."""
+"""Explain why a training step cannot be simulated, and where in the user's code."""
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType, TracebackType
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ _UNFAKEABLE = (
     UnsupportedOperatorException,
     NotImplementedError,
 )
-# A build without CUDA, a machine without a driver, and one without a GPU.
+# Messages of a build without CUDA, a machine without a driver, and one without a GPU.
 _NO_CUDA = (
     "not compiled with CUDA",
     "no NVIDIA driver",
@@ -35,26 +35,26 @@ _NO_CUDA = (
     "with support for cuda",
     "NVTX functions not installed",
 )
-# By what PyTorch says; https://github.com/pytorch/pytorch/tree/main/torch/_subclasses
+# Reasons by PyTorch's message; https://github.com/pytorch/pytorch/tree/main/torch/_subclasses
 _REASONS = {
-    "no fake impl": "a custom operator says nothing of its output's shape (register_fake)",
-    ".numpy() is not supported": "the values of a tensor go to NumPy",
+    "no fake impl": "a custom operator does not declare its output's shape (register_fake)",
+    ".numpy() is not supported": "the values of a tensor are passed to NumPy",
     "Cannot access data pointer": "a custom or Triton kernel reads the memory of a tensor",
-    "its data is not allocated yet": "values of tensors go into a new one (torch.tensor([...]))",
-    "SparseTensor": "a sparse tensor appears",
-    "shape_env must not be None": "a nested tensor appears",
-    "_apply(): Couldn't swap": "a module is converted in the step (.to() or .half() of it)",
-    "NYI: aten": "an operator has no simulation (pin_memory, say)",
+    "its data is not allocated yet": "a tensor is made from values of others (torch.tensor([...]))",
+    "SparseTensor": "the step uses a sparse tensor",
+    "shape_env must not be None": "the step uses a nested tensor",
+    "_apply(): Couldn't swap": "the step converts a module with .to() or .half()",
+    "NYI: aten": "an operator, such as pin_memory, cannot run without data",
 }
-USE_FIND = "this step cannot be simulated; `batchfinder find` runs it on the device itself"
+USE_FIND = "the step cannot be simulated. Try batchfinder find, which runs it on the device"
 
 
 @contextmanager
 def explained(names: dict[int, str]) -> Iterator[None]:
-    """Say where and why a step cannot run on tensors without data.
+    """Turn errors of a step without data into a ``StepError`` that says why and where.
 
     Args:
-        names: of the modules that will run, by their id.
+        names: the names of the modules in the step, by module id.
     """
     try:
         yield
@@ -72,8 +72,8 @@ def explained(names: dict[int, str]) -> Iterator[None]:
             raise StepError(f"{reason}{place(error, names)}: {USE_FIND}") from error
         if NO_KERNEL in str(error):
             raise StepError(
-                f"{error}{place(error, names)}: those that could run there are switched off, by "
-                "sdpa_kernel() or torch.backends.cuda.enable_..._sdp(); allow one more"
+                f"{error}{place(error, names)}: the possible ones are disabled. Try allowing one "
+                "more in sdpa_kernel() or torch.backends.cuda.enable_..._sdp()."
             ) from error
         refusal = without_cuda(error, names)
         if refusal is None:
@@ -82,24 +82,24 @@ def explained(names: dict[int, str]) -> Iterator[None]:
 
 
 def without_cuda(error: BaseException, names: Mapping[int, str] | None = None) -> StepError | None:
-    """What to tell the user where PyTorch says that it finds no CUDA; None for other errors.
+    """Return the error to raise if PyTorch finds no CUDA; None for other errors.
 
     Args:
-        error: what was raised.
-        names: of modules, by their id.
+        error: the error that was raised.
+        names: the names of modules, by module id.
     """
     if not any(text in str(error) for text in _NO_CUDA):
         return None
     return StepError(
-        f"CUDA is asked for{place(error, names or {})}, and here is none: build and run on the CPU "
-        "(the estimate moves nothing; take a device from a tensor, as x.device), or run "
-        "`batchfinder find` where the GPU is"
+        f"the code requests CUDA{place(error, names or {})}, but this machine has none. Try the "
+        "CPU: an estimate moves nothing, so take devices from tensors (x.device). Or run "
+        "batchfinder find on the machine with the GPU."
     )
 
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, DataDependentOutputException):
-        return "a value of a tensor is read (.item(), bool(), a comparison in an if)"
+        return "the step reads a value of a tensor (.item(), bool(), a comparison in an if)"
     if isinstance(error, DynamicOutputShapeException):
         return "the shape of a result depends on the data (nonzero, unique, a boolean mask)"
     if "SparseTensor" in str(error):
@@ -107,47 +107,34 @@ def _reason(error: BaseException) -> str:
     operator = getattr(error, "func", None)
     if operator is None:
         return str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
-    return f"{operator} says nothing of its output's shape"
+    return f"{operator} does not declare its output's shape"
 
 
 def _is_users(error: BaseException) -> bool:
-    """Whether the user's code says itself that something is not there, as any device would hear."""
-    *_, last = _frames(error.__traceback__)
+    """Return True if the user's code itself raised the error, as it would on any device."""
+    *_, (last, _line) = traceback.walk_tb(error.__traceback__)
     name = last.f_code.co_filename
     return isinstance(error, NotImplementedError) and (
         is_user_code(name)
         or last.f_code.co_name == "_forward_unimplemented"
         or name == torch.autograd.function.__file__  # no backward()
-        or not str(error)  # as of a method that a class is to have
+        or not str(error)  # an abstract method
     )
 
 
 def place(error: BaseException, names: Mapping[int, str]) -> str:
-    """Where in the user's code an error was raised, as " in NAME at FILE:LINE".
+    """Return where in the user's code an error was raised, as " in NAME at FILE:LINE".
 
     Args:
-        error: what was raised.
-        names: of modules, by their id.
+        error: the error that was raised.
+        names: the names of modules, by module id.
     """
     module = line = ""
-    for frame in _frames(error.__traceback__):
+    for frame, number in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")
         if isinstance(owner, nn.Module):
             module = names.get(id(owner)) or module or type(owner).__name__
         if is_user_code(frame.f_code.co_filename):
-            line = f"{frame.f_code.co_filename}:{_line_of(error, frame)}"
+            line = f"{frame.f_code.co_filename}:{number}"
     parts = [part for part in (module and f"in {module}", line and f"at {line}") if part]
     return f" {' '.join(parts)}" if parts else ""
-
-
-def _frames(traceback: TracebackType | None) -> Iterator[FrameType]:
-    while traceback is not None:
-        yield traceback.tb_frame
-        traceback = traceback.tb_next
-
-
-def _line_of(error: BaseException, frame: FrameType) -> int:
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_frame is not frame:
-        traceback = traceback.tb_next
-    return traceback.tb_lineno if traceback is not None else frame.f_lineno

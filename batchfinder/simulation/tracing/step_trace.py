@@ -1,4 +1,4 @@
-"""From a training setup to the trace of its steps at every batch size."""
+"""Trace the steps of a training setup, for every batch size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from batchfinder.simulation.trace.alignment import (
 from batchfinder.simulation.trace.curve import Curve
 from batchfinder.simulation.trace.trace import GeneralTrace, Kind, Trace
 from batchfinder.simulation.tracing.caches import Caches
-from batchfinder.simulation.tracing.cluster import Cluster, resizes_told
+from batchfinder.simulation.tracing.cluster import Cluster, resizes_tracked
 from batchfinder.simulation.tracing.fake import fake_batch, fake_copy, fake_cuda
 from batchfinder.simulation.tracing.refusal import USE_FIND, explained
 from batchfinder.simulation.tracing.tracker import StorageTracker
@@ -45,36 +45,37 @@ from batchfinder.training.state.undo import contents_kept
 from batchfinder.training.step import TrainingStep
 from batchfinder.training.tree import map_leaves
 
-# Small, for sizes cost nothing here but host memory for the batch; even, for what halves a batch.
+# The sizes that are traced. Small, because the batch needs host memory; even, because some models
+# split a batch in half.
 TRACED_SIZES = (4, 8)
-# Whether they tell the others is checked on a forward pass: a backward pass adds little but time.
+# A forward pass at this size checks that the traces are linear; a backward pass shows little more.
 CHECKED_SIZE = 32
-# Parabolas need one more, and a check by whole steps, as gradients bend too. Not all sizes are
-# powers of two: what is padded to those would pass for a line.
+# Parabolas need one more size, and a check by a whole step, since gradients may be nonlinear too.
+# 12 is not a power of two, so that padding to powers of two does not look linear.
 FURTHER_SIZES = (12, 32)
-# And once more at the answer, as a step that goes through its batch in parts has one at a small
-# size; but with no larger a batch of what make_batch returns, which the host has to hold.
+# The answer is checked too, since a step that splits its batch has one chunk at a small size.
+# Batches from make_batch use host memory, so they are checked up to this size only.
 MOST_CHECKED = 1024
 STEPS = 2  # the first allocates the optimizer's states, the second is the steady state
 
 
 class StepTraces:
-    """The traces of a setup's training step; each is made once.
+    """The traces of a setup's training step, each made once.
 
-    The user's model, optimizer and sample stay as they are: copies without data are traced.
+    Copies without data are traced, so the user's model, optimizer and sample are not changed.
 
     Args:
         setup: what to train.
-        options: of the steps: precision, accumulation, batch dimension.
-        capability: of the GPU whose kernels are imitated; see :meth:`hold_for`.
-        cluster: whose rank trains; None: a single GPU.
+        options: options of the steps: precision, accumulation, batch dimension.
+        capability: compute capability of the GPU to simulate; see also :meth:`hold_for`.
+        cluster: the job of which a rank trains. Default: a single GPU.
 
     Attributes:
-        are_general: False once a few traces were seen not to tell the others.
-        warnings: what the user should know.
+        are_general: False once a few traces turn out not to predict other sizes.
+        warnings: problems that the user should act on.
 
     Raises:
-        SampleError, StepError, UsageError: as the parts of the setup do.
+        SampleError, StepError, UsageError: a part of the setup is invalid.
     """
 
     def __init__(
@@ -102,12 +103,11 @@ class StepTraces:
         self._at = functools.cache(self._trace)
 
     def at(self, batch_size: int) -> GeneralTrace:
-        """A trace that holds at a batch size, and at every other one where that is possible.
+        """Return a trace that holds at a batch size, and at every other size if possible.
 
         Raises:
-            StepError: the step cannot run without data.
-            BatchTooSmallError: a layer needs more examples.
-            Exception: what the user's own code raised.
+            StepError, BatchTooSmallError: the step cannot run without data, or at this size.
+            Exception: whatever the user's code raises.
         """
         if self._general is None and self.are_general:
             try:
@@ -122,7 +122,7 @@ class StepTraces:
         return GeneralTrace(trace, [curves[0] for curves in each], ruled)
 
     def hold_at(self, batch_size: int) -> bool:
-        """Whether what small sizes told is so at a large one; if not, each tells of itself."""
+        """Check the trace at a large size; return False if every size now needs its own trace."""
         if self._general is None:
             return True
         size = batch_size if self.makes_own_batches else min(batch_size, MOST_CHECKED)
@@ -137,13 +137,13 @@ class StepTraces:
 
     def _give_up(self, error: NotGeneralError) -> None:
         self._general, self.are_general = None, False
-        self._warn(f"{error}; every batch size is traced by itself, which takes longer")
+        self._warn(f"{error}; every batch size is traced separately, which takes longer")
 
     def _aligned(self) -> GeneralTrace:
         traces = [self._at(size) for size in TRACED_SIZES]
         try:
             lines = align(*traces)
-            if lines.has_offsets:  # which may as well be two points of a curve
+            if lines.has_offsets:  # two points may also lie on a curve
                 check_lines(lines, self._trace(CHECKED_SIZE, forward_only=True))
         except NotInLineError:
             return align(*traces, *(self._at(size) for size in FURTHER_SIZES))
@@ -151,11 +151,11 @@ class StepTraces:
 
     @property
     def makes_own_batches(self) -> bool:
-        """Whether large batches cost nothing: those of ``make_batch`` have all their data."""
+        """True if large batches need no host memory, unlike those of ``make_batch``."""
         return self._setup.make_batch is None
 
     def hold_for(self, capability: ComputeCapability) -> bool:
-        """Whether a GPU runs the steps traced so far with the same kernels."""
+        """Return True if a GPU runs the traced steps with the same kernels."""
         return kernel_family(capability) in self._alike
 
     def _trace(self, batch_size: int, forward_only: bool = False) -> Trace:
@@ -169,7 +169,7 @@ class StepTraces:
             self._caches.forget_fakes()
             raise
         if any(survivor() is not None for survivor in survivors):
-            self._caches.forget_fakes()  # which takes a moment, and is seldom needed
+            self._caches.forget_fakes()  # slow, and rarely needed
         return trace
 
     def _repeatable(self) -> AbstractContextManager[None]:
@@ -178,7 +178,7 @@ class StepTraces:
     def _trace_of(
         self, batch_size: int, cluster: Cluster | None, mesh: Any, forward_only: bool
     ) -> tuple[Trace, list[weakref.ref[Any]]]:
-        # Values of larger tensors are not looked at.
+        # Values of larger tensors are never read.
         batch = self._batches.make(batch_size, MOST_ELEMENTS)
         names: dict[int, str] = {}
         precision = self._options.precision
@@ -204,7 +204,7 @@ class StepTraces:
             )
             tracker = StorageTracker(batch_size, setup.model, workspaces, names)
             host_batch = fake_batch(batch, mode)
-            with tracker, resizes_told(tracker) if cluster else nullcontext():
+            with tracker, resizes_tracked(tracker) if cluster else nullcontext():
                 for tensor in [*tensors_of(setup.model), *held]:
                     tracker.track(tensor, Kind.PARAMETER)
                 for bucket in buckets:
@@ -234,10 +234,10 @@ class StepTraces:
 def _fake_setup(
     setup: TrainingSetup, mode: FakeTensorMode
 ) -> tuple[TrainingSetup, Sequence[Tensor]]:
-    """A copy without data of model, optimizer and functions, with all that those reach.
+    """Copy model, optimizer and functions without data, and everything that they reach.
 
     Returns:
-        The copy, and the tensors that its functions reach where the model lies.
+        The copy, and the tensors that its functions reach on the model's devices.
     """
     for name, module in setup.model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
@@ -266,7 +266,7 @@ def _fake_setup(
 
 
 def _names_of(setup: TrainingSetup) -> dict[int, str]:
-    """The name of each module that may run, by its id."""
+    """Return the names of all modules that may run, by module id."""
     beside = modules_reached(setup.functions)
     return {
         id(module): name
@@ -276,13 +276,13 @@ def _names_of(setup: TrainingSetup) -> dict[int, str]:
 
 
 def _states_on_device(optimizer: Optimizer) -> list[torch.Tensor]:
-    """What an optimizer holds from the start; counters of steps stay on the host."""
+    """Return an optimizer's initial states on the device; step counters are on the host."""
     states = tree_leaves(list(optimizer.state.values()))
     return [state for state in states if isinstance(state, torch.Tensor) and state.dim()]
 
 
 def _on_device(host_batch: Any, tracker: StorageTracker) -> Any:
-    """A batch as if just moved to the device: the one of the step before is another."""
+    """Copy a batch, as a move to the device does; each step has its own copy."""
 
     def move(_: str, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Every storage of a fake training step, with its birth, death and purpose."""
+"""Record every storage of a fake training step: when it is allocated and freed, and what for."""
 
 from __future__ import annotations
 
@@ -33,37 +33,36 @@ _CPU = torch.device("cpu")
 _DEVICE_OF = torch.ops.prim.device.default
 _ADD = torch.ops.aten.add.Tensor
 _LITERAL = torch.ops.aten.lift_fresh.default
-_DROPOUT = torch.ops.aten.native_dropout.default  # its mask comes first
-_ADDING = {"VarMeanBackward0", "StdMeanBackward0"}  # which add, out of place, themselves
+_DROPOUT = torch.ops.aten.native_dropout.default  # allocates its mask before its output
+_ADDING = {"VarMeanBackward0", "StdMeanBackward0"}  # these add out of place on CUDA too
 _ON_HOST = -1
-"""The number of a storage made of a Python number, with which optimizers count their steps."""
+"""The index of a tensor made from a Python number, such as an optimizer's step counter."""
 _ITEM = torch.ops.aten._local_scalar_dense.default
 
 Workspaces = Callable[[Recorder, OpOverload, Any, Any], None]
-"""Told of each operator, its arguments and outputs; tracks these, and what the kernel takes."""
+"""Called after each operator; tracks its outputs and the memory that its kernel uses."""
 
 
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes a :class:`~batchfinder.simulation.trace.trace.Trace` of all that runs inside it.
+    """Recorder of a :class:`~batchfinder.simulation.trace.trace.Trace` of all that runs inside it.
 
-    Storages are held by weak references only; nothing lives longer than it would without.
+    It holds storages by weak references only, so nothing lives longer than without it.
 
     Args:
-        batch_size: of the steps that will run.
+        batch_size: batch size of the steps that will run.
         model: its modules give storages their names.
-        names: of modules, by their id, where other modules run too.
-        workspaces: what the target device's kernels take beside their outputs; None: nothing.
+        workspaces: records the memory that kernels use beside their outputs. Default: none.
+        names: names of modules by module id, if modules outside the model run too.
 
     Attributes:
-        trace: what was seen so far.
+        trace: the trace so far.
 
     Example:
-        >>> with torch.device("meta"):
-        ...     layer = nn.Linear(4, 2)
-        ...     with StorageTracker(1, layer) as tracker:
-        ...         output = layer(torch.ones(1, 4))
+        >>> layer = nn.Linear(4, 2)
+        >>> with StorageTracker(1, layer) as tracker:
+        ...     output = layer(torch.ones(1, 4))
         >>> [storage.size_bytes for storage in tracker.trace.storages]
-        [16, 8]
+        [16, 32, 8]
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._names = names or {id(module): name for name, module in model.named_modules()}
         self._modules: list[str] = []
         self._in_optimizer = False
-        # Which module and line made an autograd node, by the node's sequence number.
+        # The module and line behind an autograd node, by the node's sequence number.
         self._origins: dict[int, tuple[str, str]] = {}
         self._sum: tuple[_Live, _Live] | None = None
         self._hooks = ExitStack()
@@ -100,18 +99,18 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __exit__(self, *exc_info: Any) -> None:
         super().__exit__(*exc_info)  # type: ignore[no-untyped-call]
         self._hooks.close()
-        self._live.clear()  # what dies from here on, or is collected at some time, is no step
+        self._live.clear()  # storages freed from here on are not part of a step
 
     def begin_step(self) -> None:
-        """Mark where a training step begins."""
+        """Mark the beginning of a training step."""
         self.trace.steps.append(len(self.trace.events))
 
     def track(self, tensor: Tensor, kind: Kind = Kind.TEMPORARY) -> None:
-        """Note the storage of a tensor, unless it is known already."""
+        """Record the storage of a tensor, unless it is known already."""
         self._track_storage(held(tensor).untyped_storage(), kind)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Note that a storage has given its memory back, or got some again, in place."""
+        """Record that a storage released or reallocated its memory in place."""
         entry = self._live.pop(storage._cdata, None)
         if entry is not None:
             self._died(entry.index)
@@ -134,25 +133,25 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live[key] = entry
 
     def begin_transient(self, size: int | Rule, *, optional: bool = False) -> int:
-        """Note memory that a kernel takes while it runs; returns what ends it."""
+        """Record memory that a kernel uses while it runs; return the index to end it with."""
         return self._born(size, Kind.WORKSPACE, optional)
 
     def end_transient(self, index: int) -> None:
-        """Note that a kernel has given memory back."""
+        """Record that a kernel released its memory."""
         self._died(index)
 
     def empty_cache(self) -> None:
-        """Note that the allocator gives its cached segments back."""
+        """Record that the allocator releases its cached segments."""
         self.trace.events.append(EMPTY_CACHE)
 
     def made_by_steps(self) -> list[weakref.ref[Any]]:
-        """The storages that steps have made and that are alive."""
+        """Return the live storages that were allocated in a step."""
         entries = [entry for entry in self._live.values() if entry.index != _ON_HOST]
         made = [e for e in entries if self.trace.storages[e.index].stage is not Stage.SETUP]
         return [entry.watch for entry in made if entry.watch]
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Say what the storages of some tensors are for."""
+        """Set the kind of the storages of some tensors."""
         for tensor in tensors:
             known = self._live.get(held(tensor).untyped_storage()._cdata)
             if known is not None and known.index != _ON_HOST:
@@ -162,15 +161,15 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if func is _DEVICE_OF:
-            # Autograd asks this of each gradient.
+            # Autograd runs this operator for each gradient.
             return getattr(args[0], "fake_device", None) or func(*args)
         if func is _ITEM:
             value = value_for_pytorch_itself()
             if value is not None:
                 return value
         if kwargs and getattr(kwargs.get("device"), "type", "cpu") != "cpu":
-            # Every device is the simulated one. A fake tensor "on cuda" would end the process as
-            # soon as autograd meets it, where PyTorch is built without CUDA.
+            # The CPU stands for every device: in a PyTorch without CUDA, autograd aborts the
+            # process on a fake tensor "on cuda".
             kwargs = {**kwargs, "device": _CPU}
         self._sum = None
         output = run_operator(func, args, kwargs or {}, self.track, in_optimizer=self._in_optimizer)
@@ -179,7 +178,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
     def track_outputs(self, func: OpOverload, args: Any, output: Any) -> None:
-        """Note the storages that an operator has made."""
+        """Record the storages that an operator allocated."""
         births = len(self.trace.storages)
         if func is _LITERAL:
             self._watch(output.untyped_storage(), _Live(_ON_HOST))
@@ -219,7 +218,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trace.events.append(~index)
 
     def _where(self) -> tuple[Stage, tuple[str, str]]:
-        """The stage that runs now, and the module and line of the user's code behind it."""
+        """Return the current stage, and the module and line of the user's code behind it."""
         if self._in_optimizer:
             return Stage.OPTIMIZER, ("", "")
         node = torch._C._current_autograd_node()
@@ -231,9 +230,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._origins[torch._C._autograd._get_sequence_nr() - 1] = origin
         return Stage.FORWARD, origin
 
-    # Autograd adds the gradients of a tensor used twice in place, unless it sees a tensor subclass
-    # or a dispatch mode, as here: then it adds out of place and drops the first term at once. Such
-    # a sum is put back into its first term's storage.
+    # Autograd adds the gradients of a tensor that is used twice in place. With a tensor subclass or
+    # a dispatch mode, as here, it adds out of place and frees the first term at once. Such a sum is
+    # recorded in the storage of its first term instead.
     # https://github.com/pytorch/pytorch/blob/main/torch/csrc/autograd/input_buffer.cpp
 
     def _note_sum(self, first: Any, total: Tensor) -> None:
@@ -243,7 +242,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         term = self._live.get(held(first).untyped_storage()._cdata)
         new = self._live[held(total).untyped_storage()._cdata]
         if term is None or term.index == _ON_HOST or first._is_view():
-            return  # what a view looks at is not its own to write to
+            return  # autograd does not add into a view, whose storage belongs to others
         storages = self.trace.storages
         if storages[term.index].size_bytes == storages[new.index].size_bytes:
             self._sum = (term, new)
@@ -265,11 +264,11 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         own = [held(p) for group in optimizer.param_groups for p in group["params"]]
         if not any(tensor.untyped_storage()._cdata in self._live for tensor in own):
             raise StepError(
-                f"{type(optimizer).__name__} is an optimizer of another model, or the step's own "
-                f"and made for the model, not for its copy without data: {USE_FIND}"
+                f"{type(optimizer).__name__} has no parameter of the simulated model. It belongs "
+                f"to another model, or the step made it for the original: {USE_FIND}"
             )
         self._in_optimizer = True
-        # The model's too: of a sharded optimizer they are more.
+        # A sharded optimizer has only a part of the model's parameters.
         parameters = {p for group in optimizer.param_groups for p in group["params"]}
         parameters.update(self._model.parameters())
         self.label((p.grad for p in parameters if p.grad is not None), Kind.GRADIENT)
@@ -281,7 +280,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Live:
-    """A storage that is alive, and its number in the trace."""
+    """A live storage and its index in the trace."""
 
     __slots__ = ("index", "watch")
 
@@ -291,5 +290,5 @@ class _Live:
 
 
 def _last(events: list[int], event: int) -> int:
-    """Where an event stands, searched from the end."""
+    """Return the last position of an event."""
     return next(at for at in reversed(range(len(events))) if events[at] == event)

@@ -1,4 +1,4 @@
-"""What wraps a model and is not simulated."""
+"""Wrappers around a model that the simulation leaves out."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import cast
 from torch import nn
 
 _COMPILED = (
-    "the model is compiled by torch.compile, and estimated as if it were not: compiled it mostly "
-    "takes less memory; batchfinder find measures it"
+    "the model is estimated without torch.compile; compiled, it usually uses less memory. Try "
+    "batchfinder find to measure it"
 )
 _DATA_PARALLEL = (
-    "nn.DataParallel splits each batch over several GPUs, and the estimate is for one that gets "
-    "all of it; --strategy ddp estimates a rank of DistributedDataParallel"
+    "nn.DataParallel splits each batch over several GPUs, but the estimate is for one GPU with the "
+    "whole batch. Try --strategy ddp to estimate a rank of DistributedDataParallel"
 )
 
 
 def remarks_on_wrappers(model: nn.Module) -> list[str]:
-    """What the user should know of how a model is wrapped.
+    """Return warnings about the wrappers of a model.
 
     Example:
         >>> remarks_on_wrappers(nn.Linear(1, 1))
@@ -33,11 +33,7 @@ def remarks_on_wrappers(model: nn.Module) -> list[str]:
 
 
 def without_compile(model: nn.Module) -> nn.Module:
-    """The model without the wrappers that ``torch.compile`` has put around it and in it.
-
-    Args:
-        model: is changed in place.
-    """
+    """Return the model without the wrappers of ``torch.compile``; it is changed in place."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if _is_compiled(child):
@@ -46,5 +42,5 @@ def without_compile(model: nn.Module) -> nn.Module:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    # By its name: to import its class takes a second.
+    # Checked by name, because importing the class takes a second.
     return type(module).__name__ == "OptimizedModule"

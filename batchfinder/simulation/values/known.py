@@ -1,4 +1,4 @@
-"""The values that fake tensors stand for, where they are known."""
+"""The known values of fake tensors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.utils._mode_utils import no_dispatch
 from batchfinder.simulation.values.shapes import lacks_memory
 
 MOST_ELEMENTS = 1 << 23
-"""Larger values are let go: to compute with them would take longer than the trace."""
+"""Larger values are not kept: computing with them would take longer than the trace."""
 
 
 class _Known:
-    """The value of a fake tensor; None once that does not hold any more."""
+    """The value of a fake tensor; None once it is out of date."""
 
     __slots__ = ("value",)
 
@@ -24,19 +24,19 @@ class _Known:
         self.value: Tensor | None = value
 
     def __deepcopy__(self, memo: Any) -> None:
-        return None  # a copy has a storage of its own: let it be unknown
+        return None  # a copy has its own storage, so its value is unknown
 
 
 def know(
     tensor: Tensor, value: Tensor, copies: dict[int, torch.UntypedStorage] | None = None
 ) -> None:
-    """Note the value of a fake tensor, unless it is too large.
+    """Record a copy of a value for a fake tensor, unless it is too large.
 
     Args:
-        tensor: a fake one.
-        value: of the same shape and type; it is copied.
-        copies: of whole storages, by the fake ones that they are for: tensors that look at the same
-            one have values that do so too.
+        tensor: a fake tensor.
+        value: a tensor of the same shape and dtype.
+        copies: copies of whole storages, by the fake storage they belong to. Fake tensors that
+            share a storage get values that share one too.
     """
     if not _is_plain(value):
         return
@@ -53,15 +53,14 @@ def know(
 
 
 def note(fake: Tensor, value: Tensor) -> None:
-    """Note the value of a fake tensor.
+    """Record the value of a fake tensor; other tensors are ignored.
 
-    The storage of the fake one belongs to that of the value from now on, and all that looks at it
-    is to do so too. So it is seen where something writes to it through a tensor without a value,
-    or a tensor gets another storage.
+    The fake storage is tied to the value's storage. The value is dropped once a tensor without a
+    value writes to that fake storage, or once the fake tensor gets another storage.
 
     Args:
-        fake: the fake tensor; nothing is noted of others.
-        value: of the same shape and type; what writes to the one has to write to the other.
+        fake: the fake tensor.
+        value: a tensor of the same shape and dtype. Every write to ``fake`` must be repeated on it.
     """
     if isinstance(fake, FakeTensor):
         vars(fake)["_known"] = _Known(value)
@@ -69,16 +68,16 @@ def note(fake: Tensor, value: Tensor) -> None:
 
 
 def let_go(tensor: Tensor) -> None:
-    """Forget the value of a tensor that something unknown is written to, and of what it views."""
+    """Drop the value of a tensor that unknown data is written to, and of all views of it."""
     if isinstance(tensor, FakeTensor):
         vars(tensor.untyped_storage()).pop("_known", None)
         known: _Known | None = vars(tensor).get("_known")
         if known is not None:
-            known.value = None  # for copies by copy.copy(), which have their own storage here
+            known.value = None  # copy.copy() shares this object under another storage
 
 
 def value_of(tensor: Tensor) -> Tensor | None:
-    """The value of a tensor; None if it is not known."""
+    """Return the value of a tensor; None if it is unknown."""
     if not isinstance(tensor, FakeTensor):
         return _copied(tensor) if _is_plain(tensor) else None
     known: _Known | None = vars(tensor).get("_known")
@@ -89,13 +88,10 @@ def value_of(tensor: Tensor) -> Tensor | None:
 
 
 def numbers_of(tensor: Tensor) -> list[Any] | None:
-    """The values of a tensor, as Python's; None if they are not known."""
+    """Return the values of a tensor as Python numbers; None if they are unknown."""
     value = value_of(tensor)
-    if value is None:
-        return None
     with no_dispatch():
-        numbers: list[Any] = value.tolist()
-        return numbers
+        return None if value is None else value.tolist()
 
 
 def _is_plain(value: Tensor) -> bool:
@@ -110,6 +106,6 @@ def _place(tensor: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
 
 
 def _copied(value: Tensor) -> Tensor:
-    """Apart from the user's own, which is never written to."""
+    """Copy a value, so that simulated writes never reach the user's tensors."""
     with no_dispatch():
         return value.detach().to("cpu", copy=True)

@@ -1,8 +1,8 @@
-"""Operators run on the shapes of tensors alone, without what FakeTensorMode spends on each.
+"""A fast path for operators on fake tensors.
 
-A fake tensor is one on "meta" that claims another device. FakeTensorMode looks each operator up in
-a cache, by all its arguments; for the simple ones, which are most of a training step, PyTorch's own
-kernel for "meta" takes a fraction of that. Everything else is left to FakeTensorMode.
+A fake tensor is a "meta" tensor that claims another device. FakeTensorMode looks every operator up
+in a cache, by all its arguments. Most operators of a training step are simple: PyTorch's "meta"
+kernel needs a fraction of that time. Everything else is left to FakeTensorMode.
 """
 
 from __future__ import annotations
@@ -31,21 +31,15 @@ _SIMPLE = {
 
 
 def run_on_shapes(func: OpOverload, args: Any, kwargs: Any) -> Any:
-    """The outputs of an operator on fake tensors.
-
-    Args:
-        func: the operator.
-        args: its arguments.
-        kwargs: its keyword arguments.
-    """
+    """Run an operator on fake tensors and return its outputs."""
     if not _is_simple(func):
         return func(*args, **kwargs)
     mode = None
     for tensor in _tensors(args):
-        # FakeTensorMode computes with the values it knows, and converts what is no fake tensor.
+        # Only FakeTensorMode computes with constants and converts tensors that are not fake.
         if not isinstance(tensor, FakeTensor) or tensor.constant is not None:
             if lacks_memory(tensor):
-                raise RuntimeError("Cannot access data pointer of what was made of a fake tensor")
+                raise RuntimeError("Cannot access data pointer of a tensor made from a fake one")
             return func(*args, **kwargs)
         mode = tensor.fake_mode
     if mode is None:
@@ -65,19 +59,20 @@ def run_on_shapes(func: OpOverload, args: Any, kwargs: Any) -> Any:
 
 
 def lacks_memory(tensor: Tensor) -> bool:
-    """Whether a tensor passes for a real one, but to read it would end the process.
+    """Return True for a tensor that looks real but would crash the process when read.
 
-    ``torch.from_dlpack`` makes such a one of a fake tensor.
+    ``torch.from_dlpack`` makes such tensors from fake ones.
     """
     is_real = type(tensor) is Tensor and not tensor.is_meta and tensor.layout is torch.strided
     return is_real and tensor.numel() > 0 and tensor.data_ptr() == 0
 
 
 def _fake(mode: FakeTensorMode, meta: Tensor) -> Tensor:
-    """``FakeTensor(mode, meta, "cpu")``, in a fifth of the time: a step makes tens of thousands.
+    """Do the same as ``FakeTensor(mode, meta, "cpu")`` in a fifth of the time.
 
-    All of a mode differ in the tensor on "meta" alone, so the first one's attributes are those of
-    all; https://github.com/pytorch/pytorch/blob/main/torch/_subclasses/fake_tensor.py
+    A step makes tens of thousands of fake tensors. Those of one mode differ only in their "meta"
+    tensor, so they share the attributes of the first.
+    https://github.com/pytorch/pytorch/blob/main/torch/_subclasses/fake_tensor.py
     """
     attributes = vars(mode).get("_attributes_of_fakes")
     if attributes is None:
@@ -101,13 +96,9 @@ def new_tensor(
     dtype: torch.dtype | None = None,
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:
-    """``torch.empty`` beside another tensor; fake if that is.
+    """Call ``torch.empty`` on the device of ``like``; return a fake tensor if ``like`` is fake.
 
-    Args:
-        like: the other tensor.
-        shape: of the new one.
-        dtype: of the new one; None: as the other's.
-        memory_format: of the new one.
+    ``dtype`` defaults to that of ``like``.
     """
     dtype = dtype or like.dtype
     if not isinstance(like, FakeTensor):
@@ -118,12 +109,7 @@ def new_tensor(
 
 
 def new_strided_like(like: Tensor, mode: FakeTensorMode) -> Tensor:
-    """A fake tensor laid out like another one, which may be on any device.
-
-    Args:
-        like: the other tensor.
-        mode: the mode that is on.
-    """
+    """Make a fake tensor with the shape, strides and dtype of ``like``, from any device."""
     with in_kernel_invocation_manager(mode):
         meta = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device="meta")
         return _fake(mode, meta)
@@ -134,13 +120,7 @@ def new_like(
     memory_format: torch.memory_format = torch.preserve_format,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """``torch.empty_like``, and fake if the other is.
-
-    Args:
-        like: the other tensor.
-        memory_format: of the new one.
-        dtype: of the new one; None: as the other's.
-    """
+    """Call ``torch.empty_like``; return a fake tensor if ``like`` is fake."""
     if not isinstance(like, FakeTensor):
         return torch.empty_like(like, memory_format=memory_format, dtype=dtype)
     if memory_format is torch.preserve_format:
@@ -153,9 +133,9 @@ def new_like(
 
 
 def _plain_format(tensor: Tensor) -> torch.memory_format:
-    """The one memory format that a tensor is in; ``preserve_format`` where it is in none, or both.
+    """Return a tensor's memory format; ``preserve_format`` if it fits none, or both.
 
-    The kernel of ``empty_like`` for "meta" finds the same, in ten times as long.
+    The "meta" kernel of ``empty_like`` finds the same, but takes ten times as long.
     """
     is_contiguous = tensor.is_contiguous()
     if tensor.dim() != 4:
@@ -167,10 +147,10 @@ def _plain_format(tensor: Tensor) -> torch.memory_format:
 
 @cache
 def _is_simple(func: OpOverload) -> bool:
-    """Whether the kernel for "meta" tells all there is to tell.
+    """Return True if the "meta" kernel alone gives the whole result.
 
-    So it is for operators that work element by element, for views, and for those that only change
-    what they are given; not for those that write to a tensor for their output, and resize it.
+    That holds for pointwise operators, views, and operators that only change their arguments. It
+    does not hold for ``out=`` variants, which resize their output.
     """
     if func.namespace != "aten" or torch.Tag.data_dependent_output in func.tags:
         return False
@@ -182,7 +162,7 @@ def _is_simple(func: OpOverload) -> bool:
 
 
 def _keeps_shape(args: Any) -> bool:
-    """Whether an operator that works in place, element by element, cannot but succeed."""
+    """Return True if a pointwise in-place operator is certain to succeed."""
     shape, dtype = args[0].shape, args[0].dtype
     return all(tensor.shape == shape and tensor.dtype == dtype for tensor in _tensors(args))
 

@@ -1,9 +1,9 @@
-"""What is known of the values of tensors without data.
+"""Follow the known values of tensors through a step without data.
 
-The batch is real, and so is what a step makes of nothing but the batch and numbers: the largest
-label, the length of the longest text, which tokens are masked. A step that reads such values, or
-picks by them, runs without data too. What comes from parameters is not known, but for what
-:mod:`~batchfinder.simulation.values.assumptions` takes for granted.
+The values of the batch are known, and so is everything that depends only on the batch and on
+numbers: the largest label, the length of the longest text, the mask. A step may read such values
+or index with them. Values that depend on parameters are unknown, except for those that
+:mod:`~batchfinder.simulation.values.assumptions` provides.
 """
 
 from __future__ import annotations
@@ -27,37 +27,32 @@ from batchfinder.simulation.values.shapes import new_strided_like, new_tensor
 _aten: Any = torch.ops.aten
 _NONZERO = _aten.nonzero.default
 _PICK = _aten.index.Tensor
-# What they return hangs on the shape of their tensor alone, not on its values.
+# Their result depends only on the shape of their tensor.
 _FILLS = {
     getattr(_aten, name).default
     for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
 }
-# Whatever the memory held: as good as zeros, since nobody reads it before it is written.
+# Their result is undefined. Zeros will do, because no correct code reads it.
 _EMPTIES = {
     getattr(_aten, name)
     for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 }
 _MASKS = (torch.bool, torch.uint8)
 _SUM_UP = {_aten.all.default, _aten.any.default}
-# What they write to without saying so: statistics.
+# Arguments that operators write to without declaring it: running statistics.
 _WRITTEN = {_aten.native_batch_norm.default: ("running_mean", "running_var")}
 
 
 def outcome(func: OpOverload, args: Any, kwargs: Any) -> Any:
-    """What an operator returns that hangs on values, and not on shapes alone.
-
-    Args:
-        func: the operator.
-        args: its arguments.
-        kwargs: its keyword arguments.
+    """Return the result of an operator whose output shape or number depends on values.
 
     Returns:
-        A number, or fake tensors; None where it does not hang on values, or they are not known.
+        A number, or fake tensors; None if values do not matter here, or are unknown.
 
     Raises:
-        Exception: what PyTorch finds wrong with the values.
+        Exception: PyTorch's error if the values are invalid.
     """
-    if not _hangs_on_values(func) or (func is _PICK and not _has_mask(args)):
+    if not _depends_on_values(func) or (func is _PICK and not _has_mask(args)):
         return None
     mode = next((t.fake_mode for t in _tensors(args) if isinstance(t, FakeTensor)), None)
     values = None if mode is None else _values((args, kwargs))
@@ -66,7 +61,7 @@ def outcome(func: OpOverload, args: Any, kwargs: Any) -> Any:
     if any(value.numel() > MOST_ELEMENTS for value in _tensors(values)):
         return _places_of_all(args[0], values[0][0]) if func is _NONZERO else None
     result = None
-    with no_dispatch(), suppress(NotImplementedError):  # by the CPU, for such a type
+    with no_dispatch(), suppress(NotImplementedError):  # the CPU lacks some dtypes
         result = func(*values[0], **values[1])
 
     def stand_in(value: Tensor) -> Tensor:
@@ -78,17 +73,13 @@ def outcome(func: OpOverload, args: Any, kwargs: Any) -> Any:
 
 
 def places(func: OpOverload, args: Any) -> list[Tensor | None] | None:
-    """The indices of an operator with what its masks pick in their place, as CUDA finds them first.
-
-    Args:
-        func: the operator.
-        args: its arguments.
+    """Replace the masks among an operator's indices by integer indices, as CUDA does first.
 
     Returns:
-        None where it picks by no mask, or that is not known.
+        All indices; None if there is no mask, or if its values are unknown.
 
     Raises:
-        IndexError: a mask is of another shape than what it picks from.
+        IndexError: a mask does not have the shape of the indexed tensor.
     """
     if func is not _PICK or not _has_mask(args):
         return None
@@ -110,7 +101,7 @@ def _has_mask(args: Any) -> bool:
 
 
 def _places_of_all(mask: Tensor, value: Tensor) -> Tensor | None:
-    """The places of all elements of a mask, or of none, too many to write down."""
+    """Return the indices of a large mask that is all true or all false."""
     if not _is_uniform(value):
         return None
     with no_dispatch():
@@ -119,7 +110,7 @@ def _places_of_all(mask: Tensor, value: Tensor) -> Tensor | None:
 
 
 def _check_mask(mask: Tensor, picked: Tensor, first: int) -> None:
-    """Say what PyTorch says of a mask that does not fit the dimensions from the first one on."""
+    """Raise PyTorch's error for a mask that does not fit the dimensions from ``first`` on."""
     sizes = picked.shape[first:]
     for place, size in enumerate(mask.shape):
         if place >= len(sizes) or sizes[place] != size:
@@ -130,19 +121,12 @@ def _check_mask(mask: Tensor, picked: Tensor, first: int) -> None:
 
 
 def follow(func: OpOverload, args: Any, kwargs: Any, output: Any) -> None:
-    """Note what is known of the outputs of an operator that ran on fake tensors.
-
-    Args:
-        func: the operator.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        output: its fake outputs.
-    """
+    """Record the known values of the outputs of an operator that ran on fake tensors."""
     first = args[0] if args else None
-    is_unknown = isinstance(first, FakeTensor) and value_of(first) is None  # as most are
+    is_unknown = isinstance(first, FakeTensor) and value_of(first) is None
     result = None
-    if _is_telling(func):
-        result = _told(func, args, kwargs, output, is_unknown)
+    if func.overloadpacket in _EMPTIES or func in _FILLS or func in ASSUMED:
+        result = _implied(func, args, kwargs, output, is_unknown)
     if result is None and not is_unknown:
         result = _result(func, args, kwargs, output)
     if result is None:
@@ -156,21 +140,15 @@ def follow(func: OpOverload, args: Any, kwargs: Any, output: Any) -> None:
 
 
 def forget(func: OpOverload, args: Any, kwargs: Any) -> None:
-    """Let go of what an operator writes to, as nobody knows what.
-
-    Args:
-        func: the operator.
-        args: its arguments.
-        kwargs: its keyword arguments.
-    """
+    """Drop the values of all tensors that an operator writes to."""
     for position, name in _written(func):
         written = args[position] if position < len(args) else kwargs.get(name)
         for tensor in _tensors(written):
             let_go(tensor)
 
 
-def _told(func: OpOverload, args: Any, kwargs: Any, output: Any, is_unknown: bool) -> Any:
-    """The values of an operator's output that do not hang on those of its tensor."""
+def _implied(func: OpOverload, args: Any, kwargs: Any, output: Any, is_unknown: bool) -> Any:
+    """Return output values that do not depend on the values of the operator's tensor."""
     if func.overloadpacket in _EMPTIES:
         return _zeros(output)
     if func in _FILLS:
@@ -178,21 +156,21 @@ def _told(func: OpOverload, args: Any, kwargs: Any, output: Any, is_unknown: boo
         return None if zeros is None else _result(func, (zeros, *args[1:]), kwargs, output)
     number = drawn(func, args)
     if number is not None:
-        return _alike(number, output) if output.numel() == 1 else None
-    told = if_finite(func, args) if is_unknown else None
-    return None if told is None else _alike(told, output)
+        return _filled(number, output) if output.numel() == 1 else None
+    verdict = if_finite(func, args) if is_unknown else None
+    return None if verdict is None else _filled(verdict, output)
 
 
 def _result(func: OpOverload, args: Any, kwargs: Any, output: Any) -> Any:
-    """The values of an operator's outputs; None if they are not known."""
-    if not _is_pytorchs(func) or torch.Tag.nondeterministic_seeded in func.tags:
+    """Return the values of an operator's outputs; None if they are unknown."""
+    if not _is_builtin(func) or torch.Tag.nondeterministic_seeded in func.tags:
         return None
     values = _values((args, kwargs))
     if values is None:
         return None
     if all(part.numel() <= MOST_ELEMENTS for part in _tensors((output, values))):
         return _run(func, *values)
-    # Else only where a single element tells all of them.
+    # Larger tensors: only if all elements are equal, so that one stands for all.
     one_by_one = torch.Tag.pointwise in func.tags or func in _SUM_UP
     if not one_by_one or func._schema.is_mutable or not all(map(_is_uniform, _tensors(values))):
         return None
@@ -208,7 +186,7 @@ def _zeros(like: Tensor) -> Tensor | None:
         return torch.zeros(like.shape, dtype=like.dtype, device="cpu")
 
 
-def _alike(number: float, like: Tensor) -> Tensor:
+def _filled(number: float, like: Tensor) -> Tensor:
     with no_dispatch():
         if like.numel() <= MOST_ELEMENTS:
             return torch.full(like.shape, number, dtype=like.dtype, device="cpu")
@@ -216,7 +194,7 @@ def _alike(number: float, like: Tensor) -> Tensor:
 
 
 def _values(arguments: Any) -> Any:
-    """The same arguments with values in place of tensors; None if one is not known."""
+    """Return the arguments with values in place of tensors; None if one is unknown."""
     values = {}
     for tensor in _tensors(arguments):
         value = value_of(tensor)
@@ -231,7 +209,7 @@ def _run(func: OpOverload, args: Any, kwargs: Any) -> Any:
         with no_dispatch():
             return func(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError):
-        return None  # what is wrong with it is told by the step, not by its shadow
+        return None  # the step itself will raise the error
 
 
 def _is_uniform(value: Tensor) -> bool:
@@ -240,7 +218,7 @@ def _is_uniform(value: Tensor) -> bool:
 
 
 def _first_of(value: Tensor) -> Tensor:
-    # Not of dimension 0, unless it was: such a tensor gives way to the types of others.
+    # Keep at least one dimension: tensors without dimensions promote dtypes differently.
     return value.as_strided((1,), (0,)) if value.dim() else value
 
 
@@ -249,27 +227,23 @@ def _tensors(arguments: Any) -> Iterable[Tensor]:
 
 
 @cache
-def _hangs_on_values(func: OpOverload) -> bool:
-    if not _is_pytorchs(func) or func._schema.is_mutable:  # which would write to the value alone
+def _depends_on_values(func: OpOverload) -> bool:
+    # A mutable operator would write to the value and not to the fake tensor.
+    if not _is_builtin(func) or func._schema.is_mutable:
         return False
     tags = func.tags
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
 
 
 @cache
-def _is_pytorchs(func: OpOverload) -> bool:
-    """Others may be for a GPU alone, or do more than they return."""
+def _is_builtin(func: OpOverload) -> bool:
+    """Return True for PyTorch's own operators; others may need a GPU or have side effects."""
     return func.namespace in ("aten", "prims", "prim")
 
 
 @cache
-def _is_telling(func: OpOverload) -> bool:
-    return func.overloadpacket in _EMPTIES or func in _FILLS or func in ASSUMED
-
-
-@cache
 def _written(func: OpOverload) -> list[tuple[int, str]]:
-    """The arguments that an operator writes to, by position and name."""
+    """Return the position and name of each argument that an operator writes to."""
     return [
         (position, argument.name)
         for position, argument in enumerate(func._schema.arguments)

@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from batchfinder.errors import StepError
 from batchfinder.training.frameworks.methods import methods_replaced
 from batchfinder.training.parallel import is_wrapped, unwrapped
+from batchfinder.training.source import KeptUntil, StepSource
 
 _LIGHTNING = ("lightning", "pytorch_lightning")
 
@@ -42,26 +43,36 @@ def trains_itself(model: nn.Module) -> bool:
     )
 
 
-def own_training_step(model: nn.Module, batch: Any) -> Tensor:
-    """The loss of a LightningModule's ``training_step``, for the first batch of an epoch.
+class OwnTrainingStep(StepSource):
+    """A LightningModule's ``training_step``, as Lightning's automatic optimization runs it.
 
-    Args:
-        model: the module; also as DistributedDataParallel or ``fully_shard`` wrap it.
-        batch: as the DataLoader yields it.
-
-    Raises:
-        StepError: the module gives no loss; or as :func:`call_training_step`.
-        Exception: what ``training_step`` raises, running out of memory included.
+    Lightning keeps gradients until the backward pass, and what a step returned and its batch until
+    the optimizer has stepped: ``Closure`` in lightning/pytorch/loops/optimization/automatic.py,
+    ``advance`` in lightning/pytorch/loops/training_epoch_loop.py.
     """
-    output = call_training_step(model, batch)
-    loss = output.get("loss") if isinstance(output, Mapping) else output
-    if not isinstance(loss, Tensor):
-        raise StepError(
-            f"training_step of the LightningModule gave {type(output).__name__}"
-            f"{' without a loss' if isinstance(output, Mapping) else ''}; it must return the loss, "
-            'or a dict with "loss"'
-        )
-    return loss
+
+    name = "training_step"
+    keeps_gradients = True
+    kept_until = KeptUntil.STEP
+
+    def __call__(self, model: nn.Module, batch: Any) -> Any:
+        """Return what ``training_step`` returns for the first batch of an epoch."""
+        return call_training_step(model, batch)
+
+    def loss_of(self, output: Any, batch: Any) -> Tensor:
+        """Return the loss: the output itself, or ``output["loss"]``.
+
+        Raises:
+            StepError: there is no loss.
+        """
+        loss = output.get("loss") if isinstance(output, Mapping) else output
+        if not isinstance(loss, Tensor):
+            raise StepError(
+                f"training_step of the LightningModule gave {type(output).__name__}"
+                f"{' without a loss' if isinstance(output, Mapping) else ''}. Return the loss, "
+                'or a dict with "loss"'
+            )
+        return loss
 
 
 def call_training_step(model: nn.Module, batch: Any) -> Any:

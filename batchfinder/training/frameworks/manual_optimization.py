@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from batchfinder.training.frameworks.lightning import call_training_step, own_optimizers
 from batchfinder.training.frameworks.methods import methods_replaced
 from batchfinder.training.parallel import unwrapped
+from batchfinder.training.source import KeptUntil, StepSource
 
 
 def optimizes_by_hand(model: nn.Module) -> bool:
@@ -22,14 +23,19 @@ def optimizes_by_hand(model: nn.Module) -> bool:
     return getattr(unwrapped(model), "automatic_optimization", True) is False
 
 
-class ManualStep:
-    """``step(model, batch) -> None``: the ``training_step``, with the optimizers configured.
+class ManualStep(StepSource):
+    """A ``training_step`` that trains by itself, with the optimizers configured.
 
     Raises:
         StepError: as :func:`~batchfinder.training.frameworks.lightning.call_training_step` and
             :func:`~batchfinder.training.frameworks.lightning.own_optimizers`.
-        Exception: what the module raises, running out of memory included.
+        Exception: what the module raises, including out-of-memory errors.
     """
+
+    name = "training_step"
+    returns_loss = False
+    kept_until = KeptUntil.STEP
+    takes_bf16 = True  # Lightning runs the whole training_step under autocast
 
     def __init__(self) -> None:
         self._configured: tuple[list[Optimizer], list[Any]] | None = None
@@ -40,6 +46,9 @@ class ManualStep:
             self._configured = own_optimizers(model)
         with methods_replaced(unwrapped(model), **_in_the_trainers_place(*self._configured)):
             call_training_step(model, batch)
+
+    def loss_of(self, output: Any, batch: Any) -> None:
+        """Return None: the step has trained by itself."""
 
 
 def _in_the_trainers_place(

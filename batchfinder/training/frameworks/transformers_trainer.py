@@ -25,27 +25,34 @@ from batchfinder.errors import StepError
 from batchfinder.training.frameworks.methods import methods_replaced
 from batchfinder.training.parallel import unwrapped
 from batchfinder.training.setup import Trainer
+from batchfinder.training.source import KeptUntil, StepSource
 from batchfinder.training.tree import named_tensors
 
 # Those whose training_step does no more, as far as memory is concerned, than the loss needs.
 _KNOWN = ("transformers", "trl")
 
 
-class TrainerStep:
+class TrainerStep(StepSource):
     """``step(model, batch) -> loss`` as a Trainer makes it.
+
+    ``Trainer.training_step`` returns a detached loss, so nothing but that outlives its backward
+    pass; the batches of a step live until all of the next are on the device.
 
     Args:
         trainer: stays as it is, whatever its ``compute_loss`` notes in it.
 
     Attributes:
-        accumulates: whether it accumulates gradients over several micro-batches.
-        held: the Trainer's modules and tensors beside its model, by name: a reference model, say.
-        batches_ahead: how many micro-batches it has on the device while it trains on one: all of a
-            step; None where it fetches each in its turn, as before transformers 4.46.
+        held: the Trainer's modules and tensors beside its model, by name: a reference model
+            and the like.
+        batches_ahead: all micro-batches of a step; None before transformers 4.46, which fetches
+            each in its turn.
 
     Raises:
         StepError: it shards its model, or makes its batches out of its model's answers.
     """
+
+    name = "compute_loss of the Trainer"
+    kept_until = KeptUntil.BACKWARD
 
     def __init__(self, trainer: Trainer) -> None:
         for option in ("deepspeed", "fsdp"):
@@ -99,6 +106,11 @@ class TrainerStep:
             batch = acting._prepare_inputs(batch)
         with _in_precision(module, _lower_precision(self._trainer)):
             loss: Tensor = acting.compute_loss(model, batch, **items)
+        return loss
+
+    def loss_of(self, output: Any, batch: Any) -> Tensor:
+        """Return the loss, which is all that ``compute_loss`` returns."""
+        loss: Tensor = output
         return loss
 
 

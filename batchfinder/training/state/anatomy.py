@@ -1,4 +1,4 @@
-"""What objects, classes, containers and functions are made of, and which are the user's own."""
+"""The parts of objects, classes, containers and functions, and which of them are user code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
-# Nothing hangs from these, and there may be millions of them in a list.
+# These refer to nothing else, and a list may have millions of them.
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 _BATCHFINDER = str(Path(__file__).parents[2]) + os.sep
@@ -34,12 +34,12 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def tensors_of(owner: nn.Module | Tensor) -> list[Tensor]:
-    """The parameters and buffers of a module; a tensor itself."""
+    """Return the parameters and buffers of a module, or the tensor itself."""
     return [owner] if isinstance(owner, Tensor) else [*owner.parameters(), *owner.buffers()]
 
 
 def is_followed(value: Any) -> bool:
-    """Whether the attributes of an object, which is no module, may change in a training step."""
+    """Return True if a training step may change the attributes of an object (not of a module)."""
     if isinstance(value, type | ModuleType | Dataset | DataLoader):
         return False
     if not hasattr(value, "__dict__"):
@@ -50,7 +50,7 @@ def is_followed(value: Any) -> bool:
 
 
 def container_of(value: Any) -> Any:
-    """The kind of container that an object is, also by inheritance; None for others.
+    """Return the container type that an object is or inherits from; None for other objects.
 
     Example:
         >>> container_of(Counter()), container_of((1, 2))
@@ -60,13 +60,13 @@ def container_of(value: Any) -> Any:
 
 
 def items_of(container: Any) -> list[Any]:
-    """The items of a container, the pairs of a dict, whatever its class has made of iteration."""
+    """Return the items of a container (pairs for a dict), even if its class overrides iteration."""
     kind = container_of(container)
     return list(kind.items(container) if issubclass(kind, dict) else kind.__iter__(container))
 
 
 def slots_of(value: Any) -> list[MemberDescriptorType]:
-    """The ``__slots__`` of an object of the user's own class."""
+    """Return the ``__slots__`` of an object of a user's class."""
     return [
         slot
         for cls in users_classes(type(value))
@@ -76,7 +76,7 @@ def slots_of(value: Any) -> list[MemberDescriptorType]:
 
 
 def contents_of_slot(slot: MemberDescriptorType, owner: Any) -> tuple[Any, ...]:
-    """What an object holds in a slot: one thing, or none yet."""
+    """Return the content of an object's slot, if it has one, in a tuple."""
     try:
         return (slot.__get__(owner),)
     except AttributeError:
@@ -84,9 +84,9 @@ def contents_of_slot(slot: MemberDescriptorType, owner: Any) -> tuple[Any, ...]:
 
 
 def users_classes(cls: type) -> tuple[type, ...]:
-    """A class and those that it inherits from, as far as they are the user's own.
+    """Return the user's own classes among a class and its bases.
 
-    Left out are the kinds that are followed by themselves, or do not change; batchfinder's too.
+    Modules and tensors are handled apart; data sets, loaders and enums do not change.
     """
     if issubclass(cls, nn.Module | Tensor | Dataset | DataLoader | enum.Enum):
         return ()
@@ -95,7 +95,7 @@ def users_classes(cls: type) -> tuple[type, ...]:
 
 
 def attributes_of(cls: type) -> dict[str, Any]:
-    """What a class itself holds: methods, properties, data; no slots, no ``__doc__`` and the like.
+    """Return a class's own methods, properties and data, without slots, ``__doc__`` and the like.
 
     Example:
         >>> class Loop:
@@ -114,7 +114,7 @@ def attributes_of(cls: type) -> dict[str, Any]:
 
 
 def parts_of(cls: type) -> Iterator[Any]:
-    """The functions and data that a class itself holds, without what is around them."""
+    """Yield a class's own functions and data, without wrappers such as ``property``."""
     for value in attributes_of(cls).values():
         if isinstance(value, staticmethod | classmethod):
             yield value.__func__
@@ -127,7 +127,7 @@ def parts_of(cls: type) -> Iterator[Any]:
 
 
 def contents_of(cell: CellType) -> tuple[Any, ...]:
-    """What a closure's cell holds: one thing, or none yet."""
+    """Return the content of a closure's cell, if it has one, in a tuple."""
     try:
         return (cell.cell_contents,)
     except ValueError:
@@ -135,10 +135,9 @@ def contents_of(cell: CellType) -> tuple[Any, ...]:
 
 
 def namespaces_of(function: FunctionType) -> list[tuple[dict[str, Any], set[str]]]:
-    """Where a user's function looks for names: its globals, and the user's modules that it reads.
+    """Return the namespaces that a user's function reads: its globals and the user's modules.
 
-    Returns:
-        each namespace with the names that the function may look for there.
+    Each comes with the names that the function may look up there.
     """
     if not is_users(function):
         return []
@@ -157,7 +156,7 @@ def namespaces_of(function: FunctionType) -> list[tuple[dict[str, Any], set[str]
 
 
 def globals_named(code: CodeType) -> set[str]:
-    """The global names that a function's code reads or binds, and the functions inside it.
+    """Return the global names that a function, or a function inside it, reads or binds.
 
     Example:
         >>> sorted(globals_named((lambda: (len, [print for _ in ()])).__code__))
@@ -168,7 +167,7 @@ def globals_named(code: CodeType) -> set[str]:
 
 
 def _names_in(code: CodeType) -> set[str]:
-    """All names in a function's code: of globals, attributes, imports."""
+    """Return all names in a function's code: globals, attributes, imports."""
     return set(code.co_names).union(*map(_names_in, _codes_in(code)))
 
 
@@ -177,28 +176,28 @@ def _codes_in(code: CodeType) -> list[CodeType]:
 
 
 def wraps_users(function: FunctionType) -> bool:
-    """Whether a function is the user's, or what the decorator of a library has made of one."""
+    """Return True for a user's function, also if a library's decorator wraps it."""
     return is_users(function) or is_users(inspect.unwrap(function))
 
 
 def is_users(thing: Any) -> bool:
-    """Whether a function, module or class, or the class of an object, is the user's code.
+    """Return True if a function, module, class, or an object's class, is user code.
 
-    Or of batchfinder. Code of the standard library and what is installed as a package are others'.
+    Batchfinder counts as user code; the standard library and installed packages do not.
     """
     if isinstance(thing, ModuleType):
         names = variables_of(thing)
         return _is_users_file(str(names.get("__name__")), str(names.get("__file__") or ""))
     if isinstance(thing, FunctionType):
         if not thing.__closure__ and thing.__code__.co_filename.startswith(_BATCHFINDER):
-            return False  # ours hold something of the user's in closures alone
+            return False  # batchfinder's functions refer to user objects only in closures
         return _is_users_file(thing.__module__ or "", thing.__code__.co_filename)
     module = thing.__module__ if isinstance(thing, type) else type(thing).__module__
     return _is_users_file(module, getattr(sys.modules.get(module), "__file__", None) or "")
 
 
 def variables_of(module: ModuleType) -> dict[str, Any]:
-    """The variables of a module, which one that loads lazily would load itself to tell."""
+    """Return the variables of a module, without triggering a lazy module to load."""
     names: dict[str, Any] = ModuleType.__getattribute__(module, "__dict__")
     return names
 

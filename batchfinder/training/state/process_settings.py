@@ -1,4 +1,4 @@
-"""What training steps may change in the process itself: random numbers, modes, precision flags."""
+"""Process-wide state that training steps may change: random numbers, modes, precision flags."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 Undo = Callable[[], object]
 
-# Below torch.backends; from wide to narrow, since a narrow one follows the wide one it lies in.
+# Below torch.backends. Wide flags come first: setting one also sets the narrower ones in it.
 _BACKEND_FLAGS = (
     "cudnn.enabled",
     "cudnn.benchmark",
@@ -35,41 +35,39 @@ _BACKEND_FLAGS = (
 
 
 def process_settings() -> list[Undo]:
-    """How to put back what belongs to the process as a whole: one function per setting."""
+    """Return one function per process-wide setting that restores its current value."""
     undo: list[Undo] = [
         partial(random.setstate, random.getstate()),
         partial(torch.set_grad_enabled, torch.is_grad_enabled()),
         *(partial(_switch, name, value) for name, value in read_switches().items()),
     ]
-    # Not imported before means not used before: nothing to put back.
+    # If NumPy is not imported yet, its generator has no state to restore.
     if numpy := sys.modules.get("numpy"):
         undo.append(partial(numpy.random.set_state, numpy.random.get_state()))
     return undo
 
 
 def read_switches() -> dict[str, Any]:
-    """What PyTorch is told for the whole process and a training step's memory hangs on, by name.
+    """Return PyTorch's process-wide settings that affect the memory of a training step, by name.
 
-    Values are as JSON has them; a switch that cannot be read is left out.
+    The values are JSON types. Settings that cannot be read are left out.
     """
     values = {name: _readable(read) for name, (read, _) in _SWITCHES.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def set_switches(values: Mapping[str, Any]) -> None:
-    """Set in this process what :func:`read_switches` has read in another."""
+    """Apply the settings that :func:`read_switches` read in another process."""
     for name, value in values.items():
         _switch(name, value)
 
 
 @contextlib.contextmanager
 def repeatable(things: Iterable[Any]) -> Iterator[None]:
-    """Run what follows with the same random numbers each time; the user's go on as they were.
-
-    Settings of the process are put back too.
+    """Run the block with fixed random seeds; restore generators and process settings afterwards.
 
     Args:
-        things: among them generators of the user's own, which are only put back.
+        things: any objects; the user's generators among them are restored but not seeded.
     """
     torch_numbers = torch.default_generator
     undo = process_settings()
@@ -85,7 +83,7 @@ def repeatable(things: Iterable[Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def undone(undo: list[Undo]) -> Iterator[None]:
-    """Put back what is changed inside."""
+    """Run the functions in ``undo`` when the block ends."""
     try:
         yield
     finally:
@@ -95,7 +93,7 @@ def undone(undo: list[Undo]) -> Iterator[None]:
 
 def _set_default_device(name: str) -> None:
     device = torch.device(name)
-    # None means the CPU as well, and spares every factory function a look at the default.
+    # None means the CPU too, and is faster: factory functions skip the lookup.
     torch.set_default_device(None if device.type == "cpu" else device)
     if _readable(torch.get_default_device) is None:  # PyTorch 2.4 cannot read a None
         torch.set_default_device(device)
@@ -107,7 +105,7 @@ def _set_backend_flag(flag: str, value: object) -> None:
 
 
 def _switch(name: str, value: Any) -> None:
-    """Set a switch; it is not touched while it is as it should be."""
+    """Set a switch, unless it already has this value."""
     read, write = _SWITCHES[name]
     if _readable(read) != value:
         with _unwarned():
@@ -119,15 +117,15 @@ def _readable(read: Callable[[], Any]) -> Any:
         with _unwarned():
             return read()
     except (AttributeError, RuntimeError):
-        # An older PyTorch has not all of them. And the older TF32 switches cannot be read once
-        # the newer ones were set apart from them:
+        # Older versions of PyTorch lack some switches. The older TF32 switches cannot be read once
+        # the newer ones have different values:
         # https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
         return None
 
 
 @contextlib.contextmanager
 def _unwarned() -> Iterator[None]:
-    """For switches that are on their way out: PyTorch 2.9 warns of reading the older TF32 ones.
+    """Suppress warnings: PyTorch 2.9 warns about reading the older TF32 switches.
 
     https://github.com/pytorch/pytorch/issues/166286
     """
@@ -137,18 +135,18 @@ def _unwarned() -> Iterator[None]:
 
 
 def device_generator(device: torch.device) -> Undo:
-    """How to put back the random numbers of an accelerator."""
+    """Return a function that restores an accelerator's random generator."""
     module = getattr(torch, device.type)
-    # Apple's has one generator, whatever the index.
+    # MPS has a single generator, which takes no device.
     where = () if device.type == "mps" else (device,)
     return partial(module.set_rng_state, module.get_rng_state(*where), *where)
 
 
 def generator(thing: Any) -> list[Undo]:
-    """How to put back a generator of random numbers of the user's own; nothing for other things.
+    """Return functions that restore a user's random generator; none for other objects.
 
     Args:
-        thing: a ``torch.Generator``, ``random.Random``, or a generator of NumPy.
+        thing: such as a ``torch.Generator``, a ``random.Random``, or a generator of NumPy.
     """
     if isinstance(thing, torch.Generator):
         return [partial(thing.set_state, thing.get_state())]
@@ -163,14 +161,7 @@ def generator(thing: Any) -> list[Undo]:
     return []
 
 
-def _deterministic() -> list[bool]:
-    return [
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    ]
-
-
-# How to read and to write each, in this order.
+# A function to read each switch, and one to write it.
 _SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "default_dtype": (
         lambda: str(torch.get_default_dtype()),
@@ -179,7 +170,10 @@ _SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "default_device": (lambda: str(torch.get_default_device()), _set_default_device),
     "num_threads": (torch.get_num_threads, torch.set_num_threads),
     "deterministic": (
-        _deterministic,
+        lambda: [
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ],
         lambda values: torch.use_deterministic_algorithms(values[0], warn_only=values[1]),
     ),
     "float32_matmul_precision": (

@@ -1,8 +1,7 @@
-"""What training steps may touch: all that is reachable from models, optimizers and functions.
+"""Everything that training steps can reach from models, optimizers and functions.
 
-A step of the user's own reaches more than its arguments: the discriminator of a GAN, the copy of an
-EMA, optimizers, counters. Functions hold it in their closures, in the globals that they name, and
-in the object that a method belongs to.
+A user's step uses more than its arguments: the discriminator of a GAN, an EMA copy, optimizers,
+counters. It reaches them through closures, globals, and the ``self`` of a method.
 """
 
 from __future__ import annotations
@@ -31,19 +30,23 @@ from batchfinder.training.state.anatomy import (
 
 
 def reachable(roots: Iterable[object]) -> Iterator[Any]:
-    """All that is reachable from some objects, each thing once.
+    """Yield everything reachable from some objects, once each.
 
-    Followed are the items of containers; the attributes of what has a ``state_dict`` (modules,
-    optimizers, scalers, schedulers), of objects of the user's own classes, and of these classes;
-    the hooks of tensors; and what the user's functions read: closures, defaults, globals, names in
-    modules of the user's own. Data sets are not followed, nor are objects of libraries.
+    The search follows:
+
+    - the items of containers, and the hooks of tensors;
+    - the attributes of objects with a ``state_dict`` (modules, optimizers, scalers, schedulers),
+      of objects of the user's classes, and of these classes;
+    - everything that the user's functions read: closures, defaults, globals, the user's modules.
+
+    It does not follow data sets or objects of libraries.
 
     Args:
-        roots: where to start.
+        roots: the objects to start from.
 
     Yields:
-        The roots and what was found: tensors, containers, modules, functions, the cells of
-        closures. What is yielded may be changed only once all has been seen.
+        The roots, and all tensors, containers, modules, functions and closure cells found. Do not
+        change any of them before the iteration ends.
 
     Example:
         >>> teacher = nn.Linear(4, 2)
@@ -52,23 +55,21 @@ def reachable(roots: Iterable[object]) -> Iterator[Any]:
         >>> [thing for thing in reachable([step]) if isinstance(thing, nn.Module)]
         [Linear(in_features=4, out_features=2, bias=True)]
     """
-    # By a stack: users' structures may be deep or cyclic.
+    # A stack instead of recursion: users' structures may be deep or cyclic.
     pending = [*roots]
     seen: dict[int, Any] = {}
     while pending:
         value = pending.pop()
         if id(value) in seen:
             continue
-        # Held, not just noted: a dead object's id may be given to another.
+        # Keep the object alive: another object could get its id.
         seen[id(value)] = value
         yield value
         pending += [held for held in _held_by(value) if type(held) not in ATOMS]
 
 
 def modules_reached(functions: Iterable[object]) -> dict[nn.Module, str]:
-    """The modules that functions reach, each with the name of a variable that holds it.
-
-    The modules inside them are left out.
+    """Return the outermost modules that functions reach, each with the name of its variable.
 
     Example:
         >>> teacher = nn.Sequential(nn.Linear(4, 2))
@@ -121,12 +122,12 @@ def _held_by(value: Any) -> Iterable[Any]:
 
 
 def tensor_hooks(tensor: Tensor) -> list[dict[int, Any]]:
-    """The hooks on a tensor's gradient: before it is accumulated, and after."""
+    """Return the hooks on a tensor's gradient: before and after accumulation."""
     return [tensor._backward_hooks or {}, tensor._post_accumulate_grad_hooks or {}]
 
 
 def hooks_of(model: nn.Module) -> list[Any]:
-    """The hooks of a model: of its modules, and of their parameters.
+    """Return the hooks of a model's modules and parameters.
 
     Example:
         >>> model = nn.Linear(2, 2)
@@ -145,9 +146,9 @@ def hooks_of(model: nn.Module) -> list[Any]:
 
 
 def methods_of(model: nn.Module) -> list[Any]:
-    """What the user's own classes of modules hold: the methods that a forward pass runs, and data.
+    """Return the methods and data of the user's module classes.
 
-    A table that they keep in a global, once for each length, is reached by these alone.
+    Only these reach a global that a forward pass uses, such as a table cached for each length.
 
     Example:
         >>> methods_of(nn.Linear(2, 2))
@@ -177,7 +178,7 @@ def _held_by_callable(value: Any) -> Iterable[Any]:
 
 def _held_by_object(value: Any) -> Iterable[Any]:
     if isinstance(value, nn.Module):
-        # A scripted module keeps these outside its __dict__.
+        # Scripted modules keep these outside of their __dict__.
         inside = [value.parameters(recurse=False), value.buffers(recurse=False), value.children()]
         return [vars(value), *(item for items in inside for item in items)]
     if not is_followed(value):

@@ -1,8 +1,8 @@
-"""All that training steps touch, put back bit for bit.
+"""Restore everything that training steps change, bit for bit.
 
-One rule covers modules, optimizers, scalers, schedulers and the user's functions alike: every dict
-and list reachable from them gets its old items back, every tensor in them its old values, place and
-gradient, and every variable of a closure its old value. The values wait in host memory.
+One rule covers modules, optimizers, scalers, schedulers and the user's functions. All dicts and
+lists reachable from them get their old items back. Tensors get their old values, device and
+gradient back, and closures their old variables. The saved values are kept in host memory.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from batchfinder.training.state.process_settings import (
     process_settings,
 )
 from batchfinder.training.state.reach import methods_of, reachable
+from batchfinder.training.state.storage import SavedStorage, host_copy
 from batchfinder.training.state.undo import undo_of
 
 
@@ -35,37 +36,36 @@ from batchfinder.training.state.undo import undo_of
 def preserved_state(
     *objects: object, device: torch.device | str | None = None
 ) -> Iterator[Snapshot]:
-    """Run training steps and leave no trace of them, whichever way they end.
+    """Run training steps and restore everything that they change, however they end.
 
-    On leaving, also by an exception or Ctrl-C, these are as they were on entering:
+    After the block, also after an exception or Ctrl-C, these are as before:
 
-    - of each object: attributes, dicts and lists; so parameters, buffers, train/eval mode, hooks,
+    - objects: attributes, dicts and lists, and so parameters, buffers, train/eval mode, hooks,
       optimizer states and groups, the scaler's scale, the scheduler's counters;
-    - of each function, and of each method of the user's modules: what it reaches in its closure,
-      its globals, the user's files and the object that it belongs to, as far as that is the user's
-      code, and which objects the variables there name; and the user's generators of random numbers;
-    - of each tensor in them: the object, its values, its device and storage (tied and shared ones
-      stay so), ``requires_grad`` and the gradient (the same object; None stays None);
-    - of the process: random number generators (Python, NumPy, PyTorch on the CPU and the devices),
-      autograd mode, default dtype and device, determinism, cuDNN and TF32 switches.
+    - functions, and methods of the user's modules: the variables that they can reach in closures,
+      globals, the user's modules and ``self``, and the user's random generators;
+    - tensors in any of these: the object, its values, device and storage (tied and shared tensors
+      stay so), ``requires_grad`` and the gradient (the same object, or None);
+    - the process: random generators (Python, NumPy, PyTorch on all devices), autograd mode, default
+      dtype and device, determinism, cuDNN and TF32 switches.
 
-    Inside, every gradient is None, as at the start of a training step, and the model may be moved
-    to another device. A second Ctrl-C waits until everything is back.
+    Inside the block, every gradient is None, as at the start of a training step, and the model may
+    be moved to another device. A second Ctrl-C waits until everything is restored.
 
-    Not covered: what only objects of libraries hold, unless they have a ``state_dict``; data sets,
-    iterators, NumPy arrays; the allocator's cap; tensors on the meta device, which have no values.
+    Not restored: objects of libraries without a ``state_dict``; data sets, iterators, NumPy arrays;
+    the allocator's cap; tensors on the meta device, which have no values.
 
     Args:
-        objects: modules, optimizer, GradScaler, scheduler, functions, …; None is ignored. What an
-            optimizer or scheduler holds is covered with it.
-        device: where the steps run, for its random numbers; the devices of the tensors are known.
+        objects: modules, optimizer, GradScaler, scheduler, functions, and so on; None is ignored.
+            Everything that an optimizer or scheduler refers to is included.
+        device: the device of the steps, for its random generator. Devices of tensors are included.
 
     Yields:
-        What was there: its ``start_over`` puts all back in between, for other steps to follow.
+        The snapshot. Its ``start_over`` restores everything in between, before other steps.
 
     Raises:
         StepError: a parameter has no shape yet, as in ``nn.LazyLinear``.
-        DeviceError: something could not be put back, as the device is broken; all else is back.
+        DeviceError: a broken device kept something from being restored; all else is restored.
 
     Example:
         >>> model = nn.Linear(2, 1)
@@ -80,13 +80,13 @@ def preserved_state(
         snapshot.detach_gradients()
         yield snapshot
     finally:
-        # Also where this is left in another's ``finally``, and no error comes through the ``with``.
+        # sys.exc_info() also finds an error if this generator is closed in another ``finally``.
         error = sys.exc_info()[1]
         with _interrupts_deferred():
             try:
                 snapshot.restore()
             except DeviceError:
-                # What the frames of an error hold of the step may be what there is no room beside.
+                # The frames of the error may keep tensors alive that leave no room to restore.
                 if error is None:
                     raise
                 _clear_frames(error)
@@ -94,14 +94,14 @@ def preserved_state(
 
 
 class Snapshot:
-    """What was there. Taken once; restoring it twice is the same as once."""
+    """The saved state. It can be restored any number of times."""
 
     def __init__(self, objects: tuple[object, ...], device: torch.device | str | None) -> None:
         self._containers: list[Undo] = []
         self._values: list[Undo] = []
         self._tensors: list[_SavedTensor] = []
         self._settings: list[Undo] = process_settings()
-        self._storages: set[tuple[torch.device, int]] = set()
+        self._storages: dict[tuple[torch.device, int], SavedStorage] = {}
         self._devices = set() if device is None else {torch.device(device)}
         self._collect(objects)
         for used in self._devices:
@@ -109,33 +109,40 @@ class Snapshot:
                 self._settings.append(device_generator(used))
 
     def detach_gradients(self) -> None:
-        """Take every gradient off its tensor, and off the accelerator."""
+        """Remove every gradient from its tensor, and from the accelerator."""
         for saved in self._tensors:
             saved.detach_gradient()
 
     def start_over(self) -> None:
-        """Make everything as it was on entering :func:`preserved_state`, in the midst of it.
+        """Restore the state at the start of :func:`preserved_state` while still inside it.
 
         Raises:
-            DeviceError: something could not be put back, as the device is broken; all else is back.
+            DeviceError: a broken device kept something from being restored; all else is restored.
         """
         with _interrupts_deferred():
-            self.restore()
+            self.restore(is_midway=True)
         self.detach_gradients()
 
-    def restore(self) -> None:
-        """Put everything back; what fails does not keep the rest from it."""
+    def restore(self, *, is_midway: bool = False) -> None:
+        """Restore everything; a failure does not prevent the rest.
+
+        Args:
+            is_midway: whether other steps follow; then values that cannot have changed are not
+                read.
+        """
         with torch.no_grad():
             failures = _run(saved.drop_new_gradient for saved in self._tensors)
             failures += _run(self._containers)
             failures += _run(self._values)
+            storages = self._storages.values()
+            failures += _run(partial(saved.restore, is_midway) for saved in storages)
             failures += _run(saved.restore for saved in self._tensors)
         failures += _run(self._settings)
         if failures:
             reason = str(failures[0]).partition("\n")[0]
             raise DeviceError(
-                f"not all of the training state could be put back ({reason}); load model and "
-                "optimizer from a checkpoint before training"
+                f"not all of the training state could be restored ({reason}). Try loading model "
+                "and optimizer from a checkpoint before training."
             ) from failures[0]
 
     def _collect(self, objects: tuple[object, ...]) -> None:
@@ -150,7 +157,7 @@ class Snapshot:
 
     def _save_tensor(self, tensor: Tensor) -> None:
         refuse_lazy([tensor])
-        # Nothing can change in place a tensor made in inference mode.
+        # Tensors made in inference mode cannot be changed in place.
         if tensor.is_meta or tensor.is_inference():
             return
         self._devices.add(tensor.device)
@@ -158,28 +165,28 @@ class Snapshot:
         if tensor.is_leaf and tensor.grad is not None and not _moves_to_host(tensor.grad):
             self._save_tensor(tensor.grad)
         if not _is_plain(tensor):
-            # DTensors, quantized wrappers, sparse tensors: by what they all understand, and on
+            # DTensors, quantized wrappers and sparse tensors all support clone() and copy_(), on
             # their own device.
             self._values.append(partial(tensor.copy_, tensor.detach().clone()))
             return
         storage = tensor.untyped_storage()
         key = (storage.device, storage.data_ptr())
         if key not in self._storages:
-            self._storages.add(key)
-            self._values.append(partial(_refill_storage, storage, _host_copy(_bytes(storage))))
+            self._storages[key] = SavedStorage(storage)
+        self._storages[key].note(tensor)
 
 
 def refuse_lazy(tensors: Iterable[Tensor]) -> None:
     """Raise a StepError if a parameter has no shape yet."""
     if any(map(nn.parameter.is_lazy, tensors)):
         raise StepError(
-            "the model has parameters without a shape yet (nn.LazyLinear or the like); run one "
-            "batch through it before looking for a batch size"
+            "the model has parameters without a shape, as in nn.LazyLinear. Try running one batch "
+            "through it before the search."
         )
 
 
 class _SavedTensor:
-    """Where a tensor's data lie, whether it is trained, and its gradient."""
+    """A tensor's data, ``requires_grad`` and gradient."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -193,7 +200,7 @@ class _SavedTensor:
         if grad is None:
             return
         if _moves_to_host(grad):
-            self._grad_home = (_host_copy(grad), grad.device)
+            self._grad_home = (host_copy(grad), grad.device)
             grad.data = self._grad_home[0]
         self._tensor.grad = None
 
@@ -214,38 +221,20 @@ class _SavedTensor:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether the tensor is a view of one storage, and no wrapper around other tensors."""
+    """Return True for a view of one storage; False for a wrapper around other tensors."""
     return tensor.layout is torch.strided and not hasattr(tensor, "__tensor_flatten__")
 
 
 def _moves_to_host(grad: Tensor) -> bool:
-    """Whether a gradient gives room on the accelerator when it moves away.
+    """Return True if moving a gradient to the host frees memory on the accelerator.
 
-    One that shares its storage with others, as in the buckets of DistributedDataParallel, does not.
+    A gradient with a shared storage, as in DistributedDataParallel's buckets, frees none.
     """
     return (
         grad.device.type not in ("cpu", "meta")
         and _is_plain(grad)
         and grad.untyped_storage().nbytes() == grad.numel() * grad.element_size()
     )
-
-
-def _host_copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)
-
-
-def _bytes(storage: torch.UntypedStorage) -> Tensor:
-    """The storage itself as a tensor; so views, expanded and strided tensors need no care."""
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def _refill_storage(storage: torch.UntypedStorage, values: Tensor) -> None:
-    if storage.nbytes() != values.numel():
-        storage.resize_(values.numel())
-    now = _bytes(storage)
-    # What did not change is not written: it may be mapped from a file, read-only.
-    if not torch.equal(now.cpu(), values):
-        now.copy_(values)
 
 
 def _run(undos: Any) -> list[Exception]:
@@ -259,7 +248,7 @@ def _run(undos: Any) -> list[Exception]:
 
 
 def _clear_frames(error: BaseException | None) -> None:
-    """Let go of the local variables of all that an error has ended."""
+    """Release the local variables in the tracebacks of an error and its causes."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__context__
@@ -268,7 +257,7 @@ def _clear_frames(error: BaseException | None) -> None:
 
 @contextlib.contextmanager
 def _interrupts_deferred() -> Iterator[None]:
-    """Make Ctrl-C wait. Only the main thread gets it, and only it may change that."""
+    """Delay Ctrl-C. Only the main thread receives it and can change its handler."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before is None:
         yield

@@ -1,4 +1,4 @@
-"""How containers, objects, classes and variables get back what they held."""
+"""Restore the contents of containers, objects, classes and variables."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from batchfinder.training.state.process_settings import Undo, undone
 
 
 def contents_kept(things: Iterable[Any]) -> AbstractContextManager[None]:
-    """Give each thing back what it held before; see :func:`undo_of`."""
+    """Restore the contents of each thing when the block ends."""
     return undone([put_back for thing in things for put_back in undo_of(thing)])
 
 
 def undo_of(value: Any) -> list[Undo]:
-    """How to give a thing back what it holds now, by identity; what hangs from that is not touched.
+    """Return functions that give a thing its current contents back, by identity and not deeper.
 
     Args:
         value: a container, a closure's cell, a function (for the variables that it names), a class
-            or an object with slots; there is nothing to undo of others.
+            or an object with slots. Other things need no undo.
 
     Example:
         >>> steps = [1, 2]
@@ -57,10 +57,10 @@ def undo_of(value: Any) -> list[Undo]:
 
 
 def _refill(container: Any, items: list[Any]) -> None:
-    """Give a container its old items, in their old order, unless it has them still."""
+    """Give a container its old items in their old order, unless it still has them."""
     kind, now = container_of(container), items_of(container)
     is_dict = isinstance(container, dict)
-    # By identity: tensors do not compare to a bool, and an equal object is not the same object.
+    # Compare by identity: == on tensors gives no bool, and equal objects may differ.
     flat_now, flat_items = (
         [part for pair in pairs for part in pair] if is_dict else pairs for pairs in (now, items)
     )
@@ -68,7 +68,7 @@ def _refill(container: Any, items: list[Any]) -> None:
         return
     kind.clear(container)
     if isinstance(container, (dict, set)):
-        kind.update(container, dict(items) if is_dict else items)  # pairs are elements to a Counter
+        kind.update(container, dict(items) if is_dict else items)  # Counter would count the pairs
     else:
         kind.extend(container, items)
 
@@ -88,7 +88,7 @@ def _refill_slot(owner: Any, slot: MemberDescriptorType, contents: tuple[Any, ..
 
 
 def _rename(space: dict[str, Any], known: dict[str, Any], names: set[str]) -> None:
-    """Let names stand for the objects again that they stood for, and new ones for none."""
+    """Bind names to their old objects again, and delete new names."""
     for name in names:
         if name in known and space.get(name) is not known[name]:
             space[name] = known[name]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -32,6 +34,18 @@ def test_without_an_accelerator_it_is_the_cpu() -> None:
     assert choose_device(None, nn.Linear(1, 1)).name == "cpu"
 
 
+@pytest.mark.skipif(accelerator() is not None, reason="there is an accelerator")
+def test_a_cpu_build_beside_a_gpu_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batchfinder.probing.devices.choose._GPU_FILES", (tmp_path,))
+    monkeypatch.setattr(torch.version, "cuda", None)
+    warning = choose_device(None).limit_warning
+    assert warning is not None
+    assert "this PyTorch is a CPU build. Try the CUDA build" in warning
+    assert choose_device("cpu").limit_warning is None
+    with pytest.raises(DeviceError, match="Try the CUDA build"):
+        choose_device("cuda")
+
+
 @pytest.mark.parametrize("asked", ["gpu", "cuda:x", "", "cpu0"])
 def test_a_device_that_does_not_exist(asked: str) -> None:
     with pytest.raises(UsageError, match=f"there is no device {asked!r}; write it as cpu, cuda"):
@@ -46,7 +60,7 @@ def test_the_meta_device_runs_nothing() -> None:
 @pytest.mark.skipif(has_cuda, reason="there is CUDA")
 @pytest.mark.parametrize("asked", ["cuda", "cuda:3"])
 def test_cuda_where_there_is_none(asked: str) -> None:
-    with pytest.raises(DeviceError, match=r"there is no CUDA device here.*; use --device cpu"):
+    with pytest.raises(DeviceError, match=r"there is no CUDA device here.* Try .*--device cpu"):
         choose_device(asked)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -16,8 +17,8 @@ from batchfinder.errors import (
     UserCodeError,
     WorkerReleasedError,
 )
-from batchfinder.probing.ranks.consensus import RankReport, check_none_raised, consensus
-from batchfinder.probing.workers.verdict import Verdict
+from batchfinder.probing.attempt import Attempt
+from batchfinder.probing.ranks.consensus import check_none_raised, consensus
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.result import Outcome, Probe
 
@@ -28,34 +29,36 @@ CLOSED_BY_PEER = (
 )
 
 
-def report(outcome: Outcome = GOOD, peak: int = 10, *, is_certain: bool = True) -> RankReport:
+def attempt(outcome: Outcome = GOOD, peak: int = 10, *, is_believed: bool = True) -> Attempt:
     peaks = {Phase.FORWARD_BACKWARD: peak} if outcome is GOOD else {}
     probe = Probe(
         8, outcome, 1, 0.5, 8, peak / 10, phase_peak_bytes=peaks, note="" if peaks else "why"
     )
-    return RankReport(Verdict(probe, is_certain, is_reusable=outcome is GOOD))
+    return Attempt(probe, is_believed, is_reusable=outcome is GOOD)
 
 
-def lost() -> RankReport:
-    return RankReport.of_error(WorkerReleasedError())
+def lost() -> Attempt:
+    return Attempt.of_error(WorkerReleasedError())
 
 
-def judged(*reports: RankReport, budgets: tuple[int, ...] = ()) -> Verdict:
-    return consensus(reports, budgets or (100,) * len(reports), 8, confirm=False)
+def judged(*attempts: Attempt, budgets: tuple[int, ...] = ()) -> Attempt:
+    return consensus(attempts, budgets or (100,) * len(attempts), 8, confirm=False)
 
 
 @given(st.lists(st.sampled_from(Outcome), min_size=1, max_size=9))
 def test_the_worst_outcome_decides(outcomes: list[Outcome]) -> None:
-    verdict = judged(*map(report, outcomes))
+    common = judged(*map(attempt, outcomes))
     order = [Outcome.FITS, Outcome.OOM, Outcome.FAILED]
-    assert verdict.probe.outcome is max(outcomes, key=order.index)
-    assert verdict.probe.limiting_rank is not None
-    assert outcomes[verdict.probe.limiting_rank] is verdict.probe.outcome
-    assert verdict.is_reusable == (set(outcomes) == {Outcome.FITS})
+    assert common.probe.outcome is max(outcomes, key=order.index)
+    assert common.probe.limiting_rank is not None
+    assert outcomes[common.probe.limiting_rank] is common.probe.outcome
+    assert common.is_reusable == (set(outcomes) == {Outcome.FITS})
 
 
 def test_of_those_that_fit_the_one_with_the_least_room_limits() -> None:
-    probe = judged(report(peak=30), report(peak=20), report(peak=25), budgets=(100, 80, 90)).probe
+    probe = judged(
+        attempt(peak=30), attempt(peak=20), attempt(peak=25), budgets=(100, 80, 90)
+    ).probe
     assert probe.limiting_rank == 1
     assert probe.phase_peak_bytes == {Phase.FORWARD_BACKWARD: 20}
     assert probe.rank_peak_bytes == (30, 20, 25)
@@ -63,23 +66,23 @@ def test_of_those_that_fit_the_one_with_the_least_room_limits() -> None:
 
 
 def test_ranks_that_were_cut_off_have_no_say() -> None:
-    verdict = judged(lost(), report(Outcome.OOM), lost())
-    assert (verdict.probe.outcome, verdict.probe.note) == (Outcome.OOM, "rank 1: why")
-    assert verdict.probe.rank_peak_bytes == (None, None, None)
-    assert verdict.is_certain
+    common = judged(lost(), attempt(Outcome.OOM), lost())
+    assert (common.probe.outcome, common.probe.note) == (Outcome.OOM, "rank 1: why")
+    assert common.probe.rank_peak_bytes == (None, None, None)
+    assert common.is_believed
 
 
 def test_a_certain_failure_makes_an_uncertain_one_certain() -> None:
-    oom = report(Outcome.OOM, is_certain=False)
-    assert not judged(report(), oom).is_certain
-    assert judged(oom, report(Outcome.OOM)).is_certain
-    assert not judged(report(Outcome.OOM), report(Outcome.FAILED, is_certain=False)).is_certain
+    oom = attempt(Outcome.OOM, is_believed=False)
+    assert not judged(attempt(), oom).is_believed
+    assert judged(oom, attempt(Outcome.OOM)).is_believed
+    assert not judged(attempt(Outcome.OOM), attempt(Outcome.FAILED, is_believed=False)).is_believed
 
 
 def test_ranks_that_lose_each_other_for_no_reason_are_to_try_again() -> None:
-    verdict = judged(RankReport.of_error(UserCodeError(CLOSED_BY_PEER)), report())
-    assert (verdict.probe.outcome, verdict.is_certain) == (Outcome.FAILED, False)
-    assert verdict.probe.note == f"the ranks lost each other: {CLOSED_BY_PEER}"
+    common = judged(Attempt.of_error(UserCodeError(CLOSED_BY_PEER)), attempt())
+    assert (common.probe.outcome, common.is_believed) == (Outcome.FAILED, False)
+    assert common.probe.note == f"the ranks lost each other: {CLOSED_BY_PEER}"
 
 
 @pytest.mark.parametrize(
@@ -92,32 +95,32 @@ def test_ranks_that_lose_each_other_for_no_reason_are_to_try_again() -> None:
     ],
 )
 def test_what_another_ranks_end_looks_like(text: str) -> None:
-    assert RankReport.of_error(UserCodeError(text)).lost == text
+    assert Attempt.of_error(UserCodeError(text)).lost == text
 
 
 @pytest.mark.parametrize(
     "text", ["ValueError: no such width", "RuntimeError: peer review was closed by the author"]
 )
 def test_what_is_the_users_own(text: str) -> None:
-    assert not RankReport.of_error(UserCodeError(text)).lost
+    assert not Attempt.of_error(UserCodeError(text)).lost
 
 
 def test_an_error_of_one_rank_is_named_and_one_of_all_is_not() -> None:
-    bad = RankReport.of_error(StepError("no loss"))
+    bad = Attempt.of_error(StepError("no loss"))
     with pytest.raises(StepError, match=r"^on rank 1: no loss$"):
-        check_none_raised([RankReport(), bad])
+        check_none_raised([None, bad])
     with pytest.raises(StepError, match=r"^no loss$"):
-        check_none_raised([RankReport.of_error(StepError("no loss")) for _ in range(2)])
+        check_none_raised([Attempt.of_error(StepError("no loss")) for _ in range(2)])
 
 
 @pytest.mark.parametrize(
     "error",
     [UserCodeError("ValueError: no", "Traceback ..."), BatchTooSmallError("2"), RankError("gone")],
 )
-def test_reports_go_through_json(error: BatchFinderError) -> None:
-    for before in (report(), report(Outcome.OOM), lost(), RankReport.of_error(error)):
-        after = RankReport.from_dict(json.loads(json.dumps(before.to_dict())))
-        assert (after.verdict, after.lost) == (before.verdict, before.lost)
+def test_attempts_go_through_json(error: BatchFinderError) -> None:
+    for before in (attempt(), attempt(Outcome.OOM), lost(), Attempt.of_error(error)):
+        after = Attempt.from_dict(json.loads(json.dumps(before.to_dict())))
+        assert replace(after, error=None) == replace(before, error=None)
         assert (type(after.error), str(after.error)) == (type(before.error), str(before.error))
         assert getattr(after.error, "user_traceback", "") == getattr(
             before.error, "user_traceback", ""

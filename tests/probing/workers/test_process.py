@@ -34,11 +34,12 @@ def test_without_an_order_it_waits(process: WorkerProcess) -> None:
 def test_it_answers_in_order_and_then_waits_for_the_next_one(process: WorkerProcess) -> None:
     process.send(order(f"{TARGETS}/models.py:build_small"))
     assert process.receive(PATIENCE_SECONDS)["answer"] == "ready"
-    process.send({"batch_size": 2, "confirm": False})
+    process.send({"id": 2, "batch_size": 2, "confirm": False})
     answers = [process.receive(PATIENCE_SECONDS) for _ in range(3)]
-    assert [answer["answer"] for answer in answers] == ["step", "step", "probe"]
-    assert answers[-1]["probe"]["batch_size"] == 2
-    assert answers[-1]["was_clean"] is True
+    assert [answer["answer"] for answer in answers] == ["step", "step", "attempt"]
+    assert answers[-1]["attempt"]["probe"]["batch_size"] == 2
+    assert answers[-1]["attempt"]["is_believed"] is True
+    assert {answer["to"] for answer in answers} == {2}
 
 
 def test_after_an_error_it_ends_itself(process: WorkerProcess) -> None:
@@ -46,7 +47,7 @@ def test_after_an_error_it_ends_itself(process: WorkerProcess) -> None:
     answer = process.receive(PATIENCE_SECONDS)
     assert (answer["answer"], answer["kind"]) == ("error", "UsageError")
     assert "models.py has no function no_such_function" in answer["message"]
-    with pytest.raises(WorkerDiedError, match="ended itself with exit status 1"):
+    with pytest.raises(WorkerDiedError, match="exited with status 1"):
         process.receive(PATIENCE_SECONDS)
 
 
@@ -83,12 +84,14 @@ def test_when_its_parent_is_killed_it_ends_with_all_that_it_started(
 ) -> None:
     pids = tmp_path / "pids"
     program = f"""
+import sys
+sys.path.insert(0, {str(TARGETS.parent)!r})
+from processes import supervisor
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.source import SetupSource
-from batchfinder.probing.workers.prober import WorkerProber
 arguments = {{"deed": {deed!r}, "once": {str(pids)!r}}}
 source = SetupSource({str(TARGETS / "deaths.py:build")!r}, arguments)
-WorkerProber(source, ProbeOptions(device="cpu")).probe(1)
+supervisor(source, ProbeOptions(device="cpu")).probe(1)
 """
     parent = subprocess.Popen([sys.executable, "-c", program])
     eventually(pids.exists)

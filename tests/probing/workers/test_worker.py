@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import eventually, is_gone
+from processes import eventually, is_gone, supervisor
 
 from batchfinder import Outcome
 from batchfinder.errors import StepError, UsageError, UserCodeError, WorkerError
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.workers.prober import WorkerProber
 from batchfinder.probing.workers.source import SetupSource
+from batchfinder.probing.workers.supervisor import Supervisor
 
 TARGETS = Path(__file__).parents[2] / "targets"
 OPTIONS = ProbeOptions(device="cpu", memory_limit=2 * 2**30)
@@ -26,9 +26,9 @@ OPTIONS = ProbeOptions(device="cpu", memory_limit=2 * 2**30)
 @contextmanager
 def prober(
     function: str = "deaths.py:build", timeout: float | None = None, **arguments: Any
-) -> Iterator[WorkerProber]:
+) -> Iterator[Supervisor]:
     source = SetupSource(f"{TARGETS}/{function}", arguments)
-    ours = WorkerProber(source, OPTIONS, probe_timeout_seconds=timeout)
+    ours = supervisor(source, OPTIONS, probe_timeout_seconds=timeout)
     try:
         yield ours
     finally:
@@ -49,15 +49,15 @@ def pid_in(path: Path) -> int:
             Outcome.OOM,
             "terminate called after throwing an instance of 'std::b",
         ),
-        ("abort", Outcome.FAILED, "the process died of SIGABRT"),
-        ("segfault", Outcome.FAILED, "the process died of SIGSEGV"),
-        ("real_time_signal", Outcome.FAILED, "the process died of signal 40"),
-        ("os_exit", Outcome.FAILED, "the process ended itself with exit status 0"),
-        ("close_everything", Outcome.FAILED, "the process ended itself with exit status 1"),
+        ("abort", Outcome.FAILED, "the process was killed by SIGABRT"),
+        ("segfault", Outcome.FAILED, "the process was killed by SIGSEGV"),
+        ("real_time_signal", Outcome.FAILED, "the process was killed by signal 40"),
+        ("os_exit", Outcome.FAILED, "the process exited with status 0"),
+        ("close_everything", Outcome.FAILED, "the process exited with status 1"),
         (
             "write_garbage",
             Outcome.FAILED,
-            "the code wrote to a file descriptor that is not its own",
+            "the training code wrote 'not JSON at all' to a file descriptor that it had not",
         ),
     ],
 )
@@ -157,14 +157,14 @@ def test_a_target_that_hangs_on_loading(tmp_path: Path) -> None:
     source = SetupSource(f"{TARGETS}/deaths.py:build_and_do", {"deed": "hang", "once": str(once)})
     with pytest.raises(WorkerError, match="target was still loading after"):
         # Importing PyTorch counts, and takes its time on a busy machine.
-        WorkerProber(source, OPTIONS, loading_timeout_seconds=20)
+        supervisor(source, OPTIONS, loading_timeout_seconds=20)
     assert is_gone(pid_in(once))
 
 
 def test_an_unknown_optimizer_is_told_before_any_probe() -> None:
     source = SetupSource(f"{TARGETS}/models.py:build_small", optimizer="adamm")
     with pytest.raises(UsageError, match="there is no optimizer 'adamm'"):
-        WorkerProber(source, OPTIONS)
+        supervisor(source, OPTIONS)
 
 
 def test_what_it_tells_of_the_device() -> None:

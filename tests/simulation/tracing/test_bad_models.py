@@ -1,4 +1,4 @@
-"""Models that cannot be simulated, or only just: never an abort, and one line that helps."""
+"""Models that are hard or impossible to simulate: never an abort, and one helpful line."""
 
 from __future__ import annotations
 
@@ -123,28 +123,28 @@ def estimate(tmp_path: Path, kind: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     ("kind", "why", "place"),
     [
-        pytest.param("cuda method", "CUDA is asked for", True, marks=WITHOUT_CUDA),
-        pytest.param("cuda device", "CUDA is asked for", True, marks=WITHOUT_CUDA),
-        pytest.param("cuda in forward", "CUDA is asked for", True, marks=BUILT_WITHOUT_CUDA),
-        ("custom operator", "a custom operator says nothing of its output's shape", True),
-        ("literal", "values of tensors go into a new one", True),
-        ("numpy", "the values of a tensor go to NumPy", True),
-        ("item", "a value of a tensor is read", True),
+        pytest.param("cuda method", "the code requests CUDA", True, marks=WITHOUT_CUDA),
+        pytest.param("cuda device", "the code requests CUDA", True, marks=WITHOUT_CUDA),
+        pytest.param("cuda in forward", "the code requests CUDA", True, marks=BUILT_WITHOUT_CUDA),
+        ("custom operator", "a custom operator does not declare its output's shape", True),
+        ("literal", "a tensor is made from values of others", True),
+        ("numpy", "the values of a tensor are passed to NumPy", True),
+        ("item", "the step reads a value of a tensor", True),
         ("mask", "the shape of a result depends on the data", True),
-        ("pinned", "an operator has no simulation", True),
+        ("pinned", "an operator, such as pin_memory,", True),
         pytest.param(
             "flex attention",
             "FlexAttention does not support backward on CPU in",
             True,
             marks=FLEX_ATTENTION,
         ),
-        ("nested", "a nested tensor appears", True),
-        ("sparse", "a sparse tensor appears", False),
+        ("nested", "the step uses a nested tensor", True),
+        ("sparse", "the step uses a sparse tensor", False),
         ("quantized", "the model holds quantized tensors", False),
         ("script", "1 is compiled by TorchScript", False),
     ],
 )
-def test_what_cannot_be_simulated_is_told_in_one_line(
+def test_a_step_that_cannot_be_simulated_is_an_error_of_one_line(
     tmp_path: Path, kind: str, why: str, place: bool
 ) -> None:
     exit_code, stdout, stderr = estimate(tmp_path, kind)
@@ -152,13 +152,13 @@ def test_what_cannot_be_simulated_is_told_in_one_line(
     assert (exit_code, stdout) == (1, "")
     line = stderr.splitlines()[-1]
     assert line.startswith(f"Error: {why}")
-    assert "`batchfinder find`" in line
+    assert "batchfinder find" in line
     assert not place or "unsimulated.py:" in line
     assert "Traceback" not in stderr
 
 
 @pytest.mark.parametrize("kind", ["fused", "capturable", "on cuda", "autocast", "int8"])
-def test_what_a_cpu_would_refuse_and_a_gpu_runs_is_simulated(tmp_path: Path, kind: str) -> None:
+def test_features_that_only_a_gpu_has_are_simulated(tmp_path: Path, kind: str) -> None:
     exit_code, stdout, stderr = estimate(tmp_path, kind)
 
     assert (exit_code, stderr) == (0, "")
@@ -166,9 +166,7 @@ def test_what_a_cpu_would_refuse_and_a_gpu_runs_is_simulated(tmp_path: Path, kin
 
 
 @pytest.mark.parametrize("kind", ["wrong width", "wrong type", "later", "no sample"])
-def test_a_mistake_of_the_model_shows_its_own_traceback_without_our_simulation(
-    tmp_path: Path, kind: str
-) -> None:
+def test_an_error_of_the_model_shows_only_the_users_traceback(tmp_path: Path, kind: str) -> None:
     exit_code, stdout, stderr = estimate(tmp_path, kind)
 
     assert (exit_code, stdout) == (1, "")
@@ -179,7 +177,7 @@ def test_a_mistake_of_the_model_shows_its_own_traceback_without_our_simulation(
     assert told.startswith(("RuntimeError: ", "NotImplementedError"))
 
 
-def test_a_function_without_a_backward_pass_is_no_want_of_the_simulation(tmp_path: Path) -> None:
+def test_a_missing_backward_pass_is_the_users_error(tmp_path: Path) -> None:
     exit_code, _, stderr = estimate(tmp_path, "no backward")
 
     assert exit_code == 1

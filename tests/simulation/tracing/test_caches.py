@@ -1,4 +1,4 @@
-"""What a simulated step computes once for all must not be there for a real one."""
+"""Tensors that a simulated step caches must not reach a real step."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ CACHES = pytest.mark.parametrize(
 
 
 @CACHES
-def test_what_was_cached_without_data_is_forgotten(
+def test_tensors_without_data_are_removed_from_caches(
     table: Callable[[int], Tensor], cache: functools._lru_cache_wrapper[object]
 ) -> None:
     cache.cache_clear()
@@ -79,12 +79,12 @@ def test_what_was_cached_without_data_is_forgotten(
 
 
 @CACHES
-def test_so_it_is_where_the_step_is_refused(
+def test_caches_are_cleared_after_a_refused_step_too(
     table: Callable[[int], Tensor], cache: functools._lru_cache_wrapper[object]
 ) -> None:
     cache.cache_clear()
 
-    with pytest.raises(StepError, match="a value of a tensor is read"):
+    with pytest.raises(StepError, match="the step reads a value of a tensor"):
         traces(Positioned(table, reads=True)).at(8)
 
     assert cache.cache_info().currsize == 0
@@ -120,7 +120,7 @@ class Positioned(nn.Linear):
 """
 
 
-def test_what_libraries_keep_in_variables_and_classes_is_forgotten(
+def test_variables_and_classes_of_libraries_are_cleared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "site-packages").mkdir()
@@ -160,7 +160,7 @@ def test_modules_that_load_lazily_stay_unloaded(
     assert trace.are_general
 
 
-def test_what_was_cached_before_stays() -> None:
+def test_earlier_cache_entries_stay() -> None:
     always.cache_clear()
     cached, TABLES[ROWS] = always(ROWS), positions(ROWS)
     table = TABLES[ROWS]

@@ -1,4 +1,4 @@
-"""One rank of many on paper: what it holds, and that the others cost nothing."""
+"""One simulated rank of many: its memory, and that the other ranks cost no time."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def traced(setup: TrainingSetup, strategy: str, world_size: int, precision: str 
 
 
 def most_alive(trace: Trace, kind: Kind | None = None) -> int:
-    """The most bytes of tensors alive at once, of all or of a kind."""
+    """Return the peak bytes of all tensors, or of one kind."""
     alive = most = 0
     for event in trace.events:
         if event == EMPTY_CACHE:
@@ -78,10 +78,10 @@ def most_alive(trace: Trace, kind: Kind | None = None) -> int:
         pytest.param("fsdp", 4, 4, marks=needs_fully_shard),
     ],
 )
-def test_what_each_of_four_ranks_holds(strategy: str, parameters: int, states: int) -> None:
+def test_memory_of_each_of_four_ranks(strategy: str, parameters: int, states: int) -> None:
     one = trace(strategy, 4)
     assert most_alive(one, Kind.PARAMETER) == MODEL_BYTES // parameters
-    # AdamW's two states, and a counter for each parameter.
+    # AdamW has two states and a counter per parameter.
     counters = most_alive(one, Kind.OPTIMIZER_STATE) - 2 * MODEL_BYTES // states
     assert 0 <= counters <= BLOCKS * 8
 
@@ -89,7 +89,7 @@ def test_what_each_of_four_ranks_holds(strategy: str, parameters: int, states: i
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_a_rank_holds_what_the_first_of_a_real_job_does(strategy: str, ranks: int) -> None:
+def test_a_rank_holds_as_much_as_in_a_real_job(strategy: str, ranks: int) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
     target = Path(states_of_ranks.__file__)
     job = subprocess.run(
@@ -105,12 +105,12 @@ def test_a_rank_holds_what_the_first_of_a_real_job_does(strategy: str, ranks: in
     assert all(held[kind] >= other[kind] for other in everybody for kind in held)
 
 
-def test_reducing_gradients_takes_a_copy_of_them() -> None:
+def test_reducing_gradients_needs_a_copy_of_them() -> None:
     gradients = most_alive(trace("ddp", 4), Kind.GRADIENT)
     assert gradients == 2 * MODEL_BYTES
 
 
-def test_a_synchronized_batch_norm_is_simulated_as_one_that_is_not() -> None:
+def test_sync_batch_norm_is_simulated_as_batch_norm() -> None:
     def most(convert: Callable[[nn.Module], nn.Module]) -> int:
         model = convert(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()))
         return most_alive(traced(TrainingSetup(model, torch.randn(2, 3, 9, 9)), "ddp", 4))
@@ -134,12 +134,12 @@ def test_more_ranks_are_not_more_work() -> None:
 
 @needs_fully_shard
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_ranks_that_are_not_simulated_take_no_operation(strategy: str) -> None:
+def test_other_ranks_cost_no_operations(strategy: str) -> None:
     assert operations_of(strategy, 8) == operations_of(strategy, 512)
 
 
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operations."""
+    """A counter of operations."""
 
     count: int = 0
 
@@ -149,7 +149,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def operations_of(strategy: str, world_size: int) -> int:
-    """How many operations it takes to share a model among ranks."""
+    """Count the operations needed to shard a model."""
     setup = TrainingSetup(model(), torch.randn(2, WIDTH), optimizer="adamw")
     cluster = Cluster(strategy, world_size)
     with cluster.joined() as mesh, Counter() as counter:  # type: ignore[no-untyped-call]
@@ -158,7 +158,7 @@ def operations_of(strategy: str, world_size: int) -> int:
 
 
 @given(st.integers(1, 40), st.integers(1, 60))
-def test_parts_are_those_of_chunk(rows: int, parts: int) -> None:
+def test_parts_match_torch_chunk(rows: int, parts: int) -> None:
     whole = torch.arange(rows * 2).reshape(rows, 2)
     ours = _Parts(whole, parts, 0)
     theirs = torch.chunk(whole, parts)
@@ -166,7 +166,7 @@ def test_parts_are_those_of_chunk(rows: int, parts: int) -> None:
     assert all(ours[index].numel() == 0 for index in range(len(theirs), parts))
 
 
-def test_an_optimizer_of_a_part_has_the_largest_part() -> None:
+def test_a_partial_optimizer_gets_the_largest_part() -> None:
     parameters = [nn.Parameter(torch.empty(size)) for size in (5, 1, 4, 3)]
     assert [len(p) for p in largest_part(parameters, 2)] == [4, 3]
     assert len(largest_part(parameters, 9)) == 1
@@ -185,17 +185,17 @@ def test_the_model_and_the_process_stay_as_they_were() -> None:
 def test_an_optimizer_made_before_sharding_is_refused() -> None:
     ours = model()
     setup = TrainingSetup(ours, torch.randn(2, WIDTH), optimizer=torch.optim.SGD(ours.parameters()))
-    with pytest.raises(StepError, match="give a factory such as lambda"):
+    with pytest.raises(StepError, match="Try a factory such as lambda"):
         StepTraces(setup, ProbeOptions(), (8, 0), Cluster("fsdp", 2)).at(4)
 
 
 @pytest.mark.parametrize(("strategy", "world_size"), [("zero3", 2), ("ddp", 0)])
-def test_what_is_no_cluster(strategy: str, world_size: int) -> None:
+def test_invalid_clusters(strategy: str, world_size: int) -> None:
     with pytest.raises(UsageError):
         Cluster(strategy, world_size)
 
 
-def test_nccl_takes_its_part_of_each_gpu() -> None:
+def test_nccl_memory_is_added_to_each_gpu() -> None:
     assert [nccl_bytes(ranks) // MIB for ranks in (1, 2, 3, 64)] == [0, 544, 688, 688]
 
 
@@ -232,7 +232,7 @@ def test_a_row_for_each_doubling_of_the_ranks(train_file: Path) -> None:
     assert [row[7] for row in rows] == ["64", "128", "256", "384"]
 
 
-def test_the_json_has_the_job_beside_the_estimate(train_file: Path) -> None:
+def test_the_json_has_the_facts_of_the_job(train_file: Path) -> None:
     options = ("--gpu", "t4", "--strategy", "zero1", "--world-size", "2", "--json")
     done = run(f"{train_file}:build_model", *options, "--max-batch-size", "64")
     alone, pair = json.loads(done.stdout)["estimates"]
@@ -241,7 +241,7 @@ def test_the_json_has_the_job_beside_the_estimate(train_file: Path) -> None:
     assert more == 544 * MIB
 
 
-def test_a_strategy_needs_a_number_of_ranks(train_file: Path) -> None:
+def test_a_strategy_needs_a_world_size(train_file: Path) -> None:
     done = run(f"{train_file}:build_model", "--gpu", "t4", "--strategy", "fsdp")
     assert done.exit_code == 2
-    assert "--strategy and --world-size go together" in done.output
+    assert "--strategy and --world-size need each other" in done.output

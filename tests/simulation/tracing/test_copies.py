@@ -1,4 +1,4 @@
-"""Copies of functions and of what they hold have nothing in common with the originals."""
+"""Copies of functions share nothing with the originals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from torch.optim.lr_scheduler import StepLR
 
 from batchfinder import estimate_max_batch
 from batchfinder.simulation.tracing.copies import copied
-from batchfinder.training.frameworks.lightning import own_training_step
 
 COUNTS = {"steps": 0}
 Pair = namedtuple("Pair", "model optimizer")
@@ -47,7 +46,7 @@ class Loop:
         self.optimizer.step(closure)
 
 
-def test_globals_and_functions_that_are_called_come_along() -> None:
+def test_globals_and_called_functions_are_copied() -> None:
     twin: Any = copied(lambda: count() + count(), {})
     assert twin() == 3
     assert COUNTS == {"steps": 0}
@@ -70,7 +69,7 @@ def test_a_method_trains_the_copy_of_its_object() -> None:
     assert loop.optimizer.defaults.keys() == torch.optim.LBFGS([model.weight]).defaults.keys()
 
 
-def test_a_scheduler_knows_the_copy_of_its_optimizer(recwarn: Any) -> None:
+def test_a_copied_scheduler_uses_the_copied_optimizer(recwarn: Any) -> None:
     model = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     scheduler = StepLR(optimizer, 1)
@@ -107,7 +106,7 @@ def test_tied_things_stay_tied() -> None:
     assert step(model)
 
 
-def test_a_closure_that_is_written_to_is_shared_by_the_copies_alone() -> None:
+def test_copies_share_a_written_closure_only_with_copies() -> None:
     steps = 0
 
     def step() -> None:
@@ -177,14 +176,14 @@ def test_a_call_reaches_copies() -> None:
     assert len(twin.history) == 1
 
 
-def test_a_method_calls_that_of_the_class_above_once() -> None:
+def test_super_calls_the_base_method_once() -> None:
     torch.testing.assert_close(
         copied(LatePupil(), {})(torch.ones(1, 3)), LatePupil()(torch.ones(1, 3))
     )
     Pupil.history.clear()
 
 
-def test_what_a_decorator_of_a_library_has_made_of_a_function_reaches_copies() -> None:
+def test_functions_wrapped_by_a_library_reach_copies() -> None:
     average = nn.Linear(3, 3)
     before = average.weight.detach().clone()
 
@@ -196,7 +195,7 @@ def test_what_a_decorator_of_a_library_has_made_of_a_function_reaches_copies() -
     assert torch.equal(average.weight, before)
 
 
-def test_a_hook_writes_where_the_copied_step_reads() -> None:
+def test_a_copied_hook_writes_to_the_copied_state() -> None:
     model, features = nn.Linear(3, 3), dict[str, Tensor]()
     model.register_forward_hook(lambda module, args, output: features.update(last=output))
 
@@ -209,7 +208,7 @@ def test_a_hook_writes_where_the_copied_step_reads() -> None:
     assert features == {}
 
 
-def test_containers_by_inheritance_and_slots_come_along() -> None:
+def test_derived_containers_and_slots_are_copied() -> None:
     holder, slots = Attributes(steps=[0]), Slots()
     queue: deque[Any] = deque([1, 2], maxlen=2)
     counts = defaultdict(int, {"a": 1})
@@ -223,7 +222,7 @@ def test_containers_by_inheritance_and_slots_come_along() -> None:
     assert twins[2] == deque([2, 3])
 
 
-def test_a_module_of_the_user_s_is_copied_as_far_as_it_is_named() -> None:
+def test_the_named_variables_of_a_users_module_are_copied() -> None:
     other = ModuleType("other")
     exec("steps = 0\ndef count():\n    global steps\n    steps += 1", vars(other))
 
@@ -235,11 +234,7 @@ def test_a_module_of_the_user_s_is_copied_as_far_as_it_is_named() -> None:
     assert vars(other)["steps"] == 0
 
 
-def test_what_the_step_is_known_by_stays_itself() -> None:
-    assert copied(own_training_step, {}) is own_training_step
-
-
-def test_generators_of_random_numbers_come_along() -> None:
+def test_random_generators_are_copied() -> None:
     own, numbers = random.Random(1), np.random.default_rng(1)
     states = own.getstate(), str(numbers.bit_generator.state)
     copied(lambda: (own.random(), numbers.random()), {})()
@@ -269,6 +264,6 @@ class Doubling(nn.Linear):
         return output
 
 
-def test_a_module_may_hold_operators_of_its_own() -> None:
+def test_a_module_may_hold_custom_operators() -> None:
     estimate = estimate_max_batch(Doubling(), torch.randn(2, 4), gpu="t4", max_batch_size=8)
     assert estimate.batch_size == 8

@@ -1,4 +1,4 @@
-"""That fake CPU tensors choose as CUDA's do."""
+"""Fake CPU tensors choose the same kernels as CUDA tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from batchfinder.simulation.tracing.tracker import StorageTracker
 
 
 def traced(module: nn.Module, *inputs: torch.Tensor) -> list[Storage]:
-    """The storages of one forward and backward pass."""
+    """Return the storages of one forward and backward pass."""
     with StorageTracker(1, module) as tracker:
         tracker.begin_step()
         module(*inputs).sum().backward()
@@ -46,7 +46,7 @@ def test_autocast_runs_normalizations_in_fp32_and_products_in_half() -> None:
     assert dtypes == [fp16, fp32, fp32, fp32, fp32, fp16]
 
 
-def test_upsampling_runs_in_fp32_only_since_pytorch_2() -> None:
+def test_upsampling_runs_in_fp32_since_pytorch_2() -> None:
     dtypes = []
     for version in ((1, 12), (2, 0)):
         with fake_cuda((8, 0), torch_version=version), torch.autocast("cpu", torch.float16):
@@ -77,7 +77,7 @@ def test_gradients_of_a_tensor_used_twice_add_up_in_place() -> None:
     with fake_cuda((8, 0)):
         storages = traced(Twice(), torch.ones(1000, requires_grad=True))
     backward = [s.size_bytes for s in storages if s.stage is Stage.BACKWARD]
-    # The gradients by exp, by cos and its product, and by the factor 2; none for their sum.
+    # Gradients of exp, of cos and its product, and of the factor 2; none for their sum.
     assert backward.count(4000) == 4
 
 
@@ -135,9 +135,7 @@ def test_fused_attention_keeps_no_scores() -> None:
 @pytest.mark.parametrize(
     ("dtype", "alike"), [("float32", {(5, 0), (7, 0), (8, 0)}), ("float16", {(8, 0)})]
 )
-def test_gpus_that_choose_the_same_attention_are_alike(
-    dtype: str, alike: set[tuple[int, int]]
-) -> None:
+def test_gpus_with_the_same_attention_share_traces(dtype: str, alike: set[tuple[int, int]]) -> None:
     families = set(FAMILIES)
     with fake_cuda((8, 6), alike=families):
         x = torch.ones(1, 2, 16, 64, dtype=getattr(torch, dtype))
@@ -149,7 +147,7 @@ def test_gpus_that_choose_the_same_attention_are_alike(
 @pytest.mark.parametrize(
     ("kind", "layers", "bidirectional", "reserve"),
     [
-        # As cuDNN asked for: https://github.com/pytorch/pytorch/issues/2895.
+        # The size that cuDNN requested: https://github.com/pytorch/pytorch/issues/2895.
         (nn.LSTM, 4, False, 736_000_000),
         (nn.GRU, 4, False, 864_000_000),
         (nn.LSTM, 1, True, 320_000_000),
@@ -175,8 +173,8 @@ class Output(nn.Module):
         return self.layer(x)[0]  # type: ignore[no-any-return]
 
 
-def test_recurrent_layers_turn_batches_that_come_first() -> None:
-    """cuDNN reads one time step of all examples after the other: it needs a copy."""
+def test_recurrent_layers_transpose_batch_first_inputs() -> None:
+    """cuDNN needs a copy, since it reads all examples of one time step after another."""
     counts = []
     for batch_first in (False, True):
         with fake_cuda((8, 6)):
@@ -199,7 +197,7 @@ def test_cross_entropy_of_half_logits_keeps_them_in_half_and_reads_them_in_fp32(
     with fake_cuda((9, 0)):
         logits = torch.ones(10, 100, dtype=torch.bfloat16, requires_grad=True)
         storages = traced(Loss(), logits)
-    # The logarithms, in the type of the logits, and their copy for the loss.
+    # The logarithms, in the dtype of the logits, and their copy for the loss.
     assert [size for size in sizes_of(storages, Stage.FORWARD) if size > 1000] == [2000, 4000]
 
 
@@ -224,7 +222,7 @@ def test_the_bias_of_a_linear_layer_is_added_in_place() -> None:
 
 
 def with_workspaces(module: nn.Module, *inputs: torch.Tensor) -> list[int]:
-    """The sizes of what kernels take beside their outputs, in both passes."""
+    """Return the sizes of the workspaces in both passes."""
     workspaces = CudaWorkspaces((9, 0), set())
     with StorageTracker(1, module, workspaces) as tracker:
         tracker.begin_step()
@@ -234,7 +232,7 @@ def with_workspaces(module: nn.Module, *inputs: torch.Tensor) -> list[int]:
     return [size for size in sizes if size]
 
 
-def test_counting_takes_a_copy_in_the_type_of_the_count() -> None:
+def test_counting_needs_a_copy_in_the_dtype_of_the_count() -> None:
     class Share(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * (x > 0).sum()
@@ -246,13 +244,13 @@ def test_counting_takes_a_copy_in_the_type_of_the_count() -> None:
 @pytest.mark.parametrize(
     ("dtype", "workspaces"),
     [
-        # As PyTorch's own allocator was asked for: gradient times output, its row sums twice, and
+        # The requests to PyTorch's own allocator: gradient times output, its row sums twice, and
         # the tiles of the query's gradient; or the row sums and the query's gradient.
         (torch.float32, [1605632, 25088, 25088, 2099200]),
         (torch.bfloat16, [32768, 2097152]),
     ],
 )
-def test_the_backward_pass_of_attention_takes(dtype: torch.dtype, workspaces: list[int]) -> None:
+def test_workspaces_of_attention_backward(dtype: torch.dtype, workspaces: list[int]) -> None:
     class Attention(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             query = x.transpose(1, 2)
@@ -287,15 +285,15 @@ def test_tiles_of_the_memory_efficient_kernel(
     assert efficient_backward(query, key, capability).bytes_of(2 * 3) == 2 * 3 * 4 * floats
 
 
-# Per head, with so many heads; read off PyTorch 2.11 on the counting runtime of
+# Floats per head, by the number of heads; read from PyTorch 2.11 on the counting runtime of
 # scripts/counting_cuda.
 @pytest.mark.parametrize(("heads", "floats"), [(8, 786_560), (64, 458_880), (512, 327_808)])
-def test_keys_are_split_the_less_the_more_heads_there_are(heads: int, floats: int) -> None:
+def test_more_heads_mean_fewer_splits_of_the_keys(heads: int, floats: int) -> None:
     query = torch.empty(1, heads, 512, 512, dtype=torch.bfloat16, device="meta")
     assert efficient_backward(query, query, (9, 0)).bytes_of(heads) == heads * 4 * floats
 
 
-def test_who_asks_whether_autocast_is_on_asks_about_cuda() -> None:
+def test_is_autocast_enabled_answers_for_cuda() -> None:
     def answers() -> list[object]:
         return [
             torch.is_autocast_enabled(),
@@ -315,7 +313,7 @@ def test_who_asks_whether_autocast_is_on_asks_about_cuda() -> None:
 
 @pytest.mark.parametrize("is_remembered", [True, False])
 def test_an_autocast_made_before_the_step(is_remembered: bool) -> None:
-    """As at the top of many a script, or around a forward method."""
+    """It may be at the top of a script, or around a forward method."""
     told: list[str] = []
     with cuda_autocast_on_cpu() if is_remembered else nullcontext(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # PyTorch finds no CUDA
@@ -349,7 +347,7 @@ class Products(nn.Module):
         return self.layers(x)  # type: ignore[no-any-return]
 
 
-# Read off PyTorch 2.11, 2.12 and 2.13 on the counting runtime of scripts/counting_cuda, as below.
+# Read from PyTorch 2.11 to 2.13 on the counting runtime of scripts/counting_cuda, as below.
 @pytest.mark.parametrize(
     ("bias", "torch_version", "cublas", "cublaslt"),
     [(True, (2, 13), 2, 0), (True, (2, 12), 2, 0), (True, (2, 11), 2, 1), (False, (2, 11), 2, 0)],
@@ -381,7 +379,7 @@ def test_each_thread_that_multiplies_keeps_a_workspace(
         ("RTX 5090", 8_519_680, 32 * 2**20),
     ],
 )
-def test_how_large_a_workspace_is(name: str, in_2_11: int, in_2_12: int) -> None:
+def test_size_of_a_workspace(name: str, in_2_11: int, in_2_12: int) -> None:
     gpu = find_gpu(name)
     assert workspace_bytes(gpu, (2, 11)) == in_2_11
     assert workspace_bytes(gpu, (2, 12)) == in_2_12

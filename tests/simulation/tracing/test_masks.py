@@ -1,4 +1,4 @@
-"""Masks of known values, as transformers asks for them; it need not be installed for this."""
+"""Masks with known values, with a stand-in for transformers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_fake_tensor(x: Any) -> bool:
 
 @pytest.fixture
 def looks_at_values(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """As much of transformers as decides whether a mask is looked at."""
+    """Stand in for the part of transformers that decides whether to read a mask."""
     module = ModuleType("transformers.utils.import_utils")
     module.is_fake_tensor = is_fake_tensor  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -29,7 +29,7 @@ def looks_at_values(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 class Masked(nn.Module):
-    """Keeps its values once more where a mask has to be made."""
+    """A model that keeps a second copy of its values if it has to make a mask."""
 
     def __init__(self, module: ModuleType, own_mask: bool = False) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def peak_bytes(model: Masked, mask: Tensor) -> int:
     return estimate.peak_allocated_bytes
 
 
-def test_no_mask_is_made_where_the_batch_masks_nothing(looks_at_values: ModuleType) -> None:
+def test_no_mask_is_made_if_the_batch_masks_nothing(looks_at_values: ModuleType) -> None:
     nothing, some = torch.ones(2, 1, dtype=torch.bool), torch.tensor([[True], [False]])
     model = Masked(looks_at_values)
 
@@ -62,7 +62,7 @@ def test_no_mask_is_made_where_the_batch_masks_nothing(looks_at_values: ModuleTy
     assert looks_at_values.is_fake_tensor is is_fake_tensor
 
 
-def test_a_mask_that_nobody_knows_is_not_read(looks_at_values: ModuleType) -> None:
+def test_an_unknown_mask_is_not_read(looks_at_values: ModuleType) -> None:
     nothing = torch.ones(2, 1, dtype=torch.bool)
     made, spared = Masked(looks_at_values, own_mask=True), Masked(looks_at_values)
 

@@ -1,4 +1,4 @@
-"""Activations that wait on the host take no memory of the GPU."""
+"""Activations offloaded to the host use no GPU memory."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def per_sample(model: nn.Module) -> float:
 
 
 @pytest.mark.parametrize("pin_memory", [False, True])
-def test_save_on_cpu_leaves_the_activations_to_the_host(pin_memory: bool) -> None:
+def test_save_on_cpu_frees_the_activations(pin_memory: bool) -> None:
     row = WIDTH * 4
-    # The batch and what each layer has made of it.
+    # The batch and the output of each layer.
     assert per_sample(Offloading(False)) >= (LAYERS + 1) * row
-    # The batch; and an input that came back, two gradients and an output at most.
+    # The batch, and at most one restored input, two gradients and an output.
     assert per_sample(Offloading(True, pin_memory)) <= 5 * row
 
 
-def test_it_works_as_before_afterwards() -> None:
+def test_save_on_cpu_is_restored() -> None:
     model = Offloading(True)
     per_sample(model)
     model(torch.randn(2, WIDTH)).backward()

@@ -1,4 +1,4 @@
-"""Models in wrappers that are not simulated: said, and estimated without them."""
+"""Wrapped models are estimated without the wrapper, with a warning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from batchfinder import BatchFinderWarning, estimate_max_batch
 
 @pytest.mark.parametrize(
     ("wrap", "said"),
-    [(torch.compile, "is compiled by torch.compile"), (nn.DataParallel, "splits each batch")],
+    [(torch.compile, "without torch.compile"), (nn.DataParallel, "splits each batch")],
     ids=["compile", "DataParallel"],
 )
 def test_a_wrapped_model(wrap: type, said: str, recwarn: pytest.WarningsRecorder) -> None:

@@ -1,4 +1,4 @@
-"""Values that hold no more: whatever writes to a tensor, nothing stale is read of it."""
+"""Stale values are never read, whatever writes to a tensor."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _normalized(x: Tensor) -> Tensor:
         _normalized,
     ],
 )
-def test_what_is_written_unseen_is_not_known_any_more(write: Callable[[Tensor], Tensor]) -> None:
+def test_an_untracked_write_drops_the_value(write: Callable[[Tensor], Tensor]) -> None:
     with without_data() as ids:
         written = write(ids.float())
         with pytest.raises(DataDependentOutputException):
@@ -88,7 +88,7 @@ def test_a_write_to_one_element_changes_only_that() -> None:
         assert mask.tolist() == [True, False, False, False]
 
 
-def test_an_operator_writes_to_its_out_and_to_nothing_else() -> None:
+def test_an_operator_writes_only_to_its_out() -> None:
     with without_data() as ids:
         for out in (torch.empty(8, dtype=torch.int64), torch.empty(0, dtype=torch.int64)):
             assert torch.add(ids, 1, out=out) is out
@@ -111,7 +111,7 @@ def test_an_operator_writes_to_its_out_and_to_nothing_else() -> None:
         (lambda x: torch.arange(5)[x], r"index \d is out of bounds"),
     ],
 )
-def test_a_mistake_that_the_values_show_is_told_as_pytorch_tells_it(
+def test_invalid_values_raise_the_error_of_pytorch(
     mistake: Callable[[Tensor], Any], told: str
 ) -> None:
     with pytest.raises((IndexError, RuntimeError), match=told):
@@ -120,7 +120,7 @@ def test_a_mistake_that_the_values_show_is_told_as_pytorch_tells_it(
         mistake(ids)
 
 
-def test_constants_that_look_at_one_storage_do_so_in_a_copy() -> None:
+def test_views_of_one_storage_share_it_in_a_copy() -> None:
     model = nn.Module()
     whole = torch.arange(6)
     model.parts = [*whole.chunk(2)]  # type: ignore[assignment]
@@ -132,7 +132,7 @@ def test_constants_that_look_at_one_storage_do_so_in_a_copy() -> None:
     assert whole.tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_what_an_optimizer_writes_is_not_known() -> None:
+def test_values_written_by_an_optimizer_are_unknown() -> None:
     class Counted(nn.Linear):
         count: Tensor
 
@@ -154,7 +154,7 @@ def test_what_an_optimizer_writes_is_not_known() -> None:
     model = Counted()
     optimizer = Counting(model.parameters(), lr=0.1)
     optimizer.count = model.count
-    with pytest.raises(StepError, match="a value of a tensor is read"):
+    with pytest.raises(StepError, match="the step reads a value of a tensor"):
         estimate_peak_memory(model, SAMPLE, optimizer=optimizer, batch_size=4, gpu="t4")
     assert model.count.item() == 0
 
@@ -169,7 +169,7 @@ def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
-def test_an_operator_of_the_users_own_never_runs() -> None:
+def test_a_custom_operator_never_runs() -> None:
     with without_data() as ids:
         doubled = on_gpu_alone(ids)
         assert doubled.shape == ids.shape
@@ -177,7 +177,7 @@ def test_an_operator_of_the_users_own_never_runs() -> None:
             doubled.max().item()
 
 
-def test_a_mask_of_all_of_a_large_tensor_picks_all() -> None:
+def test_a_mask_of_ones_of_a_large_tensor_selects_everything() -> None:
     with without_data():
         x = torch.randn(4, MOST_ELEMENTS)
         assert x[torch.isfinite(x)].shape == (4 * MOST_ELEMENTS,)
@@ -194,7 +194,7 @@ def test_a_tensor_without_memory_is_never_read() -> None:
 
 
 class Texts:
-    """A batch that is no tree of tensors."""
+    """A batch that is not a tree of tensors."""
 
     def __init__(self, size: int) -> None:
         self.x = torch.randn(size, 8)
@@ -205,7 +205,7 @@ class Texts:
 
 
 class Packed(nn.GRU):
-    """Reads sequences that were packed with the batch."""
+    """A model that reads packed sequences from the batch."""
 
     def __init__(self) -> None:
         super().__init__(8, 8)
@@ -216,7 +216,7 @@ class Packed(nn.GRU):
 
 
 class Picking(nn.Linear):
-    """Reads an object."""
+    """A model that reads an object."""
 
     def __init__(self) -> None:
         super().__init__(8, 8)
@@ -232,9 +232,7 @@ class Picking(nn.Linear):
         (Packed(), lambda n: nn.utils.rnn.pack_sequence([torch.randn(5, 8)] * n)),
     ],
 )
-def test_values_in_objects_are_known_too(
-    model: nn.Module, make_batch: Callable[[int], Any]
-) -> None:
+def test_values_in_objects_are_known(model: nn.Module, make_batch: Callable[[int], Any]) -> None:
     assert estimate_peak_memory(
         model, make_batch(2), make_batch=make_batch, batch_size=8, gpu="t4"
     ).fits

@@ -1,4 +1,4 @@
-"""Tensors without data, made without PyTorch's own constructor of them."""
+"""Fake tensors made without PyTorch's own constructor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from batchfinder.simulation.values.shapes import new_like, new_strided_like, new_tensor
 
 
-def test_what_is_made_quickly_is_what_pytorch_makes() -> None:
+def test_quick_fake_tensors_equal_those_of_pytorch() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         original = torch.empty(3, 4, dtype=torch.float16)
         new_like(original)  # the first of a mode is the pattern of the others

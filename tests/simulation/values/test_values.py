@@ -1,4 +1,4 @@
-"""What is known of the values of tensors without data: what the batch alone tells."""
+"""Known values of tensors without data: those that depend on the batch alone."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _written_through_a_view(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", list(READS))
-def test_what_the_batch_tells_is_read_as_it_is(name: str) -> None:
+def test_values_of_the_batch_can_be_read(name: str) -> None:
     expected = READS[name](IDS.clone())
     with without_data() as ids:
         found = READS[name](ids)
@@ -74,7 +74,7 @@ def test_what_the_batch_tells_is_read_as_it_is(name: str) -> None:
         lambda x: x.expand(MOST_ELEMENTS, 8) + x,
     ],
 )
-def test_what_comes_from_elsewhere_is_not_known(unknown: Callable[[Tensor], Tensor]) -> None:
+def test_other_values_are_unknown(unknown: Callable[[Tensor], Tensor]) -> None:
     with without_data() as ids, pytest.raises(DataDependentOutputException):
         unknown(ids).max().item()
 
@@ -85,7 +85,7 @@ def _viewed_and_written(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("elements", [8, 2 * MOST_ELEMENTS])
-def test_what_is_not_known_is_finite(elements: int) -> None:
+def test_unknown_values_count_as_finite(elements: int) -> None:
     with without_data():
         x = torch.randn(elements)
         assert torch.isfinite(x).all()
@@ -96,7 +96,7 @@ def test_what_is_not_known_is_finite(elements: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer")
-def test_a_copy_of_a_known_tensor_has_a_storage_of_its_own() -> None:
+def test_a_copy_of_a_known_tensor_has_its_own_storage() -> None:
     with without_data() as ids:
         copied = copy.deepcopy(ids)
         copied.zero_()
@@ -104,7 +104,7 @@ def test_a_copy_of_a_known_tensor_has_a_storage_of_its_own() -> None:
 
 
 class Tagger(nn.Module):
-    """Looks at its batch, as models of Transformers do."""
+    """A model that reads values of its batch, as those of Transformers do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,13 +123,13 @@ class Tagger(nn.Module):
 
 
 def tagged(labels: int) -> dict[str, Tensor]:
-    """Two texts of 10 tokens, so many of each with a label."""
+    """Return two texts of 10 tokens, ``labels`` of them labeled in each."""
     targets = torch.zeros(2, 10, dtype=torch.int64)
     targets[:, :labels] = 7
     return {"ids": torch.randint(0, 100, (2, 10)), "labels": targets}
 
 
-def test_a_step_that_picks_by_its_labels_takes_what_it_picks() -> None:
+def test_a_step_may_index_with_its_labels() -> None:
     growths = []
     for labels in (4, 8):
         sample = tagged(labels)
@@ -140,16 +140,16 @@ def test_a_step_that_picks_by_its_labels_takes_what_it_picks() -> None:
         ]
         growths.append((peaks[1] - peaks[0]) / 1000)
         assert sample["labels"].equal(before)
-    # Four rows more of hidden states and logits, each with what the backward pass needs.
+    # Four more rows of hidden states and logits, and their memory in the backward pass.
     assert 4 * (64 + 100) * 4 < growths[1] - growths[0] < 4 * (64 + 100) * 4 * 4
 
 
-def test_a_label_out_of_range_is_the_users_error_without_data_too() -> None:
+def test_a_label_out_of_range_is_an_error() -> None:
     with pytest.raises(ValueError, match="a label is out of range"):
         estimate_max_batch(Tagger(), tagged(4) | {"labels": torch.full((2, 10), 100)}, gpu="t4")
 
 
-def test_layers_that_are_skipped_by_chance_are_counted() -> None:
+def test_randomly_skipped_layers_are_counted() -> None:
     class Dropped(nn.Module):
         def __init__(self, skips: float) -> None:
             super().__init__()
@@ -190,7 +190,7 @@ def test_the_table_of_ctc_is_as_wide_as_the_longest_target(joined: bool) -> None
 
 @pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="PyTorch has none before 2.8")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_products_of_experts_are_in_rows_of_whole_16_bytes(dtype: torch.dtype) -> None:
+def test_rows_of_expert_products_are_padded_to_16_bytes(dtype: torch.dtype) -> None:
     with fake_cuda((9, 0)), StorageTracker(1, nn.Identity()) as tracker:
         tokens = torch.randn(100, 32, dtype=dtype)
         experts = torch.randn(4, 32, 33, dtype=dtype)
@@ -203,7 +203,7 @@ def test_products_of_experts_are_in_rows_of_whole_16_bytes(dtype: torch.dtype) -
 
 
 class Speller(nn.Module):
-    """Reads texts of different lengths with a recurrent layer."""
+    """A recurrent model for texts of different lengths."""
 
     def __init__(self, packs: bool) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ class Speller(nn.Module):
         return padded
 
 
-def test_packed_sequences_are_as_long_as_all_of_them() -> None:
+def test_packed_sequences_have_the_total_length() -> None:
     peaks = {}
     for name, packs, lengths in (
         ("padded", False, [50, 50]),
@@ -235,11 +235,11 @@ def test_packed_sequences_are_as_long_as_all_of_them() -> None:
         ).peak_allocated_bytes
     kept = 4 * 1000 * 50 * 256 * (2 * 5 + 1)  # by cuDNN, of two layers
     assert peaks["packed"] > kept
-    # What is kept shrinks with the tokens; the padded output does not.
+    # Activations shrink with the tokens; the padded output does not.
     assert 0.35 * kept < peaks["packed"] - peaks["short"] < 0.6 * kept
 
 
-def test_what_a_model_holds_is_known_but_not_its_statistics() -> None:
+def test_buffers_are_known_except_statistics() -> None:
     class Anchored(nn.Module):
         order: Tensor
         mean: Tensor
@@ -263,11 +263,11 @@ def test_what_a_model_holds_is_known_but_not_its_statistics() -> None:
     assert estimate_peak_memory(Anchored(), sample, batch_size=4, gpu="t4").fits
     assert Anchored().state_dict()["order"].equal(before["order"])
     sample["reads_mean"] = ~sample["reads_mean"]
-    with pytest.raises(StepError, match="a value of a tensor is read"):
+    with pytest.raises(StepError, match="the step reads a value of a tensor"):
         estimate_peak_memory(Anchored(), sample, batch_size=4, gpu="t4")
 
 
-def test_a_number_that_is_drawn_is_the_highest() -> None:
+def test_a_single_random_number_is_the_highest() -> None:
     with without_data():
         assert torch.randint(3, 10, (1,)).item() == 9
         assert 1.99 < torch.empty(1).uniform_(1, 2).item() < 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.simulation.gpus import find_gpu
 from batchfinder.simulation.tracing.cluster import Cluster
 from batchfinder.training.completion import completed
-from batchfinder.training.frameworks.lightning import own_optimizer, own_training_step
+from batchfinder.training.frameworks.lightning import OwnTrainingStep, own_optimizer
 from batchfinder.training.optimizer import make_optimizer
 from batchfinder.training.step import TrainingStep
 
@@ -80,10 +81,15 @@ class TakesAnything(Regression):
 KINDS = [Regression, GivesADict, TakesTheBatchAlone, TakesKeywords, TakesAnything]
 
 
+def loss_of(model: nn.Module) -> Tensor:
+    step = OwnTrainingStep()
+    return step.loss_of(step(model, BATCH), BATCH)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_is_that_of_the_training_step(kind: type[Regression]) -> None:
     model = kind()
-    loss = own_training_step(model, BATCH)
+    loss = loss_of(model)
     assert loss == nn.functional.mse_loss(model(BATCH[0]), BATCH[1])
     assert model.indices == [0]
 
@@ -244,14 +250,14 @@ class CountsByItsTrainer(AsksForItsTrainer):
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        (GivesNothing, "gave NoneType; it must return the loss"),
-        (GivesNoLoss, "gave dict without a loss; it must return the loss"),
+        (GivesNothing, "gave NoneType. Return the loss"),
+        (GivesNoLoss, "gave dict without a loss. Return the loss"),
         (CountsByItsTrainer, "asks for its Trainer, which is not there yet; give a step"),
     ],
 )
 def test_a_step_without_a_loss_says_what_is_wrong(kind: type[Regression], told: str) -> None:
     with pytest.raises(StepError, match=told):
-        own_training_step(kind(), BATCH)
+        loss_of(kind())
 
 
 class LooksAtItsGradients(Regression):
@@ -275,6 +281,31 @@ def test_gradients_are_kept_until_the_next_backward_pass_as_the_trainer_keeps_th
     assert model.layer.weight.grad is not once
     step.release()
     assert model.layer.weight.grad is None
+
+
+class GivesItsRows(Regression):
+    """Returns a tensor beside the loss."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        rows = self(batch[0])
+        self.rows = weakref.ref(rows)
+        return {"loss": nn.functional.mse_loss(rows, batch[1]), "rows": rows}
+
+
+def test_what_a_step_returned_lives_until_the_optimizer_has_stepped_as_in_the_trainer() -> None:
+    model = GivesItsRows()
+    setup, _ = completed(TrainingSetup(model, BATCH))
+    step = TrainingStep(setup, torch.device("cpu"))
+
+    def next_batch() -> Any:
+        assert not hasattr(model, "rows") or model.rows() is None
+        return BATCH
+
+    for _ in range(2):
+        for batch in step.fetch(next_batch):
+            step.forward_backward(batch)
+        step.optimizer_step()
+        assert model.rows() is not None
 
 
 def test_a_search_trains_it_as_it_says_and_leaves_nothing_behind() -> None:
@@ -307,13 +338,13 @@ def test_a_wrapper_does_its_work_around_the_training_step() -> None:
     wrapper, calls = DistributedDataParallel(model), list[nn.Module]()
     wrapper.register_forward_hook(lambda module, inputs, output: calls.append(module))
 
-    loss = own_training_step(wrapper, BATCH)
+    loss = loss_of(wrapper)
 
     assert loss == nn.functional.mse_loss(model(BATCH[0]), BATCH[1])
     assert calls == [wrapper]
     assert "forward" not in vars(model)
     model.forward = own = partial(Regression.forward, model)  # type: ignore[method-assign]
-    own_training_step(wrapper, BATCH)
+    loss_of(wrapper)
     assert vars(model)["forward"] is own
 
 
@@ -321,7 +352,7 @@ def test_a_wrapper_does_its_work_around_the_training_step() -> None:
 def test_one_that_the_user_has_wrapped_trains_itself_too() -> None:
     wrapper = DistributedDataParallel(Regression())
     setup, _ = completed(TrainingSetup(wrapper, BATCH))
-    assert setup.step is own_training_step
+    assert isinstance(setup.step, OwnTrainingStep)
     assert make_optimizer(setup.optimizer, wrapper).defaults["momentum"] == 0.9
 
 

@@ -1,4 +1,4 @@
-"""What functions reach: closures, globals, defaults, methods, and what is not followed."""
+"""Objects that functions reach: through closures, globals, defaults, methods."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_data_and_objects_of_libraries_are_not_followed() -> None:
     assert not any(isinstance(thing, Tensor | nn.Module) for thing in found)
 
 
-def test_names_are_those_of_variables() -> None:
+def test_modules_are_named_by_variables() -> None:
     teacher, critics = nn.Linear(2, 2), [nn.Linear(2, 2)]
 
     def step(_: nn.Module, batch: Any) -> Any:
@@ -105,7 +105,7 @@ def test_names_are_those_of_variables() -> None:
     assert modules_reached([step]) == {teacher: "teacher", critics[0]: "Linear"}
 
 
-def test_what_holds_itself_ends() -> None:
+def test_cycles_end() -> None:
     ring: list[Any] = []
     ring.append(ring)
 
@@ -183,7 +183,7 @@ def by_hook(model: nn.Module) -> Any:
     "function_of",
     [by_attribute_of_dict, by_slot, by_decorated_function, by_cached_function, by_hook],
 )
-def test_a_module_is_reached_through_what_holds_it(function_of: Any) -> None:
+def test_a_module_is_reached_through_its_owners(function_of: Any) -> None:
     module = nn.Linear(2, 2)
     assert list(modules_reached([function_of(module)])) == [module]
 
@@ -194,7 +194,7 @@ def test_classes_and_properties_are_followed() -> None:
     assert list(modules_reached([Judge()])) == [BY_GLOBAL]
 
 
-def test_names_in_a_module_of_the_user_s_are_followed() -> None:
+def test_names_in_a_users_module_are_followed() -> None:
     other = ModuleType("other")
     exec("teacher = unused = None\ndef teach(batch): return teacher(batch)", vars(other))
     vars(other).update(teacher=nn.Linear(2, 2), unused=nn.Linear(2, 2))

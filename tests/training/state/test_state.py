@@ -1,4 +1,4 @@
-"""The user's world after a search is the one before it, to the byte."""
+"""After a search, the user's state is the same as before, to the byte."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Everything(nn.Module):
 
 
 def leaves(value: Any) -> Iterator[tuple[str, Any]]:
-    """Tensors and plain values below, in order, each with its path."""
+    """Yield the tensors and plain values inside an object, in order, each with its path."""
     if isinstance(value, dict):
         for key, item in value.items():
             for path, leaf in leaves(item):
@@ -72,7 +72,7 @@ def leaves(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def checksum(*objects: Any) -> str:
-    """SHA-256 over all state: identities, bytes, places, flags, gradients, modes, random states."""
+    """Hash all state: identities, bytes, devices, flags, gradients, modes, random states."""
     digest = hashlib.sha256()
     for item in objects:
         state: Any = vars(item)
@@ -131,7 +131,7 @@ def test_training_leaves_no_trace(
 
 
 @pytest.mark.parametrize("steps_before", [0, 2], ids=["fresh", "used"])
-def test_starting_over_in_between_leaves_no_trace_either(steps_before: int) -> None:
+def test_start_over_leaves_no_trace(steps_before: int) -> None:
     model = Everything()
     optimizer = adamw(model)
     train(model, optimizer, steps_before)
@@ -147,7 +147,7 @@ def test_starting_over_in_between_leaves_no_trace_either(steps_before: int) -> N
     assert checksum(model, optimizer) == before
 
 
-def test_a_fresh_optimizer_is_empty_again_and_trains_as_if_never_used() -> None:
+def test_a_fresh_optimizer_is_reset_and_trains_as_new() -> None:
     def run(searched: bool) -> list[Tensor]:
         torch.manual_seed(0)
         model = Everything()
@@ -175,7 +175,7 @@ def test_existing_optimizer_states_keep_their_tensors() -> None:
     assert torch.equal(momentum, values)
 
 
-def test_parameters_outside_the_model_come_back_with_the_optimizer() -> None:
+def test_parameters_outside_the_model_are_restored_with_the_optimizer() -> None:
     head = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([head], lr=1.0)
     with preserved_state(nn.Linear(1, 1), optimizer):
@@ -202,7 +202,7 @@ def test_gradients_are_the_same_tensors_with_the_same_values() -> None:
     assert model.frozen.weight.grad is None
 
 
-def test_gradients_that_others_write_to_keep_their_values() -> None:
+def test_shared_gradients_keep_their_values() -> None:
     model = nn.Linear(2, 2)
     bucket = torch.arange(6.0)
     model.weight.grad, model.bias.grad = bucket[:4].view(2, 2), bucket[4:]
@@ -212,7 +212,7 @@ def test_gradients_that_others_write_to_keep_their_values() -> None:
     assert model.bias.grad.data_ptr() == bucket[4:].data_ptr()
 
 
-def test_sparse_gradients_come_back() -> None:
+def test_sparse_gradients_are_restored() -> None:
     model = nn.Embedding(10, 2, sparse=True)
     model(torch.tensor([1, 2])).sum().backward()
     grad = model.weight.grad
@@ -225,7 +225,7 @@ def test_sparse_gradients_come_back() -> None:
     assert torch.equal(grad.to_dense(), dense)
 
 
-def test_the_random_stream_goes_on_as_without_the_search() -> None:
+def test_the_random_stream_is_unchanged() -> None:
     def draw(searched: bool) -> tuple[float, float, list[float]]:
         model = nn.Linear(1, 1)
         random.seed(1)
@@ -241,7 +241,7 @@ def test_the_random_stream_goes_on_as_without_the_search() -> None:
     assert draw(searched=True) == draw(searched=False)
 
 
-def test_a_generator_of_the_model_s_own_comes_back() -> None:
+def test_a_generator_of_the_model_is_restored() -> None:
     model = nn.Linear(1, 1)
     generator = torch.Generator().manual_seed(3)
     vars(model)["generator"] = generator
@@ -254,7 +254,7 @@ def test_a_generator_of_the_model_s_own_comes_back() -> None:
 
 
 @pytest.mark.parametrize("used", [False, True])
-def test_the_scaler_comes_back(used: bool) -> None:
+def test_the_scaler_is_restored(used: bool) -> None:
     model = nn.Linear(6, 6)
     optimizer = sgd(model)
     scaler = torch.amp.GradScaler("cpu", growth_interval=1)
@@ -277,7 +277,7 @@ def test_the_scaler_comes_back(used: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The epoch parameter")  # PyTorch 2.4 gives it to itself
-def test_schedulers_come_back_with_what_they_schedule() -> None:
+def test_schedulers_are_restored_with_their_optimizers() -> None:
     model = Everything()
     optimizer = torch.optim.SGD(
         [
@@ -301,7 +301,7 @@ def test_schedulers_come_back_with_what_they_schedule() -> None:
 
 
 class SetOnce(type):
-    """Makes classes whose attributes refuse to be set again."""
+    """A metaclass whose classes refuse to reset attributes."""
 
     def __setattr__(cls, name: str, value: object) -> None:
         if name in vars(cls):
@@ -310,12 +310,12 @@ class SetOnce(type):
 
 
 class Registry(metaclass=SetOnce):
-    """Remembers the largest batch."""
+    """A model that remembers the largest batch."""
 
     seen: int
 
 
-def test_what_cannot_be_put_back_does_not_keep_the_rest_from_it() -> None:
+def test_a_failure_does_not_prevent_the_rest() -> None:
     model = Everything()
     optimizer = adamw(model)
     Registry.seen = 0
@@ -332,7 +332,7 @@ def test_what_cannot_be_put_back_does_not_keep_the_rest_from_it() -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("in the middle"), KeyboardInterrupt()])
-def test_it_comes_back_also_after_an_error(error: BaseException) -> None:
+def test_state_is_restored_after_an_error(error: BaseException) -> None:
     model = Everything()
     optimizer = adamw(model)
     train(model, optimizer)
@@ -350,7 +350,7 @@ def test_it_comes_back_also_after_an_error(error: BaseException) -> None:
     assert checksum(model, optimizer) == before
 
 
-def test_modes_and_flags_of_parameters_come_back() -> None:
+def test_modes_and_flags_of_parameters_are_restored() -> None:
     model = Everything()
     before = checksum(model)
     with preserved_state(model):
@@ -361,7 +361,7 @@ def test_modes_and_flags_of_parameters_come_back() -> None:
     assert [model.training, model.quiet.training, model.quiet[0].training] == [True, False, False]
 
 
-def test_replaced_added_and_removed_members_come_back() -> None:
+def test_replaced_added_and_removed_members_are_restored() -> None:
     model = Everything()
     names = [name for name, _ in model.named_parameters()]
     before = checksum(model)
@@ -376,7 +376,7 @@ def test_replaced_added_and_removed_members_come_back() -> None:
     assert [name for name, _ in model.named_parameters()] == names
 
 
-def test_what_a_module_counts_comes_back() -> None:
+def test_counters_of_a_module_are_restored() -> None:
     model = nn.Linear(2, 1)
     model.seen = collections.Counter(steps=3)  # type: ignore[assignment]
     with preserved_state(model):
@@ -384,8 +384,8 @@ def test_what_a_module_counts_comes_back() -> None:
     assert model.seen == {"steps": 3}
 
 
-def test_tensors_that_moved_come_back_to_where_they_were() -> None:
-    # Another dtype takes the same way through Module._apply as another device.
+def test_moved_tensors_are_restored() -> None:
+    # Module._apply treats a change of dtype like a change of device.
     model = Everything()
     flat = torch.arange(84.0)
     model.first.weight.data, model.frozen.weight.data = flat[:36].view(6, 6), flat[36:72].view(6, 6)
@@ -398,7 +398,7 @@ def test_tensors_that_moved_come_back_to_where_they_were() -> None:
     assert model.first.weight.data_ptr() == flat.data_ptr()
 
 
-def test_parameters_swapped_into_other_tensors_come_back() -> None:
+def test_swapped_parameters_are_restored() -> None:
     model = nn.Linear(2, 2)
     values = model.weight.detach().clone()
     with preserved_state(model):
@@ -407,8 +407,8 @@ def test_parameters_swapped_into_other_tensors_come_back() -> None:
     assert torch.equal(model.weight, values)
 
 
-def test_a_storage_that_was_given_back_comes_back() -> None:
-    # What fully sharded training does with parameters that are not in use.
+def test_a_freed_storage_is_restored() -> None:
+    # Fully sharded training does this to parameters that are not in use.
     buffer = torch.arange(4.0)
     model = nn.Module()
     model.register_buffer("buffer", buffer)
@@ -423,7 +423,7 @@ def test_a_storage_that_was_given_back_comes_back() -> None:
     shape=st.lists(st.integers(0, 4), max_size=3),
     bits=st.binary(min_size=512, max_size=512),
 )
-def test_every_bit_of_every_kind_of_tensor_comes_back(
+def test_every_kind_of_tensor_is_restored_bit_for_bit(
     dtype: torch.dtype, shape: list[int], bits: bytes
 ) -> None:
     if dtype is torch.bool:
@@ -468,7 +468,7 @@ def test_meta_and_inference_tensors_are_left_alone() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions:UserWarning")
-def test_quantized_tensors_come_back() -> None:
+def test_quantized_tensors_are_restored() -> None:
     model = nn.Module()
     vars(model)["weight"] = quantized = torch.quantize_per_tensor(
         torch.tensor([1.0, 2.0]), 0.5, 0, torch.qint8
@@ -478,9 +478,9 @@ def test_quantized_tensors_come_back() -> None:
     assert quantized.dequantize().tolist() == [1.0, 2.0]
 
 
-def test_lazy_parameters_are_refused_with_what_to_do() -> None:
+def test_lazy_parameters_are_refused_with_advice() -> None:
     with (
-        pytest.raises(StepError, match="run one batch through it"),
+        pytest.raises(StepError, match="Try running one batch through it"),
         preserved_state(nn.LazyLinear(3)),
     ):
         pass
@@ -501,7 +501,7 @@ def test_cyclic_and_deep_structures_end() -> None:
     assert end.item() == 0
 
 
-def test_switches_of_the_process_come_back() -> None:
+def test_switches_of_the_process_are_restored() -> None:
     def switches() -> list[Any]:
         return [
             torch.is_grad_enabled(),
@@ -533,14 +533,14 @@ def test_switches_of_the_process_come_back() -> None:
 
 
 @pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="PyTorch before 2.9")
-def test_the_newer_precision_switches_come_back_too() -> None:
+def test_the_newer_precision_switches_are_restored() -> None:
     convolution: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
     with preserved_state():
         convolution.fp32_precision = "ieee"
         torch.backends.cuda.matmul.fp32_precision = "tf32"
         with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
             torch.get_float32_matmul_precision()
-        # Entered while the older ones cannot be read.
+        # The older switches cannot be read at this point.
         with preserved_state():
             convolution.fp32_precision = "tf32"
         assert convolution.fp32_precision == "ieee"
@@ -549,7 +549,7 @@ def test_the_newer_precision_switches_come_back_too() -> None:
 
 
 class Wrapper(Tensor):
-    """Behaves as a wrapper subclass; runs a callback whenever it is copied into."""
+    """A wrapper subclass that runs a callback whenever it is copied into."""
 
     on_copy: Callable[[], None]
 
@@ -569,7 +569,7 @@ def with_wrapper(on_copy: Callable[[], None]) -> tuple[Everything, Wrapper]:
     return model, wrapper
 
 
-def test_wrapper_tensors_come_back() -> None:
+def test_wrapper_tensors_are_restored() -> None:
     model, wrapper = with_wrapper(lambda: None)
     with preserved_state(model):
         wrapper.fill_(1)
@@ -577,7 +577,7 @@ def test_wrapper_tensors_come_back() -> None:
     assert wrapper.tolist() == [0, 0, 0]
 
 
-def test_a_second_ctrl_c_waits_until_everything_is_back() -> None:
+def test_a_second_ctrl_c_waits_until_everything_is_restored() -> None:
     model, wrapper = with_wrapper(lambda: signal.raise_signal(signal.SIGINT))
     optimizer = adamw(model)
     train(model, optimizer)
@@ -595,7 +595,7 @@ def test_a_second_ctrl_c_waits_until_everything_is_back() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_what_cannot_come_back_is_told_and_does_not_keep_the_rest() -> None:
+def test_failures_are_reported_after_the_rest_is_restored() -> None:
     def broken() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nand more")
 
@@ -604,7 +604,7 @@ def test_what_cannot_come_back_is_told_and_does_not_keep_the_rest() -> None:
     train(model, optimizer)
     before = checksum(model, optimizer)
     with (
-        pytest.raises(DeviceError, match=r"^not all .*encountered\); load .* checkpoint .*$"),
+        pytest.raises(DeviceError, match=r"^not all .*encountered\)\. Try .* checkpoint .*$"),
         preserved_state(model, optimizer),
     ):
         train(model, optimizer)
@@ -625,7 +625,7 @@ def test_it_works_outside_the_main_thread() -> None:
     assert checksum(model) == before
 
 
-def test_nested_searches_come_back_one_by_one() -> None:
+def test_nested_snapshots_are_restored_in_order() -> None:
     model = Everything()
     optimizer = adamw(model)
     before = checksum(model, optimizer)
@@ -643,7 +643,7 @@ COUNTS = {"steps": 0}
 LAST: Tensor | None = None
 
 
-def test_what_functions_reach_comes_back() -> None:
+def test_objects_reached_by_functions_are_restored() -> None:
     """A GAN's discriminator with its optimizer, an EMA in a dict, counters, rebound names."""
     model, judge = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     optimizer = torch.optim.Adam(judge.parameters())
@@ -681,7 +681,7 @@ class Positioned(nn.Module):
         return inputs + TABLES.setdefault(len(inputs), torch.ones(1))
 
 
-def test_what_methods_of_modules_reach_comes_back() -> None:
+def test_objects_reached_by_methods_of_modules_are_restored() -> None:
     TABLES[2] = table = torch.zeros(1)
     model = nn.Sequential(Positioned())
 
@@ -694,7 +694,7 @@ def test_what_methods_of_modules_reach_comes_back() -> None:
     assert not table.any()
 
 
-def test_the_object_of_a_method_comes_back() -> None:
+def test_the_object_of_a_method_is_restored() -> None:
     class Loop:
         def __init__(self) -> None:
             self.steps = 0
@@ -713,7 +713,7 @@ def test_the_object_of_a_method_comes_back() -> None:
 
 
 class Counter(dict[str, int]):
-    """With a slot, a class attribute, and an item that only the class knows to set."""
+    """A dict with a slot, a class attribute, and its own way to set items."""
 
     __slots__ = ("empty", "steps")
     of_all = 0
@@ -722,7 +722,7 @@ class Counter(dict[str, int]):
         self.steps = 0
 
 
-def test_slots_classes_and_containers_by_inheritance_come_back() -> None:
+def test_slots_classes_and_derived_containers_are_restored() -> None:
     counter, items = Counter(), [1, 2]
 
     def step() -> None:
@@ -740,7 +740,7 @@ def test_slots_classes_and_containers_by_inheritance_come_back() -> None:
     assert "NEW" not in globals()
 
 
-def test_optimizers_that_only_hooks_reach_come_back() -> None:
+def test_optimizers_reached_by_hooks_are_restored() -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.Adam(model.parameters())
     hook: Any = lambda parameter: optimizer.step()  # noqa: E731
@@ -751,7 +751,7 @@ def test_optimizers_that_only_hooks_reach_come_back() -> None:
     assert not optimizer.state
 
 
-def test_generators_of_a_loop_come_back() -> None:
+def test_generators_of_a_loop_are_restored() -> None:
     own, old, new = random.Random(1), np.random.RandomState(1), np.random.default_rng(1)
     first = random.Random(1).random(), np.random.RandomState(1).rand()
 

@@ -1,0 +1,138 @@
+"""The options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import click
+
+SHARED_OPTIONS = (
+    click.option(
+        "--sample",
+        metavar="TARGET",
+        help="Function that returns one batch, as FILE.py:FUNCTION. Use your longest sequences.",
+    ),
+    click.option(
+        "--input",
+        "input_spec",
+        metavar="SPEC",
+        help='Make the batch from the shapes of one example: "float32[3,224,224] int64[]:1000" '
+        "(1000: integers are below it).",
+    ),
+    click.option(
+        "--arg",
+        "pairs",
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="Pass a keyword argument to the target's function. Repeatable.",
+    ),
+    click.option(
+        "--headroom",
+        metavar="PCT",
+        default="5",
+        show_default=True,
+        help="Keep this percentage of the memory free.",
+    ),
+    click.option(
+        "--precision",
+        type=click.Choice(["fp32", "bf16", "fp16"]),
+        default="fp32",
+        show_default=True,
+        help="Train under autocast; fp16 also with a GradScaler.",
+    ),
+    click.option(
+        "--optimizer",
+        metavar="NAME",
+        help="Train with this class of torch.optim. [default: the target's, or adamw]",
+    ),
+    click.option(
+        "--accumulate",
+        is_flag=True,
+        help="Measure with gradient accumulation: gradients stay alive in the next forward pass.",
+    ),
+    click.option(
+        "--min-batch-size",
+        type=int,
+        metavar="N",
+        default=1,
+        show_default=True,
+        help="Try no smaller size.",
+    ),
+    click.option(
+        "--max-batch-size",
+        type=int,
+        metavar="N",
+        help="Try no larger size, for example the size of the data set.",
+    ),
+    click.option(
+        "--multiple-of",
+        type=int,
+        metavar="N",
+        default=1,
+        show_default=True,
+        help="Try only multiples of this.",
+    ),
+)
+"""The options of both `find` and `estimate`: the training step, and the sizes allowed."""
+
+HEADROOM_AND_SIZES = (SHARED_OPTIONS[3], *SHARED_OPTIONS[-3:])
+
+
+def shared_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add :data:`SHARED_OPTIONS` to a command, in their order."""
+    for option in reversed(SHARED_OPTIONS):
+        command = option(command)
+    return command
+
+
+RUN_OPTIONS = (
+    click.option(
+        "--device", metavar="D", help="cuda, cuda:1, cpu ... [default: a GPU if there is one]"
+    ),
+    click.option("--memory-limit", metavar="SIZE", help="Use no more than this, such as 24GiB."),
+    *HEADROOM_AND_SIZES,
+    click.option(
+        "--global-batch-size",
+        type=int,
+        metavar="N",
+        help="Replace {accumulation} so that its product with {batch_size} is N.",
+    ),
+    click.option(
+        "--env",
+        "settings",
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="Set a variable for the script; placeholders are replaced. Repeatable.",
+    ),
+    click.option(
+        "--file",
+        "files",
+        metavar="FILE",
+        multiple=True,
+        help="Replace placeholders in a copy of a file that COMMAND names. Repeatable.",
+    ),
+    click.option(
+        "--steps",
+        type=int,
+        metavar="K",
+        default=3,
+        show_default=True,
+        help="Least number of optimizer steps in each launch; on the CPU 6 at least.",
+    ),
+    click.option(
+        "--timeout",
+        type=float,
+        metavar="S",
+        help="Seconds without a step after which a launch counts as hung. [default: by the first]",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout."),
+    click.option("-q", "--quiet", is_flag=True, help="Print only the answer."),
+    click.option("-v", "--verbose", is_flag=True, help="Show more, and what the script prints."),
+)
+
+
+def run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of ``run`` to a command."""
+    for option in reversed(RUN_OPTIONS):
+        command = option(command)
+    return command

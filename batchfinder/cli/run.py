@@ -1,0 +1,145 @@
+"""``batchfinder run``: from a command with placeholders to a result and an exit status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from batchfinder.errors import UsageError
+from batchfinder.search.bounds import check_bounds
+from batchfinder.units import parse_bytes, parse_percentage
+
+if TYPE_CHECKING:
+    from batchfinder.reporting.terminal import TerminalReporter
+    from batchfinder.results.result import BatchSizeResult, Probe
+
+
+def run_command(
+    command_line: Sequence[str],
+    *,
+    device: str | None,
+    memory_limit: str | None,
+    headroom: str,
+    min_batch_size: int,
+    max_batch_size: int | None,
+    multiple_of: int,
+    steps: int,
+    timeout: float | None,
+    global_batch_size: int | None,
+    settings: Sequence[str],
+    files: Sequence[str],
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+) -> int:
+    """Run the command; see ``batchfinder run --help`` for the options.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        BatchFinderError: whatever keeps the search from ending well.
+    """
+    # Not before: PyTorch takes longer to import than --help may.
+    from batchfinder.cli.find import EXIT_STATUS, told_when_cut_short
+    from batchfinder.cli.signals import terminated_as_ctrl_c
+    from batchfinder.finder import run_search
+    from batchfinder.launching.leftovers import files_in, left_behind
+    from batchfinder.launching.options import RunOptions
+    from batchfinder.launching.prober import PRICES, LaunchProber
+    from batchfinder.launching.template import Template
+    from batchfinder.reporting.terminal import TerminalReporter
+
+    if global_batch_size is not None:
+        max_batch_size = min(max_batch_size or global_batch_size, global_batch_size)
+    first, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
+    template = Template([*command_line], _parse(settings), tuple(files), global_batch_size)
+    options = RunOptions(
+        device=device,
+        memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
+        headroom=parse_percentage(headroom, "--headroom"),
+        steps=steps,
+        timeout_seconds=timeout,
+        show_output=verbose,
+    )
+    before = files_in(Path.cwd())
+
+    def report(result: BatchSizeResult) -> None:
+        warnings = filter(None, [left_behind(before, files_in(Path.cwd()))])
+        result = prober.conclude(result)
+        result = replace(result, warnings=(*result.warnings, *warnings))
+        _report(result, prober.command(result), reporter, as_json=as_json, quiet=quiet)
+
+    with (
+        TerminalReporter(quiet=quiet, verbose=verbose) as reporter,
+        terminated_as_ctrl_c() as why,
+    ):
+        try:
+            reporter.probing(first)
+            with closing(LaunchProber(template, options, first)) as prober:
+                reporter.start(
+                    prober.device,
+                    prober.capacity_bytes,
+                    prober.used_by_others_bytes,
+                    prober.budget_bytes,
+                    headroom=options.headroom,
+                )
+                shown = 0
+                with told_when_cut_short(prober, report) as probes:
+
+                    def on_probe(probe: Probe) -> None:
+                        nonlocal shown
+                        probes.append(probe)
+                        for launched in prober.launched[shown:]:
+                            reporter.probe(launched)
+                        shown = len(prober.launched)
+
+                    result = run_search(
+                        prober,
+                        min_batch_size=min_batch_size,
+                        max_batch_size=max_batch_size,
+                        multiple_of=multiple_of,
+                        on_probing=reporter.probing,
+                        on_probe=on_probe,
+                        prices=PRICES,
+                    )
+        except KeyboardInterrupt:
+            return why[-1]
+        report(result)
+    return EXIT_STATUS[result.status]
+
+
+def _report(
+    result: BatchSizeResult,
+    command: str | None,
+    reporter: TerminalReporter,
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    if as_json:
+        reporter.finish()
+        more = {"launches": len(result.probes), "command": command}
+        click.echo(json.dumps({**result.to_dict(), **more}, allow_nan=False))
+    elif command or not result.batch_size:
+        reporter.answer(result)
+        if command and not quiet:
+            click.echo(f"Run: {command}")
+
+
+def _parse(settings: Sequence[str]) -> dict[str, str]:
+    pairs = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name.isidentifier():
+            raise UsageError(
+                f"--env takes NAME=VALUE, not {setting!r}. Try --env BS={{batch_size}}"
+            )
+        pairs[name] = value
+    return pairs

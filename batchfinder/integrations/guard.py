@@ -1,0 +1,260 @@
+"""A training step that survives out-of-memory errors by splitting its batch."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tenacity import RetryCallState, Retrying, retry_if_result
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import Optimizer
+
+from batchfinder.errors import BatchFinderWarning, DeviceError, UsageError
+from batchfinder.integrations.split import largest_size, split_batch
+from batchfinder.probing.devices.choose import choose_device
+from batchfinder.probing.devices.oom import classify, needs_more_than_one_sample
+from batchfinder.probing.devices.oom_table import Tier
+from batchfinder.training.loss import call_loss, call_model, default_loss
+from batchfinder.training.parallel import is_sharded
+from batchfinder.training.sample import common_size, move_batch
+from batchfinder.training.setup import LossFunction
+from batchfinder.training.tree import described_shapes, named_tensors
+
+BATCH_NORM_WARNING = (
+    "a batch was split to fit into memory. Its gradients are those of the whole batch, except that "
+    "BatchNorm takes its statistics from one part at a time. Try GroupNorm or a smaller batch size "
+    "if that matters"
+)
+
+
+@dataclass
+class _Attempt:
+    """One pass over all parts of a batch.
+
+    Attributes:
+        loss: the mean loss of the whole batch; None if memory ran out.
+        failed_size: the number of examples that ran out of memory; None if all went well.
+        reason: the error's own words.
+    """
+
+    loss: Tensor | None = None
+    failed_size: int | None = None
+    reason: str = ""
+
+
+class OOMGuard:
+    """Run optimizer steps that survive out-of-memory errors.
+
+    A step that runs out of memory is dropped whole, then repeated with its batch split into parts
+    whose gradients add up to those of the whole batch: the loss has to be a mean over examples. The
+    size that worked is kept for later steps, and doubled again after some steps without an error.
+
+    With DistributedDataParallel all ranks split alike, and gradients are averaged after the
+    backward pass, not during it. Call :meth:`step` under ``torch.autocast`` for mixed precision.
+
+    Args:
+        model: the module to train, on its device; may be wrapped in DistributedDataParallel.
+        optimizer: over the model's parameters.
+        loss_fn: ``loss_fn(output, batch) -> loss``, a mean over the examples. Default: the same
+            rules as for :func:`~batchfinder.find_max_batch`.
+        batch_size: the most examples in one forward pass. Default: the whole batch.
+        grow_after: steps without an error after which this number is doubled. The wait doubles too
+            each time that the larger number fails. Default: 100.
+        batch_dim: index of the batch dimension. Default: 0.
+
+    Attributes:
+        batch_size: the most examples in one forward pass, as it is now; None: the whole batch.
+
+    Raises:
+        UsageError: a number is below 1, or the model is sharded (FSDP).
+
+    Example:
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> guard = OOMGuard(model, optimizer, batch_size=8)
+        >>> loss = guard.step((torch.randn(32, 4), torch.randn(32, 1)))  # four parts, one step
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss_fn: LossFunction | None = None,
+        *,
+        batch_size: int | None = None,
+        grow_after: int = 100,
+        batch_dim: int = 0,
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("grow_after", grow_after)):
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1, not {value}")
+        if is_sharded(model):
+            raise UsageError(
+                "the model is sharded: a rank that runs out of memory within its collectives would "
+                "leave the others waiting. Try a batch size that "
+                "torchrun -m batchfinder find --strategy fsdp has confirmed"
+            )
+        self.model = model
+        self.optimizer = optimizer
+        self.loss_fn = loss_fn
+        self.batch_size = batch_size
+        self._most = batch_size
+        self._batch_dim = batch_dim
+        self._grow_after = grow_after
+        self._quiet_steps = 0
+        self._has_grown = False
+        parameter = next(model.parameters(), torch.zeros(()))
+        self._device = choose_device(parameter.device)
+        self._statistics = [
+            buffer
+            for module in model.modules()
+            if isinstance(module, _NormBase) and module.track_running_stats
+            for buffer in module.buffers(recurse=False)
+        ]
+
+    def step(self, batch: Any) -> Tensor:
+        """Clear the gradients, run forward and backward pass, and update the parameters.
+
+        Args:
+            batch: a batch as the DataLoader yields it. Its parts are moved to the model's device.
+
+        Returns:
+            The mean loss over the whole batch, detached.
+
+        Raises:
+            DeviceError: not even one example fits, or the optimizer's own step has no room.
+            Exception: what the model or the loss function raises, except for out-of-memory errors.
+        """
+        statistics = [buffer.clone() for buffer in self._statistics]
+
+        def clean_up(_: float) -> None:
+            # In ``sleep`` nothing of the failed step is alive any more, so its memory comes back.
+            self.optimizer.zero_grad(set_to_none=True)
+            gc.collect()
+            self._device.release_cache()
+            for buffer, value in zip(self._statistics, statistics, strict=True):
+                buffer.copy_(value)
+
+        def split(state: RetryCallState) -> None:
+            assert state.outcome is not None
+            self._split_after(state.outcome.result(), batch)
+
+        retrying = Retrying(retry=retry_if_result(_ran_out), before_sleep=split, sleep=clean_up)
+        attempt: _Attempt = retrying(self._attempt, batch)
+        self._update()
+        self._grow_after_quiet_steps()
+        assert attempt.loss is not None
+        return attempt.loss
+
+    def _attempt(self, batch: Any) -> _Attempt:
+        attempt = _Attempt()
+        size = self._part_size(batch)
+        try:
+            attempt.loss = self._accumulate(batch, size)
+        except Exception as error:
+            failure = classify(error)
+            if size == 1 and needs_more_than_one_sample(error) and self.batch_size == 1:
+                attempt.failed_size, attempt.reason = 1, str(error)
+            elif failure is None or failure.tier is Tier.POISONED:
+                raise
+            else:
+                attempt.failed_size = min(size, common_size(batch, self._batch_dim))
+                attempt.reason = failure.reason
+        if _ranks() > 1:
+            self._agree(attempt)
+        return attempt
+
+    def _accumulate(self, batch: Any, size: int) -> Tensor:
+        """Add up the gradients of all parts, each weighted by its share of the examples."""
+        self.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=self._device.torch_device)
+        for part, share in split_batch(batch, size, self._batch_dim):
+            part = move_batch(part, self._device.torch_device)
+            with self._without_synchronization():
+                output = call_model(self.model, part)
+                if self.loss_fn is None:
+                    loss, _ = default_loss(output, part)
+                else:
+                    loss = call_loss(self.loss_fn, output, part)
+                (loss * share).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach() * share
+            del output, loss
+        return total
+
+    def _without_synchronization(self) -> contextlib.AbstractContextManager[Any]:
+        # A rank that runs out in the middle of an all-reduce would leave the others waiting.
+        no_sync = getattr(self.model, "no_sync", None)
+        return no_sync() if no_sync is not None and _ranks() > 1 else contextlib.nullcontext()
+
+    def _agree(self, attempt: _Attempt) -> None:
+        """Fail on all ranks if one has failed; else average the gradients."""
+        never = torch.iinfo(torch.int64).max
+        size = torch.tensor(attempt.failed_size or never, device=self._device.torch_device)
+        dist.all_reduce(size, dist.ReduceOp.MIN)
+        if size.item() != never:
+            attempt.failed_size = int(size.item())
+            attempt.reason = attempt.reason or "another rank ran out of memory"
+            return
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        for work in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
+            work.wait()
+        torch._foreach_div_(gradients, float(_ranks()))
+
+    def _split_after(self, attempt: _Attempt, batch: Any) -> None:
+        size = attempt.failed_size or 1
+        if size == 1:
+            self.optimizer.zero_grad(set_to_none=True)
+            raise DeviceError(
+                f"not even one example of {described_shapes(named_tensors(batch))} fits into "
+                f"memory ({attempt.reason}). Try shorter sequences, activation checkpointing or a "
+                "leaner optimizer"
+            )
+        if self._statistics and self.batch_size is None:
+            warnings.warn(BATCH_NORM_WARNING, BatchFinderWarning, stacklevel=2)
+        self.batch_size = (size + 1) // 2
+        if self._has_grown:
+            self._grow_after *= 2
+        self._has_grown = False
+        self._quiet_steps = 0
+
+    def _update(self) -> None:
+        try:
+            self.optimizer.step()
+            return
+        except Exception as error:
+            failure = classify(error)
+            if failure is None:
+                raise
+            reason = failure.reason
+        raise DeviceError(
+            f"the optimizer's step ran out of memory ({reason}), and some parameters may have been "
+            "updated; a smaller batch does not help. Try foreach=False, or a leaner optimizer"
+        )
+
+    def _grow_after_quiet_steps(self) -> None:
+        if self.batch_size is None or self.batch_size == self._most:
+            return
+        self._quiet_steps += 1
+        if self._quiet_steps >= self._grow_after:
+            self.batch_size = min(2 * self.batch_size, self._most or 2 * self.batch_size)
+            self._has_grown = True
+            self._quiet_steps = 0
+
+    def _part_size(self, batch: Any) -> int:
+        """Return the most examples in a part: all of them, unless that is known to be too many."""
+        largest = largest_size(batch, self._batch_dim)
+        return largest if self.batch_size is None else min(self.batch_size, largest)
+
+
+def _ran_out(attempt: _Attempt) -> bool:
+    return attempt.failed_size is not None
+
+
+def _ranks() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

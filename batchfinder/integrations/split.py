@@ -1,0 +1,54 @@
+"""Split a batch into parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from batchfinder.training.sample import common_size, is_array, is_flat, is_texts, size_at
+from batchfinder.training.tree import map_leaves, named_tensors
+
+
+def split_batch(batch: Any, size: int, batch_dim: int = 0) -> Iterator[tuple[Any, float]]:
+    """Split a batch into parts of nearly equal size.
+
+    Args:
+        batch: any tree of tensors. Leaves without the batch dimension go into each part whole.
+        size: the most examples in a part, at least 1.
+        batch_dim: index of the batch dimension.
+
+    Yields:
+        Each part, a view of the batch, with its share of the examples.
+
+    Raises:
+        SampleError: the batch's tensors do not agree about its size.
+
+    Example:
+        >>> [(part.tolist(), share) for part, share in split_batch(torch.arange(4), 2)]
+        [([0, 1], 0.5), ([2, 3], 0.5)]
+    """
+    if largest_size(batch, batch_dim) <= size:
+        yield batch, 1.0
+        return
+    examples = common_size(batch, batch_dim)
+    parts = -(-examples // size)
+    for index in range(parts):
+        start, end = index * examples // parts, (index + 1) * examples // parts
+
+        def cut(_: str, leaf: Any, span: slice = slice(start, end)) -> Any:
+            if is_flat(leaf):
+                return leaf[span] if is_texts(leaf) and len(leaf) == examples else leaf
+            is_data = isinstance(leaf, Tensor) or is_array(leaf)
+            if not is_data or size_at(leaf, batch_dim) != examples:
+                return leaf
+            return leaf[(slice(None),) * (batch_dim % leaf.ndim) + (span,)]
+
+        yield map_leaves(cut, batch, is_leaf=is_flat), (end - start) / examples
+
+
+def largest_size(batch: Any, batch_dim: int) -> int:
+    """Return the largest size of any tensor at ``batch_dim``: no batch has more examples."""
+    sizes = [x.shape[batch_dim] for _, x in named_tensors(batch) if x.dim() > batch_dim]
+    return max(sizes, default=1)

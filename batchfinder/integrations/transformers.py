@@ -1,0 +1,112 @@
+"""Find the largest batch size of a ``transformers.Trainer`` and write it into its arguments.
+
+Transformers itself is not imported. Sources: ``Trainer.__init__`` copies the batch size to
+``_train_batch_size``, and ``get_train_dataloader`` reads that copy
+(https://github.com/huggingface/transformers/blob/main/src/transformers/trainer.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from batchfinder.errors import UsageError, warn_of
+from batchfinder.finder import find_max_batch
+from batchfinder.results.accumulation import Split
+from batchfinder.results.result import BatchSizeResult
+from batchfinder.training.setup import Trainer
+
+
+def set_max_batch(
+    trainer: Trainer, global_batch_size: int | None = None, **options: Any
+) -> BatchSizeResult:
+    """Find the largest batch size that really trains, and set it in a Trainer's arguments.
+
+    ``per_device_train_batch_size`` and, with a global batch size, ``gradient_accumulation_steps``
+    are set. Model, optimizer, scheduler, global step and random state stay as they are, so
+    ``trainer.train()`` gives the same losses as with these numbers written by hand. If nothing
+    fits, or an error is raised, the arguments stay as they were.
+
+    Args:
+        trainer: a ``transformers.Trainer`` or one of its subclasses, also TRL's.
+        global_batch_size: examples per optimizer step over all ranks, reached exactly if the
+            numbers allow it, else as nearly as possible, with a warning. Default: the accumulation
+            steps stay as they are, and the global batch size grows with the batch size.
+        **options: of :func:`~batchfinder.find_max_batch`, such as ``memory_limit`` and
+            ``max_batch_size``.
+
+    Returns:
+        The result of the search. Its ``notes`` name the numbers that were set.
+
+    Raises:
+        UsageError: the Trainer runs one process on several GPUs, or an option makes no sense.
+        StepError: the Trainer shards its model, or trains on what its model generates.
+        Exception: as :func:`~batchfinder.find_max_batch`.
+
+    Example:
+        >>> result = set_max_batch(trainer, global_batch_size=256)  # doctest: +SKIP
+        >>> trainer.train()  # doctest: +SKIP
+    """
+    args = trainer.args
+    if getattr(args, "n_gpu", 1) > 1:
+        raise UsageError(
+            f"this Trainer splits each batch over {args.n_gpu} GPUs in one process. Try one "
+            "process per GPU: torchrun --nproc-per-node ... train.py, or CUDA_VISIBLE_DEVICES=0"
+        )
+    if global_batch_size is not None and global_batch_size < 1:
+        raise UsageError(f"global_batch_size must be at least 1, not {global_batch_size}")
+    before = args.gradient_accumulation_steps
+    try:
+        result, split = _search(trainer, global_batch_size, options)
+    finally:
+        args.gradient_accumulation_steps = before
+    if split is None:
+        return result
+    args.per_device_train_batch_size = split.batch_size
+    vars(trainer)["_train_batch_size"] = split.batch_size  # its loader reads this copy
+    args.gradient_accumulation_steps = split.gradient_accumulation_steps
+    note = (
+        f"set per_device_train_batch_size={split.batch_size}, gradient_accumulation_steps="
+        f"{split.gradient_accumulation_steps}: {split.global_batch_size} examples per step"
+    )
+    warnings = []
+    if global_batch_size not in (None, split.global_batch_size):
+        warnings.append(
+            f"a global batch size of {global_batch_size} cannot be reached; the nearest is {split}."
+            " Try a multiple of the number of ranks"
+        )
+    warn_of(warnings)
+    return replace(result, notes=(*result.notes, note), warnings=(*result.warnings, *warnings))
+
+
+def _search(
+    trainer: Trainer, global_batch_size: int | None, options: dict[str, Any]
+) -> tuple[BatchSizeResult, Split | None]:
+    """Search until the accumulation steps of the answer are those that it was found with.
+
+    More micro-batches per optimizer step need more memory: gradients stay during the forward pass,
+    and a Trainer moves all micro-batches of a step to the device at once.
+    """
+    args = trainer.args
+    ranks = getattr(args, "world_size", 1)
+    if global_batch_size is not None:
+        per_rank = max(1, global_batch_size // ranks)
+        options["max_batch_size"] = min(options.get("max_batch_size") or per_rank, per_rank)
+    while True:
+        result = find_max_batch(trainer, **options)
+        if not result.batch_size:
+            return result, None
+        steps = args.gradient_accumulation_steps
+        if global_batch_size is None:
+            return result, Split(result.batch_size, steps, ranks)
+        plan = result.accumulation_plan(global_batch_size, ranks)
+        splits = [split for split in (plan.below, plan.above) if split]
+        nearest = min(
+            splits, key=lambda s: abs(s.global_batch_size - global_batch_size), default=None
+        )
+        split = plan.exact or nearest
+        assert split is not None
+        if split.gradient_accumulation_steps <= steps and split.batch_size <= result.batch_size:
+            return result, split
+        args.gradient_accumulation_steps = split.gradient_accumulation_steps
+        options["max_batch_size"] = split.batch_size

@@ -1,0 +1,1 @@
+"""A folder for PYTHONPATH that enters every Python process of a launch."""

@@ -1,0 +1,87 @@
+"""Errors of memory that a script may swallow, and those that it dies of. Needs no batchfinder."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+_LAST_LINES = 40
+
+# An attribute of errors that were reported.
+SEEN = "_batchfinder_seen"
+
+
+class Failures:
+    """Reports errors; one that is certainly of memory lets the script do nothing more.
+
+    Args:
+        torch: the module.
+        order: the patterns of such errors: certain ones, and doubtful ones.
+        report: ``report(event, **facts)``.
+        memory: reads the memory.
+    """
+
+    def __init__(self, torch: ModuleType, order: dict[str, Any], report: Any, memory: Any) -> None:
+        self._torch: Any = torch
+        self._report, self._memory = report, memory
+        self._certain = re.compile("|".join(order["certain"]), re.MULTILINE)
+        self._doubtful = re.compile("|".join(order["doubtful"]), re.MULTILINE)
+
+    def install(self) -> None:
+        """Watch the allocator of CUDA, and what no one catches."""
+        torch = self._torch
+        if torch.version.cuda or torch.version.hip:
+            # It reaches the devices that exist: those of a CUDA that has been initialized.
+            attach = torch._C._cuda_attach_out_of_memory_observer
+            torch.cuda._lazy_call(lambda: attach(self._ran_out))
+        sys.excepthook = self._excepthook(sys.excepthook)
+        threading.excepthook = self._thread_excepthook(threading.excepthook)
+
+    def look_at(self, error: BaseException) -> None:
+        """Report an error that the script may swallow, if it is one of memory."""
+        if getattr(error, SEEN, False):
+            return
+        setattr(error, SEEN, True)
+        text = str(error)
+        is_memory = isinstance(error, (MemoryError, self._torch.cuda.OutOfMemoryError))
+        if is_memory or (isinstance(error, RuntimeError) and self._certain.search(text)):
+            self._fail(text or type(error).__name__)
+        if isinstance(error, RuntimeError) and (match := self._doubtful.search(text)):
+            self._report("doubtful", text=match.group())
+
+    def _ran_out(self, device: int, requested: int, total: int, free: int) -> None:
+        """Called by the allocator, also where the script goes on as if nothing had happened."""
+        if self._torch.backends.cudnn.benchmark:  # it tries what it may not get, and goes on
+            return
+        self._memory.train_on(self._torch.device("cuda", device))
+        self._fail(f"CUDA out of memory. Tried to allocate {requested} bytes")
+
+    def _fail(self, text: str) -> None:
+        allocated, reserved = self._memory.peaks()
+        facts = {**self._memory.identity(), "allocated": allocated, "reserved": reserved}
+        self._report("out_of_memory", text=text, **facts)
+        while True:
+            self._report.pause()
+
+    def _excepthook(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        def hook(kind: Any, error: Any, trace: Any) -> None:
+            if isinstance(error, Exception):
+                self.look_at(error)
+                lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
+                self._report("raised", traceback="\n".join(lines[-_LAST_LINES:]))
+            before(kind, error, trace)
+
+        return hook
+
+    def _thread_excepthook(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        def hook(arguments: Any) -> None:
+            if arguments.exc_value is not None:
+                self.look_at(arguments.exc_value)
+            before(arguments)
+
+        return hook

@@ -1,0 +1,161 @@
+"""The memory of a process that trains: a limit on it, and its peaks. Needs no batchfinder."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import resource
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+STATUS = Path("/proc/self/status")
+CLEAR_REFS = Path("/proc/self/clear_refs")
+RESET_HIGH_WATER_MARK = "5"
+
+# Context, kernels and library handles of one process on CUDA (probing/devices/cuda.py).
+CONTEXT_BYTES = 512 * 1024**2
+
+
+class Memory:
+    """Limits and reads the memory of this process: the CPU's, or that of one CUDA device.
+
+    Args:
+        torch: the module.
+        order: the limits of the launch; ``cpu_budget_bytes`` is set where the CPU trains.
+
+    Attributes:
+        facts: the device, once it is known.
+    """
+
+    def __init__(self, torch: ModuleType, order: dict[str, Any]) -> None:
+        self._torch: Any = torch
+        self._order = order
+        self._cpu_budget: int | None = order["cpu_budget_bytes"]
+        self._limits_before = resource.getrlimit(resource.RLIMIT_DATA)
+        self._limited: dict[int, dict[str, Any]] = {}
+        self._mapped_peak = self._uncounted = 0
+        self.index: int | None = None
+        self.facts: dict[str, Any] = {}
+
+    def limit(self) -> None:
+        """Set the limits, as soon as there is something to limit."""
+        self.limit_cpu()
+        os.register_at_fork(after_in_child=self._lift)
+        if self._torch.version.cuda or self._torch.version.hip:
+            self._torch.cuda._lazy_call(self._limit_first_device)
+        self.reset()
+
+    def limit_cpu(self) -> None:
+        """Limit this process on the CPU, again in a fork that turns out to train."""
+        if self._cpu_budget is not None:
+            limits = (self._cpu_budget, self._limits_before[1])
+            resource.setrlimit(resource.RLIMIT_DATA, limits)
+
+    def _lift(self) -> None:
+        # Forks are workers of a loader, mostly, which may hold what they like.
+        if self._cpu_budget is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, self._limits_before)
+
+    def _limit_first_device(self) -> None:
+        # Not the current device: that of another rank would get a context of this process.
+        count = self._torch.cuda.device_count()
+        self.limit_cuda(int(os.environ.get("LOCAL_RANK", "0")) % max(1, count))
+
+    def limit_cuda(self, index: int) -> None:
+        """Make the caching allocator of a device run out at the budget."""
+        if index in self._limited:
+            return
+        cuda, order = self._torch.cuda, self._order
+        with cuda.device(index):
+            free, total = cuda.mem_get_info(index)
+            elsewhere = max(0, total - free - cuda.memory_reserved(index))
+            context = min(elsewhere, CONTEXT_BYTES)
+            others = elsewhere - context
+            usable = min(order["limit_bytes"] or total, total - others)
+            budget = math.floor((usable - context) * (1 - order["headroom"]))
+            budget = order["cuda_budget_bytes"] or budget
+            cuda.set_per_process_memory_fraction(max(0.0, min(1.0, budget / total)), index)
+        name = cuda.get_device_name(index)
+        self._limited[index] = {
+            "device": f"cuda:{index} {name}",
+            "capacity_bytes": total,
+            "used_by_others_bytes": others,
+            "budget_bytes": budget,
+        }
+
+    def guess_device(self) -> None:
+        """Note the device of a script that has no optimizer to tell it."""
+        cuda = self._torch.cuda
+        self.train_on(self._torch.device("cuda" if cuda.is_initialized() else "cpu"))
+
+    def train_on(self, device: Any) -> None:
+        """Note the device that the parameters are on."""
+        if device.type == "cuda":
+            index = self._torch.cuda.current_device() if device.index is None else device.index
+            self.limit_cuda(index)
+            self.index, self.facts = index, self._limited[index]
+        elif self.index is None:
+            self.limit_cpu()
+            self.facts = {"device": device.type}
+
+    def reset(self) -> None:
+        """Begin a new peak."""
+        if self.index is not None:
+            self._torch.cuda.reset_peak_memory_stats(self.index)
+            return
+        # Where a container forbids it, the mark only ever rises.
+        with contextlib.suppress(OSError):
+            CLEAR_REFS.write_text(RESET_HIGH_WATER_MARK)
+        status = _status()
+        self._mapped_peak = status["VmPeak"]
+        self._uncounted = status["VmSize"] - status["VmData"]
+
+    def peaks(self) -> tuple[int, int]:
+        """The most held by tensors and by the allocator since :meth:`reset`, in bytes."""
+        if self.index is not None:
+            cuda = self._torch.cuda
+            return cuda.max_memory_allocated(self.index), cuda.max_memory_reserved(self.index)
+        status = _status()  # as probing/devices/cpu.py reads it
+        peak = status["VmHWM"] + status["VmData"] - status["VmRSS"]
+        uncounted = status["VmSize"] - status["VmData"]
+        if status["VmPeak"] > self._mapped_peak and uncounted <= self._uncounted:
+            peak = max(peak, status["VmPeak"] - uncounted)
+        peak = min(peak, self._cpu_budget or peak)
+        return peak, peak
+
+    def identity(self) -> dict[str, Any]:
+        """Who this process is among those that train, and on what."""
+        torch = self._torch
+        distributed = torch.distributed
+        rank, world_size = 0, 1
+        if distributed.is_available() and distributed.is_initialized():
+            rank, world_size = distributed.get_rank(), distributed.get_world_size()
+        return {
+            "rank": rank,
+            "world_size": world_size,
+            "processes": int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "hip": torch.version.hip,
+            **self.facts,
+        }
+
+    def allocation_retries(self) -> int:
+        """How often the allocator has flushed its cache to find room."""
+        if self.index is None:
+            return 0
+        return int(self._torch.cuda.memory_stats(self.index).get("num_alloc_retries", 0))
+
+
+def _status() -> dict[str, int]:
+    """The sizes in /proc/self/status, in bytes."""
+    sizes = {}
+    for line in STATUS.read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name.startswith("Vm"):
+            sizes[name] = int(rest.split()[0]) * 1024
+    return sizes

@@ -1,0 +1,227 @@
+"""The training steps of a process: counted, measured, and ended. Needs no batchfinder."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+# An optimizer that exists and never steps is waited for no longer than this many times the steps.
+MOST_WAITING = 5
+
+# Shapes of inputs to report for one step: a model may be called many times.
+MOST_SHAPES = 20
+
+
+class Steps:
+    """Counts the optimizer steps of this process, reports each, and waits after the last allowed.
+
+    A reading ends with a step of the first optimizer that steps, if a backward pass came before it.
+    Where micro-batches are accumulated each backward pass after the first step ends one too, and
+    where there is no optimizer each backward pass does.
+
+    Args:
+        torch: the module.
+        order: what the launch is to do.
+        report: ``report(event, **facts)``.
+        memory: limits and reads the memory.
+        failures: sees errors that the script may swallow.
+    """
+
+    def __init__(
+        self,
+        torch: ModuleType,
+        order: dict[str, Any],
+        report: Any,
+        memory: Any,
+        failures: Any,
+    ) -> None:
+        self._torch: Any = torch
+        self._order, self._report, self._memory = order, report, memory
+        self._failures = failures
+        self._created: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._first: Any = None
+        self._depth = threading.local()
+        self._in_backward = 0  # not by thread: on CUDA blocks run again in a thread of autograd
+        self._backwards = self._readings = self._steps = 0
+        self._shapes: list[list[int]] = []
+        self._phases = {"forward_backward": 0, "optimizer_step": 0}
+        self._allocated = self._reserved = self._retries = 0
+        self._began = time.monotonic()
+
+    def install(self) -> None:
+        """Limit the memory, and put the hooks into PyTorch."""
+        torch, memory = self._torch, self._memory
+        memory.limit()
+        os.register_at_fork(after_in_child=self._start_over)
+        modules = torch.nn.modules.module
+        modules.register_module_forward_pre_hook(self._enters)
+        modules.register_module_forward_hook(self._leaves, with_kwargs=True, always_call=True)
+        # torch.optim deletes this name of its own.
+        optimizers: Any = importlib.import_module("torch.optim.optimizer")
+        optimizers.register_optimizer_step_pre_hook(self._before_step)
+        optimizers.register_optimizer_step_post_hook(self._after_step)
+        _follow(optimizers.Optimizer, "__init__", self._create)
+        _follow(torch, "save", self._save)
+        torch.autograd.backward = self._watched_backward(torch.autograd.backward)
+        self._failures.install()
+
+    def _start_over(self) -> None:
+        self._readings = self._steps = self._backwards = 0
+        self._first = None
+        self._created.clear()
+        self._stepped.clear()
+
+    # What a step had.
+
+    def _enters(self, module: Any, arguments: Any) -> None:
+        if self._torch.compiler.is_compiling():
+            return
+        self._depth.value = getattr(self._depth, "value", 0) + 1
+
+    def _leaves(self, module: Any, arguments: Any, *keywords_and_output: Any) -> None:
+        if self._torch.compiler.is_compiling():
+            return
+        self._depth.value = getattr(self._depth, "value", 1) - 1
+        # After an error PyTorch calls it without the keyword arguments.
+        *keywords, output = keywords_and_output
+        error = sys.exc_info()[1]
+        if output is None and error is not None:
+            self._failures.look_at(error)
+        is_part = self._depth.value or self._in_backward or not self._torch.is_grad_enabled()
+        if is_part or not module.training or len(self._shapes) >= MOST_SHAPES:
+            return
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            self._shapes += _shapes(self._torch, [arguments, keywords])[:MOST_SHAPES]
+
+    # What ends a step.
+
+    def _create(self, optimizer: Any, *arguments: Any, **keywords: Any) -> None:
+        self._created.add(optimizer)
+        self._memory.train_on(_device(optimizer))
+
+    def _watched_backward(self, backward: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(backward)
+        def watched(*arguments: Any, **keywords: Any) -> None:
+            self._in_backward += 1
+            try:
+                backward(*arguments, **keywords)
+            except Exception as error:
+                self._failures.look_at(error)
+                raise
+            finally:
+                self._in_backward -= 1
+            if not self._in_backward:
+                self._after_backward()
+
+        return watched
+
+    def _after_backward(self) -> None:
+        self._backwards += 1
+        accumulates = self._steps and self._backwards > 1 and len(self._created) == 1
+        if not self._created:
+            self._memory.guess_device()
+        if accumulates or not self._created:
+            self._note("forward_backward")
+            self._end_reading()
+
+    def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        self._memory.train_on(_device(optimizer))
+        self._note("forward_backward")
+
+    def _after_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        self._note("optimizer_step")
+        self._created.add(optimizer)
+        self._stepped.add(optimizer)
+        first = self._first() if self._first else None
+        if first is None or first not in self._created:
+            self._first, first = weakref.ref(optimizer), optimizer
+        if optimizer is first and self._backwards:
+            self._backwards = 0
+            self._steps += 1
+            self._end_reading()
+
+    def _note(self, phase: str) -> None:
+        """Read the peak since the last note, and begin a new one."""
+        allocated, reserved = self._memory.peaks()
+        self._phases[phase] = max(self._phases[phase], allocated)
+        self._allocated = max(self._allocated, allocated)
+        self._reserved = max(self._reserved, reserved)
+        self._memory.reset()
+
+    def _end_reading(self) -> None:
+        self._readings += 1
+        retries = self._memory.allocation_retries()
+        self._report(
+            "step",
+            **self._memory.identity(),
+            seconds=time.monotonic() - self._began,
+            steps=self._steps,
+            shapes=self._shapes,
+            phases={phase: peak for phase, peak in self._phases.items() if peak},
+            allocated=self._allocated,
+            reserved=self._reserved,
+            retries=retries - self._retries,
+        )
+        self._retries = retries
+        self._shapes, self._phases = [], dict.fromkeys(self._phases, 0)
+        self._allocated = self._reserved = 0
+        self._wait()
+        self._began = time.monotonic()
+
+    def _wait(self) -> None:
+        """Wait while no more steps are allowed; whoever started the launch ends this process."""
+        while True:
+            allowed = self._allowed()
+            waits_for_others = len(self._stepped) < len(self._created)
+            if self._readings < allowed * (MOST_WAITING if waits_for_others else 1):
+                return
+            self._report.pause()
+
+    def _allowed(self) -> int:
+        try:
+            return int(Path(self._order["allowed"]).read_text() or 0)
+        except (OSError, ValueError):
+            return 0
+
+    def _save(self, *arguments: Any, **keywords: Any) -> None:
+        path = arguments[1] if len(arguments) > 1 else keywords.get("f")
+        if isinstance(path, (str, os.PathLike)) and self._created:
+            self._report("saved", path=str(path))
+
+
+def _device(optimizer: Any) -> Any:
+    return next(p for group in optimizer.param_groups for p in group["params"]).device
+
+
+def _follow(owner: Any, name: str, then: Callable[..., None]) -> None:
+    """Call a function after each call of another, with the same arguments."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def followed(*arguments: Any, **keywords: Any) -> Any:
+        result = original(*arguments, **keywords)
+        then(*arguments, **keywords)
+        return result
+
+    setattr(owner, name, followed)
+
+
+def _shapes(torch: Any, tree: Any) -> list[list[int]]:
+    """The shapes of all tensors in a structure of containers."""
+    if isinstance(tree, torch.Tensor):
+        return [list(tree.shape)]
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    if isinstance(tree, (list, tuple)):
+        return [shape for part in tree for shape in _shapes(torch, part)]
+    return []

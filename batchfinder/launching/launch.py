@@ -1,0 +1,153 @@
+"""One launch: a command with the hook in it, the reports of its processes, and its end."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from batchfinder.launching.template import Template
+
+HOOK = Path(__file__).parent / "hook"
+GUARDIAN = Path(__file__).parent / "guardian.py"
+LOOK_SECONDS = 0.02
+# Of what the command prints: enough for a traceback, little where it prints without end.
+KEPT_LINES, KEPT_LINE_LENGTH = 60, 2000
+# Trackers follow runs, and a launch is none.
+TRACKERS_OFF = {
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "disabled",
+    "NEPTUNE_MODE": "debug",
+    "CLEARML_OFFLINE_MODE": "1",
+    "DISABLE_MLFLOW_INTEGRATION": "TRUE",
+    # Its own memory pool reserves 1 GiB, which counts on the CPU.
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+}
+
+
+class Launch:
+    """A command at one batch size, from its start to the end of its last process.
+
+    Args:
+        template: the command.
+        batch_size: the size to run it at.
+        order: limits and patterns for the hook.
+        steps: how many steps each process may run, until :meth:`allow` allows more.
+        show_output: whether what it prints goes to standard error.
+
+    Attributes:
+        exit_status: of the command, once it has ended by itself; negative: the signal.
+        start_error: why it could not be started; "" if it could.
+    """
+
+    def __init__(
+        self,
+        template: Template,
+        batch_size: int,
+        order: Mapping[str, Any],
+        steps: int,
+        *,
+        show_output: bool = False,
+    ) -> None:
+        self.exit_status: int | None = None
+        self.start_error = ""
+        self._folder = Path(tempfile.mkdtemp(prefix="batchfinder-"))
+        (self._folder / "scratch").mkdir()
+        (self._folder / "tmp").mkdir()
+        self._allowed = self._folder / "allowed"
+        self.allow(steps)
+        self._exit_file = self._folder / "exit"
+        reports = self._folder / "reports"
+        reports.touch()
+        paths = {"reports": str(reports), "allowed": str(self._allowed)}
+        order_file = self._folder / "order.json"
+        order_file.write_text(json.dumps({**order, **paths}), encoding="utf-8")
+        filled = template.fill(batch_size, self._folder)
+        # Before what is there: this one has to come first, and runs what it hides.
+        python_path = [str(HOOK), os.environ.get("PYTHONPATH", "")]
+        environment = {
+            **os.environ,
+            **TRACKERS_OFF,
+            # Where PyTorch keeps compiled kernels without the TMPDIR that follows.
+            "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+            or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}",
+            "TMPDIR": str(self._folder / "tmp"),
+            **filled.environment,
+            "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
+            "BATCHFINDER": "1",
+            "BATCHFINDER_RUN": str(order_file),
+        }
+        self._reports = reports.open(encoding="utf-8")
+        # -I and -S: it starts in 10 ms, and no hook enters it.
+        guardian = [sys.executable, "-I", "-S", str(GUARDIAN), str(self._exit_file)]
+        self._guardian = subprocess.Popen(
+            [*guardian, *filled.arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for the driver, which ends everything in order
+        )
+        self._lines: deque[bytes] = deque(maxlen=KEPT_LINES)
+        self._reader = threading.Thread(target=self._read, args=(show_output,), daemon=True)
+        self._reader.start()
+
+    @property
+    def output(self) -> str:
+        """The last lines that it printed."""
+        return b"".join(self._lines).decode(errors="replace")
+
+    def allow(self, steps: int) -> None:
+        """Let each process run so many steps in all."""
+        new = self._folder / "allowed.new"
+        new.write_text(str(steps))
+        new.replace(self._allowed)
+
+    def reports(self) -> Iterator[dict[str, Any] | None]:
+        """What its processes report, until it ends by itself; None: nothing, for a moment."""
+        while True:
+            has_ended = self._guardian.poll() is not None
+            position = self._reports.tell()
+            line = self._reports.readline()
+            if line.endswith("\n"):
+                yield json.loads(line)
+                continue
+            self._reports.seek(position)
+            if has_ended:
+                return
+            yield None
+            time.sleep(LOOK_SECONDS)
+
+    def close(self) -> None:
+        """End every process of it, and remove what it was given. Safe to call twice."""
+        assert self._guardian.stdin is not None
+        self._guardian.stdin.close()
+        self._guardian.wait()
+        self._reader.join(timeout=1)
+        try:
+            status, _, self.start_error = self._exit_file.read_text().partition(" ")
+            self.exit_status = int(status)
+        except (OSError, ValueError):  # it was ended
+            pass
+        self._reports.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _read(self, show_output: bool) -> None:
+        pipe: IO[bytes] | None = self._guardian.stdout
+        assert pipe is not None
+        while line := pipe.readline(KEPT_LINE_LENGTH):
+            self._lines.append(line)
+            if show_output:
+                sys.stderr.write(line.decode(errors="replace"))
+                sys.stderr.flush()
+        pipe.close()

@@ -1,0 +1,40 @@
+"""Files that launches leave in the folder that they run in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Not looked into: caches, environments and histories, with too many files to compare.
+_SKIPPED = {"__pycache__", "node_modules", "site-packages"}
+# Beyond this the folder holds data sets, and comparing it takes too long.
+MOST_FILES = 20_000
+_SHOWN = 5
+
+
+def files_in(folder: Path) -> dict[str, int] | None:
+    """The files in a folder and when each was changed; None: there are too many to tell."""
+    found: dict[str, int] = {}
+    for path, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _SKIPPED and name[0] != "."]
+        for name in names:
+            file = os.path.relpath(os.path.join(path, name), folder)  # noqa: PTH118 - many
+            try:
+                found[file] = os.stat(os.path.join(path, name)).st_mtime_ns  # noqa: PTH116, PTH118
+            except OSError:
+                continue
+        if len(found) > MOST_FILES:
+            return None
+    return found
+
+
+def left_behind(before: dict[str, int] | None, after: dict[str, int] | None) -> str:
+    """A warning that names what is new or changed; "" if nothing is."""
+    if before is None or after is None:
+        return ""
+    new = sorted(name for name, changed in after.items() if before.get(name) != changed)
+    if not new:
+        return ""
+    shown = ", ".join(new[:_SHOWN]) + (" ..." if len(new) > _SHOWN else "")
+    files = "file" if len(new) == 1 else "files"
+    return f"the launches left or changed {len(new)} {files}: {shown}. Try {{scratch}} for outputs"

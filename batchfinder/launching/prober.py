@@ -1,0 +1,297 @@
+"""Tries batch sizes by launching a training script; see ``batchfinder.search.prober.Prober``."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from dataclasses import replace
+
+from batchfinder.errors import (
+    TargetError,
+    UsageError,
+    UserCodeError,
+    too_small,
+)
+from batchfinder.launching.launch import Launch
+from batchfinder.launching.options import RunOptions, choose_kind, cpu_memory
+from batchfinder.launching.record import Record
+from batchfinder.launching.sizes import Honored, SizesSeen
+from batchfinder.launching.template import Template
+from batchfinder.launching.verdict import Verdict, judge
+from batchfinder.probing.devices.oom_table import TABLE, Tier
+from batchfinder.results.memory_model import fit
+from batchfinder.results.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
+from batchfinder.results.version import VERSION
+from batchfinder.search.plan import Prices
+from batchfinder.units import format_seconds
+
+# Without --timeout. The first launch may fetch a data set or compile; later ones are known.
+FIRST_PATIENCE_SECONDS, LEAST_PATIENCE_SECONDS, TIMES_LONGER = 600.0, 60.0, 10.0
+
+# A shell script or a container may take so long until it starts Python.
+ALIVE_SECONDS = 30.0
+# Each launch confirms; its start, mostly imports, takes as long as some full-size steps.
+PRICES = Prices(confirm=1, launch=10)
+
+NO_PYTHON = (
+    "no Python of the command loaded the hook. Try a command that runs Python with its "
+    "environment: not env -i, python -I, -E or -S, and not inside a container"
+)
+
+
+class LaunchProber:
+    """Tries sizes by launching a script; the first launch, at the smallest, shows the device.
+
+    Every launch runs the steps of a confirmation, so a size is launched once.
+
+    Args:
+        template: the command.
+        options: of the launches.
+        smallest: the size of the first launch.
+
+    Attributes:
+        launched: the probe of each launch, in order.
+        processes: how many processes of this machine train together.
+
+    Raises:
+        BatchFinderError: the first launch shows that the search would be in vain.
+    """
+
+    def __init__(self, template: Template, options: RunOptions, smallest: int = 1) -> None:
+        self._template, self._options = template, options
+        self._device_type, environment = choose_kind(options.device)
+        self._template = replace(template, environment={**environment, **template.environment})
+        self.capacity_bytes: int | None = None
+        self.used_by_others_bytes: int | None = None
+        self._cpu_budget_bytes: int | None = None
+        self._cuda_budget_bytes: int | None = None
+        self._patience_seconds = options.timeout_seconds or FIRST_PATIENCE_SECONDS
+        self._verdicts: dict[int, Verdict] = {}
+        self._warnings: dict[str, str] = {}
+        self._sizes = SizesSeen()
+        self._cap: int | None = None
+        self.launched: list[Probe] = []
+        self.processes, self.budget_bytes = 1, 0
+        self.versions: dict[str, str] = {"batchfinder": VERSION}
+        self.device = self._device_type
+        if self._device_type == "cpu":
+            self._limit_cpu()
+        self._start(template.allowed(smallest))
+
+    @property
+    def is_repeatable(self) -> bool:
+        return self._device_type != "cpu"
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(self._warnings.values())
+
+    def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
+        size = self._template.allowed(batch_size)
+        if self._cap is not None and size > self._cap:
+            note = f"a step never has more than {self._cap} examples"
+            return Probe(batch_size, Outcome.FAILED, steps=0, seconds=0.0, note=note)
+        if size not in self._verdicts:
+            self._try(size)
+        verdict = self._verdicts[size]
+        if verdict.is_too_small:
+            raise too_small(size)
+        probe = replace(verdict.probe, batch_size=batch_size)
+        # A failure in a later step refutes no probe: every launch is a confirmation.
+        return probe if probe.fits else replace(probe, steps=min(1, probe.steps))
+
+    def command(self, result: BatchSizeResult) -> str | None:
+        """The command at the answer, for a shell; None where there is no answer."""
+        is_answer = result.batch_size and result.status is not Status.FAILED
+        return self._template.command(result.batch_size) if is_answer else None
+
+    def close(self) -> None:
+        pass  # each launch ends before the next begins
+
+    def conclude(self, result: BatchSizeResult) -> BatchSizeResult:
+        """The result of a search in terms of launches: it may have asked for one twice."""
+        probes = {probe.batch_size: probe for probe in self.launched}
+        size = self._template.allowed(result.batch_size) if result.batch_size else 0
+        failure = result.next_failure
+        if failure is not None and self._template.allowed(failure.batch_size) in probes:
+            size_above = self._template.allowed(failure.batch_size)
+            failure = NextFailure(size_above, failure.outcome, failure.reason)
+        fits = [probe for probe in probes.values() if probe.fits]
+        return replace(
+            result,
+            batch_size=size,
+            probes=tuple(self.launched),
+            memory_model=fit((probe.batch_size, probe.phase_peak_bytes) for probe in fits),
+            next_failure=failure,
+            confirmed_steps=probes[size].steps if size in probes else 0,
+            cost_full_size_steps=round(sum(p.samples for p in self.launched) / max(1, size), 2),
+        )
+
+    def _start(self, size: int) -> None:
+        """Learn from a first launch what trains, and on how much memory."""
+        verdict, record = self._launch(size)
+        if verdict.is_too_small:
+            self._verdicts[size] = verdict
+            verdict, record = self._launch(size := self._template.allowed(size + 1))
+        facts = next((t.facts for t in record.trainers.values()), record.out_of_memory or {})
+        trains_on = str(facts.get("device", self.device))
+        kind = trains_on.partition(":")[0]
+        if kind != self._device_type:
+            self._check_device(kind)
+            self._device_type = kind
+            if kind == "cpu":
+                self._limit_cpu()
+            self._start(size)
+            return
+        self.device, self.processes = trains_on, record.processes
+        if kind == "cpu" and self.processes > 1 and self._options.memory_limit is None:
+            self._limit_cpu()
+        elif kind == "cuda" and "budget_bytes" in facts:
+            all_facts = [trainer.facts for trainer in record.trainers.values()] or [facts]
+            least = min(all_facts, key=lambda facts: int(facts["budget_bytes"]))
+            self.budget_bytes = self._cuda_budget_bytes = least["budget_bytes"]
+            self.capacity_bytes = least["capacity_bytes"]
+            self.used_by_others_bytes = least["used_by_others_bytes"]
+        kinds = ("python", "torch", "cuda", "hip")
+        self.versions |= {name: facts[name] for name in kinds if facts.get(name)}
+        self._note(size, verdict, record)
+
+    def _try(self, size: int) -> None:
+        verdict, record = self._launch(size)
+        if not verdict.is_certain:
+            verdict, record = self._launch(size)
+        self._note(size, verdict, record)
+
+    def _launch(self, size: int) -> tuple[Verdict, Record]:
+        options = self._options
+        record = Record(
+            size,
+            steps=options.steps,
+            headroom=options.headroom,
+            cpu_budget_bytes=self._cpu_budget_bytes,
+        )
+        order = {
+            "limit_bytes": options.memory_limit,
+            "headroom": options.headroom,
+            "cpu_budget_bytes": self._cpu_budget_bytes,
+            "cuda_budget_bytes": self._cuda_budget_bytes,
+            "certain": _patterns(Tier.CERTAIN),
+            "doubtful": _patterns(Tier.PROBABLE),
+        }
+        launch = Launch(self._template, size, order, options.steps, show_output=options.show_output)
+        hung, allowed = "", options.steps
+        with closing(launch):
+            for report in launch.reports():
+                if report is not None:
+                    record.add(report)
+                elif hung := self._silence(record):
+                    break
+                if record.is_over:
+                    break
+                if record.steps >= allowed:
+                    launch.allow(allowed := record.steps + 1)
+        if launch.start_error:
+            program = self._template.arguments[0]
+            raise UsageError(
+                f"{program} cannot be started: {launch.start_error}. Try its full path"
+            )
+        if not record.is_alive:
+            raise TargetError(f"{NO_PYTHON}{_quoted(launch.output)}")
+        if record.hook_failure:
+            raise TargetError(f"the hook failed in the script: {record.hook_failure}")
+        verdict = judge(record, launch.exit_status, launch.output, hung)
+        if options.timeout_seconds is None and record.steps:
+            longer = TIMES_LONGER * record.longest_silence
+            self._patience_seconds = max(LEAST_PATIENCE_SECONDS, longer)
+        return verdict, record
+
+    def _silence(self, record: Record) -> str:
+        """Why a launch is to be ended that reports nothing; "" while it is not."""
+        seconds = time.monotonic() - record.heard
+        if not record.is_alive and seconds > min(ALIVE_SECONDS, self._patience_seconds):
+            return NO_PYTHON
+        if seconds > self._patience_seconds:
+            return (
+                f"no training step ended within {format_seconds(seconds)}; "
+                "--timeout allows for more"
+            )
+        return ""
+
+    def _note(self, size: int, verdict: Verdict, record: Record) -> None:
+        """Draw the consequences of a launch: for later ones, and for what the user is told."""
+        probe = verdict.probe
+        if probe.fits:
+            seen = self._sizes.note(size, record.shapes, self.processes)
+            verdict = self._believed(size, verdict, seen)
+        elif (
+            probe.outcome is Outcome.FAILED
+            and not verdict.is_too_small
+            and not any(launched.fits for launched in self.launched)
+        ):
+            said = f"{verdict.last_words.rstrip()}\n".lstrip()
+            raise UserCodeError(
+                f"the script failed at batch size {size}, not for lack of memory: {probe.note}. "
+                "Try the command by itself",
+                said,
+            )
+        if probe.fits and verdict.ended_by_itself:
+            self._warnings["short"] = (
+                f"at batch size {size} the script ended by itself in step {probe.steps}, "
+                "too early to show the peak of later ones. Try more epochs or more data"
+            )
+        if record.saved:
+            self._warnings["saved"] = (
+                f"the script saves files in its first steps, such as {record.saved[0]}. "
+                "Try {scratch} as its output folder"
+            )
+        self._verdicts[size] = verdict
+        self.launched.append(verdict.probe)
+
+    def _believed(self, size: int, verdict: Verdict, seen: Honored) -> Verdict:
+        examples = self._sizes.examples
+        if seen is Honored.IGNORED:
+            raise TargetError(
+                f"the script ignores the batch size: its steps had {examples} examples at "
+                f"{size} as at another size. Try another place for {{batch_size}}"
+            )
+        if seen is Honored.DIVIDED:
+            self._warnings["divided"] = (
+                f"the script divides the batch size by its {self.processes} ranks: each had "
+                f"{examples} examples at {size}. Try --multiple-of {self.processes}"
+            )
+        if seen is Honored.UNKNOWN and size > 1:
+            self._warnings["unseen"] = (
+                f"the hook could not see how many examples a step had at batch size {size}; "
+                "check that the script uses {batch_size}"
+            )
+        if seen is not Honored.CAPPED:
+            return verdict
+        self._cap = examples
+        self._warnings["capped"] = (
+            f"at batch size {size} a step had only {examples} examples: the data set, or a limit "
+            "of the script, has no more"
+        )
+        note = f"a step had only {examples} examples"
+        return replace(verdict, probe=replace(verdict.probe, outcome=Outcome.FAILED, note=note))
+
+    def _limit_cpu(self) -> None:
+        memory, self.budget_bytes = cpu_memory(self._options, self.processes)
+        self._cpu_budget_bytes = self.budget_bytes
+        self.capacity_bytes = memory.capacity_bytes
+        self.used_by_others_bytes = memory.used_by_others_bytes
+
+    def _check_device(self, kind: str) -> None:
+        if self._options.device is not None or kind not in ("cpu", "cuda"):
+            raise TargetError(
+                f"the script trains on {kind}, not on {self._device_type}. "
+                "Try the script's own option for the device"
+            )
+
+
+def _patterns(tier: Tier) -> list[str]:
+    return [row.pattern for row in TABLE if row.tier is tier and row.pattern and row.types]
+
+
+def _quoted(output: str) -> str:
+    last = output.rstrip().rpartition("\n")[2].strip()
+    return f"; it printed last: {last}" if last else ""

@@ -1,0 +1,138 @@
+"""The reports of one launch: who trains, what each step needed, what went wrong."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from batchfinder.probing.steadiness import PeakWatch
+from batchfinder.results.memory_model import Phase
+
+
+@dataclass
+class Trainer:
+    """One process that trains.
+
+    Attributes:
+        watch: of its peaks.
+        facts: its last report.
+        peaks: of each of its steps, in bytes.
+        allocated: the most that its tensors held.
+        phases: the highest peak of each phase.
+    """
+
+    watch: PeakWatch
+    facts: dict[str, Any] = field(default_factory=dict)
+    peaks: list[int] = field(default_factory=list)
+    allocated: int = 0
+    phases: dict[Phase, int] = field(default_factory=dict)
+    retries: int = 0
+
+    def note(self, report: dict[str, Any]) -> None:
+        """Take note of one more step."""
+        self.facts = report
+        # The first step may flush what start-up has left in the cache.
+        self.retries = report["retries"] if self.peaks else 0
+        self.peaks.append(report["reserved"])
+        self.allocated = max(self.allocated, report["allocated"])
+        for name, peak in report["phases"].items():
+            self.phases[Phase(name)] = max(peak, self.phases.get(Phase(name), 0))
+        self.watch.note(report["reserved"], self.retries)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its peaks are steady, or will not be."""
+        return self.watch.is_over or len(self.peaks) >= self.watch.most_steps
+
+
+class Record:
+    """What the processes of one launch have reported.
+
+    Args:
+        batch_size: what the script was given.
+        steps: how many each process runs at least.
+        headroom: the fraction of the memory kept free.
+        cpu_budget_bytes: what a step may use on the CPU; None: CUDA trains, and reports its own.
+
+    Attributes:
+        trainers: the processes that train, by their id.
+        shapes: of the inputs that their models had.
+        saved: files that the script saved before its last step.
+        is_alive: whether the hook has entered a process.
+        out_of_memory: the first report of that; None while there is none.
+        raised: the first report of an error that the script did not catch.
+        doubtful: the text of an error that may be one of memory.
+        hook_failure: why the hook could not watch a process.
+        heard: when something was reported last.
+        longest_silence: the longest that a report had to be waited for, in seconds.
+    """
+
+    def __init__(
+        self, batch_size: int, *, steps: int, headroom: float, cpu_budget_bytes: int | None
+    ) -> None:
+        self.batch_size = batch_size
+        self._least_steps, self._headroom = steps, headroom
+        self._cpu_budget_bytes = cpu_budget_bytes
+        self.trainers: dict[int, Trainer] = {}
+        self.shapes: set[tuple[int, ...]] = set()
+        self.saved: list[str] = []
+        self.is_alive = False
+        self.out_of_memory: dict[str, Any] | None = None
+        self.raised: dict[str, Any] | None = None
+        self.doubtful = self.hook_failure = ""
+        self.started = self.heard = time.monotonic()
+        self.longest_silence = 0.0
+
+    @property
+    def processes(self) -> int:
+        """How many processes of this machine train together."""
+        told = [int(trainer.facts["processes"]) for trainer in self.trainers.values()]
+        return max([1, len(told), *told])
+
+    @property
+    def steps(self) -> int:
+        """Steps that each of its processes has ended; 0 while one has not begun."""
+        if len(self.trainers) < self.processes:
+            return 0
+        return min(len(trainer.peaks) for trainer in self.trainers.values()) if self.trainers else 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has shown all that it can."""
+        if self.out_of_memory or self.hook_failure:
+            return True
+        return self.steps > 0 and all(trainer.is_over for trainer in self.trainers.values())
+
+    def add(self, report: dict[str, Any]) -> None:
+        """Take note of one report."""
+        now = time.monotonic()
+        self.longest_silence = max(self.longest_silence, now - self.heard)
+        self.heard, self.is_alive = now, True
+        event = report["event"]
+        if event == "step":
+            self._add_step(report)
+        elif event == "out_of_memory":
+            self.out_of_memory = self.out_of_memory or report
+        elif event == "raised":
+            self.raised = self.raised or report
+        elif event == "doubtful":
+            self.doubtful = report["text"]
+        elif event == "saved":
+            self.saved.append(report["path"])
+        elif event == "hook_failed":
+            self.hook_failure = report["text"]
+
+    def _add_step(self, report: dict[str, Any]) -> None:
+        self.shapes |= {tuple(shape) for shape in report["shapes"]}
+        trainer = self.trainers.get(report["pid"])
+        if trainer is None:
+            budget = report.get("budget_bytes") or self._cpu_budget_bytes or report["reserved"]
+            watch = PeakWatch(
+                budget,
+                least_steps=self._least_steps,
+                peaks_wander=report["device"] == "cpu",
+                headroom_bytes=budget * self._headroom / (1 - self._headroom),
+            )
+            trainer = self.trainers[report["pid"]] = Trainer(watch)
+        trainer.note(report)

@@ -1,0 +1,84 @@
+"""Whether the steps of a script really had the batch size that it was given."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable, Sequence
+
+# Where a batch is packed into one row, its elements grow with the size, by this share at least.
+GROWS = 0.7
+
+
+class Honored(enum.Enum):
+    """What a script made of the batch size that it was given."""
+
+    YES = "yes"
+    IGNORED = "ignored"
+    """Its inputs are the same at any size."""
+    CAPPED = "capped"
+    """They stop growing: by the data set, or by a limit of the script."""
+    DIVIDED = "divided"
+    """Each rank gets its share."""
+    UNKNOWN = "unknown"
+
+
+class SizesSeen:
+    """Compares the inputs of launches at several batch sizes.
+
+    Attributes:
+        examples: the most that a step had in the launch noted last.
+
+    Example:
+        >>> seen = SizesSeen()
+        >>> seen.note(4, [[4, 10]]), seen.note(64, [[50, 10]]), seen.examples
+        (<Honored.YES: 'yes'>, <Honored.CAPPED: 'capped'>, 50)
+    """
+
+    def __init__(self) -> None:
+        self._inputs: dict[int, frozenset[tuple[int, ...]]] = {}
+        self.examples = 0
+
+    def note(self, batch_size: int, shapes: Iterable[Sequence[int]], ranks: int = 1) -> Honored:
+        """Compare the inputs at a batch size with those seen before.
+
+        Args:
+            batch_size: what the script was given.
+            shapes: of the tensors that its models got.
+            ranks: how many processes train together.
+        """
+        inputs = frozenset(tuple(shape) for shape in shapes if shape)
+        if not inputs:
+            return Honored.UNKNOWN
+        before = {size: seen for size, seen in self._inputs.items() if size != batch_size}
+        self._inputs[batch_size] = inputs
+        largest = max(inputs, key=lambda shape: (math.prod(shape), shape))
+        first = self.examples = largest[0]
+        dimensions = {length for shape in inputs for length in shape}
+        same = [size for size, seen in before.items() if seen == inputs]
+        if same:
+            # A dimension of one is found in most inputs, and says nothing.
+            is_capped = any(size in ({first} | dimensions - {1}) for size in same)
+            return Honored.CAPPED if is_capped and min(same) < batch_size else Honored.IGNORED
+        if first == batch_size:
+            return Honored.YES
+        if ranks > 1 and first * ranks == batch_size:
+            return Honored.DIVIDED
+        # Where it was the first dimension before, as in most scripts, no other one counts.
+        firsts = {size for size, seen in before.items() if size in {shape[0] for shape in seen}}
+        if firsts and 1 < first < batch_size:
+            return Honored.CAPPED if min(firsts) < batch_size else Honored.UNKNOWN
+        smaller = max((size for size in before if size < batch_size), default=None)
+        if batch_size in dimensions:
+            return Honored.YES
+        if smaller is None:
+            return Honored.UNKNOWN
+        return Honored.YES if self._grew(smaller, inputs, batch_size) else Honored.CAPPED
+
+    def _grew(self, smaller: int, inputs: Iterable[Sequence[int]], batch_size: int) -> bool:
+        growth = _elements(inputs) / max(1, _elements(self._inputs[smaller]))
+        return growth >= GROWS * batch_size / smaller
+
+
+def _elements(inputs: Iterable[Sequence[int]]) -> int:
+    return max(math.prod(shape) for shape in inputs)

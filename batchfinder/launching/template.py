@@ -1,0 +1,153 @@
+"""The command of ``batchfinder run`` with its placeholders, and what it is at one batch size."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from batchfinder.errors import UsageError
+
+BATCH_SIZE, ACCUMULATION, SCRATCH = "batch_size", "accumulation", "scratch"
+NAMES = (BATCH_SIZE, ACCUMULATION, SCRATCH)
+# Where a command is pasted, nothing makes an empty folder for it.
+SCRATCH_IN_COMMAND = "scratch"
+
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A command at one batch size.
+
+    Attributes:
+        arguments: the program and its arguments.
+        environment: variables to add.
+    """
+
+    arguments: list[str]
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Template:
+    """A command with placeholders.
+
+    Attributes:
+        arguments: the program and its arguments.
+        environment: variables to set.
+        files: configuration files with placeholders, as the command names them.
+        global_batch_size: the product of batch size and accumulation steps; None: no accumulation.
+
+    Raises:
+        UsageError: a placeholder is missing, misspelled or superfluous, or a file is.
+
+    Example:
+        >>> template = Template(["train.py", "--bs={batch_size}"])
+        >>> template.fill(8, Path("scratch")).arguments
+        ['train.py', '--bs=8']
+        >>> template.command(8)
+        'train.py --bs=8'
+    """
+
+    arguments: list[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    global_batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        product = self.global_batch_size
+        if product is not None and product < 1:
+            raise UsageError(f"--global-batch-size must be at least 1, not {product}")
+        texts = {name: _read(name) for name in self.files}
+        for name, text in texts.items():
+            if not any(f"{{{known}}}" in text for known in NAMES):
+                raise UsageError(f"{name} has no placeholder. Try {{batch_size}} in it")
+            if not any(name in argument for argument in self.arguments):
+                raise UsageError(f"the command does not name --file {name}. Try to add it")
+        everything = [*self.arguments, *self.environment.values(), *texts.values()]
+        found = {name for text in everything for name in _PLACEHOLDER.findall(text)}
+        if BATCH_SIZE not in found:
+            _refuse_missing(found)
+        _refuse_misspelled(found)
+        if ACCUMULATION in found and self.global_batch_size is None:
+            raise UsageError("{accumulation} needs a product. Try --global-batch-size 512")
+        if ACCUMULATION not in found and self.global_batch_size is not None:
+            raise UsageError(
+                "--global-batch-size needs {accumulation} in the command. "
+                "Try --gradient-accumulation-steps {accumulation}, as the script calls it"
+            )
+
+    def allowed(self, batch_size: int) -> int:
+        """The largest size up to a batch size that divides the global batch size."""
+        if self.global_batch_size is None:
+            return batch_size
+        sizes = range(min(batch_size, self.global_batch_size), 0, -1)
+        return next(size for size in sizes if self.global_batch_size % size == 0)
+
+    def fill(self, batch_size: int, folder: Path) -> Filled:
+        """The command at one batch size; ``folder`` takes the copies of files and the scratch."""
+        values = self._values(batch_size, str(folder / "scratch"))
+        arguments = [_replaced(argument, values) for argument in self.arguments]
+        for number, name in enumerate(self.files):
+            copy = folder / str(number) / Path(name).name
+            copy.parent.mkdir(parents=True)
+            copy.write_text(_replaced(_read(name), values), encoding="utf-8")
+            arguments = [argument.replace(name, str(copy)) for argument in arguments]
+        environment = {name: _replaced(text, values) for name, text in self.environment.items()}
+        return Filled(arguments, environment)
+
+    def command(self, batch_size: int) -> str:
+        """The command at one batch size, for a shell."""
+        values = self._values(batch_size, SCRATCH_IN_COMMAND)
+        arguments = [_replaced(argument, values) for argument in self.arguments]
+        lines = []
+        for name in self.files:
+            path = Path(name)
+            copy = str(path.with_name(f"{path.stem}-{batch_size}{path.suffix}"))
+            swaps = " ".join(f"-e 's/{{{key}}}/{value}/g'" for key, value in values.items())
+            lines.append(f"sed {swaps} {shlex.quote(name)} > {shlex.quote(copy)} && ")
+            arguments = [argument.replace(name, copy) for argument in arguments]
+        settings = "".join(
+            f"{name}={shlex.quote(_replaced(text, values))} "
+            for name, text in self.environment.items()
+        )
+        return f"{''.join(lines)}{settings}{shlex.join(arguments)}"
+
+    def _values(self, batch_size: int, scratch: str) -> dict[str, str]:
+        values = {BATCH_SIZE: str(batch_size), SCRATCH: scratch}
+        if self.global_batch_size is not None:
+            values[ACCUMULATION] = str(self.global_batch_size // batch_size)
+        return values
+
+
+def _replaced(text: str, values: Mapping[str, str]) -> str:
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
+
+
+def _read(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise UsageError(f"--file {name} cannot be read: {reason}") from None
+
+
+def _refuse_missing(found: Iterable[str]) -> None:
+    near = [name for name in found if difflib.get_close_matches(name, [BATCH_SIZE])]
+    hint = f"{{{near[0]}}} is not it. " if near else ""
+    raise UsageError(
+        f"the command has no {{batch_size}}. {hint}"
+        "Try: batchfinder run -- python train.py --batch-size {batch_size}"
+    )
+
+
+def _refuse_misspelled(found: Iterable[str]) -> None:
+    for name in sorted(set(found) - set(NAMES)):
+        if near := difflib.get_close_matches(name, NAMES, n=1, cutoff=0.75):
+            raise UsageError(f"there is no placeholder {{{name}}}. Try {{{near[0]}}}")

@@ -1,0 +1,113 @@
+"""What a launch that has ended says of its batch size."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+
+from batchfinder.launching.record import Record, Trainer
+from batchfinder.probing.devices.oom import classify_text
+from batchfinder.probing.devices.oom_table import Tier
+from batchfinder.results.result import Outcome, Probe
+
+_TOO_SMALL = "Expected more than 1 value per channel when training"
+# Written by torchrun and by torch.multiprocessing, where a rank was killed.
+_KILLED = re.compile(r"exitcode *: -9\b|terminated with signal SIGKILL")
+_SIGKILL = -9
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The probe that a launch amounts to, and what else it says.
+
+    Attributes:
+        probe: how it ended.
+        is_certain: whether one launch is enough to believe it.
+        ended_by_itself: whether the script came to its end before it had run all steps.
+        is_too_small: whether a layer needs more than one example.
+        last_words: what a failed script printed last.
+    """
+
+    probe: Probe
+    is_certain: bool = True
+    ended_by_itself: bool = False
+    is_too_small: bool = False
+    last_words: str = ""
+
+
+def judge(record: Record, exit_status: int | None, output: str, hung: str) -> Verdict:
+    """Judge a launch.
+
+    Args:
+        record: what was reported.
+        exit_status: of the command; None: it was ended.
+        output: the last lines that it printed.
+        hung: why it was ended; "" if it was not.
+    """
+    if record.out_of_memory is not None:
+        return Verdict(_probe(record, Outcome.OOM, record.out_of_memory["text"]))
+    if hung:
+        return Verdict(_probe(record, Outcome.FAILED, hung), last_words=output)
+    if exit_status is None or record.is_over:
+        objections = (trainer.watch.objection() for trainer in record.trainers.values())
+        note = next(filter(None, objections), "")
+        return Verdict(_probe(record, Outcome.OOM if note else Outcome.FITS, note))
+    told = f"{output}\n{record.raised['traceback'] if record.raised else ''}"
+    failure = classify_text(told)
+    if failure is not None and failure.tier is Tier.CERTAIN:
+        return Verdict(_probe(record, Outcome.OOM, failure.reason))
+    if exit_status == 0:
+        if record.steps:
+            return Verdict(_probe(record, Outcome.FITS, ""), ended_by_itself=True)
+        note = "the script ended without a training step"
+        return Verdict(_probe(record, Outcome.FAILED, note), last_words=output)
+    if exit_status == _SIGKILL or _KILLED.search(told):
+        note = "a process was killed, most likely by the system for want of host memory"
+        return Verdict(_probe(record, Outcome.OOM, note), is_certain=False)
+    if record.doubtful or (failure is not None and failure.tier is Tier.PROBABLE):
+        note = failure.reason if failure is not None else record.doubtful
+        return Verdict(_probe(record, Outcome.OOM, note), is_certain=False)
+    last_words = record.raised["traceback"] if record.raised else output.rstrip()
+    note = failure.reason if failure is not None else _last_line(last_words)
+    ended = f"died of signal {-exit_status}" if exit_status < 0 else f"exit status {exit_status}"
+    probe = _probe(record, Outcome.FAILED, f"{ended}: {note}" if note else ended)
+    return Verdict(probe, is_too_small=_TOO_SMALL in told, last_words=last_words)
+
+
+def _last_line(text: str) -> str:
+    return text.rstrip().rpartition("\n")[2].strip()
+
+
+def _probe(record: Record, outcome: Outcome, note: str) -> Probe:
+    """The probe of a launch, with the readings of the process that limits it."""
+    trainers = sorted(record.trainers.values(), key=lambda trainer: int(trainer.facts["rank"]))
+    seconds = time.monotonic() - record.started
+    steps = min((len(trainer.peaks) for trainer in trainers), default=0)
+    fits = outcome is Outcome.FITS
+    steps += not fits
+    worst = max(trainers, key=_peak, default=None)
+    several = record.processes > 1 and bool(trainers)
+    failed = record.out_of_memory or {}
+    rank = failed.get("rank", worst.facts["rank"] if worst else None)
+    return Probe(
+        record.batch_size,
+        outcome,
+        steps=steps,
+        seconds=seconds,
+        samples=record.batch_size * steps,
+        step_seconds=worst.facts["seconds"] if worst else None,
+        peak_allocated_bytes=max(failed.get("allocated", 0), worst.allocated if worst else 0)
+        or None,
+        peak_reserved_bytes=max(failed.get("reserved", 0), _peak(worst) if worst else 0) or None,
+        phase_peak_bytes=dict(worst.phases) if worst else {},
+        allocation_retries=max((trainer.retries for trainer in trainers), default=0),
+        confirmed=fits,
+        note=note,
+        rank_peak_bytes=tuple(map(_peak, trainers)) if several else (),
+        limiting_rank=rank if several else None,
+    )
+
+
+def _peak(trainer: Trainer) -> int:
+    return max(trainer.peaks)

@@ -1,0 +1,29 @@
+"""Texts for the user, each kept once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class Notes:
+    """Texts for the user, each once, in the order in which they first came.
+
+    Example:
+        >>> notes = Notes()
+        >>> notes.add("small", "slow")
+        >>> notes.add("small")
+        >>> notes.texts
+        ('small', 'slow')
+    """
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        self._texts = dict.fromkeys(texts)
+
+    def add(self, *texts: str) -> None:
+        """Add texts that are not there yet."""
+        self._texts.update(dict.fromkeys(texts))
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All texts so far."""
+        return tuple(self._texts)

@@ -1,0 +1,61 @@
+"""What the end of a worker process says of the size that it was running. Imports no torch."""
+
+from __future__ import annotations
+
+import signal
+
+from batchfinder.errors import WorkerDiedError, WorkerGarbledError, WorkerHungError
+from batchfinder.probing.attempt import Attempt
+from batchfinder.results.result import Outcome, Probe
+from batchfinder.units import format_seconds
+
+
+def attempt_of_death(
+    death: WorkerDiedError | WorkerGarbledError | WorkerHungError,
+    batch_size: int,
+    confirm: bool,
+    steps: int,
+    seconds: float,
+) -> Attempt:
+    """The attempt that ended with its process.
+
+    Args:
+        death: how the process ended.
+        batch_size: the size that it was running.
+        confirm: whether that was a confirmation.
+        steps: the number of steps that had ended.
+        seconds: the time since the attempt began.
+    """
+    outcome, note = Outcome.FAILED, str(death)
+    if isinstance(death, WorkerHungError):
+        note = (
+            f"hung: stopped after {format_seconds(seconds)} in step {steps + 1}; "
+            "batchfinder find --probe-timeout allows for more"
+        )
+    elif isinstance(death, WorkerDiedError):
+        if death.signal_number == getattr(signal, "SIGKILL", 9):  # Windows has none
+            outcome = Outcome.OOM
+            note = "the process was killed, most likely by the system for want of host memory"
+        elif (reason := _printed_reason(death.output)) is not None:
+            outcome, note = Outcome.OOM, reason
+    probe = Probe(
+        batch_size,
+        outcome,
+        steps=steps + 1,
+        seconds=seconds,
+        samples=batch_size * (steps + 1),
+        confirmed=confirm,
+        note=note,
+    )
+    return Attempt(probe, is_believed=isinstance(death, WorkerHungError), is_reusable=False)
+
+
+def _printed_reason(output: str) -> str | None:
+    """Why a process died, if its last lines say that it ran out of memory."""
+    # They need torch, for which this process has no other use.
+    from batchfinder.probing.devices.oom import classify_text
+    from batchfinder.probing.devices.oom_table import Tier
+
+    failure = classify_text(output)
+    is_memory = failure is not None and failure.tier in (Tier.CERTAIN, Tier.PROBABLE)
+    return failure.reason if failure and is_memory else None

@@ -1,0 +1,213 @@
+"""Forks of this process that serve as workers. Linux only.
+
+A fork has all that its process has: a target that was loaded once, or a model that a script or a
+notebook holds. It also has that process's memory, as training will.
+
+The threads of OpenMP, which run PyTorch's operators, do not come along, and a fork would wait for
+them for ever (https://gcc.gnu.org/bugzilla/show_bug.cgi?id=58378). So OpenMP is asked to end them
+first, as its specification provides for (omp_pause_resource_all, OpenMP 5.0, section 3.2.44). It
+starts them again where it needs them next. What an accelerator's driver has set up does not survive
+a fork, nor do autograd's threads for its devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+from batchfinder.errors import WorkerError
+
+# GNU's, LLVM's and Intel's runtime, as files in the memory map of a process.
+_RUNTIMES = re.compile(r"(/.*/lib(?:gomp|omp|iomp5)\b[^/]*\.so[^/]*)$", re.MULTILINE)
+# A fork would wait for the compiler's threads, too.
+_COMPILER = "torch._inductor.async_compile"
+
+_PAUSE = "omp_pause_resource_all"
+_PAUSE_HARD = 2
+
+# With this, ``torch.cuda.is_available`` asks without starting the driver
+# (https://docs.pytorch.org/docs/stable/notes/cuda.html).
+ASKS_WITHOUT_DRIVER = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+# A first step in a fork takes far less.
+_TRIAL_SECONDS = 10.0
+
+# The first number of a descriptor that is no standard stream.
+_ABOVE_STANDARD = 3
+
+
+def can_be_forked() -> bool:
+    """Whether PyTorch trains in a fork of this process.
+
+    It does not once something was compiled, or an accelerator's driver was started.
+    """
+    if sys.platform != "linux" or _COMPILER in sys.modules:
+        return False
+    return all(hasattr(runtime, _PAUSE) for runtime in _openmp()) and _trains_in_a_fork()
+
+
+def _trains_in_a_fork() -> bool:
+    """Try it."""
+    _pause_openmp()
+    told, tells = os.pipe()
+    try:
+        if (pid := _fork()) == 0:
+            try:
+                _train()
+                os.write(tells, b"!")
+            finally:
+                os._exit(0)
+        os.close(tells)
+        trains = bool(select.select([told], [], [], _TRIAL_SECONDS)[0]) and os.read(told, 1) == b"!"
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        return trains
+    except OSError:  # the system has no room for another process
+        return False
+    finally:
+        os.close(told)
+
+
+def _train() -> None:
+    import torch
+
+    for name in ("cuda", "xpu"):
+        is_in_bad_fork = getattr(getattr(torch, name, None), "_is_in_bad_fork", lambda: False)
+        if is_in_bad_fork():
+            os._exit(1)
+    torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+
+
+class ForkedProcess:
+    """A fork of this process, with as much of :class:`subprocess.Popen` as a worker needs.
+
+    Only the calling thread goes on in the fork, which never returns from here.
+
+    Args:
+        serve: runs in the fork; its orders come on standard input, its answers go to standard
+            output.
+        closed_there: descriptors that the fork must not keep.
+
+    Raises:
+        WorkerError: the system has no room for another process.
+    """
+
+    def __init__(self, serve: Callable[[], None], closed_there: Iterable[int] = ()) -> None:
+        _pause_openmp()
+        # Where a standard stream was closed, a pipe would get its number.
+        pipes = [[_above_standard(end) for end in os.pipe()] for _ in range(3)]
+        (orders, to_fork), (from_fork, answers), (printed, output) = pipes
+        ours, theirs = (to_fork, from_fork, printed), (orders, answers, output)
+        try:
+            self.pid = _fork()
+        except OSError as error:
+            for end in (*ours, *theirs):
+                os.close(end)
+            raise WorkerError(
+                f"this process cannot be forked to try sizes ({error}); give it more room, or "
+                "use batchfinder find"
+            ) from None
+        if self.pid == 0:
+            try:
+                _become_worker(theirs, (*ours, *closed_there))
+                serve()
+            finally:
+                os._exit(1)
+        for end in theirs:
+            os.close(end)
+        self.stdin: IO[bytes] = os.fdopen(to_fork, "wb")
+        self.stdout: IO[bytes] = os.fdopen(from_fork, "rb")
+        self.stderr: IO[bytes] = os.fdopen(printed, "rb")
+        self._status = 0
+        self._has_ended = threading.Event()
+        threading.Thread(target=self._await_end, daemon=True).start()
+
+    def poll(self) -> int | None:
+        """The exit status; None until it has ended."""
+        return self._status if self._has_ended.is_set() else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it has ended; its exit status.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not.
+        """
+        if not self._has_ended.wait(timeout):
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+        return self._status
+
+    def kill(self) -> None:
+        """End it, unless it has ended."""
+        if not self._has_ended.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _await_end(self) -> None:
+        with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
+            _, status = os.waitpid(self.pid, 0)
+            self._status = os.waitstatus_to_exitcode(status)
+        self._has_ended.set()
+
+
+def _pause_openmp() -> None:
+    for runtime in _openmp():
+        getattr(runtime, _PAUSE)(_PAUSE_HARD)
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # Python warns of other threads. Of ours none is needed there; a fork that waits for a lock
+        # of another one's is a probe that hangs, and is ended as such.
+        warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
+        return os.fork()
+
+
+def _become_worker(streams: tuple[int, ...], closed: Iterable[int]) -> None:
+    # A session of its own: all that it starts can be ended with it.
+    os.setsid()
+    signal.set_wakeup_fd(-1)  # an event loop's, which it shares with its parent
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # What the parent has written and not flushed, and no longer needs, is the parent's alone.
+    gc.freeze()
+    for end in closed:
+        os.close(end)
+    for standard, end in enumerate(streams):
+        os.dup2(end, standard)
+        os.close(end)
+    sys.stdin = _text(0, "r")
+    sys.stdout = sys.stderr = _text(2, "w")
+
+
+def _above_standard(end: int) -> int:
+    import fcntl  # not on Windows
+
+    if end >= _ABOVE_STANDARD:
+        return end
+    higher = fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, _ABOVE_STANDARD)
+    os.close(end)
+    return higher
+
+
+def _text(descriptor: int, mode: str) -> IO[str]:
+    line_by_line = 1
+    return open(descriptor, mode, line_by_line, errors="replace", closefd=False)
+
+
+def _openmp() -> Iterator[ctypes.CDLL]:
+    """The OpenMP runtimes in this process: several libraries may have brought their own."""
+    for path in set(_RUNTIMES.findall(Path("/proc/self/maps").read_text())):
+        with contextlib.suppress(OSError):  # the file has been replaced since
+            yield ctypes.CDLL(path)

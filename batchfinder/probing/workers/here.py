@@ -1,0 +1,264 @@
+"""A worker in this very process."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torch.optim import Optimizer
+
+from batchfinder.errors import BatchTooSmallError, DeviceError
+from batchfinder.probing.attempt import Attempt
+from batchfinder.probing.devices.baseline import Baseline
+from batchfinder.probing.devices.choose import choose_device
+from batchfinder.probing.devices.collector import older_objects_spared
+from batchfinder.probing.devices.device import Device, DeviceMemory, budget
+from batchfinder.probing.devices.versions import versions
+from batchfinder.probing.notes import Notes
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.place import Place
+from batchfinder.probing.session import ProbeSession
+from batchfinder.probing.workers.worker import Order
+from batchfinder.results.result import Outcome, Probe
+from batchfinder.training.optimizer import find_optimizer
+from batchfinder.training.sample import BatchMaker
+from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.state.process_settings import generator, undone
+from batchfinder.training.state.reach import reachable
+from batchfinder.training.state.snapshot import Snapshot, preserved_state
+
+if TYPE_CHECKING:
+    from batchfinder.probing.workers.group import GroupInvitation
+
+
+class Here:
+    """A worker in this process; see :class:`~batchfinder.probing.workers.worker.Worker`.
+
+    In a user's own process the model is on the device while the worker is open, and memory is
+    limited to the budget. Ending it brings back model, optimizer and random generators bit for bit,
+    and the limit. A process that only serves as a worker puts back what the next probe needs.
+
+    Args:
+        setup: what to train.
+        on_step: called as each step ends.
+        is_replaceable: whether this process only serves as a worker, and may be ended.
+        group: the process group that it has joined; None: it trains alone.
+
+    Raises:
+        SampleError, StepError, DeviceError, UsageError: on the start, as the parts of the setup do.
+        DeviceError: on an attempt that broke the device for a process that cannot be replaced.
+    """
+
+    def __init__(
+        self,
+        setup: TrainingSetup,
+        *,
+        on_step: Callable[[], None] = lambda: None,
+        is_replaceable: bool = False,
+        group: GroupInvitation | None = None,
+    ) -> None:
+        self.is_replaceable = is_replaceable
+        self._setup, self._on_step, self._group = setup, on_step, group
+        self._notes = Notes()
+        self._opened = ExitStack()
+        self._spared = ExitStack()  # closed after all else
+        self._state: Snapshot | None = None
+        self._session: ProbeSession | None = None
+        self._baseline: Baseline | None = None
+        self._is_open = False
+        self._was_clean = True
+
+    def start(self, order: Order) -> Place:
+        self._options = options = order.options
+        self._device = choose_device(options.device, self._setup.model)
+        gc.collect()  # tensors in cycles that an earlier failure left belong to no one any more
+        # A model that is never taken off the device again needs no copy.
+        self._restores = not self.is_replaceable or (
+            self._device.leaves_no_trace and self._group is None
+        )
+        if isinstance(self._setup.optimizer, str):
+            find_optimizer(self._setup.optimizer)  # a wrong name is told before anything is shown
+        self._batches = BatchMaker(
+            self._setup.sample, make_batch=self._setup.make_batch, batch_dim=options.batch_dim
+        )
+        memory = self._device.memory()
+        facts: dict[str, str] = {}
+        if self._group is not None:
+            from batchfinder.probing.workers.group import facts_of, shared
+
+            if self._device.torch_device.type == "cpu":
+                memory, options = shared(memory, options, self._group.local_world_size)
+            facts = facts_of(self._setup, self._batches, self._device)
+        self.place = place_on(self._device, memory, options, facts)
+        return self.place
+
+    def attempt(self, batch_size: int, confirm: bool) -> Attempt:
+        started = time.perf_counter()
+        # From scratch: what earlier probes left in the optimizer and the allocator is undone.
+        if confirm and self._restores and not self._is_renewed() and self.is_replaceable:
+            unfit = Probe(batch_size, Outcome.OOM, steps=0, seconds=0.0, confirmed=confirm)
+            return Attempt(unfit, is_believed=False, is_reusable=False)
+        if self._session is None:
+            self._open()
+        attempt = self._tried(batch_size, confirm)
+        is_reusable = attempt.is_reusable
+        if confirm:
+            # A probe needs the warm-up that a confirmation goes without.
+            is_reusable &= self._restores and self._is_renewed()
+        return replace(
+            attempt,
+            is_believed=attempt.is_believed and self._was_clean,
+            is_reusable=is_reusable,
+            warnings=self._notes.texts,
+            restoring_seconds=time.perf_counter() - started - attempt.probe.seconds,
+        )
+
+    def _tried(self, batch_size: int, confirm: bool) -> Attempt:
+        session = self._session
+        assert session is not None
+        try:
+            attempt = session.confirm(batch_size) if confirm else session.probe(batch_size)
+        except BatchTooSmallError:
+            self.end()  # a larger batch is tried from scratch
+            raise
+        finally:
+            self._notes.add(*session.warnings)
+        if attempt.is_broken and not self.is_replaceable:
+            raise self._given_up(attempt.probe)
+        if attempt.probe.fits and self._options.warm_up_batch_size is None:
+            self._options = replace(self._options, warm_up_batch_size=batch_size)
+        return attempt
+
+    def end(self) -> None:
+        was_open, self._is_open = self._is_open, False
+        with self._spared:
+            try:
+                if self._session is not None:
+                    self._session.clean()
+            finally:
+                self._session = self._state = None
+                self._opened.close()
+            if was_open:
+                # Only now nothing holds the optimizer's states any more, nor a model that has left
+                # the device; a wrapper around the model, with its buckets, lies in cycles.
+                gc.collect()
+                self._device.release_cache()
+
+    def _is_renewed(self) -> bool:
+        """Start over; whether the process is as good as new.
+
+        Raises:
+            DeviceError: not all could be put back, and this process cannot be replaced.
+        """
+        try:
+            return self._start_over()
+        except DeviceError:
+            if not self.is_replaceable:
+                raise
+            return False
+
+    def _start_over(self) -> bool:
+        """Undo what probes left in the model, the optimizer and the allocator."""
+        if self._session is None or self._state is None:
+            return self._was_clean
+        self._session.clean()
+        self._session = None
+        gc.collect()  # for the user's gradients to find room, which come back
+        self._state.start_over()
+        gc.collect()
+        self._device.release_cache()
+        self._was_clean = self._baseline is None or self._baseline.is_kept_by(self._device)
+        return self._was_clean
+
+    def _open(self) -> None:
+        """Begin a session from scratch."""
+        if not self._is_open:
+            self._set_out()
+        self._session = self._new_session()
+
+    def _set_out(self) -> None:
+        """Note all that probes may change, and limit the memory."""
+        with ExitStack() as spared, ExitStack() as opened:
+            spared.enter_context(older_objects_spared())
+            if self._restores:
+                self._state = opened.enter_context(self._preserved())
+                # Nor does making batches change more than its random numbers.
+                made_by = reachable((self._setup.make_batch,))
+                opened.enter_context(undone([put for thing in made_by for put in generator(thing)]))
+                # What is cached lies outside the limit, and leaves probes no fresh allocator.
+                self._device.release_cache()
+            opened.enter_context(self._device.limited_to(self.place.budget_bytes))
+            if self._restores:
+                self._baseline = Baseline.of(self._device, self.place.budget_bytes)
+            self._opened, self._spared = opened.pop_all(), spared.pop_all()
+        self._is_open = True
+
+    def _preserved(self) -> AbstractContextManager[Snapshot]:
+        setup = self._setup
+        optimizer = setup.optimizer if isinstance(setup.optimizer, Optimizer) else None
+        # Functions may train more than the model: the discriminator of a GAN, the copy of an EMA.
+        touched = (setup.model, setup.loss_fn, setup.step, optimizer)
+        return preserved_state(*touched, device=self._device.torch_device)
+
+    def _new_session(self) -> ProbeSession:
+        agree: Callable[[bool], bool] = bool
+        if self._group is not None:
+            from batchfinder.probing.workers.group import all_agree
+
+            agree = all_agree
+        return ProbeSession(
+            self._setup,
+            self._batches,
+            self._device,
+            self.place.budget_bytes,
+            self._options,
+            self._on_step,
+            agree,
+        )
+
+    def _given_up(self, probe: Probe) -> DeviceError:
+        """Put back what can be put back without the device, and say what to do."""
+        self._session = self._state = None
+        self._is_open = False
+        error = DeviceError(
+            f"a batch of {probe.batch_size} broke the device for this process ({probe.note}); "
+            "start the process again and use batchfinder find: it tries each size in a process "
+            "that may break"
+        )
+        with self._spared:
+            try:
+                self._opened.close()
+            except (DeviceError, RuntimeError) as failure:
+                error.__cause__ = failure
+        return error
+
+
+def place_on(
+    device: Device, memory: DeviceMemory, options: ProbeOptions, facts: dict[str, str]
+) -> Place:
+    """The place that a device is for a search.
+
+    Args:
+        device: where the steps run.
+        memory: of the device, or one rank's share of it.
+        options: of the search.
+        facts: see :class:`Place`.
+
+    Raises:
+        DeviceError: the limit leaves no room; see :func:`budget`.
+    """
+    budget_bytes = options.budget_bytes or budget(memory, options.memory_limit, options.headroom)
+    return Place(
+        device=device.name,
+        capacity_bytes=memory.capacity_bytes,
+        used_by_others_bytes=memory.used_by_others_bytes,
+        budget_bytes=budget_bytes,
+        is_repeatable=device.leaves_no_trace,
+        versions=versions(),
+        limit_warning=device.limit_warning,
+        facts=facts,
+    )

@@ -1,0 +1,108 @@
+"""The process that loads a target once, and forks itself into the workers that try sizes of it."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import TYPE_CHECKING, Any
+
+from batchfinder.errors import WorkerDiedError, WorkerGarbledError, WorkerReleasedError
+from batchfinder.probing.workers import serving
+from batchfinder.probing.workers.child import Line, serve_fork
+from batchfinder.probing.workers.fork import ForkedProcess, can_be_forked
+from batchfinder.probing.workers.process import WorkerProcess
+from batchfinder.probing.workers.source import load_from
+
+if TYPE_CHECKING:
+    from batchfinder.training.setup import TrainingSetup
+
+
+def host(line: Line, order: dict[str, Any]) -> None:
+    """Serve orders: by forks of this process where it can be forked, else in it.
+
+    Args:
+        line: to the parent.
+        order: the first one, to start.
+    """
+    setup, warnings = None, []
+    if not order["group"]:  # else each worker joins its group first: the target may ask for it
+        setup, warnings = line.or_tell(lambda: load_from(order["source"]))
+    if can_be_forked():
+        line.or_tell(lambda: _Host(line, setup, warnings).run(order))
+    serving.serve(line, order, setup, warnings)
+
+
+class _Host:
+    """Passes orders on to a fork, and its answers back."""
+
+    def __init__(self, line: Line, setup: TrainingSetup | None, warnings: list[str]) -> None:
+        self._line, self._setup, self._warnings = line, setup, warnings
+        self._worker: WorkerProcess | None = None
+        self._estimating: WorkerProcess | None = None
+        serving.spare_what_is_loaded()
+
+    def run(self, order: dict[str, Any]) -> None:
+        while True:
+            if "options" in order:
+                self._end(self._worker)
+                self._worker = self._fork()
+            if "end" in order:
+                self._end(self._worker)
+                self._line.answer("ended")
+            else:
+                assert self._worker is not None
+                self._worker.send(order)
+                self._relay(order)
+            order = self._line.next_order()
+
+    def _relay(self, order: dict[str, Any]) -> None:
+        """Pass on what the worker says, until it has done as ordered or another order comes."""
+        line, worker = self._line, self._worker
+        assert worker is not None
+        is_given_up = lambda: not line.orders.empty()  # noqa: E731
+        try:
+            answer = worker.receive(None, is_given_up)
+            while answer["answer"] == "step":
+                line.pass_on(answer)
+                answer = worker.receive(None, is_given_up)
+        except WorkerReleasedError:
+            return
+        except WorkerDiedError as end:
+            line.answer("died", exit_status=end.exit_status, output=end.output)
+        except WorkerGarbledError as end:
+            line.answer("garbled", text=end.text)
+        else:
+            if answer["answer"] == "ready":
+                answer["warnings"] = [*self._warnings, *answer["warnings"]]
+                answer["restarts"] = True
+                self._start_estimate(order, answer["place"])
+            line.pass_on(answer)
+
+    def _start_estimate(self, order: dict[str, Any], place: dict[str, Any]) -> None:
+        """Make the estimate in a fork of its own, beside the worker's steps."""
+        if not order["estimate"] or self._estimating or place["device"].startswith("cpu"):
+            return
+        estimating = self._estimating = self._fork()
+        estimating.send({**order, "place": place})
+
+        def pass_on_estimate() -> None:
+            try:
+                self._line.pass_on(estimating.receive(None))
+            except (WorkerDiedError, WorkerGarbledError) as end:
+                self._line.pass_on(serving.no_estimate(end))
+            self._end(estimating)
+
+        threading.Thread(target=pass_on_estimate, daemon=True).start()
+
+    def _fork(self) -> WorkerProcess:
+        others = [process for process in (self._worker, self._estimating) if process]
+        kept = [end for process in others for end in process.descriptors]
+        serve = functools.partial(serve_fork, self._setup)
+        forked = ForkedProcess(serve, (*self._line.descriptors, *kept))
+        self._line.forks.add(forked.pid)
+        return WorkerProcess(show_output=True, forked=forked)
+
+    def _end(self, process: WorkerProcess | None) -> None:
+        if process is not None:
+            process.kill()
+            self._line.forks.discard(process.pid)

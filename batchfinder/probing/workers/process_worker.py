@@ -1,0 +1,247 @@
+"""A worker in another process, from the side of its parent. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from batchfinder.errors import (
+    WorkerDiedError,
+    WorkerError,
+    WorkerGarbledError,
+    WorkerHungError,
+)
+from batchfinder.probing.attempt import Attempt, error_from_dict
+from batchfinder.probing.notes import Notes
+from batchfinder.probing.place import Place
+from batchfinder.probing.workers.death import attempt_of_death
+from batchfinder.probing.workers.process import WorkerProcess
+from batchfinder.probing.workers.source import SetupSource
+from batchfinder.probing.workers.step_times import StepTimes
+from batchfinder.probing.workers.waiting import never
+from batchfinder.probing.workers.worker import Order
+from batchfinder.units import format_seconds
+
+# Loading a setup may fetch a large checkpoint from somewhere, but not for longer than this.
+LOADING_SECONDS = 3600.0
+
+# Most estimates take seconds. One that takes longer than this is given up.
+LONGEST_ESTIMATE_SECONDS = 300.0
+
+# Where a worker has to make the estimate itself, between its steps, it has to save this much.
+LEAST_PATIENCE_SECONDS = 2.0
+
+# A process that is told to end its fork has done so within this time.
+ENDING_SECONDS = 15.0
+
+
+class ProcessWorker:
+    """A worker in another process; see :class:`~batchfinder.probing.workers.worker.Worker`.
+
+    Args:
+        launch: starts the process.
+        source: where the process gets the setup from; None: it has it.
+        probe_timeout_seconds: the time after which a probe counts as hung; None: by the steps seen.
+        loading_timeout_seconds: the time after which loading the setup counts as hung.
+        step_times: how long steps take.
+
+    Attributes:
+        warnings: of loading the setup.
+    """
+
+    is_replaceable = True
+
+    def __init__(
+        self,
+        launch: Callable[[], WorkerProcess],
+        source: SetupSource | None = None,
+        *,
+        probe_timeout_seconds: float | None = None,
+        loading_timeout_seconds: float = LOADING_SECONDS,
+        step_times: StepTimes | None = None,
+    ) -> None:
+        self.warnings = Notes()
+        self._launch = launch
+        self._source = source
+        self._timeout_seconds = probe_timeout_seconds
+        self._loading_seconds = loading_timeout_seconds
+        self._step_times = step_times or StepTimes()
+        self._process: WorkerProcess | None = None
+        self._restarts = self._is_new = False
+        self._ordered = 0
+        self._estimate: tuple[int | None, list[str]] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a process, as far as is known."""
+        return self._process is not None
+
+    def start(self, order: Order, is_given_up: Callable[[], bool] = never) -> Place:
+        """See :class:`~batchfinder.probing.workers.worker.Worker`.
+
+        Args:
+            order: see there.
+            is_given_up: asked while waiting; the start ends once it says so.
+
+        Raises:
+            BatchFinderError: what the worker raised on loading the setup.
+            UserCodeError: the user's code raised on loading.
+            WorkerError: the worker died on loading, or did not come to an end.
+            WorkerReleasedError: it was given up.
+        """
+        if self._process is None or not (self._restarts and self._process.is_alive()):
+            self.end()
+            self._process = self._launch()
+        self._is_new = True
+        source = self._source and self._source.to_dict()
+        try:
+            self._send(**order.to_dict(), source=source)
+            answer = self._receive(self._loading_seconds, is_given_up)
+        except WorkerDiedError as end:
+            self.end()
+            last_words = end.output.rstrip().rpartition("\n")[2]
+            raise WorkerError(
+                f"the target ended its process while it was loading: {end}"
+                + (f"; the last it printed was {last_words!r}" if last_words else "")
+            ) from None
+        except WorkerHungError:
+            self.end()
+            raise WorkerError(
+                f"the target was still loading after {format_seconds(self._loading_seconds)}; call "
+                "its function by yourself to see what it waits for"
+            ) from None
+        self._restarts = answer["restarts"]
+        self.warnings.add(*answer["warnings"])
+        return Place.from_dict(answer["place"])
+
+    def attempt(
+        self, batch_size: int, confirm: bool, is_given_up: Callable[[], bool] = never
+    ) -> Attempt:
+        """See :class:`~batchfinder.probing.workers.worker.Worker`.
+
+        Args:
+            batch_size: to try.
+            confirm: whether from scratch, with several steps.
+            is_given_up: asked while waiting; the attempt ends once it says so.
+
+        Raises:
+            BatchFinderError: what the worker raised.
+            UserCodeError: the user's code raised.
+            WorkerReleasedError: it was given up.
+        """
+        started = time.monotonic()
+        self._send(batch_size=batch_size, confirm=confirm)
+        steps = 0
+        try:
+            while True:
+                answer = self._receive(self._patience(batch_size, started), is_given_up)
+                if self._is_new:
+                    self._is_new = False
+                    self._step_times.note_start(time.monotonic() - started)
+                if answer["answer"] != "step":
+                    break
+                steps += 1
+                if answer["compiles"]:
+                    self._step_times.note_compiling()
+        except (WorkerDiedError, WorkerGarbledError, WorkerHungError) as end:
+            seconds = time.monotonic() - started
+            self._give_up()
+            return attempt_of_death(end, batch_size, confirm, steps, seconds)
+        except WorkerError:  # another rank has failed
+            self._give_up()
+            raise
+        attempt = Attempt.from_dict(answer["attempt"])
+        if attempt.probe.step_seconds:
+            self._step_times.note(batch_size, attempt.probe.step_seconds)
+        return attempt
+
+    def estimate(self, patience_seconds: float) -> tuple[int | None, list[str]]:
+        """The estimate that was ordered on the start.
+
+        Args:
+            patience_seconds: how long to wait for it.
+
+        Returns:
+            The size, None if there is no estimate (yet), and texts for the user.
+        """
+        patience = min(patience_seconds, LONGEST_ESTIMATE_SECONDS)
+        if self._estimate is None and not self._restarts:
+            if patience < LEAST_PATIENCE_SECONDS:
+                return None, []
+            # The worker itself has to make it, which cannot be given up on the way.
+            patience = LONGEST_ESTIMATE_SECONDS
+            self._send(estimate=True)
+        try:
+            if self._estimate is None and self._process is not None:
+                self._receive(patience, until_estimate=True)
+        except WorkerHungError:
+            if not self._restarts:
+                self.end()  # it is still busy with it
+        except (WorkerDiedError, WorkerGarbledError):
+            self.end()
+        late = f"the search started without an estimate: none came within {patience:.0f} s"
+        return self._estimate or (None, [late])
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def _give_up(self) -> None:
+        """End what tries the sizes, and keep a process that has loaded the target for others."""
+        if self._restarts and self._process is not None:
+            try:
+                self._send(end=True)
+                self._receive(ENDING_SECONDS)
+            except WorkerError:
+                self.end()
+        else:
+            self.end()
+
+    def _send(self, **order: Any) -> None:
+        assert self._process is not None
+        self._ordered += 1
+        self._process.send({"id": self._ordered, **order})
+
+    def _receive(
+        self,
+        timeout_seconds: float,
+        is_given_up: Callable[[], bool] = never,
+        *,
+        until_estimate: bool = False,
+    ) -> dict[str, Any]:
+        """The next answer to the last order; estimates are kept for later.
+
+        Raises:
+            BatchFinderError, UserCodeError: what the worker raised.
+            WorkerDiedError, WorkerGarbledError, WorkerHungError: see ``WorkerProcess.receive``.
+        """
+        assert self._process is not None
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            answer = self._process.receive(None if math.isinf(left) else left, is_given_up)
+            if answer["answer"] == "estimate":
+                self._estimate = answer["batch_size"], answer["notes"]
+                if until_estimate:
+                    return answer
+            elif answer["to"] == self._ordered and not until_estimate:
+                return _checked(answer)
+
+    def _patience(self, batch_size: int, started: float) -> float:
+        if self._timeout_seconds is not None:
+            return max(0.0, started + self._timeout_seconds - time.monotonic())
+        return self._step_times.patience_seconds(batch_size, self._is_new)
+
+
+def _checked(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer that is no error; errors are raised."""
+    if answer["answer"] == "died":
+        raise WorkerDiedError(answer["exit_status"], answer["output"])
+    if answer["answer"] == "garbled":
+        raise WorkerGarbledError(answer["text"])
+    if answer["answer"] == "error":
+        raise error_from_dict(answer)
+    return answer

@@ -1,0 +1,123 @@
+"""Orders carried out in this very process, which is a worker: it loads, tries sizes, estimates."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.workers.here import Here
+from batchfinder.probing.workers.source import load_from, mark_as_worker
+from batchfinder.probing.workers.worker import EstimateOrder, Order
+
+if TYPE_CHECKING:
+    from batchfinder.probing.workers.child import Line
+    from batchfinder.training.setup import TrainingSetup
+
+
+def serve(
+    line: Line,
+    order: dict[str, Any],
+    setup: TrainingSetup | None,
+    warnings: list[str] | None = None,
+) -> None:
+    """Serve until the orders end.
+
+    Args:
+        line: to the parent.
+        order: the first one: to start, or with a ``place`` to estimate the answer there.
+        setup: what to train; None: the order's source is loaded.
+        warnings: of loading the setup.
+    """
+    if "place" in order:
+        line.pass_on(estimated(setup, order))
+        return
+    server = line.or_tell(lambda: _Server(line, order, setup, warnings or []))
+    while True:
+        order = line.next_order()
+        line.or_tell(lambda: server.carry_out(order))  # noqa: B023 - called at once
+
+
+class _Server:
+    """One worker, in the process that this is."""
+
+    def __init__(
+        self,
+        line: Line,
+        order: dict[str, Any],
+        setup: TrainingSetup | None,
+        warnings: list[str],
+    ) -> None:
+        self._line = line
+        options = ProbeOptions.from_dict(order["options"])
+        group = None
+        if order["group"]:
+            from batchfinder.probing.workers.group import GroupInvitation, join_as_rank
+
+            # Before the target is loaded: it may want to shard the model itself.
+            group = GroupInvitation.from_dict(order["group"])
+            options = join_as_rank(group, options)
+        if setup is None:
+            setup, warnings = load_from(order["source"])
+        mark_as_worker()
+        self._setup, self._order = setup, order
+        self._worker = Here(setup, on_step=self._tell_step, is_replaceable=True, group=group)
+        self._place = self._worker.start(Order(options))
+        spare_what_is_loaded()
+        line.answer("ready", place=self._place.to_dict(), warnings=warnings, restarts=False)
+
+    def carry_out(self, order: Mapping[str, Any]) -> None:
+        """Do what an order asks for, and answer."""
+        if "batch_size" not in order:
+            place = self._place.to_dict()
+            self._line.pass_on(estimated(self._setup, {**self._order, "place": place}))
+            return
+        attempt = self._worker.attempt(order["batch_size"], order["confirm"])
+        self._line.answer("attempt", attempt=attempt.to_dict())
+
+    def _tell_step(self) -> None:
+        self._line.answer("step", compiles=has_compiled())
+
+
+def spare_what_is_loaded() -> None:
+    """Keep what loading has left from being looked at again after each probe."""
+    gc.collect()
+    gc.freeze()
+
+
+def has_compiled() -> bool:
+    """Whether this process has compiled anything: the user's code may, and tells nobody."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"]["total"])
+
+
+def estimated(setup: TrainingSetup | None, order: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to an order to estimate: the size, or why there is none."""
+    estimate, place = EstimateOrder(**order["estimate"]), order["place"]
+    try:
+        if setup is None:
+            setup, _ = load_from(order["source"])
+        options = ProbeOptions.from_dict(order["options"])
+        batch_size, notes = function_named(estimate.function)(
+            setup, options, place["device"], place["budget_bytes"], tuple(estimate.bounds)
+        )
+    except Exception as error:  # noqa: BLE001 - the user's code runs here, and the workers tell
+        return no_estimate(error)
+    return {"answer": "estimate", "batch_size": batch_size, "notes": notes}
+
+
+def no_estimate(error: Exception) -> dict[str, Any]:
+    """The answer where no estimate could be made."""
+    reason = "".join(f"{type(error).__name__}: {error}".splitlines()[:1])
+    note = f"the search started without an estimate: {reason}"
+    return {"answer": "estimate", "batch_size": None, "notes": [note]}
+
+
+def function_named(name: str) -> Callable[..., Any]:
+    """The function that ``module:function`` names."""
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found

@@ -1,0 +1,97 @@
+"""One batch size, tried once."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from batchfinder.results.memory_model import Phase
+
+THRASHING_NOTE = "runs only by flushing the allocator's cache in every step"
+
+
+class Outcome(enum.Enum):
+    """How a probe ended."""
+
+    FITS = "fits"
+    OOM = "oom"
+    FAILED = "failed"
+    """The probe failed for a reason other than memory, such as a crash or a hang."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One batch size, tried once.
+
+    Attributes:
+        batch_size: examples per forward/backward pass.
+        outcome: how it ended.
+        steps: training steps started at this size, including a failing one.
+        samples: examples run through the model, including warm-up steps at a smaller size.
+        seconds: duration of the whole probe.
+        step_seconds: duration of the last complete step; None if none was completed.
+        peak_allocated_bytes: most bytes that tensors held at any moment; None if not read.
+        peak_reserved_bytes: most bytes that the caching allocator held; None if not read.
+        phase_peak_bytes: most bytes that tensors held in each phase. In an estimate,
+            ``forward_backward`` is the allocator's peak instead.
+        allocation_retries: times the allocator flushed its cache in the last complete step.
+        confirmed: True for a confirmation: several full steps from a fresh allocator.
+        note: the reason for a failure, or a remark.
+        rank_peak_bytes: the peak of each rank, by rank; None where it was not read. Empty if one
+            process trains alone.
+        limiting_rank: the rank that failed first or has the least room left. The probe's readings
+            are those of this rank. None if one process trains alone.
+    """
+
+    batch_size: int
+    outcome: Outcome
+    steps: int
+    seconds: float
+    samples: int = 0
+    step_seconds: float | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    phase_peak_bytes: Mapping[Phase, int] = field(default_factory=dict)
+    allocation_retries: int = 0
+    confirmed: bool = False
+    note: str = ""
+    rank_peak_bytes: tuple[int | None, ...] = ()
+    limiting_rank: int | None = None
+
+    @property
+    def fits(self) -> bool:
+        """True if the outcome is FITS."""
+        return self.outcome is Outcome.FITS
+
+    @property
+    def is_thrashing(self) -> bool:
+        """True if the size runs only by flushing the allocator's cache in every step."""
+        return self.outcome is Outcome.OOM and self.allocation_retries > 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the probe as plain data, ready for JSON."""
+        return {
+            **vars(self),
+            "outcome": self.outcome.value,
+            "phase_peak_bytes": {phase.value: n for phase, n in self.phase_peak_bytes.items()},
+            "rank_peak_bytes": [*self.rank_peak_bytes],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Probe:
+        """Rebuild a probe from :meth:`to_dict`.
+
+        Raises:
+            KeyError, ValueError, TypeError: the data does not describe a probe.
+        """
+        peaks = {Phase(name): int(peak) for name, peak in data["phase_peak_bytes"].items()}
+        return cls(
+            **{
+                **data,
+                "outcome": Outcome(data["outcome"]),
+                "phase_peak_bytes": peaks,
+                "rank_peak_bytes": tuple(data["rank_peak_bytes"]),
+            }
+        )

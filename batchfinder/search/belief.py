@@ -1,0 +1,239 @@
+"""Where the answer of a search is, by what was read: a mixture of what may be going on.
+
+Each part is the probability that the answer is at least some size. Verdicts truncate the parts, and
+by Bayes' rule each keeps the weight that they leave of it: a part that was wrong dies, so that a
+model that misleads turns into bisection by itself.
+
+Weights and distances below were fitted to 48 searches on a simulated H200 and to the families of
+tests/search/families.py; ``python scripts/bench_search.py --simulated`` shows what they cost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeAlias
+
+from batchfinder.search.bracket import Bracket
+
+AtLeast: TypeAlias = Callable[[float], float]
+"""The probability that the answer is at least some size."""
+
+# A slope is taken between readings at least so far apart, as a share of the larger size; farther
+# where readings differ from run to run, as for what an allocator holds: whole segments.
+APART = 0.9
+APART_WHERE_SEGMENTS = 0.5
+
+# How far off the end of a line is, as a share of the way there, if only two readings tell: up to
+# 22 % of the size. Of a bend that three show, no more than this factor is believed.
+UNTOLD_BEND = 0.08
+MOST_BEND = 2.0
+
+# The weight of each part, where the allocator holds no more than its tensors and where it does.
+PLAIN = {"exact": 0.62, "served": 0.0, "between": 0.2, "near": 0.1, "more": 0.06}
+FRAGMENTED = {"exact": 0.03, "served": 0.45, "between": 0.25, "near": 0.2, "more": 0.05}
+UNTOLD = 0.02
+
+# Once a confirmation has refuted a probe, this is the likeliest by far.
+MORE_WHEN_REFUTED = 1.0
+
+# Where a caching allocator's answer is, as a share of where the tensors' line ends: 0.965 in 20 of
+# 20 searches after a reading at three quarters, and hardly ever above 0.985. Where what it holds
+# shows no holes, they take 4 % at most.
+CACHED, CACHED_DEVIATION = 0.965, 0.006
+MOST_CACHED = 0.985
+PLAIN_CACHED, LEAST_PLAIN = 0.98, 0.96
+
+# In 17 of the 48 the answer is where the line of what the allocator holds ends, to 0.2 %.
+SERVED, SERVED_DEVIATION = 0.998, 0.002
+
+# What steps need beyond a probe, as a share of the size, in the median.
+MORE = 0.08
+
+# How far off an estimate is, as a share of it (scripts/bench_counted_search.py).
+ESTIMATE_DEVIATION = 0.005
+
+
+class Line(NamedTuple):
+    """Where a line through readings meets the budget.
+
+    Attributes:
+        end: the size, not rounded; inf where nothing was seen to rise.
+        error: how far off that may be, in examples.
+    """
+
+    end: float
+    error: float
+
+
+NO_LINE = Line(math.inf, math.inf)
+
+
+class Lines(NamedTuple):
+    """Where what is held is going to meet the budget: tensors, and all that the allocator holds."""
+
+    tensors: Line
+    allocator: Line
+
+
+class Part(NamedTuple):
+    """One thing that may be going on: how likely, where the answer is then, and what is proved."""
+
+    weight: float
+    at_least: AtLeast
+    floor: float
+
+
+class Belief:
+    """A mixture, truncated by verdicts.
+
+    Args:
+        parts: what may be going on.
+        low: the largest size that is proved.
+        high: the smallest size that failed.
+        least: no size is below.
+
+    Attributes:
+        doubt: the probability that a probe at ``low`` proved nothing.
+    """
+
+    def __init__(self, parts: list[Part], low: float, high: float, least: float) -> None:
+        self._least = least
+        ends = [(weight, at_least, at_least(high), floor) for weight, at_least, floor in parts]
+        self._parts = [(weight, at_least, end) for weight, at_least, end, _ in ends]
+        self._mass = sum(
+            weight * max(0.0, at_least(floor) - end) for weight, at_least, end, floor in ends
+        )
+        self.doubt = max(0.0, 1 - self.at_least(low))
+
+    def at_least(self, size: float) -> float:
+        """The probability that the answer is at least this size."""
+        size = max(size, self._least)
+        left = sum(weight * max(0.0, part(size) - end) for weight, part, end in self._parts)
+        return min(1.0, left / self._mass)
+
+
+def line(
+    points: Mapping[int, float], budget_bytes: float, noise_bytes: float = 0, apart: float = APART
+) -> Line:
+    """Extend the line through the largest readings to the budget.
+
+    Where peaks fall with the size, as another kernel is chosen, the next smaller reading gives the
+    slope, and the error says how little that is worth.
+
+    Args:
+        points: the peak at each size, in bytes.
+        budget_bytes: where the line ends.
+        noise_bytes: added to what was seen to rise, as caution.
+        apart: a slope is taken to a size of at most this share.
+
+    Example:
+        >>> line({1: 110, 5: 150}, 1000).end
+        90.0
+    """
+    if len(points) < 2:
+        return NO_LINE
+    *lower, top = sorted(points)
+    bases = [size for size in lower if size <= apart * top] or lower[:1]
+    rising = [size for size in bases if points[size] < points[top]]
+    if not rising:
+        return NO_LINE
+    base = rising[-1]
+    slope = (points[top] - points[base] + noise_bytes) / (top - base)
+    reach = max(0.0, budget_bytes - points[top]) / slope
+    if base != bases[-1]:
+        return Line(top + reach, reach)
+    before = [size for size in lower if size <= apart * base]
+    if not before:
+        return Line(top + reach, UNTOLD_BEND * reach)
+    # A bend goes on: slopes are a power of the size.
+    earlier = (points[base] - points[before[-1]]) / (base - before[-1])
+    steeper = min(MOST_BEND, max(1 / MOST_BEND, slope / earlier if earlier > 0 else math.inf))
+    power = math.log((2 * top + reach) / (top + base)) / math.log(
+        (top + base) / (base + before[-1])
+    )
+    bent = reach / steeper**power
+    return Line(top + bent, abs(reach - bent))
+
+
+def lines_of(known: Bracket, noise_bytes: float = 0) -> Lines:
+    """The lines through what was read, that of the phase that ends first among them.
+
+    Slopes come from probes: a confirmation, from scratch, may read otherwise. Once one has refuted
+    a probe they come from confirmations, and the smallest probe.
+    """
+    both = known.fits | known.confirmed
+    readings = known.fits if known.is_repeatable and len(known.fits) > 1 else both
+    if known.is_refuted and known.confirmed:
+        readings = {min(both): both[min(both)]} | known.confirmed
+    readings = {size: probe for size, probe in readings.items() if size < known.high} or readings
+    phases = {phase for probe in readings.values() for phase in probe.phase_peak_bytes}
+    peaks = [
+        {
+            size: float(probe.phase_peak_bytes[phase])
+            for size, probe in readings.items()
+            if phase in probe.phase_peak_bytes
+        }
+        for phase in phases
+    ]
+    apart = APART if known.verdicts_repeat else APART_WHERE_SEGMENTS
+    ends = (line(points, known.budget_bytes, noise_bytes, apart) for points in peaks)
+    tensors = min(ends, default=NO_LINE)
+    held = {size: float(probe.peak_reserved_bytes or 0) for size, probe in readings.items()}
+    served = line(held, known.budget_bytes, noise_bytes, APART_WHERE_SEGMENTS)
+    return Lines(tensors, min(tensors, served))
+
+
+def around(end: float, deviation: float) -> AtLeast:
+    """The answer is about there; no distance is the usual one once it is known to be farther than
+    the deviation: twice as far is half as likely, or a plan would crawl in single steps.
+    """
+    return lambda size: 0.5 + math.atan((end - size) / deviation) / math.pi
+
+
+def between(low: float, high: float) -> AtLeast:
+    """The answer is anywhere between the two."""
+    return lambda size: min(1.0, max(0.0, (high - size) / (high - low)))
+
+
+def below(top: float, scale: float) -> AtLeast:
+    """The answer is below: by the scale in the median, as a share, and again without a scale."""
+    return lambda size: 1 - scale / (scale + math.log(top / size)) if size < top else 0.0
+
+
+def anywhere(low: float, high: float) -> AtLeast:
+    """The answer is of any order of magnitude."""
+    width = math.log(high / low)
+    return lambda size: min(1.0, max(0.0, math.log(high / size) / width))
+
+
+def believe(known: Bracket, lines: Lines, estimate: float | None = None) -> Belief:
+    """Where the answer is, by the lines through what was read, and by what was tried.
+
+    Args:
+        known: what was tried.
+        lines: through its readings.
+        estimate: of the answer, by something else than readings.
+    """
+    least, high = known.unit / 4, known.high
+    low, confirmed = max(known.low, least), max(known.low_confirmed, least)
+    parts = [Part(UNTOLD, anywhere(least, high), low)]
+    if estimate is not None:
+        parts.append(Part(1, around(estimate, ESTIMATE_DEVIATION * estimate), low))
+    end, error = lines.tensors
+    if math.isinf(end):
+        return Belief(parts, low, high, least)
+    # Sizes are whole: an exact line ends between two of them.
+    error += 0.03 * known.unit + known.spread * end
+    weights = FRAGMENTED if known.is_fragmented else PLAIN
+    served = (lines.allocator.end if known.is_fragmented else LEAST_PLAIN * end) * SERVED
+    near = CACHED if known.is_fragmented else PLAIN_CACHED
+    more = MORE_WHEN_REFUTED if known.is_refuted else weights["more"]
+    parts += [
+        Part(weights["exact"], around(end, error), low),
+        Part(weights["served"], around(served, SERVED_DEVIATION * served + error), low),
+        Part(weights["between"], between(served * SERVED - error, end * MOST_CACHED + error), low),
+        Part(weights["near"], around(near * end, CACHED_DEVIATION * end + error), low),
+        Part(more, below(end, MORE), confirmed),
+    ]
+    return Belief(parts, low, high, least)

@@ -1,0 +1,187 @@
+"""Who makes the training step: a plain loop, the user's ``step``, or a framework's trainer."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from batchfinder.errors import StepError
+from batchfinder.training.loss import call_loss, call_model, default_loss, own_loss
+from batchfinder.training.setup import StepFunction, TrainingSetup
+from batchfinder.training.tree import named_tensors
+
+_RETURN_THE_LOSS = "return the loss before its backward pass: that and the optimizer step follow"
+_OR_NONE = "; or let the step do all of it and return None"
+
+
+class KeptUntil(enum.Enum):
+    """The moment that ends the life of what a step has made."""
+
+    NEXT = "the next step's value takes its place, as in the variables of a plain loop"
+    STEP = "the optimizer has stepped"
+    BACKWARD = "the backward pass has ended"
+
+
+@runtime_checkable
+class StepSource(Protocol):
+    """The part of a training step that differs from one kind of training to another.
+
+    Attributes:
+        name: the name of what makes the loss, for messages.
+        accumulates: it accumulates gradients over several micro-batches.
+        batches_ahead: number of micro-batches on the device while one of them trains; None: one
+            at a time.
+        keeps_gradients: the gradients of the last step live until the next backward pass, not
+            only until the optimizer has stepped.
+        returns_loss: it must return a loss; otherwise it may return None, if it trains by itself.
+        kept_until: when output, loss and, without ``batches_ahead``, batch are let go.
+        takes_bf16: a step that trains by itself may run under bf16 autocast.
+    """
+
+    name: str
+    accumulates: bool = False
+    batches_ahead: int | None = None
+    keeps_gradients: bool = False
+    returns_loss: bool = True
+    kept_until: KeptUntil = KeptUntil.NEXT
+    takes_bf16: bool = False
+
+    def __call__(self, model: nn.Module, batch: Any) -> Any:
+        """Run the forward pass and return its output."""
+
+    def loss_of(self, output: Any, batch: Any) -> Tensor | None:
+        """Return the loss of the output; None if the step has trained by itself."""
+
+
+class PlainLoop(StepSource):
+    """``output = model(batch)``, then ``loss = loss_fn(output, batch)``.
+
+    Args:
+        setup: its ``loss_fn`` is used, or :func:`default_loss`.
+        warn: called with what the user should know about the loss.
+    """
+
+    def __init__(self, setup: TrainingSetup, warn: Callable[[str], None]) -> None:
+        self.name = "loss_fn" if setup.loss_fn else "the model"
+        self._loss_fn = setup.loss_fn
+        self._warn = warn
+
+    def __call__(self, model: nn.Module, batch: Any) -> Any:
+        """Call the model on its part of the batch."""
+        return call_model(model, batch)
+
+    def loss_of(self, output: Any, batch: Any) -> Tensor | None:
+        """Return the loss of the output."""
+        if self._loss_fn is not None:
+            return call_loss(self._loss_fn, output, batch)
+        loss, warning = default_loss(output, batch)
+        if warning:
+            self._warn(warning)
+        return loss
+
+
+class UserStep(StepSource):
+    """The user's ``step(model, batch)``, which returns the loss, or an output that has one."""
+
+    name = "step"
+    returns_loss = False
+
+    def __init__(self, step: StepFunction) -> None:
+        self._step = step
+
+    def __call__(self, model: nn.Module, batch: Any) -> Any:
+        """Call the step; all that it returns lives on as in ``output = step(model, batch)``."""
+        return self._step(model, batch)
+
+    def loss_of(self, output: Any, batch: Any) -> Tensor | None:
+        """Return the loss that the step returned, alone or in its output."""
+        loss = own_loss(output)
+        return output if loss is None else loss
+
+
+class OldOutput:
+    """Makes blocks as large as an output would be at another batch size.
+
+    A probe runs one step. In training the output of the step before is alive in its forward pass:
+    the logits of a language model are gigabytes. These blocks stand in for them.
+
+    Args:
+        device: where the step runs.
+        batch_dim: the index of the batch dimension.
+
+    Example:
+        >>> old = OldOutput(torch.device("cpu"), batch_dim=0)
+        >>> old.note(torch.ones(2, 3, requires_grad=True) * 1, batch_size=2)
+        >>> [block.numel() for block in old.blocks(batch_size=8)]
+        [96]
+    """
+
+    def __init__(self, device: torch.device, batch_dim: int) -> None:
+        self._device = device
+        self._batch_dim = batch_dim
+        self._batch_size = 1
+        self._storages: dict[int, tuple[int, bool]] = {}
+
+    def note(self, output: Any, batch_size: int) -> None:
+        """Note the bytes of an output's storages, and which of them grow with the batch size."""
+        self._batch_size = batch_size
+        self._storages = {}
+        for _, tensor in named_tensors(output):
+            if tensor.grad_fn is not None and tensor.device.type == self._device.type:
+                has_examples = tensor.dim() > self._batch_dim
+                grows = has_examples and tensor.shape[self._batch_dim] == batch_size
+                storage = tensor.untyped_storage()
+                self._storages[storage.data_ptr()] = storage.nbytes(), grows
+
+    def blocks(self, batch_size: int) -> list[Tensor]:
+        """Allocate a block for each storage, scaled to a batch size; none before :meth:`note`."""
+        sizes = [
+            size_bytes * batch_size // self._batch_size if grows else size_bytes
+            for size_bytes, grows in self._storages.values()
+        ]
+        # Filled: on the CPU, memory that has not been written to does not count.
+        return [torch.full((size,), 1, dtype=torch.uint8, device=self._device) for size in sizes]
+
+
+def source_of(setup: TrainingSetup, warn: Callable[[str], None]) -> StepSource:
+    """Return what makes the step of a setup."""
+    if isinstance(setup.step, StepSource):
+        return setup.step
+    return PlainLoop(setup, warn) if setup.step is None else UserStep(setup.step)
+
+
+def checked_loss(loss: Any, source: StepSource) -> Tensor:
+    """Return a loss that can be trained with.
+
+    Raises:
+        StepError: it is not a scalar that requires a gradient.
+    """
+    if not isinstance(loss, Tensor):
+        raise StepError(
+            f"{source.name} gave {type(loss).__name__} as the loss, not a tensor; {_advice(source)}"
+        )
+    if loss.numel() != 1:
+        raise StepError(
+            f"{source.name} gave a loss of shape {tuple(loss.shape)}; reduce it to one number, "
+            "with .mean() for example"
+        )
+    if not loss.requires_grad:
+        raise StepError(
+            "the loss does not depend on any parameter that requires a gradient: nothing to "
+            "train; look for torch.no_grad(), detach() or frozen parameters"
+            f"{'' if isinstance(source, PlainLoop) else f'; {_advice(source)}'}"
+        )
+    return loss
+
+
+def had_its_backward_pass(source: StepSource) -> StepError:
+    """Return the error for a loss whose backward pass has run already."""
+    return StepError(f"{source.name} ran the backward pass by itself: {_advice(source)}")
+
+
+def _advice(source: StepSource) -> str:
+    return _RETURN_THE_LOSS + ("" if source.returns_loss else _OR_NONE)

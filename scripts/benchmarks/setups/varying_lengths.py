@@ -1,0 +1,59 @@
+"""BERT or GPT-2 on texts of varying length, by a loop over a DataLoader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import setup_loop
+import torch
+from text_data import Texts, of_texts, of_tokens
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
+
+
+def target(model: str = "bert", layers: int = 6) -> tuple[nn.Module, Any]:
+    """Return the model and a batch of the longest texts."""
+    data = Texts()
+    longest = max(data.lengths)
+    text = data[data.lengths.index(longest)]
+    collate = of_texts if model == "bert" else of_tokens
+    return build(model, layers), collate([text] * 2)
+
+
+def build(model: str = "bert", layers: int = 6) -> nn.Module:
+    """Return the model."""
+    if model == "bert":
+        return BertForSequenceClassification(BertConfig(num_hidden_layers=layers))
+    return GPT2LMHeadModel(GPT2Config(n_layer=layers, use_cache=False))
+
+
+def loader(model: str = "bert", layers: int = 6, batch_size: int = 2) -> DataLoader[Any]:
+    """Return the batches of an epoch."""
+    collate = of_texts if model == "bert" else of_tokens
+    return DataLoader(Texts(), batch_size, shuffle=True, collate_fn=collate)
+
+
+def start(**arguments: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return the model on the device, and its optimizer."""
+    model = build(**arguments).to(setup_loop.device).train()
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    device = setup_loop.device
+    model, optimizer = setup_loop.kept(start)
+    step = 0
+    while step < setup_loop.steps:
+        for batch in loader(**setup_loop.arguments, batch_size=setup_loop.batch_size):
+            batch = {name: tensor.to(device) for name, tensor in batch.items()}
+            with setup_loop.autocast():
+                output = model(**batch)
+            loss = output.loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            if step == setup_loop.steps:
+                break

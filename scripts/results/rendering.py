@@ -1,0 +1,264 @@
+"""Tables in Markdown from the rows of the JSON files. Needs the standard library only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+FAMILIES = {
+    "mlp": "MLP",
+    "resnet": "ResNet with BatchNorm",
+    "vit": "ViT",
+    "gpt": "GPT",
+    "lstm": "LSTM",
+    "unet": "U-Net",
+}
+MODELS = {
+    "gpt2": "GPT-2 small",
+    "bert": "BERT base",
+    "t5": "T5 small",
+    "llama": "Llama, 125 M",
+    "vit": "ViT-B/16",
+    "whisper": "Whisper tiny",
+    "resnet50": "ResNet-50",
+    "convnext": "ConvNeXt-T",
+    "efficientnet": "EfficientNet-B0",
+    "swin": "Swin-T",
+}
+OURS = ("batchfinder", "batchfinder, 5% headroom", "batchfinder, from estimate")
+OUTCOMES = ("estimated", "refused", "too slow", "failed", "not built")
+
+Row = Mapping[str, Any]
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Lay out a table with its numbers on the right."""
+    lines = [header, ["---" if index == 0 else "---:" for index in range(len(header))], *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def median_and_worst(values: Sequence[float], digits: int = 1) -> str:
+    """Show a median, and the worst value in parentheses."""
+    return f"{median(values):.{digits}f} ({max(values):.{digits}f})"
+
+
+def searches(rows: Sequence[Row]) -> str:
+    """Show searches on the CPU, each with its two judgements, and the medians."""
+    header = ("model", "limit", "batch size", "probes", "full-size steps", "time", "50 steps")
+    lines: list[Sequence[object]] = [
+        (
+            FAMILIES[row["family"]],
+            row["limit"].replace("GiB", " GiB"),
+            row["batch_size"],
+            len(row["probes"]),
+            f"{row['full_size_steps']:.1f}",
+            f"{row['seconds']:.0f} s",
+            "survives" if row["survives"] else "**fails**",
+            f"out of memory in step {row['above'].get('steps', 0) + 1}"
+            if row["is_tight"]
+            else "**survives**",
+        )
+        for row in rows
+        if "error" not in row
+    ]
+    done = [row for row in rows if "error" not in row]
+    lines.append(
+        (
+            *("median (worst)", "", ""),
+            median_and_worst([len(row["probes"]) for row in done]),
+            median_and_worst([row["full_size_steps"] for row in done]),
+            f"{median(row['seconds'] for row in done):.0f} s",
+            share(rows, "survives"),
+            share(rows, "is_tight"),
+        )
+    )
+    return markdown_table((*header, "1.2 times it"), lines)
+
+
+def share(rows: Sequence[Row], fact: str) -> str:
+    """Count the rows of which something is true."""
+    return f"{sum(map(bool, (row.get(fact) for row in rows)))} of {len(rows)}"
+
+
+def survived(row: Row) -> bool:
+    """Whether every step of a judgement ran."""
+    report = row["survival"]
+    return bool(report.get("outcome") == "survived" and report["steps"] > 0)
+
+
+def setups(rows: Mapping[str, Row]) -> str:
+    """Show searches on set-ups as people have them, next to doubling and bisection."""
+    header = ("set-up", "device", "answer", "30 steps", "2 % more", "full-size steps", "time")
+    lines = []
+    for name, row in rows.items():
+        other = row.get("bisection", {})
+        lines.append(
+            (
+                name,
+                row["device"],
+                row["batch_size"] or "error",
+                "survives" if row["survives"] else "**dies**",
+                "out of memory" if row["is_tight"] else "**survives**",
+                row.get("full_size_steps", "-"),
+                f"{row['seconds']:.0f} s",
+                other.get("batch_size", "-"),
+                other.get("full_size_steps", "-"),
+                f"{other['wall_seconds']:.0f} s" if other else "-",
+            )
+        )
+    return markdown_table((*header, "by bisection", "full-size steps", "time"), lines)
+
+
+def search_costs(rows: Sequence[Row]) -> str:
+    """Show what searches cost: a line for each family, and one for all."""
+    header = ["model", "searches", "probes, median (worst)", "full-size steps, median (worst)"]
+    if "survival" in rows[0]:
+        header.append("survive 50 steps")
+    if "by_hand" in rows[0]:
+        header.append("by doubling and bisection")
+    groups = {name: [row for row in rows if row["family"] == name] for name in FAMILIES}
+    lines: list[Sequence[object]] = []
+    for name, group in {**groups, "all": rows}.items():
+        line: list[object] = [FAMILIES.get(name, name), len(group)]
+        line.append(median_and_worst([row["probes"] for row in group]))
+        line.append(median_and_worst([row["full_size_steps"] for row in group]))
+        if "survival" in rows[0]:
+            line.append(sum(map(survived, group)))
+        if "by_hand" in rows[0]:
+            line.append(median_and_worst([row["by_hand"]["full_size_steps"] for row in group]))
+        lines.append(line)
+    return markdown_table(header, lines)
+
+
+def finders_of(cases: Mapping[str, Row]) -> list[str]:
+    """Name the finders that ran, ours first."""
+    ran = list(dict.fromkeys(finder for row in cases.values() for finder in row["finders"]))
+    return [*(name for name in OURS if name in ran), *(name for name in ran if name not in OURS)]
+
+
+def peers(cases: Mapping[str, Row], cost: str) -> str:
+    """Show each finder's share of the true maximum, and its cost.
+
+    Args:
+        cases: by their names.
+        cost: ``"time"``, or ``"steps"`` for full-size steps.
+    """
+    finders = finders_of(cases)
+    lines = [
+        [
+            f"{name}: {row['maximum'][0]} to {row['maximum'][1]}",
+            *(_answer(row["finders"].get(finder), cost) for finder in finders),
+        ]
+        for name, row in cases.items()
+        if "maximum" in row
+    ]
+    return markdown_table(["case", *(finder.replace("_", " ") for finder in finders)], lines)
+
+
+def _answer(found: Row | None, cost: str) -> str:
+    if found is None:
+        return "-"
+    answer = f"{found['of_maximum']:.0%}" if found.get("of_maximum") else "-"
+    answer = answer if found["batch_size"] else "error"
+    answer += "" if found.get("survived", True) else ", **dies**"
+    if cost == "time":
+        return f"{answer}, {found['wall_seconds']:.0f} s"
+    steps = found.get("full_size_steps")
+    return f"{answer}, {steps:.0f} steps" if steps else answer
+
+
+def peers_summary(cases: Mapping[str, Row], cost: str) -> str:
+    """Show for each finder how its answers ended, what share they reach, and the cost."""
+    key = "wall_seconds" if cost == "time" else "full_size_steps"
+    judged = [row for row in cases.values() if "maximum" in row]
+    lines = []
+    for finder in finders_of(cases):
+        found = [row["finders"][finder] for row in judged if finder in row["finders"]]
+        answers = [one for one in found if one["batch_size"]]
+        alive = [one for one in answers if one.get("survived", True)]
+        shares = [one["of_maximum"] for one in alive if one.get("of_maximum")]
+        costs = [one[key] for one in answers if one.get(key)]
+        lines.append(
+            (
+                finder.replace("_", " "),
+                f"{len(alive)} of {len(found)}",
+                f"{min(shares):.0%} to {max(shares):.0%}" if shares else "-",
+                median_and_worst(costs, 0) + (" s" if cost == "time" else "") if costs else "-",
+            )
+        )
+    name = "time, median (worst)" if cost == "time" else "full-size steps, median (worst)"
+    return markdown_table(("finder", "answers that survive", "of the maximum", name), lines)
+
+
+def models(rows: Mapping[str, Row]) -> str:
+    """Show searches for models of Transformers and timm, each with its judgements."""
+    header = ("model", "limit", "batch size", "survives", "1.2 times it", "probes", "time")
+    lines = [
+        (
+            MODELS[name],
+            row["limit"],
+            row["batch_size"],
+            f"{row['survival'].get('steps', 0)} steps" if row["survives"] else "**no**",
+            "out of memory" if row["is_tight"] else "**survives**",
+            len(row["probes"]),
+            f"{row['seconds']:.0f} s",
+            row["estimate"],
+        )
+        for name, row in rows.items()
+        if row.get("batch_size")
+    ]
+    return markdown_table((*header, "estimate"), lines)
+
+
+def faults(rows: Sequence[Row]) -> str:
+    """Count the faults of each group that were survived."""
+    groups = {
+        name: [row for row in rows if row["group"] == name]
+        for name in dict.fromkeys(row["group"] for row in rows)
+    }
+    lines = [
+        (name, len(group), sum(row["survived"] for row in group))
+        for name, group in {**groups, "all": rows}.items()
+    ]
+    return markdown_table(("faults", "tried", "survived"), lines)
+
+
+def coverage(rows: Sequence[Row]) -> str:
+    """Count how the estimates of each task ended."""
+    tasks = dict.fromkeys(row["task"] for row in rows)
+    counts = {name: Counter(r["outcome"] for r in rows if r["task"] == name) for name in tasks}
+    counts["all"] = Counter(row["outcome"] for row in rows)
+    lines = [(name, *(count[outcome] for outcome in OUTCOMES)) for name, count in counts.items()]
+    return markdown_table(("task", *OUTCOMES), lines)
+
+
+def confirmations(rules: Sequence[Row]) -> str:
+    """Show what each rule for a confirmation lets pass, and what of that dies."""
+    header = ("headroom", "at most", "judged", "accepted", "died", "refused needlessly", "steps")
+    return markdown_table(header, [tuple(rule.values()) for rule in rules])
+
+
+def texts(readers: Mapping[str, Row]) -> str:
+    """Count the texts that each reader was given."""
+    lines = [
+        (name, f"{row['texts']:,}", f"{row['seconds']:.0f} s", "none" if row["passed"] else "found")
+        for name, row in readers.items()
+    ]
+    return markdown_table(("reader", "texts tried", "time", "traceback"), lines)
+
+
+def counted_peaks(rows: Sequence[Row]) -> str:
+    """Count how far simulated peaks are from those of PyTorch's own allocator."""
+    kinds = {
+        "bundled examples": [row for row in rows if row["model"] in FAMILIES],
+        "text models of Transformers": [row for row in rows if row["model"] not in FAMILIES],
+    }
+    lines = []
+    for name, group in kinds.items():
+        off = [abs(row["difference"]) for row in group if row.get("difference") is not None]
+        within = [sum(one <= limit for one in off) for limit in (1e-5, 5e-3, 1.1e-2)]
+        lines.append((name, len(off), *within, f"{max(off):.1%}"))
+    header = ("models", "compared", "within 0.001 %", "within 0.5 %", "within 1.1 %", "worst")
+    return markdown_table(header, lines)

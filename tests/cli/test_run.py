@@ -1,0 +1,167 @@
+"""``batchfinder run`` on training scripts that know nothing of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from processes import PATIENCE_SECONDS, descendants, eventually, is_gone
+
+from batchfinder.cli.app import cli
+
+SCRIPT = Path(__file__).parents[1] / "launching" / "script.py"
+ON_THE_CPU = ("--device", "cpu", "--memory-limit", "1GiB", "--max-batch-size", "16")
+PYTHON = (sys.executable, str(SCRIPT))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder, empty, and one for temporary files beside it."""
+    temporary, own = tmp_path / "temporary", tmp_path / "own"
+    temporary.mkdir()
+    own.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.chdir(own)
+    return own
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["run", *arguments])
+
+
+def run_script(*arguments: str, options: tuple[str, ...] = ()) -> Result:
+    return run(*ON_THE_CPU, *options, "--", *PYTHON, "--batch-size", "{batch_size}", *arguments)
+
+
+def answer_of(result: Result) -> dict[str, Any]:
+    assert result.exit_code == 0, result.output
+    answer: dict[str, Any] = json.loads(result.stdout)
+    return answer
+
+
+def test_a_plain_loop_is_answered_with_a_command_and_leaves_nothing(folder: Path) -> None:
+    result = run_script()
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[0].startswith("Max batch size 16")
+    assert result.stdout.splitlines()[-1] == f"Run: {sys.executable} {SCRIPT} --batch-size 16"
+    assert [*folder.iterdir()] == []
+    assert [*(folder.parent / "temporary").glob("batchfinder*")] == []
+
+
+def test_json_is_that_of_find_with_launches_and_command() -> None:
+    answer = answer_of(run_script(options=("--json", "--min-batch-size", "16")))
+    assert (answer["batch_size"], answer["launches"], answer["status"]) == (16, 1, "capped")
+    assert answer["command"].endswith("--batch-size 16")
+    assert answer["confirmed_steps"] >= 6
+    assert answer["probes"][0]["steps"] == answer["confirmed_steps"]
+
+
+@pytest.mark.parametrize(
+    ("manner", "outcome"), [("swallows", "oom"), ("dies", "failed"), ("caps", "failed")]
+)
+def test_what_a_script_hides_is_seen(manner: str, outcome: str) -> None:
+    options = ("--json", "--min-batch-size", "4", "--max-batch-size", "5")
+    answer = answer_of(run_script("--manner", manner, options=options))
+    assert (answer["batch_size"], answer["status"]) == (4, "found")
+    assert answer["next_failure"]["batch_size"] == 5
+    assert answer["next_failure"]["outcome"] == outcome
+
+
+def test_updates_by_hand_count_as_steps() -> None:
+    options = ("--json", "--min-batch-size", "16")
+    assert answer_of(run_script("--manner", "by_hand", options=options))["batch_size"] == 16
+
+
+def test_batch_norm_starts_from_two() -> None:
+    options = ("--json", "--max-batch-size", "2")
+    answer = answer_of(run_script("--manner", "norm", options=options))
+    assert [probe["batch_size"] for probe in answer["probes"]] == [2]
+
+
+def test_accumulation_keeps_the_product() -> None:
+    options = ("--json", "--global-batch-size", "6", "--min-batch-size", "4")
+    answer = answer_of(run_script("--accumulation", "{accumulation}", options=options))
+    assert {probe["batch_size"] for probe in answer["probes"]} <= {3, 6}
+    assert answer["command"].endswith("--batch-size 6 --accumulation 1")
+
+
+def test_a_size_may_stand_in_the_environment_or_in_a_file(folder: Path) -> None:
+    options = (*ON_THE_CPU, "--min-batch-size", "16", "--json")
+    answer = answer_of(run(*options, "--env", "BATCH={batch_size}", "--", *PYTHON))
+    assert answer["command"].startswith("BATCH=16 ")
+    (folder / "size.txt").write_text("{batch_size}")
+    command = ("--file", "size.txt", "--", *PYTHON, "--config", "size.txt")
+    assert answer_of(run(*options, *command))["batch_size"] == 16
+
+
+def test_a_script_that_ends_early_is_named() -> None:
+    options = ("--json", "--min-batch-size", "16")
+    answer = answer_of(run_script("--steps", "2", options=options))
+    assert "ended by itself in step 2" in answer["warnings"][0]
+    assert "end.txt" in answer["warnings"][1]
+
+
+def test_a_script_that_ignores_the_size_is_refused() -> None:
+    result = run_script("--manner", "ignores")
+    assert result.exit_code == 1
+    assert "the script ignores the batch size: its steps had 3 examples" in result.stderr
+
+
+def test_a_script_that_fails_at_once_shows_its_last_lines() -> None:
+    result = run_script("--manner", "raises")
+    assert result.exit_code == 1
+    assert "in main\n" in result.stderr
+    assert "ValueError: there is no data set in this folder" in result.stderr
+
+
+def test_a_script_that_never_steps_is_named_and_all_its_processes_end() -> None:
+    result = run_script("--manner", "hangs", options=("--timeout", "8"))
+    assert result.exit_code == 1
+    assert "no training step ended within" in result.stderr
+    assert descendants(os.getpid()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--", "python", "train.py"), "the command has no {batch_size}"),
+        (("--", "no-such-program", "{batch_size}"), "no-such-program cannot be started"),
+        (("--steps", "0", "--", "python", "{batch_size}"), "--steps must be at least 1"),
+        (("--timeout", "0", "--", "python", "{batch_size}"), "--timeout must be above 0"),
+        (("--env", "3", "--", "python", "{batch_size}"), "--env takes NAME=VALUE"),
+    ],
+)
+def test_bad_input_is_refused(arguments: tuple[str, ...], message: str) -> None:
+    result = run("--device", "cpu", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+
+
+def test_a_command_without_python_is_refused() -> None:
+    result = run("--device", "cpu", "--", "echo", "{batch_size}")
+    assert result.exit_code == 1
+    assert "no Python of the command loaded the hook" in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_every_process_ends_with_the_driver(number: int, folder: Path) -> None:
+    arguments = [*ON_THE_CPU, "--", *PYTHON, "--manner", "hangs", "--batch-size", "{batch_size}"]
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "batchfinder", "run", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    # The guardian, the script, and what that has started.
+    started = eventually(lambda: len(found := descendants(driver.pid)) >= 3 and found)
+    driver.send_signal(number)
+    driver.communicate(timeout=PATIENCE_SECONDS)
+    assert eventually(lambda: all(map(is_gone, started)))
+    assert eventually(lambda: not [*(folder.parent / "temporary").glob("batchfinder-*")])

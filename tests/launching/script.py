@@ -1,0 +1,70 @@
+"""A training script that knows nothing of batchfinder, with the manners that scripts have."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+# A size beyond which the manners that depend on the size show.
+LIMIT = 4
+
+
+class Greedy(nn.Module):
+    """Asks for more memory than there is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Never return."""
+        return x + torch.empty(2**44)
+
+
+def main() -> None:
+    """Train."""
+    options = _options()
+    size, manner = options.batch_size, options.manner
+    if manner == "raises":
+        raise ValueError("there is no data set in this folder")
+    size = {"ignores": 3, "caps": min(size, LIMIT)}.get(manner, size)
+    is_large = size > LIMIT
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8) if manner == "norm" else nn.ReLU())
+    optimizer = None if manner == "by_hand" else torch.optim.Adam(model.parameters())
+    if manner == "hangs":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        time.sleep(600)
+    for _ in range(options.steps):
+        for _ in range(options.accumulation):
+            try:
+                if manner == "swallows" and is_large:
+                    Greedy()(torch.ones(1))
+            except RuntimeError:
+                continue
+            model(torch.randn(size, 8)).square().mean().backward()
+        if manner == "dies" and is_large:
+            os._exit(3)
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
+    Path("end.txt").write_text("the script came to its end")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch-size", type=int, default=int(os.environ.get("BATCH", "0")))
+    parser.add_argument("--config")
+    parser.add_argument("--manner", default="plain")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--accumulation", type=int, default=1)
+    options = parser.parse_args()
+    if options.config:
+        options.batch_size = int(Path(options.config).read_text())
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""A command with placeholders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batchfinder.errors import UsageError
+from batchfinder.launching.template import Template
+
+
+def test_placeholders_are_replaced_anywhere(tmp_path: Path) -> None:
+    template = Template(
+        ["train.py", "model.batch_size={batch_size}", "--acc={accumulation}", "{scratch}/a"],
+        {"BATCH": "{batch_size}"},
+        global_batch_size=64,
+    )
+    filled = template.fill(16, tmp_path)
+    scratch = str(tmp_path / "scratch")
+    assert filled.arguments == ["train.py", "model.batch_size=16", "--acc=4", f"{scratch}/a"]
+    assert filled.environment == {"BATCH": "16"}
+    assert template.command(16) == "BATCH=16 train.py model.batch_size=16 --acc=4 scratch/a"
+
+
+def test_other_braces_are_left_alone(tmp_path: Path) -> None:
+    template = Template(["train.py", '{"lr": 1}', "{learning_rate}", "{batch_size}"])
+    assert template.fill(2, tmp_path).arguments[1:3] == ['{"lr": 1}', "{learning_rate}"]
+
+
+def test_a_file_is_copied_and_named_by_its_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text("bs: {batch_size}\nout: {scratch}\n")
+    template = Template(["train.py", "--config=config.yaml"], files=("config.yaml",))
+    copy = Path(template.fill(8, tmp_path / "launch").arguments[1].partition("=")[2])
+    assert copy.read_text() == f"bs: 8\nout: {tmp_path}/launch/scratch\n"
+    assert Path("config.yaml").read_text() == "bs: {batch_size}\nout: {scratch}\n"
+    assert template.command(8) == (
+        "sed -e 's/{batch_size}/8/g' -e 's/{scratch}/scratch/g' config.yaml > config-8.yaml"
+        " && train.py --config=config-8.yaml"
+    )
+
+
+def test_only_sizes_that_divide_the_global_batch_size_are_allowed() -> None:
+    template = Template(["{batch_size}", "{accumulation}"], global_batch_size=12)
+    assert [template.allowed(size) for size in (1, 2, 5, 6, 11, 12, 99)] == [1, 2, 4, 6, 6, 12, 12]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more", "message"),
+    [
+        (["train.py"], {}, "the command has no {batch_size}"),
+        (["train.py", "{batchsize}"], {}, "{batchsize} is not it"),
+        (["{batch_size}", "{acumulation}"], {}, "Try {accumulation}"),
+        (["{batch_size}", "{accumulation}"], {}, "Try --global-batch-size"),
+        (["{batch_size}"], {"global_batch_size": 8}, "needs {accumulation}"),
+        (["{batch_size}", "{accumulation}"], {"global_batch_size": 0}, "at least 1"),
+        (["{batch_size}", "no.yaml"], {"files": ("no.yaml",)}, "cannot be read"),
+        (["{batch_size}", "plain.yaml"], {"files": ("plain.yaml",)}, "has no placeholder"),
+        (["{batch_size}"], {"files": ("good.yaml",)}, "does not name --file good.yaml"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    arguments: list[str],
+    more: dict[str, object],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("plain.yaml").write_text("bs: 8")
+    Path("good.yaml").write_text("bs: {batch_size}")
+    with pytest.raises(UsageError) as error:
+        Template(arguments, **more)  # type: ignore[arg-type]
+    assert message in str(error.value)
