@@ -46,7 +46,7 @@ def candidates(
     the belief is, each with the one above whose failure would end the search.
     """
     step = resolution(high)
-    if (high - low) // step < MOST_CANDIDATES:
+    if (high - low) // min(step, resolution(max(low, unit))) < MOST_CANDIDATES:
         return [low, *range(high - (high - low - 1) // step * step, high, step), high]
     sizes = {high - i * step for i in range(4)} | {low, low + step}
     top, count = belief.at_least(low), MOST_CANDIDATES // 2

@@ -151,7 +151,8 @@ def _opening(known: Bracket, *, is_open: bool) -> Move | None:
         growth = min(max(2 * known.budget_bytes / peak, 2), SECOND_GROWTH)
         return _at(known, known.ran * growth)
     if _spare_probes(known, is_open=is_open) < 0:
-        return _bisect(known)
+        grows = known.failure is None and is_open
+        return _at(known, known.ran * BLIND_GROWTH) if grows else _bisect(known)
     return None
 
 
@@ -167,8 +168,8 @@ def _planned(known: Bracket, prices: Prices, estimate: int | None, *, is_open: b
         if ran < CLOSE * min(end, known.high):
             cautious = lines_of(known, max(NOISE, known.spread) * known.budget_bytes).tensors.end
             sure = max(2 * ran, end - 2 * error)
-            size = min(APPROACH * min(end, known.high), cautious, sure, growth * ran)
-            if end < known.high or size < APPROACH * known.high:
+            size = min(APPROACH * end, cautious, sure, growth * ran)
+            if size <= known.last:
                 return _at(known, size)
     belief = believe(known, lines, estimate)
     reach = math.floor(growth * ran / known.unit) * known.unit
@@ -200,8 +201,8 @@ def _bisect(known: Bracket) -> Move:
 
 def _spare_probes(known: Bracket, *, is_open: bool) -> float:
     """How many may teach nothing, so that bisection still finishes in time; below 0: none."""
-    if known.failure is None and is_open:
-        return math.inf  # what sizes grow towards is no bound yet
+    if known.failure is None and is_open:  # what sizes grow towards is no bound yet
+        return SPARE_PROBES - known.probes
 
     def halvings(low: int, high: int, width: int) -> int:
         return math.ceil(math.log2(max(1, (high - low) // width)))
