@@ -173,7 +173,9 @@ def find_max_batch(
                 max_batch_size=bounds[1],
                 multiple_of=bounds[2],
                 on_probe=on_probe,
-                head_start=HeadStart(estimate, options, is_asked_for=start_from_estimate),
+                head_start=HeadStart(
+                    estimate, may_pay=options.may_pay_estimate, is_asked_for=start_from_estimate
+                ),
             )
             result = replace(result, warnings=(*warnings, *result.warnings))
             if isinstance(prober, RankedProber):
@@ -261,7 +263,9 @@ def run_search(
             "run one training step by yourself to see more"
         )
     of_the_estimate = head_start.notes if head_start else []
-    of_the_finding = warnings_about(finding, prober, max_batch_size, multiple_of)
+    of_the_finding = warnings_about(
+        finding, prober, max_batch_size, multiple_of, may_expand=_may_expand(prober)
+    )
     warnings = [*of_the_estimate, *prober.warnings, *of_the_finding]
     result = conclude(prober, probes, finding, time.monotonic() - started, warnings)
     return replace(
@@ -281,3 +285,11 @@ def _seconds_by_part(prober: Prober, probes: list[Probe], seconds: float) -> dic
         before = prober.seconds_before
     parts["rest"] = max(0.0, seconds + before - sum(parts.values()))
     return {name: round(part, 3) for name, part in parts.items()}
+
+
+def _may_expand(prober: Prober) -> bool:
+    """Whether the allocator has a setting against fragmentation that the user has not made."""
+    from batchfinder.simulation.allocator.caching import AllocatorSettings
+
+    is_set = AllocatorSettings.of_this_process().expandable_segments
+    return prober.device.startswith("cuda") and not is_set

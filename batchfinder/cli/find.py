@@ -152,7 +152,7 @@ def find_batch_size(
                         on_probe=on_probe,
                         head_start=HeadStart(
                             partial(_estimate_of, prober, start_from_estimate),
-                            options,
+                            may_pay=options.may_pay_estimate,
                             is_asked_for=start_from_estimate,
                         ),
                     )

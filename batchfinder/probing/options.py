@@ -63,3 +63,12 @@ class ProbeOptions:
     def from_dict(cls, data: Mapping[str, Any]) -> ProbeOptions:
         """The inverse of :meth:`to_dict`."""
         return cls(**data)
+
+    @property
+    def may_pay_estimate(self) -> bool:
+        """Whether the clock may decide that an estimate pays.
+
+        Ranks must all try the same sizes, and their clocks differ. A compiled step takes less than
+        is simulated.
+        """
+        return self.strategy is None and not self.compiled

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeAlias
 
-from batchfinder.probing.options import ProbeOptions
 from batchfinder.results.result import Probe
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.prober import Prober
-from batchfinder.search.search import MakeEstimate as MakeGuess
+from batchfinder.search.search import MakeGuess
 
 # Most estimates take 1 to 5 seconds; where they need a process of their own, twice as many. On
 # PyTorch's allocator one saves 6 full-size steps of 14 in the mean where it knows the kernels, and
@@ -33,7 +32,7 @@ class HeadStart:
 
     Args:
         estimate: makes it.
-        options: of the probes.
+        may_pay: whether steps take what is simulated, and a clock may decide.
         is_asked_for: whether the user wants it, fast steps or not.
 
     Attributes:
@@ -41,11 +40,9 @@ class HeadStart:
         notes: what the user should know.
     """
 
-    def __init__(
-        self, estimate: MakeEstimate, options: ProbeOptions, *, is_asked_for: bool
-    ) -> None:
+    def __init__(self, estimate: MakeEstimate, *, may_pay: bool, is_asked_for: bool) -> None:
         self._estimate = estimate
-        self._options = options
+        self._may_pay = may_pay
         self._is_asked_for = is_asked_for
         self.batch_size: int | None = None
         self.notes: list[str] = []
@@ -74,9 +71,7 @@ class HeadStart:
         return self._estimate(prober.device, prober.budget_bytes, bounds)
 
     def _pays(self, probes: Mapping[int, Probe], predicted: float) -> bool:
-        # Ranks must all try the same sizes, and their clocks differ. A compiled step takes less
-        # than is simulated.
-        if self._options.strategy is not None or self._options.compiled:
+        if not self._may_pay:
             return False
         sizes = min(probes), max(probes)
         seconds = [probes[size].step_seconds or 0.0 for size in sizes]

@@ -125,5 +125,9 @@ def _odds(belief: Belief, sizes: list[int]) -> list[float]:
     shares = [belief.at_least(size) for size in sizes[:-1]] + [0.0]
     odds = [0.0]
     for i in range(len(sizes) - 2, -1, -1):
-        odds.append(odds[-1] + max(0.0, shares[i] - shares[i + 1]) / (sizes[i] + min(sizes[i + 1], 2 * max(sizes[i], 1))))
+        odds.append(
+            odds[-1]
+            + max(0.0, shares[i] - shares[i + 1])
+            / (sizes[i] + min(sizes[i + 1], 2 * max(sizes[i], 1)))
+        )
     return odds[::-1]

@@ -10,7 +10,6 @@ from batchfinder.results.result import LEAK_WARNING, Outcome, Probe
 from batchfinder.search.bounds import UNLIMITED_BATCH_SIZE
 from batchfinder.search.prober import Prober
 from batchfinder.search.search import Finding
-from batchfinder.simulation.allocator.caching import AllocatorSettings
 from batchfinder.units import format_bytes
 
 # Where the tensors of the answer take less of the budget than this, a tenth of it is of no use.
@@ -23,7 +22,12 @@ WITHOUT_HOLES = "glibc.malloc.mmap_threshold=1048576:glibc.malloc.hugetlb=1"
 
 
 def warnings_about(
-    finding: Finding, prober: Prober, max_batch_size: int | None, multiple_of: int
+    finding: Finding,
+    prober: Prober,
+    max_batch_size: int | None,
+    multiple_of: int,
+    *,
+    may_expand: bool,
 ) -> Iterator[str]:
     """Yield what the user should do something about.
 
@@ -32,6 +36,7 @@ def warnings_about(
         prober: the prober that ran it.
         max_batch_size: the largest size allowed; None: no limit.
         multiple_of: every size tried is a multiple of this.
+        may_expand: whether the allocator has expandable segments that are not turned on.
     """
     if finding.failure is None:
         if finding.answer and max_batch_size is None:
@@ -51,7 +56,7 @@ def warnings_about(
         )
     held = finding.answer.peak_allocated_bytes
     ran_out = finding.failure.outcome is Outcome.OOM and used_the_budget
-    if held and ran_out and held < MOSTLY_TENSORS * prober.budget_bytes and _may_expand(prober):
+    if held and ran_out and held < MOSTLY_TENSORS * prober.budget_bytes and may_expand:
         yield (
             f"the allocator is so fragmented that tensors take only {format_bytes(held)} of the "
             f"{format_bytes(prober.budget_bytes)}; PYTORCH_CUDA_ALLOC_CONF="
@@ -107,12 +112,4 @@ def _may_leave_the_heap(prober: Prober) -> bool:
         prober.device == "cpu"
         and platform.libc_ver()[0] == "glibc"
         and not any(os.environ.get(name) for name in environment)
-    )
-
-
-def _may_expand(prober: Prober) -> bool:
-    """Whether the allocator has a setting against fragmentation that the user has not made."""
-    return (
-        prober.device.startswith("cuda")
-        and not AllocatorSettings.of_this_process().expandable_segments
     )
