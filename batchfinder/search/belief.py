@@ -32,6 +32,8 @@ MOST_BEND = 2.0
 # The weight of each part, where the allocator holds no more than its tensors and where it does.
 PLAIN = {"exact": 0.62, "served": 0.0, "between": 0.2, "near": 0.1, "more": 0.06}
 FRAGMENTED = {"exact": 0.03, "served": 0.45, "between": 0.25, "near": 0.2, "more": 0.05}
+# Where verdicts do not repeat, steps wander above what a probe read.
+WANDERING = {"exact": 0.15, "served": 0.0, "between": 0.25, "near": 0.4, "more": 0.15}
 UNTOLD = 0.02
 
 # Once a confirmation has refuted a probe, this is the likeliest by far.
@@ -227,7 +229,9 @@ def believe(known: Bracket, lines: Lines, estimate: float | None = None) -> Beli
     error += 0.03 * known.unit + known.spread * end
     weights = FRAGMENTED if known.is_fragmented else PLAIN
     served = (lines.allocator.end if known.is_fragmented else LEAST_PLAIN * end) * SERVED
-    near = CACHED if known.is_fragmented else PLAIN_CACHED
+    near = CACHED if known.is_fragmented or not known.verdicts_repeat else PLAIN_CACHED
+    if not known.verdicts_repeat:
+        weights = WANDERING
     more = MORE_WHEN_REFUTED if known.is_refuted else weights["more"]
     parts += [
         Part(weights["exact"], around(end, error), low),

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from batchfinder.results.result import Probe
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.prober import Prober
-from batchfinder.search.search import MakeEstimate as MakeGuess
+from batchfinder.search.search import MakeGuess
 
 # Most estimates take 1 to 5 seconds; where they need a process of their own, twice as many. On
 # PyTorch's allocator one saves 6 full-size steps of 14 in the mean where it knows the kernels, and

@@ -22,7 +22,7 @@ from batchfinder.search.plan import Move, Prices, candidates, plan
 RunProbe: TypeAlias = Callable[[int, bool], Probe]
 """``run(batch_size, confirm) -> Probe``: what the search does not want to know more of."""
 
-MakeEstimate: TypeAlias = Callable[[Mapping[int, Probe], float], int | None]
+MakeGuess: TypeAlias = Callable[[Mapping[int, Probe], float], int | None]
 """``guess(probes, predicted) -> batch size``: where the answer may be, by something else than two
 small probes, given by their sizes, and the maximum that they predict; None: unknown."""
 
@@ -40,14 +40,19 @@ CLOSE = 0.5
 APPROACH = 0.75
 NOISE = 1 / 1000
 
-# A confirmation on the CPU runs six steps (probing/steadiness.py), and of a size that only runs by
+# A confirmation on the CPU runs six steps (probing/steadiness.py), about three of one that fails; of a size that only runs by
 # flushing the allocator's cache three steps run, or two in a probe.
 PRICES = Prices()
-UNREPEATABLE_PRICES = Prices(confirm=6)
+UNREPEATABLE_PRICES = Prices(confirm=6, failed_confirm=3)
 THRASHING_CONFIRM, THRASHING_PROBE = 3, 2
 
 # What a search may take beyond the probes that bisection needs; then it bisects.
 SPARE_PROBES = 8
+
+# Where no maximum was given, after so many probes without a failure sizes grow by this factor: with
+# the bisection that follows, that keeps within the bound above.
+OPEN_PROBES = 12
+OPEN_GROWTH = 4
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ def search(
     largest: int | None = None,
     multiple_of: int = 1,
     is_repeatable: bool = True,
-    guess: MakeEstimate | None = None,
+    guess: MakeGuess | None = None,
     prices: Prices | None = None,
 ) -> Finding:
     """Find the largest batch size that fits.
@@ -152,7 +157,7 @@ def _opening(known: Bracket, *, is_open: bool) -> Move | None:
         return _at(known, known.ran * growth)
     if _spare_probes(known, is_open=is_open) < 0:
         grows = known.failure is None and is_open
-        return _at(known, known.ran * BLIND_GROWTH) if grows else _bisect(known)
+        return _at(known, known.ran * OPEN_GROWTH) if grows else _bisect(known)
     return None
 
 
@@ -202,7 +207,7 @@ def _bisect(known: Bracket) -> Move:
 def _spare_probes(known: Bracket, *, is_open: bool) -> float:
     """How many may teach nothing, so that bisection still finishes in time; below 0: none."""
     if known.failure is None and is_open:  # what sizes grow towards is no bound yet
-        return SPARE_PROBES - known.probes
+        return OPEN_PROBES - known.probes
 
     def halvings(low: int, high: int, width: int) -> int:
         return math.ceil(math.log2(max(1, (high - low) // width)))
