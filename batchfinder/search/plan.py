@@ -12,6 +12,10 @@ from batchfinder.search.belief import Belief
 # More candidates than this cost time and hardly save steps.
 MOST_CANDIDATES = 30
 
+# What a probe costs beside its steps, in steps at the size expected: without that, a plan would
+# insure itself by many tiny probes.
+OVERHEAD = 0.02
+
 
 @dataclass(frozen=True)
 class Prices:
@@ -21,7 +25,8 @@ class Prices:
         confirm: a confirmation that fits.
         failed_confirm: one that does not.
         failed_probe: a probe that does not; one that does is a step.
-        launch: what comes on top of each, where a process has to start for it.
+        launch: what comes on top of each where a process has to start for it, in steps at the size
+            expected.
     """
 
     confirm: float = 3
@@ -83,6 +88,7 @@ def plan(
     """
     count = len(sizes)
     odds_from = _odds(belief, sizes)
+    each = (OVERHEAD + prices.launch) * _expected(belief, sizes)
     costs = [[(0.0, 0.0)] * count for _ in range(count)]
     best = Move(sizes[1], True)
     for width in range(1, count):
@@ -93,7 +99,7 @@ def plan(
             if width == 1 or high - low <= end:
                 rest = max(0.0, math.log2((high - low) / end)) * min(high, 2 * low)
                 # A confirmation that refutes its probe costs about four more steps.
-                last = (prices.confirm + prices.launch + 4 * belief.doubt) * low
+                last = (prices.confirm + 4 * belief.doubt) * low + each
                 costs[i][j] = rest + last, rest
                 continue
             mass = odds_from[i] - odds_from[j]
@@ -101,10 +107,10 @@ def plan(
             for k in range(i + 1, j):
                 size = sizes[k]
                 fits = (odds_from[k] - odds_from[j]) / mass if mass > 0 else (j - k) / (j - i)
-                fails, launch = 1 - fits, prices.launch * size
-                confirm = fits * (prices.confirm * size + costs[k][j][1]) + launch
+                fails = 1 - fits
+                confirm = fits * (prices.confirm * size + costs[k][j][1]) + each
                 confirm += fails * prices.failed_confirm * size
-                probe = fits * (size + costs[k][j][0]) + launch
+                probe = fits * (size + costs[k][j][0]) + each
                 probe += fails * prices.failed_probe * size
                 is_best_confirmed = confirm < probe or not probes_prove
                 now = confirm if is_best_confirmed else probe
@@ -131,3 +137,8 @@ def _odds(belief: Belief, sizes: list[int]) -> list[float]:
             / (sizes[i] + min(sizes[i + 1], 2 * max(sizes[i], 1)))
         )
     return odds[::-1]
+
+
+def _expected(belief: Belief, sizes: list[int]) -> float:
+    """The largest candidate that the answer is as likely above as below."""
+    return next((size for size in reversed(sizes[:-1]) if belief.at_least(size) > 0.5), sizes[0])

@@ -40,10 +40,10 @@ CLOSE = 0.5
 APPROACH = 0.75
 NOISE = 1 / 1000
 
-# A confirmation on the CPU runs six steps (probing/steadiness.py), about three of one that fails; of a size that only runs by
+# A confirmation on the CPU runs six steps (probing/steadiness.py), about four of one that fails; of a size that only runs by
 # flushing the allocator's cache three steps run, or two in a probe.
 PRICES = Prices()
-UNREPEATABLE_PRICES = Prices(confirm=6, failed_confirm=3)
+UNREPEATABLE_PRICES = Prices(confirm=6, failed_confirm=4)
 THRASHING_CONFIRM, THRASHING_PROBE = 3, 2
 
 # What a search may take beyond the probes that bisection needs; then it bisects.

@@ -135,6 +135,11 @@ def simulate_gpus() -> None:
                 print(rows[-1], file=sys.stderr, flush=True)
                 save(RESULT_FILE, {"gpu": gpu.name, "searches": rows})
     print(costs_table(rows))
+    steps = sorted(row["full_size_steps"] for row in rows if row["full_size_steps"])
+    print(
+        f"all {len(rows)}: median {median(steps):.1f}, p90 {steps[int(0.9 * len(steps))]:.1f}, "
+        f"worst {steps[-1]:.1f} full-size steps"
+    )
 
 
 def cost_of_search(device: PaperGpu) -> dict[str, Any]:
