@@ -53,6 +53,9 @@ SERVED, SERVED_DEVIATION = 0.998, 0.002
 # What steps need beyond a probe, as a share of the size, in the median.
 MORE = 0.08
 
+# A confirmation that reads this much more than probes explains by itself why one was refuted.
+EXPLAINED = 1 / 200
+
 # How far off an estimate is, as a share of it (scripts/bench_counted_search.py).
 ESTIMATE_DEVIATION = 0.005
 
@@ -143,12 +146,12 @@ def line(
         return NO_LINE
     base = rising[-1]
     slope = (points[top] - points[base] + noise_bytes) / (top - base)
-    reach = max(0.0, budget_bytes - points[top]) / slope
+    reach = (budget_bytes - points[top]) / slope
     if base != bases[-1]:
-        return Line(top + reach, reach)
+        return Line(top + reach, abs(reach))
     before = [size for size in lower if size <= apart * base]
     if not before:
-        return Line(top + reach, UNTOLD_BEND * reach)
+        return Line(top + reach, UNTOLD_BEND * abs(reach))
     # A bend goes on: slopes are a power of the size.
     earlier = (points[base] - points[before[-1]]) / (base - before[-1])
     steeper = min(MOST_BEND, max(1 / MOST_BEND, slope / earlier if earlier > 0 else math.inf))
@@ -163,13 +166,16 @@ def lines_of(known: Bracket, noise_bytes: float = 0) -> Lines:
     """The lines through what was read, that of the phase that ends first among them.
 
     Slopes come from probes: a confirmation, from scratch, may read otherwise. Once one has refuted
-    a probe they come from confirmations, and the smallest probe.
+    a probe, the budget counts as smaller by what the largest confirmation read beyond the probes;
+    if it read no more, slopes come from confirmations, and the smallest probe.
     """
     both = known.fits | known.confirmed
     readings = known.fits if known.is_repeatable and len(known.fits) > 1 else both
-    if known.is_refuted and known.confirmed:
+    more = excess(known) if known.is_refuted else 1
+    if known.is_refuted and known.confirmed and more < 1 + EXPLAINED:
         readings = {min(both): both[min(both)]} | known.confirmed
     readings = {size: probe for size, probe in readings.items() if size < known.high} or readings
+    budget_bytes = known.budget_bytes / more
     phases = {phase for probe in readings.values() for phase in probe.phase_peak_bytes}
     peaks = [
         {
@@ -180,11 +186,25 @@ def lines_of(known: Bracket, noise_bytes: float = 0) -> Lines:
         for phase in phases
     ]
     apart = APART if known.verdicts_repeat else APART_WHERE_SEGMENTS
-    ends = (line(points, known.budget_bytes, noise_bytes, apart) for points in peaks)
+    ends = (line(points, budget_bytes, noise_bytes, apart) for points in peaks)
     tensors = min(ends, default=NO_LINE)
     held = {size: float(probe.peak_reserved_bytes or 0) for size, probe in readings.items()}
-    served = line(held, known.budget_bytes, noise_bytes, APART_WHERE_SEGMENTS)
+    served = line(held, budget_bytes, noise_bytes, APART_WHERE_SEGMENTS)
     return Lines(tensors, min(tensors, served))
+
+
+def excess(known: Bracket) -> float:
+    """Return how many times as much the largest confirmation read as probes do at its size."""
+    size = max(known.confirmed, default=0)
+    if not size or not known.fits:
+        return 1
+    peaks = {n: max(probe.phase_peak_bytes.values(), default=0) for n, probe in known.fits.items()}
+    below, above = max((n for n in peaks if n <= size), default=min(peaks)), max(peaks)
+    above = min((n for n in peaks if n >= size), default=above)
+    share = (size - below) / (above - below) if above > below else 0
+    probed = peaks[below] + share * (peaks[above] - peaks[below])
+    confirmed = max(known.confirmed[size].phase_peak_bytes.values(), default=0)
+    return max(1.0, confirmed / probed) if probed else 1
 
 
 def around(end: float, deviation: float) -> AtLeast:
@@ -233,7 +253,8 @@ def believe(known: Bracket, lines: Lines, estimate: float | None = None) -> Beli
     near = CACHED if known.is_fragmented else PLAIN_CACHED
     if not known.verdicts_repeat:
         weights = WANDERING
-    more = MORE_WHEN_REFUTED if known.is_refuted else weights["more"]
+    is_unexplained = known.is_refuted and excess(known) < 1 + EXPLAINED
+    more = MORE_WHEN_REFUTED if is_unexplained else weights["more"]
     parts += [
         Part(weights["exact"], around(end, error), low),
         Part(weights["served"], around(served, SERVED_DEVIATION * served + error), low),
