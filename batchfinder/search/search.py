@@ -35,13 +35,13 @@ BLIND_GROWTH = 16
 SECOND_GROWTH = 64
 
 # While nothing was read beyond half of what is predicted, a reading at three quarters pays for
-# itself (DESIGN, section 4). What small sizes show is trusted to a thousandth of the budget: rounding.
+# itself. What small sizes show is trusted to a thousandth of the budget: allocators round.
 CLOSE = 0.5
 APPROACH = 0.75
 NOISE = 1 / 1000
 
-# A confirmation on the CPU runs six steps (probing/steadiness.py), about four of one that fails; of a size that only runs by
-# flushing the allocator's cache three steps run, or two in a probe.
+# A confirmation on the CPU runs six steps (probing/steadiness.py), and about four where it fails. Of
+# a size that only runs by flushing the allocator's cache three steps run, or two in a probe.
 PRICES = Prices()
 UNREPEATABLE_PRICES = Prices(confirm=6, failed_confirm=4)
 THRASHING_CONFIRM, THRASHING_PROBE = 3, 2
