@@ -190,7 +190,8 @@ def lines_of(known: Bracket, noise_bytes: float = 0) -> Lines:
 def around(end: float, deviation: float) -> AtLeast:
     """The answer is about there.
 
-    No distance is the usual one once it is known to be farther than the deviation: twice as far is half as likely, or a plan would crawl in single steps.
+    No distance is the usual one once it is known to be farther than the deviation: twice as far is
+    half as likely, or a plan would crawl in single steps.
     """
     return lambda size: 0.5 + math.atan((end - size) / deviation) / math.pi
 
