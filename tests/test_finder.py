@@ -83,8 +83,8 @@ def test_sizes_that_cannot_be_told_apart_are_named() -> None:
     assert (result.warnings, result.notes) == (
         (),
         (
-            f"sizes between {answer} and {failure} fit in some runs only: memory varies from run to "
-            "run on this device",
+            f"sizes between {answer} and {failure} fit in some runs only: memory varies from "
+            "run to run on this device",
         ),
     )
 

@@ -17,7 +17,7 @@ STEPS_LIKE_A_PROBE = 1
 FRAGMENTED_RESOLUTION = 1 / 100
 
 # Readings of a device that is not repeatable differ from run to run. Where those that were seen do
-# by less than this share, they repeat. Else the bracket is drawn 20 of their differences wide, since
+# by less than this share, they repeat. Else the bracket is 20 of their differences wide, since
 # a few readings tell little of how much they differ: at most 5 %, the step by which verdicts of a
 # CPU could be told apart (scripts/results/search_cpu.json).
 REPEATS = 1 / 1000
