@@ -22,9 +22,11 @@ from batchfinder.results.result import BatchSizeResult, Outcome, Probe
 from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds
 from batchfinder.search.conclusion import conclude
 from batchfinder.search.head_start import HeadStart
+from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Prober
 from batchfinder.search.remarks import notes_about, warnings_about
 from batchfinder.search.search import Finding, search
+from batchfinder.simulation.allocator.caching import AllocatorSettings
 from batchfinder.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -174,7 +176,9 @@ def find_max_batch(
                 multiple_of=bounds[2],
                 on_probe=on_probe,
                 head_start=HeadStart(
-                    estimate, may_pay=options.may_pay_estimate, is_asked_for=start_from_estimate
+                    estimate,
+                    is_asked_for=start_from_estimate,
+                    may_pay=options.may_start_from_estimate,
                 ),
             )
             result = replace(result, warnings=(*warnings, *result.warnings))
@@ -204,6 +208,7 @@ def run_search(
     on_probing: Callable[[int, bool], None] | None = None,
     on_probe: OnProbe | None = None,
     head_start: HeadStart | None = None,
+    prices: Prices | None = None,
 ) -> BatchSizeResult:
     """Search with any prober and say what was found.
 
@@ -215,6 +220,7 @@ def run_search(
         on_probing: called with the size, and whether it is a confirmation, as each probe begins.
         on_probe: called with each probe as it ends.
         head_start: the estimate to start from; None: start without one.
+        prices: what probes and confirmations cost; None: those of a search without launches.
 
     Returns:
         The result.
@@ -246,6 +252,7 @@ def run_search(
             multiple_of=multiple_of,
             is_repeatable=prober.is_repeatable,
             guess=head_start.of(prober, bounds) if head_start else None,
+            prices=prices,
         )
 
     finding: Finding | None = None
@@ -276,6 +283,11 @@ def run_search(
     )
 
 
+def _may_expand(prober: Prober) -> bool:
+    settings = AllocatorSettings.of_this_process()
+    return prober.device.startswith("cuda") and not settings.expandable_segments
+
+
 def _seconds_by_part(prober: Prober, probes: list[Probe], seconds: float) -> dict[str, float]:
     """Where the time of a search went, the loading before its first probe included."""
     parts = {"steps": sum(probe.seconds for probe in probes)}
@@ -285,11 +297,3 @@ def _seconds_by_part(prober: Prober, probes: list[Probe], seconds: float) -> dic
         before = prober.seconds_before
     parts["rest"] = max(0.0, seconds + before - sum(parts.values()))
     return {name: round(part, 3) for name, part in parts.items()}
-
-
-def _may_expand(prober: Prober) -> bool:
-    """Whether the allocator has a setting against fragmentation that the user has not made."""
-    from batchfinder.simulation.allocator.caching import AllocatorSettings
-
-    is_set = AllocatorSettings.of_this_process().expandable_segments
-    return prober.device.startswith("cuda") and not is_set

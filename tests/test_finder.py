@@ -172,7 +172,7 @@ def test_where_each_step_leaves_memory_behind_the_heap_is_not_blamed() -> None:
 def head_start(model: nn.Module) -> HeadStart:
     sample = torch.randn(2, 1024), torch.randn(2, 1024)
     setup, options = TrainingSetup(model, sample, optimizer="sgd"), ProbeOptions()
-    return HeadStart(partial(guess_batch_size, setup, options), may_pay=True, is_asked_for=True)
+    return HeadStart(partial(guess_batch_size, setup, options), is_asked_for=True, may_pay=True)
 
 
 def test_the_search_starts_from_the_estimate_and_says_how_good_it_was() -> None:
@@ -224,7 +224,7 @@ def test_a_slow_search_starts_from_an_estimate_by_itself(
 ) -> None:
     prober = FakeProber(device=device, step_seconds=step_seconds)
     start = HeadStart(
-        estimate_of_80, may_pay=ProbeOptions(**options).may_pay_estimate, is_asked_for=False
+        estimate_of_80, is_asked_for=False, may_pay=ProbeOptions(**options).may_start_from_estimate
     )
 
     result = run_search(prober, head_start=start)
@@ -298,7 +298,7 @@ def test_a_probe_that_ran_above_the_confirmed_size_is_not_the_answer() -> None:
 
 
 def test_an_estimate_that_nobody_asked_for_never_fails_the_search() -> None:
-    start = HeadStart(no_estimate, may_pay=True, is_asked_for=False)
+    start = HeadStart(no_estimate, is_asked_for=False, may_pay=True)
 
     result = run_search(
         FakeProber(device="cuda:0 Paper", step_seconds=SLOW_STEP_SECONDS), head_start=start
@@ -308,7 +308,7 @@ def test_an_estimate_that_nobody_asked_for_never_fails_the_search() -> None:
 
 
 def test_no_estimate_is_made_where_the_smallest_size_fails() -> None:
-    start = HeadStart(no_estimate, may_pay=True, is_asked_for=True)
+    start = HeadStart(no_estimate, is_asked_for=True, may_pay=True)
 
     result = run_search(FakeProber(fixed_bytes=2000), head_start=start)
 

@@ -192,5 +192,5 @@ def test_a_model_that_is_sharded_already_is_refused_with_what_to_do() -> None:
     status, stdout, stderr = job.wait()
     assert (status, stdout) == (0, "")
     assert stderr.count("UsageError: the model is sharded already") == 2
-    assert "give the model before fully_shard with strategy='fsdp'" in stderr
+    assert "Try torchrun --nproc-per-node N -m batchfinder find FILE.py:FUNCTION --str" in stderr
     assert job.is_gone()

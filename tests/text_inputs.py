@@ -34,7 +34,7 @@ def read_size(text: str) -> None:
 
 
 def read_input_spec(text: str) -> None:
-    """Read ``--input``, with numbers of at most 3 digits, because large batches are slow to make."""
+    """Read ``--input``, with numbers of at most 3 digits, as large batches are slow."""
     parse_input_spec("".join(_with_short_numbers(text)))
 
 

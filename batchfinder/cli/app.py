@@ -13,8 +13,7 @@ from typing import Any
 
 import click
 
-from batchfinder.cli.options import shared_options
-from batchfinder.cli.run import run_options
+from batchfinder.cli.options import run_options, shared_options
 from batchfinder.errors import BatchFinderError, UserCodeError
 from batchfinder.results.version import VERSION
 
@@ -29,8 +28,8 @@ def cli() -> None:
         batchfinder find train.py:build_model
     On a GPU that you do not have, by simulation:
         batchfinder estimate train.py:build_model --gpu h100
-    The GPUs that can be simulated:
-        batchfinder gpus
+    For a training script as it is:
+        batchfinder run -- python train.py --batch-size {batch_size}
 
     train.py:build_model is a function in your file that returns the model and one batch:
     `return model, (inputs, targets)`.

@@ -117,12 +117,11 @@ def find_batch_size(
             reporter.answer(result, plan)
 
     estimate = EstimateOrder(ESTIMATE, (min_batch_size, max_batch_size, multiple_of))
-    may_pay = strategy is None and not compiled
     make_prober = make_prober or partial(
         _worker_prober,
         probe_timeout_seconds=probe_timeout,
         show_output=verbose,
-        estimate=estimate if start_from_estimate or may_pay else None,
+        estimate=estimate if start_from_estimate or options.may_start_from_estimate else None,
     )
     with (
         TerminalReporter(quiet=quiet or not is_rank_0, verbose=verbose) as reporter,
@@ -152,8 +151,8 @@ def find_batch_size(
                         on_probe=on_probe,
                         head_start=HeadStart(
                             partial(_estimate_of, prober, start_from_estimate),
-                            may_pay=options.may_pay_estimate,
                             is_asked_for=start_from_estimate,
+                            may_pay=options.may_start_from_estimate,
                         ),
                     )
         except KeyboardInterrupt:

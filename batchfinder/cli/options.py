@@ -83,3 +83,56 @@ def shared_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(SHARED_OPTIONS):
         command = option(command)
     return command
+
+
+RUN_OPTIONS = (
+    click.option(
+        "--device", metavar="D", help="cuda, cuda:1, cpu ... [default: a GPU if there is one]"
+    ),
+    click.option("--memory-limit", metavar="SIZE", help="Use no more than this, such as 24GiB."),
+    *HEADROOM_AND_SIZES,
+    click.option(
+        "--global-batch-size",
+        type=int,
+        metavar="N",
+        help="Replace {accumulation} so that its product with {batch_size} is N.",
+    ),
+    click.option(
+        "--env",
+        "settings",
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="Set a variable for the script; placeholders are replaced. Repeatable.",
+    ),
+    click.option(
+        "--file",
+        "files",
+        metavar="FILE",
+        multiple=True,
+        help="Replace placeholders in a copy of a file that COMMAND names. Repeatable.",
+    ),
+    click.option(
+        "--steps",
+        type=int,
+        metavar="K",
+        default=3,
+        show_default=True,
+        help="Least number of optimizer steps in each launch; on the CPU 6 at least.",
+    ),
+    click.option(
+        "--timeout",
+        type=float,
+        metavar="S",
+        help="Seconds without a step after which a launch counts as hung. [default: by the first]",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout."),
+    click.option("-q", "--quiet", is_flag=True, help="Print only the answer."),
+    click.option("-v", "--verbose", is_flag=True, help="Show more, and what the script prints."),
+)
+
+
+def run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of ``run`` to a command."""
+    for option in reversed(RUN_OPTIONS):
+        command = option(command)
+    return command

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from batchfinder.cli.options import HEADROOM_AND_SIZES
 from batchfinder.errors import UsageError
 from batchfinder.search.bounds import check_bounds
 from batchfinder.units import parse_bytes, parse_percentage
@@ -19,58 +18,6 @@ from batchfinder.units import parse_bytes, parse_percentage
 if TYPE_CHECKING:
     from batchfinder.reporting.terminal import TerminalReporter
     from batchfinder.results.result import BatchSizeResult, Probe
-
-_OPTIONS = (
-    click.option(
-        "--device", metavar="D", help="cuda, cuda:1, cpu ... [default: a GPU if there is one]"
-    ),
-    click.option("--memory-limit", metavar="SIZE", help="Use no more than this, such as 24GiB."),
-    *HEADROOM_AND_SIZES,
-    click.option(
-        "--global-batch-size",
-        type=int,
-        metavar="N",
-        help="Replace {accumulation} so that its product with {batch_size} is N.",
-    ),
-    click.option(
-        "--env",
-        "settings",
-        metavar="NAME=VALUE",
-        multiple=True,
-        help="Set a variable for the script; placeholders are replaced. Repeatable.",
-    ),
-    click.option(
-        "--file",
-        "files",
-        metavar="FILE",
-        multiple=True,
-        help="Replace placeholders in a copy of a file that COMMAND names. Repeatable.",
-    ),
-    click.option(
-        "--steps",
-        type=int,
-        metavar="K",
-        default=3,
-        show_default=True,
-        help="Least number of optimizer steps in each launch; on the CPU 6 at least.",
-    ),
-    click.option(
-        "--timeout",
-        type=float,
-        metavar="S",
-        help="Seconds without a step after which a launch counts as hung. [default: by the first]",
-    ),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout."),
-    click.option("-q", "--quiet", is_flag=True, help="Print only the answer."),
-    click.option("-v", "--verbose", is_flag=True, help="Show more, and what the script prints."),
-)
-
-
-def run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of ``run`` to a command."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def run_command(
@@ -105,7 +52,7 @@ def run_command(
     from batchfinder.finder import run_search
     from batchfinder.launching.leftovers import files_in, left_behind
     from batchfinder.launching.options import RunOptions
-    from batchfinder.launching.prober import LaunchProber
+    from batchfinder.launching.prober import PRICES, LaunchProber
     from batchfinder.launching.template import Template
     from batchfinder.reporting.terminal import TerminalReporter
 
@@ -160,6 +107,7 @@ def run_command(
                         multiple_of=multiple_of,
                         on_probing=reporter.probing,
                         on_probe=on_probe,
+                        prices=PRICES,
                     )
         except KeyboardInterrupt:
             return why[-1]

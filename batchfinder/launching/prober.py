@@ -22,15 +22,16 @@ from batchfinder.probing.devices.oom_table import TABLE, Tier
 from batchfinder.results.memory_model import fit
 from batchfinder.results.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
 from batchfinder.results.version import VERSION
+from batchfinder.search.plan import Prices
 from batchfinder.units import format_seconds
 
 # Without --timeout. The first launch may fetch a data set or compile; later ones are known.
-FIRST_PATIENCE_SECONDS = 600.0
-LEAST_PATIENCE_SECONDS = 60.0
-TIMES_LONGER = 10.0
+FIRST_PATIENCE_SECONDS, LEAST_PATIENCE_SECONDS, TIMES_LONGER = 600.0, 60.0, 10.0
 
 # A shell script or a container may take so long until it starts Python.
 ALIVE_SECONDS = 30.0
+# Each launch confirms; its start, mostly imports, takes as long as some full-size steps.
+PRICES = Prices(confirm=1, launch=10)
 
 NO_PYTHON = (
     "no Python of the command loaded the hook. Try a command that runs Python with its "
@@ -95,7 +96,9 @@ class LaunchProber:
         verdict = self._verdicts[size]
         if verdict.is_too_small:
             raise too_small(size)
-        return replace(verdict.probe, batch_size=batch_size)
+        probe = replace(verdict.probe, batch_size=batch_size)
+        # A failure in a later step refutes no probe: every launch is a confirmation.
+        return probe if probe.fits else replace(probe, steps=min(1, probe.steps))
 
     def command(self, result: BatchSizeResult) -> str | None:
         """The command at the answer, for a shell; None where there is no answer."""
@@ -220,24 +223,26 @@ class LaunchProber:
         if probe.fits:
             seen = self._sizes.note(size, record.shapes, self.processes)
             verdict = self._believed(size, verdict, seen)
-        elif probe.outcome is Outcome.FAILED and not verdict.is_too_small and not self._has_run:
-            said = verdict.last_words.rstrip() + "\n" if verdict.last_words else ""
+        elif (
+            probe.outcome is Outcome.FAILED
+            and not verdict.is_too_small
+            and not any(launched.fits for launched in self.launched)
+        ):
+            said = f"{verdict.last_words.rstrip()}\n".lstrip()
             raise UserCodeError(
                 f"the script failed at batch size {size}, not for lack of memory: {probe.note}. "
                 "Try the command by itself",
                 said,
             )
         if probe.fits and verdict.ended_by_itself:
-            self._warn(
-                "short",
+            self._warnings["short"] = (
                 f"at batch size {size} the script ended by itself in step {probe.steps}, "
-                "too early to show the peak of later ones. Try more epochs or more data",
+                "too early to show the peak of later ones. Try more epochs or more data"
             )
         if record.saved:
-            self._warn(
-                "saved",
+            self._warnings["saved"] = (
                 f"the script saves files in its first steps, such as {record.saved[0]}. "
-                "Try {scratch} as its output folder",
+                "Try {scratch} as its output folder"
             )
         self._verdicts[size] = verdict
         self.launched.append(verdict.probe)
@@ -250,34 +255,24 @@ class LaunchProber:
                 f"{size} as at another size. Try another place for {{batch_size}}"
             )
         if seen is Honored.DIVIDED:
-            self._warn(
-                "divided",
+            self._warnings["divided"] = (
                 f"the script divides the batch size by its {self.processes} ranks: each had "
-                f"{examples} examples at {size}. Try --multiple-of {self.processes}",
+                f"{examples} examples at {size}. Try --multiple-of {self.processes}"
             )
         if seen is Honored.UNKNOWN and size > 1:
-            self._warn(
-                "unseen",
+            self._warnings["unseen"] = (
                 f"the hook could not see how many examples a step had at batch size {size}; "
-                "check that the script uses {batch_size}",
+                "check that the script uses {batch_size}"
             )
         if seen is not Honored.CAPPED:
             return verdict
         self._cap = examples
-        self._warn(
-            "capped",
+        self._warnings["capped"] = (
             f"at batch size {size} a step had only {examples} examples: the data set, or a limit "
-            "of the script, has no more",
+            "of the script, has no more"
         )
         note = f"a step had only {examples} examples"
         return replace(verdict, probe=replace(verdict.probe, outcome=Outcome.FAILED, note=note))
-
-    @property
-    def _has_run(self) -> bool:
-        return any(probe.fits for probe in self.launched)
-
-    def _warn(self, kind: str, text: str) -> None:
-        self._warnings[kind] = text  # the last of its kind counts
 
     def _limit_cpu(self) -> None:
         memory, self.budget_bytes = cpu_memory(self._options, self.processes)

@@ -55,6 +55,15 @@ class ProbeOptions:
         if self.confirm_steps < 1:
             raise UsageError(f"confirm_steps must be at least 1, not {self.confirm_steps}")
 
+    @property
+    def may_start_from_estimate(self) -> bool:
+        """True if an estimate may start the search although the user did not ask for one.
+
+        Ranks must all try the same sizes, but their clocks differ. A compiled step uses less memory
+        than is simulated.
+        """
+        return self.strategy is None and not self.compiled
+
     def to_dict(self) -> dict[str, Any]:
         """The options as plain data, ready for JSON."""
         return asdict(self)
@@ -63,12 +72,3 @@ class ProbeOptions:
     def from_dict(cls, data: Mapping[str, Any]) -> ProbeOptions:
         """The inverse of :meth:`to_dict`."""
         return cls(**data)
-
-    @property
-    def may_pay_estimate(self) -> bool:
-        """Whether the clock may decide that an estimate pays.
-
-        Ranks must all try the same sizes, and their clocks differ. A compiled step takes less than
-        is simulated.
-        """
-        return self.strategy is None and not self.compiled

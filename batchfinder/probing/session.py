@@ -34,6 +34,8 @@ from batchfinder.units import format_bytes
 # The optimizer allocates its states in its first step, so only the second one shows the peak.
 WARM_UP_STEPS = 2
 
+VARIED_STEPS = 8  # of a confirmation where lengths vary: the longest batch first and last
+
 # A probe that flushes the allocator's cache gets so many steps to do without.
 THRASHING_STEPS = 2
 
@@ -86,13 +88,10 @@ class ProbeSession:
         return self._attempt(batch_size, confirm=False)
 
     def confirm(self, batch_size: int) -> Attempt:
-        """Full steps at a batch size from scratch, until the peak is steady.
-
-        Nothing was allocated before in this process, so the optimizer's states come to lie among
-        the first step's activations as they will in training.
+        """Run full steps from scratch, as training starts, until the peak is steady.
 
         Raises:
-            as :meth:`probe`.
+            Exception: as :meth:`probe`.
         """
         return self._attempt(batch_size, confirm=True)
 
@@ -215,44 +214,44 @@ class ProbeSession:
         self._step_of_setup.begin(batch_size, is_first=not self.is_used)
         next_batch = self._loader(batch_size)
         for _ in range(steps):
-            self._step(batch_size, next_batch, run)
+            self._step(batch_size, lambda _: next_batch(0), run)
         for _ in range(THRASHING_STEPS - 1):
             if not self.device.leaves_no_trace or self.all_agree(not run.allocation_retries):
                 break
-            self._step(batch_size, next_batch, run)
+            self._step(batch_size, lambda _: next_batch(0), run)
         self._step_of_setup.check_loss()
         self._step_of_setup.check_optimizers()
         if run.allocation_retries:
             run.note = THRASHING_NOTE
 
-    def _loader(self, batch_size: int) -> Callable[[], Any]:
-        """What yields the batches, on the device, as a loader would."""
-        if self.device.torch_device.type == "cpu":
-            return lambda: self.batches.make(batch_size)
+    def _loader(self, batch_size: int) -> Callable[[int], Any]:
+        """Return a function that brings the batch of a step, by its number, to the device."""
+        device = self.device.torch_device
+        if device.type == "cpu" or self.batches.varies:
+            return lambda step: move_batch(self.batches.make(batch_size, step=step), device)
         # Made once: on its way to the device each step gets a copy of its own.
         host_batch = self.batches.make(batch_size)
-        return lambda: move_batch(host_batch, self.device.torch_device)
+        return lambda _: move_batch(host_batch, device)
 
     def _confirm(self, batch_size: int, run: Run) -> None:
         self._step_of_setup.begin(batch_size, is_first=True)
         next_batch = self._loader(batch_size)
         watch = PeakWatch(
             self.budget_bytes,
-            least_steps=self.options.confirm_steps,
+            least_steps=max(self.options.confirm_steps, VARIED_STEPS * self.batches.varies),
             peaks_wander=not self.device.leaves_no_trace,
             headroom_bytes=self.budget_bytes / (1 - self.options.headroom) - self.budget_bytes,
         )
         for _ in range(watch.most_steps):
             watch.note(self._step(batch_size, next_batch, run), run.allocation_retries)
-            # Ranks that train together end together. One that has settled may see its peak move
-            # again while others have not, and is judged as if it had trained alone.
+            # Ranks end together; one that settled earlier is judged as if it trained alone.
             if self.all_agree(watch.is_over):
                 break
         self._step_of_setup.check_loss()
         self._step_of_setup.check_optimizers()
         run.note = watch.objection()
 
-    def _step(self, batch_size: int, next_batch: Callable[[], Any], run: Run) -> int:
+    def _step(self, batch_size: int, next_batch: Callable[[int], Any], run: Run) -> int:
         """One step; its peak in bytes."""
         step = self._step_of_setup
         self.is_used = True
@@ -262,7 +261,9 @@ class ProbeSession:
         retries_before = self.device.allocation_retries()
         self.device.reset_peaks()
         hooks = [lambda: self._read(Phase.FORWARD, run)] if self.device.leaves_no_trace else []
-        for batch in step.fetch(next_batch):
+        # Where batches vary, the longest one comes again at the end of each round.
+        number = (run.steps - 1) % (VARIED_STEPS - 1)
+        for batch in step.fetch(lambda: next_batch(number)):
             step.forward_backward(batch, *hooks)
             hooks = []  # from here on gradients are alive
             del batch  # the step itself keeps it as long as training does

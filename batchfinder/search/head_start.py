@@ -32,18 +32,20 @@ class HeadStart:
 
     Args:
         estimate: makes it.
-        may_pay: whether steps take what is simulated, and a clock may decide.
-        is_asked_for: whether the user wants it, fast steps or not.
+        is_asked_for: make it in any case, because the user wants it.
+        may_pay: otherwise make it if steps are slow. False for ranks, which must all try the same
+            sizes although their clocks differ, and for compiled steps, which use less memory than
+            is simulated.
 
     Attributes:
         batch_size: the estimate; None while there is none.
         notes: what the user should know.
     """
 
-    def __init__(self, estimate: MakeEstimate, *, may_pay: bool, is_asked_for: bool) -> None:
+    def __init__(self, estimate: MakeEstimate, *, is_asked_for: bool, may_pay: bool) -> None:
         self._estimate = estimate
-        self._may_pay = may_pay
         self._is_asked_for = is_asked_for
+        self._may_pay = may_pay
         self.batch_size: int | None = None
         self.notes: list[str] = []
 

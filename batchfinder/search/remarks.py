@@ -36,7 +36,7 @@ def warnings_about(
         prober: the prober that ran it.
         max_batch_size: the largest size allowed; None: no limit.
         multiple_of: every size tried is a multiple of this.
-        may_expand: whether the allocator has expandable segments that are not turned on.
+        may_expand: the device's allocator has expandable segments, and they are off.
     """
     if finding.failure is None:
         if finding.answer and max_batch_size is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import numbers
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from batchfinder.errors import SampleError
 from batchfinder.training.setup import MakeBatch
-from batchfinder.training.tree import described_shapes, map_leaves, named_tensors
+from batchfinder.training.tree import described_shapes, map_leaves, named_tensors, repeat_examples
 
 _PLAIN = (str, bytes, numbers.Number, type(None), PurePath)
 
@@ -31,12 +32,15 @@ class BatchMaker:
 
     Args:
         sample: a batch as the DataLoader yields it, of any size from 1 on, on any device.
-        make_batch: ``make_batch(batch_size) -> batch``; used in place of the sample.
+        make_batch: ``make_batch(batch_size) -> batch``; used in place of the sample. With a second
+            positional argument it gets the number of the step, from 0 on: lengths may vary then,
+            and step 0 must have the longest batch.
         batch_dim: which dimension of the tensors counts the examples; default 0, the first.
 
     Attributes:
         batch_size: the sample's; None with ``make_batch``.
         warnings: which tensors and lists stay as they are, as that may not be meant.
+        varies: the batches of different steps may differ in shape.
 
     Raises:
         SampleError: no batch of another size can be made from the sample.
@@ -54,20 +58,23 @@ class BatchMaker:
         self.batch_dim = batch_dim
         self.batch_size: int | None = None
         self.warnings: list[str] = []
+        self.varies = make_batch is not None and _takes_step(make_batch)
+        self._step = 0
         self._make_batch = make_batch
+        if make_batch is not None and self.varies:
+            self._make_batch = self._numbered(make_batch)
         self._checked = False
         if make_batch is None:
             self._sample = map_leaves(_on_host, sample)
             self.batch_size = common_size(self._sample, batch_dim)
             self._warn_of_others()
 
-    def make(self, batch_size: int, most_elements: int | None = None) -> Any:
-        """A fresh batch on the host.
-
-        Nothing beyond the batch itself is allocated.
+    def make(self, batch_size: int, most_elements: int | None = None, *, step: int = 0) -> Any:
+        """Make a fresh batch on the host. Nothing beyond the batch itself is allocated.
 
         Args:
             batch_size: examples, at least 1.
+            step: the number of the step, for a ``make_batch`` that takes it.
             most_elements: of a tensor; a larger one is on the meta device, which has no data,
                 unless ``make_batch`` made it. None: all have data.
 
@@ -83,11 +90,15 @@ class BatchMaker:
                 self._sample,
                 is_leaf=is_flat,
             )
+        self._step = step
         batch = self._make_batch(batch_size)
         if not self._checked:
             self._check_made(self._make_batch, batch, batch_size)
             self._checked = True
         return batch
+
+    def _numbered(self, make_batch: Callable[[int, int], Any]) -> MakeBatch:
+        return lambda batch_size: make_batch(batch_size, self._step)
 
     def _warn_of_others(self) -> None:
         sizes = [(name, x, size_at(x, self.batch_dim)) for name, x in named_tensors(self._sample)]
@@ -122,7 +133,7 @@ class BatchMaker:
         elements = leaf.numel() // (self.batch_size or 1) * batch_size
         if most_elements is not None and elements > most_elements:
             leaf = leaf.to("meta")
-        return _repeat(leaf, self.batch_dim, batch_size)
+        return repeat_examples(leaf, self.batch_dim, batch_size)
 
     def _check_made(self, make_batch: MakeBatch, batch: Any, batch_size: int) -> None:
         """Refuse a ``make_batch`` that ignores the size: every size would seem to fit."""
@@ -140,6 +151,16 @@ class BatchMaker:
                 f"make_batch({batch_size}) and make_batch({other_size}) returned the same shapes: "
                 f"{described_shapes(tensors)}; make_batch must return a batch of the size asked for"
             )
+
+
+def _takes_step(make_batch: Callable[..., Any]) -> bool:
+    """Return whether ``make_batch`` requires a second positional argument."""
+    try:
+        parameters = [*inspect.signature(make_batch).parameters.values()]
+    except (TypeError, ValueError):  # some callables have no signature
+        return False
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in kinds and p.default is p.empty for p in parameters) == 2
 
 
 def move_batch(batch: Any, device: torch.device | str) -> Any:
@@ -268,28 +289,3 @@ def _has_dicts_in_a_list(tree: Any) -> bool:
         return False
     are_dicts = bool(tree) and all(isinstance(entry, Mapping) for entry in tree)
     return are_dicts or any(map(_has_dicts_in_a_list, tree))
-
-
-def _repeat(examples: Tensor, dim: int, batch_size: int) -> Tensor:
-    """Repeat examples in turn, up to a batch size, in the memory format they have."""
-    dim %= examples.dim()
-    sizes = [*examples.shape]
-    sizes[dim] = batch_size
-    # The strides of a dense tensor of this kind; those of an expanded one would mean overlaps.
-    strides = torch.empty_like(examples, device="meta").stride()
-    # Outermost first. A dimension of size 1 has no place of its own, so among equals it goes
-    # inside: channels_last images of one channel stay so.
-    order = sorted(
-        range(len(sizes)), key=lambda d: (-strides[d], d != dim and examples.shape[d] == 1)
-    )
-    batch = torch.empty([sizes[d] for d in order], dtype=examples.dtype, device=examples.device)
-    batch = batch.permute([order.index(d) for d in range(len(sizes))])
-
-    # Doubling what is there already takes few copies for any size, and no index tensor.
-    filled = min(examples.shape[dim], batch_size)
-    batch.narrow(dim, 0, filled).copy_(examples.narrow(dim, 0, filled))
-    while filled < batch_size:
-        more = min(filled, batch_size - filled)
-        batch.narrow(dim, filled, more).copy_(batch.narrow(dim, 0, more))
-        filled += more
-    return batch

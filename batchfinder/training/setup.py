@@ -14,7 +14,7 @@ from batchfinder.training.state.reach import hooks_of
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 StepFunction: TypeAlias = Callable[[nn.Module, Any], Any]
-MakeBatch: TypeAlias = Callable[[int], Any]
+MakeBatch: TypeAlias = Callable[..., Any]
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,13 @@ import enum
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from batchfinder.errors import StepError
 from batchfinder.training.loss import call_loss, call_model, default_loss, own_loss
 from batchfinder.training.setup import StepFunction, TrainingSetup
+from batchfinder.training.tree import named_tensors
 
 _RETURN_THE_LOSS = "return the loss before its backward pass: that and the optimizer step follow"
 _OR_NONE = "; or let the step do all of it and return None"
@@ -99,6 +101,50 @@ class UserStep(StepSource):
         """Return the loss that the step returned, alone or in its output."""
         loss = own_loss(output)
         return output if loss is None else loss
+
+
+class OldOutput:
+    """Makes blocks as large as an output would be at another batch size.
+
+    A probe runs one step. In training the output of the step before is alive in its forward pass:
+    the logits of a language model are gigabytes. These blocks stand in for them.
+
+    Args:
+        device: where the step runs.
+        batch_dim: the index of the batch dimension.
+
+    Example:
+        >>> old = OldOutput(torch.device("cpu"), batch_dim=0)
+        >>> old.note(torch.ones(2, 3, requires_grad=True) * 1, batch_size=2)
+        >>> [block.numel() for block in old.blocks(batch_size=8)]
+        [96]
+    """
+
+    def __init__(self, device: torch.device, batch_dim: int) -> None:
+        self._device = device
+        self._batch_dim = batch_dim
+        self._batch_size = 1
+        self._storages: dict[int, tuple[int, bool]] = {}
+
+    def note(self, output: Any, batch_size: int) -> None:
+        """Note the bytes of an output's storages, and which of them grow with the batch size."""
+        self._batch_size = batch_size
+        self._storages = {}
+        for _, tensor in named_tensors(output):
+            if tensor.grad_fn is not None and tensor.device.type == self._device.type:
+                has_examples = tensor.dim() > self._batch_dim
+                grows = has_examples and tensor.shape[self._batch_dim] == batch_size
+                storage = tensor.untyped_storage()
+                self._storages[storage.data_ptr()] = storage.nbytes(), grows
+
+    def blocks(self, batch_size: int) -> list[Tensor]:
+        """Allocate a block for each storage, scaled to a batch size; none before :meth:`note`."""
+        sizes = [
+            size_bytes * batch_size // self._batch_size if grows else size_bytes
+            for size_bytes, grows in self._storages.values()
+        ]
+        # Filled: on the CPU, memory that has not been written to does not count.
+        return [torch.full((size,), 1, dtype=torch.uint8, device=self._device) for size in sizes]
 
 
 def source_of(setup: TrainingSetup, warn: Callable[[str], None]) -> StepSource:

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from batchfinder.errors import StepError, UsageError
-from batchfinder.training.old_output import OldOutput
 from batchfinder.training.optimizer import make_optimizer
 from batchfinder.training.parallel import is_wrapped, parallelized
 from batchfinder.training.placement import homes_of, move_beside, move_to_device
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.source import (
     KeptUntil,
+    OldOutput,
     checked_loss,
     had_its_backward_pass,
     source_of,

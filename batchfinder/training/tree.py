@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
@@ -124,3 +125,28 @@ def _with_items(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     clone = copy.copy(mapping)
     clone.update(items)
     return clone
+
+
+def repeat_examples(examples: Tensor, dim: int, batch_size: int) -> Tensor:
+    """Repeat examples in turn, up to a batch size, in the memory format they have."""
+    dim %= examples.dim()
+    sizes = [*examples.shape]
+    sizes[dim] = batch_size
+    # The strides of a dense tensor of this kind; those of an expanded one would mean overlaps.
+    strides = torch.empty_like(examples, device="meta").stride()
+    # Outermost first. A dimension of size 1 has no place of its own, so among equals it goes
+    # inside: channels_last images of one channel stay so.
+    order = sorted(
+        range(len(sizes)), key=lambda d: (-strides[d], d != dim and examples.shape[d] == 1)
+    )
+    batch = torch.empty([sizes[d] for d in order], dtype=examples.dtype, device=examples.device)
+    batch = batch.permute([order.index(d) for d in range(len(sizes))])
+
+    # Doubling what is there already takes few copies for any size, and no index tensor.
+    filled = min(examples.shape[dim], batch_size)
+    batch.narrow(dim, 0, filled).copy_(examples.narrow(dim, 0, filled))
+    while filled < batch_size:
+        more = min(filled, batch_size - filled)
+        batch.narrow(dim, filled, more).copy_(batch.narrow(dim, 0, more))
+        filled += more
+    return batch

@@ -113,8 +113,6 @@ def find_command(setup: Setup) -> list[str]:
         command += ["--arg", f"{name}={value}"]
     if setup.device == "cpu":
         command += ["--memory-limit", f"{setup.gib}GiB"]
-    if setup.has_loader:
-        command += ["--loader", f"{FOLDER}/{setup.file}:loader"]
     return command
 
 

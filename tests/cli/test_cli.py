@@ -85,7 +85,7 @@ def test_progress_goes_to_stderr_and_the_answer_to_stdout() -> None:
 
 def test_without_arguments_an_example_of_each_command_is_shown() -> None:
     shown = CliRunner().invoke(cli, []).output
-    for name in ("find", "estimate", "gpus"):
+    for name in ("find", "estimate", "run"):
         assert f"\n      batchfinder {name}" in shown
 
 
@@ -123,6 +123,7 @@ def test_verbose_shows_the_phases_and_the_cost() -> None:
     assert done.stdout.splitlines()[1:] == [
         "It is the largest size allowed; nothing larger was tried.",
         "The search cost as much as 3.5 steps at the size found.",
+        "Time: steps 1.00 s, rest 0.0 ms",
     ]
 
 

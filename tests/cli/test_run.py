@@ -75,6 +75,7 @@ def test_what_a_script_hides_is_seen(manner: str, outcome: str) -> None:
     assert answer["next_failure"]["outcome"] == outcome
 
 
+@pytest.mark.slow
 def test_updates_by_hand_count_as_steps() -> None:
     options = ("--json", "--min-batch-size", "16")
     assert answer_of(run_script("--manner", "by_hand", options=options))["batch_size"] == 16
@@ -86,6 +87,7 @@ def test_batch_norm_starts_from_two() -> None:
     assert [probe["batch_size"] for probe in answer["probes"]] == [2]
 
 
+@pytest.mark.slow
 def test_accumulation_keeps_the_product() -> None:
     options = ("--json", "--global-batch-size", "6", "--min-batch-size", "4")
     answer = answer_of(run_script("--accumulation", "{accumulation}", options=options))
@@ -93,6 +95,7 @@ def test_accumulation_keeps_the_product() -> None:
     assert answer["command"].endswith("--batch-size 6 --accumulation 1")
 
 
+@pytest.mark.slow
 def test_a_size_may_stand_in_the_environment_or_in_a_file(folder: Path) -> None:
     options = (*ON_THE_CPU, "--min-batch-size", "16", "--json")
     answer = answer_of(run(*options, "--env", "BATCH={batch_size}", "--", *PYTHON))
@@ -102,6 +105,7 @@ def test_a_size_may_stand_in_the_environment_or_in_a_file(folder: Path) -> None:
     assert answer_of(run(*options, *command))["batch_size"] == 16
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_early_is_named() -> None:
     options = ("--json", "--min-batch-size", "16")
     answer = answer_of(run_script("--steps", "2", options=options))

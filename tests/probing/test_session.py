@@ -476,7 +476,9 @@ def test_a_layer_that_needs_more_than_one_example() -> None:
 def test_a_batch_of_two_that_is_too_small_is_named() -> None:
     message = "Expected more than 1 value per channel when training, got input size [1, 4]"
     ours, _ = session(errors={2: [ValueError(message)]})
-    with pytest.raises(BatchTooSmallError, match=r"more than 2 examples .*; try sizes from 3 on$"):
+    with pytest.raises(
+        BatchTooSmallError, match=r"more than 2 examples .*Try batch sizes of 3 or more"
+    ):
         ours.probe(2)
 
 
@@ -534,3 +536,19 @@ def test_what_each_step_leaves_behind_is_told_once() -> None:
     ours.confirm(5)
     ours.confirm(4)
     assert ours.warnings == [LEAK_WARNING]
+
+
+def test_a_confirmation_trains_on_batches_of_several_shapes_the_longest_first_and_last() -> None:
+    seen: list[int] = []
+
+    def make_batch(batch_size: int, step: int) -> torch.Tensor:
+        seen.append(step)
+        return torch.ones(batch_size, 4)
+
+    ours, _ = session()
+    ours.batches = BatchMaker(make_batch=make_batch)
+    ours.confirm(2)
+    assert seen == [0, 1, 2, 3, 4, 5, 6, 0]
+    seen.clear()
+    ours.probe(2)
+    assert set(seen) == {0}

@@ -59,6 +59,7 @@ def test_the_json_has_every_value_in_raw_units() -> None:
         "rank_peak_bytes": [],
         "limiting_rank": None,
         "estimated_batch_size": None,
+        "seconds_by_part": {},
         "memory_model": {
             "fixed_bytes": 100,
             "per_sample_bytes": 56.2,

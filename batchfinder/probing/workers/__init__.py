@@ -1,5 +1,6 @@
-"""Workers: processes that try batch sizes and may crash, hang or run out of memory.
+"""Workers: what tries batch sizes, in this process or in one that may crash or run out of memory.
 
-Read ``supervisor`` (when to reuse, replace or ask a worker again), ``process``, ``child``, then
-``step_times``. May import ``probing``'s own files, ``training`` and everything below it.
+Read ``worker`` (the protocol), ``supervisor`` (when to reuse, replace or ask again), ``here``,
+``process_worker``, ``host``, ``fork``, then ``child`` and ``serving``. May import ``probing``'s own
+files, ``training`` and everything below it.
 """

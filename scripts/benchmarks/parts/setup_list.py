@@ -18,7 +18,6 @@ class Setup:
         gib: the device's memory on CUDA; on the CPU the limit.
         arguments: of the target.
         in_bf16: whether it trains under autocast.
-        has_loader: whether the file has a function ``loader`` with batches of varying length.
         device: "cuda" or "cpu".
     """
 
@@ -28,7 +27,6 @@ class Setup:
     gib: float
     arguments: Mapping[str, str | int | float] = field(default_factory=lambda: MappingProxyType({}))
     in_bf16: bool = False
-    has_loader: bool = False
     device: str = "cuda"
 
 
@@ -92,16 +90,15 @@ SETUPS = (
     Setup("trainer-bert-80", "Trainer, varying lengths", "trainer.py", 80, {"skew": 1.0}),
     Setup("trainer-gpt2-80", "Trainer, varying lengths", "trainer.py", 80, {"model": "gpt2"}),
     Setup("sft-24", "TRL SFT", "sft.py", 24),
-    Setup("lightning-24", "Lightning", "lightning_text.py", 24, has_loader=True),
-    Setup("lightning-80", "Lightning", "lightning_text.py", 80, {"layers": 6}, has_loader=True),
-    Setup("varying-bert-24", "loader, varying lengths", "varying_lengths.py", 24, has_loader=True),
+    Setup("lightning-24", "Lightning", "lightning_text.py", 24),
+    Setup("lightning-80", "Lightning", "lightning_text.py", 80, {"layers": 6}),
+    Setup("varying-bert-24", "loader, varying lengths", "varying_lengths.py", 24),
     Setup(
         "varying-gpt2-80",
         "loader, varying lengths",
         "varying_lengths.py",
         80,
         {"model": "gpt2"},
-        has_loader=True,
     ),
     *(
         Setup(f"{family}-{gib}", "bundled", "bundled.py", gib, {"family": family}, device="cpu")

@@ -8,7 +8,7 @@ from typing import Any
 import pytorch_lightning
 import setup_loop
 import torch
-from text_data import LONGEST, Texts, of_texts
+from text_data import Texts, drawn, of_texts
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import DistilBertConfig, DistilBertForSequenceClassification
@@ -35,9 +35,11 @@ class Classifier(pytorch_lightning.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-4)
 
 
-def target(layers: int = 4) -> tuple[Classifier, dict[str, Tensor]]:
-    """Return the module and a batch of the longest texts."""
-    return Classifier(layers), of_texts([{"input_ids": [1] * LONGEST}] * 2)
+def target(layers: int = 4) -> Any:
+    """Return the module and batches by the number of the step."""
+    from batchfinder import TrainingSetup
+
+    return TrainingSetup(Classifier(layers), make_batch=drawn(of_texts))
 
 
 def loader(batch_size: int = 2, layers: int = 4) -> DataLoader[Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,3 +52,16 @@ def of_tokens(texts: Sequence[dict[str, list[int]]]) -> dict[str, Tensor]:
 def of_texts(texts: Sequence[dict[str, list[int]]]) -> dict[str, Tensor]:
     """Pad to the longest of a batch; each text has one label."""
     return {**of_tokens(texts), "labels": torch.zeros(len(texts), dtype=torch.long)}
+
+
+def drawn(collate: Callable[[list[Any]], Any]) -> Callable[[int, int], Any]:
+    """Return ``make_batch(batch_size, step)``: the longest texts first, then texts at random."""
+    texts = Texts()
+
+    def make_batch(batch_size: int, step: int) -> Any:
+        if step == 0:
+            return collate([{"input_ids": [1] * LONGEST}] * batch_size)
+        draw = random.Random(step)
+        return collate([texts[draw.randrange(len(texts))] for _ in range(batch_size)])
+
+    return make_batch

@@ -70,7 +70,12 @@ def bert(layers: int = 12, width: int = 768, length: int = 128) -> nn.Module:
 def t5(layers: int = 6, width: int = 512, length: int = 256) -> nn.Module:
     """Return T5."""
     config = transformers.T5Config(
-        num_layers=layers, d_model=width, d_ff=4 * width, num_heads=width // 64, use_cache=False
+        num_layers=layers,
+        d_model=width,
+        d_ff=4 * width,
+        num_heads=width // 64,
+        use_cache=False,
+        decoder_start_token_id=0,
     )
     return transformers.T5ForConditionalGeneration(config)
 

@@ -6,19 +6,18 @@ from typing import Any
 
 import setup_loop
 import torch
-from text_data import Texts, of_texts, of_tokens
+from text_data import Texts, drawn, of_texts, of_tokens
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 
-def target(model: str = "bert", layers: int = 6) -> tuple[nn.Module, Any]:
-    """Return the model and a batch of the longest texts."""
-    data = Texts()
-    longest = max(data.lengths)
-    text = data[data.lengths.index(longest)]
+def target(model: str = "bert", layers: int = 6) -> Any:
+    """Return the model and batches by the number of the step."""
+    from batchfinder import TrainingSetup
+
     collate = of_texts if model == "bert" else of_tokens
-    return build(model, layers), collate([text] * 2)
+    return TrainingSetup(build(model, layers), make_batch=drawn(collate))
 
 
 def build(model: str = "bert", layers: int = 6) -> nn.Module:

@@ -359,5 +359,5 @@ def test_one_that_the_user_has_wrapped_trains_itself_too() -> None:
 def test_a_rank_that_has_a_part_of_the_states_needs_a_factory() -> None:
     cluster = Cluster("zero1", 2)
     setup, _ = completed(TrainingSetup(Regression(), BATCH))
-    with pytest.raises(StepError, match="give the optimizer's name or a factory"):
+    with pytest.raises(StepError, match="Try the optimizer's name or a factory"):
         estimate_on_gpus(setup, [find_gpu("t4")], ProbeOptions(), cluster=cluster)
