@@ -208,8 +208,10 @@ def excess(known: Bracket) -> float:
 
 
 def around(end: float, deviation: float) -> AtLeast:
-    """The answer is about there; no distance is the usual one once it is known to be farther than
-    the deviation: twice as far is half as likely, or a plan would crawl in single steps.
+    """The answer is about there.
+
+    No distance is the usual one once it is known to be farther than the deviation: twice as far is
+    half as likely, or a plan would crawl in single steps.
     """
     return lambda size: 0.5 + math.atan((end - size) / deviation) / math.pi
 
@@ -227,7 +229,7 @@ def below(top: float, scale: float) -> AtLeast:
 def anywhere(low: float, high: float) -> AtLeast:
     """The answer is of any order of magnitude."""
     width = math.log(high / low)
-    return lambda size: min(1.0, max(0.0, math.log(high / size) / width))
+    return lambda size: min(1.0, math.log(high / size) / width) if size < high else 0.0
 
 
 def believe(known: Bracket, lines: Lines, estimate: float | None = None) -> Belief:
@@ -238,9 +240,10 @@ def believe(known: Bracket, lines: Lines, estimate: float | None = None) -> Beli
         lines: through its readings.
         estimate: of the answer, by something else than readings.
     """
-    least, high = known.unit / 4, known.high
+    # A bound that was asked for says nothing: what fits beyond it is answered with the last size.
+    least, high = known.unit / 4, known.high if known.failure else math.inf
     low, confirmed = max(known.low, least), max(known.low_confirmed, least)
-    parts = [Part(UNTOLD, anywhere(least, high), low)]
+    parts = [Part(UNTOLD, anywhere(least, known.high), low)]
     if estimate is not None:
         parts.append(Part(1, around(estimate, ESTIMATE_DEVIATION * estimate), low))
     end, error = lines.tensors

@@ -17,9 +17,9 @@ STEPS_LIKE_A_PROBE = 1
 FRAGMENTED_RESOLUTION = 1 / 100
 
 # Readings of a device that is not repeatable differ from run to run. Where those that were seen do
-# by less than this share, they repeat. Else the bracket is drawn 20 of their differences wide, since a few tell little: at
-# most 5 %, the step by which verdicts of the CPU could be told apart (scripts/results/
-# search_cpu.json), and no closer than where an allocator is fragmented.
+# by less than this share, they repeat. Else the bracket is 20 of their differences wide, since
+# a few readings tell little of how much they differ: at most 5 %, the step by which verdicts of a
+# CPU could be told apart (scripts/results/search_cpu.json).
 REPEATS = 1 / 1000
 DIFFERENCES = 20
 MOST_RESOLUTION = 1 / 20
@@ -161,6 +161,7 @@ class Bracket:
                 self.failure, self.fits[size] = None, probe
             return
         self.failure, self._failed_when_confirmed = probe, confirm
-        grew = probe.steps > STEPS_LIKE_A_PROBE and not probe.is_thrashing and self.is_repeatable
-        if confirm and (size in self.fits or grew) and not self.is_refuted:
+        grew = probe.steps > STEPS_LIKE_A_PROBE and not probe.is_thrashing
+        refutes = confirm and (size in self.fits or grew) and self.verdicts_repeat
+        if refutes and not self.is_refuted:
             self.is_refuted, self.probes = True, 0

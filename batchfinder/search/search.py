@@ -35,13 +35,13 @@ BLIND_GROWTH = 16
 SECOND_GROWTH = 64
 
 # While nothing was read beyond half of what is predicted, a reading at three quarters pays for
-# itself (DESIGN, section 4). What small sizes show is trusted to a thousandth of the budget: rounding.
+# itself. What small sizes show is trusted to a thousandth of the budget: allocators round.
 CLOSE = 0.5
 APPROACH = 0.75
 NOISE = 1 / 1000
 
-# A confirmation on the CPU runs six steps (probing/steadiness.py), about four of one that fails; of a size that only runs by
-# flushing the allocator's cache three steps run, or two in a probe.
+# A confirmation on the CPU runs six steps (probing/steadiness.py), about four where it fails. Where
+# a size only runs by flushing the allocator's cache it runs three, and two in a probe.
 PRICES = Prices()
 UNREPEATABLE_PRICES = Prices(confirm=6, failed_confirm=4)
 THRASHING_CONFIRM, THRASHING_PROBE = 3, 2
@@ -53,6 +53,7 @@ SPARE_PROBES = 8
 # the bisection that follows, that keeps within the bound above.
 OPEN_PROBES = 12
 OPEN_GROWTH = 4
+OVERSHOOT = 1.1
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,12 @@ def _opening(known: Bracket, *, is_open: bool) -> Move | None:
         peak = max(readings[known.ran].phase_peak_bytes.values(), default=0) or 1
         growth = min(max(2 * known.budget_bytes / peak, 2), SECOND_GROWTH)
         return _at(known, known.ran * growth)
-    if _spare_probes(known, is_open=is_open) < 0:
+    spare = _spare_probes(known, is_open=is_open)
+    if spare == 0 and known.failure is None and not is_open:
+        # Bisection up to a bound that was asked for would cost far more than one that should fail.
+        end = lines_of(known).tensors.end
+        return _at(known, OVERSHOOT * max(end, known.ran)) if math.isfinite(end) else None
+    if spare < 0:
         grows = known.failure is None and is_open
         return _at(known, known.ran * OPEN_GROWTH) if grows else _bisect(known)
     return None

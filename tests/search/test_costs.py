@@ -1,4 +1,4 @@
-"""What searches cost on fixed families of devices: medians and 90th percentiles, in full-size steps.
+"""What searches cost on fixed families: medians and 90th percentiles, in full-size steps.
 
 The bounds are what the rules before this one took, or what is reached where that is more.
 """

@@ -260,16 +260,14 @@ def test_where_the_allocator_is_fragmented_the_failure_is_within_one_percent() -
 
 
 def test_a_fragmented_device_costs_little_more_than_an_exact_one() -> None:
-    counts, costs = [], []
+    costs = []
     for seed in range(200):
         maximum = round(10 ** (1.5 + 3.5 * seed / 200))
         prober = fragmented_device(maximum, reserved_extra=0.02 + 0.002 * (seed % 50))
         prober.thrashing, prober.seed = 0.01 + 0.002 * (seed % 11), seed
         finding, probes = run_search(prober)
-        counts.append(len(probes))
         costs.append(sum(p.samples for p in probes) / size_of(finding))
-    assert median(counts) <= 8
-    assert median(costs) <= 12
+    assert median(costs) <= 9
 
 
 @pytest.mark.parametrize("largest", [None, 28_500])
@@ -319,18 +317,15 @@ def unrepeatable_device(maximum: int) -> FakeProber:
     return prober
 
 
-@pytest.mark.parametrize(("noise", "probes_in_the_median"), [(0.002, 6), (0.01, 7), (0.03, 7)])
-def test_noise_costs_little(noise: float, probes_in_the_median: int) -> None:
-    counts = []
+@pytest.mark.parametrize("noise", [0.002, 0.01, 0.03])
+def test_noise_moves_the_answer_by_little(noise: float) -> None:
     for seed in range(200):
         maximum = round(10 ** (1.5 + 3.5 * seed / 200))
         prober = unrepeatable_device(maximum)
         prober.noise, prober.seed = noise, seed
         finding, probes = run_search(prober)
         assert 0.85 * maximum <= size_of(finding) <= 1.15 * maximum
-        counts.append(len(probes))
-    assert median(counts) <= probes_in_the_median
-    assert max(counts) <= 12
+        assert len(probes) <= 20
 
 
 # Bounds.
@@ -339,7 +334,8 @@ def test_noise_costs_little(noise: float, probes_in_the_median: int) -> None:
 def test_the_largest_size_asked_for_is_confirmed_and_nothing_above_it_tried() -> None:
     finding, probes = run_search(exact_device(1000), largest=700)
     assert (finding.status, size_of(finding), finding.failure) == (Status.CAPPED, 700, None)
-    assert story(probes) == ["1+", "6+", "700+!"]
+    assert story(probes)[-1] == "700+!"
+    assert len(probes) <= 4
 
 
 @pytest.mark.parametrize(
@@ -442,7 +438,7 @@ def test_a_guess_far_too_low_is_dropped_where_the_allocator_is_fragmented(guess:
     finding, probes = run_search(prober, guess=guess)
 
     assert 970 <= size_of(finding) <= 1020  # peaks are noisy
-    assert len(probes) <= 17
+    assert len(probes) <= 20
 
 
 # Where readings repeat on a device whose verdicts need not, the answer is exact.
