@@ -146,11 +146,12 @@ def line(
         return NO_LINE
     base = rising[-1]
     slope = (points[top] - points[base] + noise_bytes) / (top - base)
-    reach = (budget_bytes - points[top]) / slope
+    # A smaller budget may end below the largest reading, but not before the slope starts.
+    reach = max((budget_bytes - points[top]) / slope, base - top)
     if base != bases[-1]:
         return Line(top + reach, abs(reach))
     before = [size for size in lower if size <= apart * base]
-    if not before:
+    if not before or reach <= 0:
         return Line(top + reach, UNTOLD_BEND * abs(reach))
     # A bend goes on: slopes are a power of the size.
     earlier = (points[base] - points[before[-1]]) / (base - before[-1])

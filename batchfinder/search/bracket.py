@@ -68,7 +68,7 @@ class Bracket:
         self.failure: Probe | None = None
         self._failed_when_confirmed = False
         self.is_fragmented = self.is_refuted = False
-        self.probes = 0
+        self.probes = self._refuted = 0
 
     @property
     def high(self) -> int:
@@ -162,6 +162,8 @@ class Bracket:
             return
         self.failure, self._failed_when_confirmed = probe, confirm
         grew = probe.steps > STEPS_LIKE_A_PROBE and not probe.is_thrashing
-        refutes = confirm and (size in self.fits or grew) and self.verdicts_repeat
-        if refutes and not self.is_refuted:
+        if confirm and (size in self.fits or grew):
+            self._refuted += 1
+        # Where verdicts do not repeat, one or two may be chance, but not three.
+        if self._refuted > 2 * (not self.verdicts_repeat) and not self.is_refuted:
             self.is_refuted, self.probes = True, 0

@@ -88,5 +88,9 @@ def _memory_model(probes: Sequence[Probe], is_repeatable: bool) -> MemoryModel |
     plain = [p for p in fits if not p.confirmed]
     largest = max((p.batch_size for p in fits), default=0)
     tell = len(plain) > 1 and max(p.batch_size for p in plain) >= LARGE_ENOUGH * largest
-    chosen = plain if tell and is_repeatable else fits
+    confirmed = [p for p in fits if p.confirmed]
+    if not is_repeatable and len({p.batch_size for p in confirmed}) > 1:
+        chosen = confirmed
+    else:
+        chosen = plain if tell and is_repeatable else fits
     return fit((p.batch_size, p.phase_peak_bytes) for p in chosen)
