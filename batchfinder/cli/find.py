@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import signal
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
 import click
 
 from batchfinder.cli.ranks import check_job, refusals_told, told_by_rank_0
-from batchfinder.cli.signals import terminated_as_ctrl_c
-from batchfinder.errors import BatchFinderError, UsageError
-from batchfinder.finder import run_search
+from batchfinder.cli.searching import search_in_terminal
+from batchfinder.errors import UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.process import WorkerProcess
 from batchfinder.probing.workers.process_worker import ProcessWorker
@@ -25,15 +21,13 @@ from batchfinder.probing.workers.supervisor import Supervisor
 from batchfinder.probing.workers.worker import EstimateOrder
 from batchfinder.reporting.terminal import TerminalReporter
 from batchfinder.results.accumulation import AccumulationPlan
-from batchfinder.results.result import BatchSizeResult, Probe, Status
+from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.search.bounds import Bounds, check_bounds
-from batchfinder.search.conclusion import conclude, stopped_early
 from batchfinder.search.head_start import HeadStart
 from batchfinder.search.prober import Prober
 from batchfinder.training.arguments import parse_arguments
 from batchfinder.units import parse_bytes, parse_percentage
 
-EXIT_STATUS = {Status.FOUND: 0, Status.CAPPED: 0, Status.NOTHING_FITS: 3}
 MakeProber = Callable[[SetupSource, ProbeOptions], Prober]
 """From what the options say to what tries the sizes."""
 
@@ -105,7 +99,7 @@ def find_batch_size(
             raise UsageError(f"--global-batch-size must be at least 1, not {global_batch_size}")
         source = SetupSource(target, parse_arguments(pairs), sample, input_spec, optimizer)
 
-    def report(result: BatchSizeResult) -> None:
+    def report(_: Prober, result: BatchSizeResult) -> None:
         if not is_rank_0:
             return
         result, plan = _planned(result, global_batch_size, accumulate)
@@ -123,42 +117,20 @@ def find_batch_size(
         show_output=verbose,
         estimate=estimate if start_from_estimate or options.may_start_from_estimate else None,
     )
-    with (
-        TerminalReporter(quiet=quiet or not is_rank_0, verbose=verbose) as reporter,
-        terminated_as_ctrl_c() as why,
-    ):
-        try:
-            with closing(make_prober(source, options)) as prober:
-                reporter.start(
-                    prober.device,
-                    prober.capacity_bytes,
-                    prober.used_by_others_bytes,
-                    prober.budget_bytes,
-                    headroom=options.headroom,
-                )
-                with told_when_cut_short(prober, report) as probes:
-
-                    def on_probe(probe: Probe) -> None:
-                        probes.append(probe)
-                        reporter.probe(probe)
-
-                    result = run_search(
-                        prober,
-                        min_batch_size=min_batch_size,
-                        max_batch_size=max_batch_size,
-                        multiple_of=multiple_of,
-                        on_probing=reporter.probing,
-                        on_probe=on_probe,
-                        head_start=HeadStart(
-                            partial(_estimate_of, prober, start_from_estimate),
-                            is_asked_for=start_from_estimate,
-                            may_pay=options.may_start_from_estimate,
-                        ),
-                    )
-        except KeyboardInterrupt:
-            return why[-1]
-        report(result)
-    return EXIT_STATUS[result.status]
+    with TerminalReporter(quiet=quiet or not is_rank_0, verbose=verbose) as reporter:
+        return search_in_terminal(
+            partial(make_prober, source, options),
+            reporter,
+            report,
+            headroom=options.headroom,
+            bounds=(min_batch_size, max_batch_size, multiple_of),
+            show_probe=lambda _, probe: reporter.probe(probe),
+            make_head_start=lambda prober: HeadStart(
+                partial(_estimate_of, prober, start_from_estimate),
+                is_asked_for=start_from_estimate,
+                may_pay=options.may_start_from_estimate,
+            ),
+        )
 
 
 def _planned(
@@ -207,29 +179,3 @@ def _estimate_of(
     if not isinstance(prober, Supervisor):
         return None, []
     return prober.estimate(is_asked_for=is_asked_for)
-
-
-@contextmanager
-def told_when_cut_short(
-    prober: Prober, report: Callable[[BatchSizeResult], None]
-) -> Iterator[list[Probe]]:
-    """Collects the probes; reports what they support if the search does not end by itself."""
-    probes: list[Probe] = []
-    started = time.monotonic()
-
-    def conclude_as(status: Status) -> None:
-        # One more of them must not cost the user what has been found.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        finding = stopped_early(probes, status)
-        report(conclude(prober, probes, finding, time.monotonic() - started, prober.warnings))
-
-    try:
-        yield probes
-    except KeyboardInterrupt:
-        conclude_as(Status.INTERRUPTED)
-        raise
-    except BatchFinderError:
-        if probes:
-            conclude_as(Status.FAILED)
-        raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,9 +46,7 @@ def run_command(
         BatchFinderError: whatever keeps the search from ending well.
     """
     # Not before: PyTorch takes longer to import than --help may.
-    from batchfinder.cli.find import EXIT_STATUS, told_when_cut_short
-    from batchfinder.cli.signals import terminated_as_ctrl_c
-    from batchfinder.finder import run_search
+    from batchfinder.cli.searching import search_in_terminal
     from batchfinder.launching.leftovers import files_in, left_behind
     from batchfinder.launching.options import RunOptions
     from batchfinder.launching.prober import PRICES, LaunchProber
@@ -70,49 +67,34 @@ def run_command(
     )
     before = files_in(Path.cwd())
 
-    def report(result: BatchSizeResult) -> None:
+    shown = 0
+
+    def launch() -> LaunchProber:
+        reporter.probing(first)
+        return LaunchProber(template, options, first)
+
+    def show_launches(prober: LaunchProber, _: Probe) -> None:
+        nonlocal shown
+        for launched in prober.launched[shown:]:
+            reporter.probe(launched)
+        shown = len(prober.launched)
+
+    def report(prober: LaunchProber, result: BatchSizeResult) -> None:
         warnings = filter(None, [left_behind(before, files_in(Path.cwd()))])
         result = prober.conclude(result)
         result = replace(result, warnings=(*result.warnings, *warnings))
         _report(result, prober.command(result), reporter, as_json=as_json, quiet=quiet)
 
-    with (
-        TerminalReporter(quiet=quiet, verbose=verbose) as reporter,
-        terminated_as_ctrl_c() as why,
-    ):
-        try:
-            reporter.probing(first)
-            with closing(LaunchProber(template, options, first)) as prober:
-                reporter.start(
-                    prober.device,
-                    prober.capacity_bytes,
-                    prober.used_by_others_bytes,
-                    prober.budget_bytes,
-                    headroom=options.headroom,
-                )
-                shown = 0
-                with told_when_cut_short(prober, report) as probes:
-
-                    def on_probe(probe: Probe) -> None:
-                        nonlocal shown
-                        probes.append(probe)
-                        for launched in prober.launched[shown:]:
-                            reporter.probe(launched)
-                        shown = len(prober.launched)
-
-                    result = run_search(
-                        prober,
-                        min_batch_size=min_batch_size,
-                        max_batch_size=max_batch_size,
-                        multiple_of=multiple_of,
-                        on_probing=reporter.probing,
-                        on_probe=on_probe,
-                        prices=PRICES,
-                    )
-        except KeyboardInterrupt:
-            return why[-1]
-        report(result)
-    return EXIT_STATUS[result.status]
+    with TerminalReporter(quiet=quiet, verbose=verbose) as reporter:
+        return search_in_terminal(
+            launch,
+            reporter,
+            report,
+            headroom=options.headroom,
+            bounds=(min_batch_size, max_batch_size, multiple_of),
+            show_probe=show_launches,
+            prices=PRICES,
+        )
 
 
 def _report(

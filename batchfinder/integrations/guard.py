@@ -20,10 +20,10 @@ from batchfinder.integrations.split import largest_size, split_batch
 from batchfinder.probing.devices.choose import choose_device
 from batchfinder.probing.devices.oom import classify, needs_more_than_one_sample
 from batchfinder.probing.devices.oom_table import Tier
-from batchfinder.training.loss import call_loss, call_model, default_loss
 from batchfinder.training.parallel import is_sharded
 from batchfinder.training.sample import common_size, move_batch
-from batchfinder.training.setup import LossFunction
+from batchfinder.training.setup import LossFunction, TrainingSetup
+from batchfinder.training.source import PlainLoop, checked_loss
 from batchfinder.training.tree import described_shapes, named_tensors
 
 BATCH_NORM_WARNING = (
@@ -102,7 +102,7 @@ class OOMGuard:
             )
         self.model = model
         self.optimizer = optimizer
-        self.loss_fn = loss_fn
+        self._loop = PlainLoop(TrainingSetup(model, loss_fn=loss_fn), _warn)
         self.batch_size = batch_size
         self._most = batch_size
         self._batch_dim = batch_dim
@@ -128,6 +128,7 @@ class OOMGuard:
             The mean loss over the whole batch, detached.
 
         Raises:
+            StepError: the loss is not a scalar that requires a gradient.
             DeviceError: not even one example fits, or the optimizer's own step has no room.
             Exception: what the model or the loss function raises, except for out-of-memory errors.
         """
@@ -177,11 +178,8 @@ class OOMGuard:
         for part, share in split_batch(batch, size, self._batch_dim):
             part = move_batch(part, self._device.torch_device)
             with self._without_synchronization():
-                output = call_model(self.model, part)
-                if self.loss_fn is None:
-                    loss, _ = default_loss(output, part)
-                else:
-                    loss = call_loss(self.loss_fn, output, part)
+                output = self._loop(self.model, part)
+                loss = checked_loss(self._loop.loss_of(output, part), self._loop)
                 (loss * share).backward()  # type: ignore[no-untyped-call]
             total += loss.detach() * share
             del output, loss
@@ -216,7 +214,7 @@ class OOMGuard:
                 "leaner optimizer"
             )
         if self._statistics and self.batch_size is None:
-            warnings.warn(BATCH_NORM_WARNING, BatchFinderWarning, stacklevel=2)
+            _warn(BATCH_NORM_WARNING)
         self.batch_size = (size + 1) // 2
         if self._has_grown:
             self._grow_after *= 2
@@ -250,6 +248,10 @@ class OOMGuard:
         """Return the most examples in a part: all of them, unless that is known to be too many."""
         largest = largest_size(batch, self._batch_dim)
         return largest if self.batch_size is None else min(self.batch_size, largest)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, BatchFinderWarning, stacklevel=2)
 
 
 def _ran_out(attempt: _Attempt) -> bool:

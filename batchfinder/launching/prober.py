@@ -17,7 +17,7 @@ from batchfinder.launching.options import RunOptions, choose_kind, cpu_memory
 from batchfinder.launching.record import Record
 from batchfinder.launching.sizes import Honored, SizesSeen
 from batchfinder.launching.template import Template
-from batchfinder.launching.verdict import Verdict, judge
+from batchfinder.launching.verdict import Verdict, judge, last_line
 from batchfinder.probing.devices.oom_table import TABLE, Tier
 from batchfinder.results.memory_model import fit
 from batchfinder.results.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
@@ -293,5 +293,5 @@ def _patterns(tier: Tier) -> list[str]:
 
 
 def _quoted(output: str) -> str:
-    last = output.rstrip().rpartition("\n")[2].strip()
+    last = last_line(output)
     return f"; it printed last: {last}" if last else ""

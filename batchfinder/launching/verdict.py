@@ -7,11 +7,10 @@ import time
 from dataclasses import dataclass
 
 from batchfinder.launching.record import Record, Trainer
-from batchfinder.probing.devices.oom import classify_text
+from batchfinder.probing.devices.oom import NEEDS_MORE_THAN_ONE, classify_text
 from batchfinder.probing.devices.oom_table import Tier
 from batchfinder.results.result import Outcome, Probe
 
-_TOO_SMALL = "Expected more than 1 value per channel when training"
 # Written by torchrun and by torch.multiprocessing, where a rank was killed.
 _KILLED = re.compile(r"exitcode *: -9\b|terminated with signal SIGKILL")
 _SIGKILL = -9
@@ -69,13 +68,14 @@ def judge(record: Record, exit_status: int | None, output: str, hung: str) -> Ve
         note = failure.reason if failure is not None else record.doubtful
         return Verdict(_probe(record, Outcome.OOM, note), is_certain=False)
     last_words = record.raised["traceback"] if record.raised else output.rstrip()
-    note = failure.reason if failure is not None else _last_line(last_words)
+    note = failure.reason if failure is not None else last_line(last_words)
     ended = f"died of signal {-exit_status}" if exit_status < 0 else f"exit status {exit_status}"
     probe = _probe(record, Outcome.FAILED, f"{ended}: {note}" if note else ended)
-    return Verdict(probe, is_too_small=_TOO_SMALL in told, last_words=last_words)
+    return Verdict(probe, is_too_small=NEEDS_MORE_THAN_ONE in told, last_words=last_words)
 
 
-def _last_line(text: str) -> str:
+def last_line(text: str) -> str:
+    """Return the last line that is not empty, without the space around it."""
     return text.rstrip().rpartition("\n")[2].strip()
 
 

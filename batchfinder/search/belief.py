@@ -76,10 +76,17 @@ NO_LINE = Line(math.inf, math.inf)
 
 
 class Lines(NamedTuple):
-    """Where what is held is going to meet the budget: tensors, and all that the allocator holds."""
+    """Where memory is going to meet the budget.
+
+    Attributes:
+        tensors: the end of what tensors hold.
+        allocator: the end of all that the allocator holds.
+        is_unexplained: a confirmation has refuted a probe, but none read more than probes do.
+    """
 
     tensors: Line
     allocator: Line
+    is_unexplained: bool
 
 
 class Part(NamedTuple):
@@ -173,7 +180,8 @@ def lines_of(known: Bracket, noise_bytes: float = 0) -> Lines:
     both = known.fits | known.confirmed
     readings = known.fits if known.is_repeatable and len(known.fits) > 1 else both
     more = excess(known) if known.is_refuted else 1
-    if known.is_refuted and known.confirmed and more < 1 + EXPLAINED:
+    is_unexplained = known.is_refuted and more < 1 + EXPLAINED
+    if is_unexplained and known.confirmed:
         readings = {min(both): both[min(both)]} | known.confirmed
     readings = {size: probe for size, probe in readings.items() if size < known.high} or readings
     budget_bytes = known.budget_bytes / more
@@ -191,7 +199,7 @@ def lines_of(known: Bracket, noise_bytes: float = 0) -> Lines:
     tensors = min(ends, default=NO_LINE)
     held = {size: float(probe.peak_reserved_bytes or 0) for size, probe in readings.items()}
     served = line(held, budget_bytes, noise_bytes, APART_WHERE_SEGMENTS)
-    return Lines(tensors, min(tensors, served))
+    return Lines(tensors, min(tensors, served), is_unexplained)
 
 
 def excess(known: Bracket) -> float:
@@ -257,8 +265,7 @@ def believe(known: Bracket, lines: Lines, estimate: float | None = None) -> Beli
     near = CACHED if known.is_fragmented else PLAIN_CACHED
     if not known.verdicts_repeat:
         weights = WANDERING
-    is_unexplained = known.is_refuted and excess(known) < 1 + EXPLAINED
-    more = MORE_WHEN_REFUTED if is_unexplained else weights["more"]
+    more = MORE_WHEN_REFUTED if lines.is_unexplained else weights["more"]
     parts += [
         Part(weights["exact"], around(end, error), low),
         Part(weights["served"], around(served, SERVED_DEVIATION * served + error), low),

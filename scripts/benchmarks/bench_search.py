@@ -18,22 +18,14 @@ import json
 import os
 import sys
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from parts.case import RESULTS, TIGHT, Case, judged, markdown_table, save
+from parts.case import RESULTS, Case, judged, save
 from parts.paper_devices import simulate
+from rendering import FAMILIES, searches
 
 from batchfinder.units import parse_bytes
 
-FAMILIES = {
-    "mlp": "MLP",
-    "resnet": "ResNet with BatchNorm",
-    "vit": "ViT",
-    "gpt": "GPT, tied weights",
-    "lstm": "LSTM",
-    "unet": "U-Net",
-}
 LIMITS = ("2GiB", "3GiB")
 RESULT_FILE = RESULTS / "search_cpu.json"
 
@@ -64,7 +56,7 @@ def main() -> None:
             results["cases"] = sorted([*others, row], key=key)
             results["versions"] |= found.get("versions", {})
             save(options.output, results)
-    print(table(results["cases"]))
+    print(searches(results["cases"]))
     if not all(row["survives"] and row["is_tight"] for row in results["cases"]):
         sys.exit(1)
 
@@ -91,46 +83,6 @@ def describe(row: dict[str, Any]) -> str:
         f"from {row['probes']}, {row['full_size_steps']} full-size steps, {row['seconds']} s; "
         f"survives: {row['survives']}, tight: {row['is_tight']}"
     )
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """The table for the README, its last line the medians."""
-    header = ["model", "limit", "batch size", "probes", "full-size steps", "time", "50 steps"]
-    header.append(f"{TIGHT} times it")
-    lines: list[tuple[object, ...]] = []
-    done = [row for row in rows if "error" not in row]
-    for row in done:
-        above = row.get("above", {})
-        lines.append(
-            (
-                FAMILIES[row["family"]],
-                row["limit"].replace("GiB", " GiB"),
-                row["batch_size"],
-                len(row["probes"]),
-                f"{row['full_size_steps']:.1f}",
-                f"{row['seconds']:.0f} s",
-                "survives" if row["survives"] else "**fails**",
-                f"out of memory in step {above.get('steps', 0) + 1}"
-                if row["is_tight"]
-                else "**survives**",
-            )
-        )
-    if done:
-        counts = [len(row["probes"]) for row in done]
-        costs = [row["full_size_steps"] for row in done]
-        lines.append(
-            (
-                "median (worst)",
-                "",
-                "",
-                f"{median(counts):g} ({max(counts)})",
-                f"{median(costs):.1f} ({max(costs):.1f})",
-                f"{median(row['seconds'] for row in done):.0f} s",
-                f"{sum(row['survives'] for row in done)} of {len(rows)}",
-                f"{sum(row['is_tight'] for row in done)} of {len(rows)}",
-            )
-        )
-    return markdown_table(header, lines)
 
 
 if __name__ == "__main__":

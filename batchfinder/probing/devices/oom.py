@@ -20,7 +20,7 @@ _COMPILER_RAN_OUT = re.compile(
     "out of memory allocating|virtual memory exhausted|Killed signal terminated"
     "|LLVM ERROR: out of memory"
 )
-_NEEDS_MORE_THAN_ONE = "Expected more than 1 value per channel when training"
+NEEDS_MORE_THAN_ONE = "Expected more than 1 value per channel when training"
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def needs_more_than_one_sample(error: BaseException, handled: BaseException | No
         True
     """
     return any(
-        isinstance(link, (ValueError, RuntimeError)) and _NEEDS_MORE_THAN_ONE in str(link)
+        isinstance(link, (ValueError, RuntimeError)) and NEEDS_MORE_THAN_ONE in str(link)
         for link in _chain(error, handled)
     )
 

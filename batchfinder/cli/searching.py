@@ -1,0 +1,113 @@
+"""A search on the command line: progress, signals, and the answer even if it is cut short."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from typing import TypeVar
+
+from batchfinder.cli.signals import terminated_as_ctrl_c
+from batchfinder.errors import BatchFinderError
+from batchfinder.finder import run_search
+from batchfinder.reporting.terminal import TerminalReporter
+from batchfinder.results.result import BatchSizeResult, Probe, Status
+from batchfinder.search.bounds import Bounds
+from batchfinder.search.conclusion import conclude, stopped_early
+from batchfinder.search.head_start import HeadStart
+from batchfinder.search.plan import Prices
+from batchfinder.search.prober import Prober
+
+EXIT_STATUS = {Status.FOUND: 0, Status.CAPPED: 0, Status.NOTHING_FITS: 3}
+
+P = TypeVar("P", bound=Prober)
+
+
+def search_in_terminal(
+    make_prober: Callable[[], P],
+    reporter: TerminalReporter,
+    report: Callable[[P, BatchSizeResult], None],
+    *,
+    headroom: float,
+    bounds: Bounds,
+    show_probe: Callable[[P, Probe], None],
+    make_head_start: Callable[[P], HeadStart | None] = lambda _: None,
+    prices: Prices | None = None,
+) -> int:
+    """Search, and report also what a search that was cut short has found.
+
+    Args:
+        make_prober: makes the prober, which is closed in the end.
+        reporter: shows the progress.
+        report: called once with the prober and the result.
+        headroom: the fraction of the memory that is kept free.
+        bounds: the smallest size, the largest or None, and what each is a multiple of.
+        show_probe: called with the prober and each probe.
+        make_head_start: makes the estimate to start from.
+        prices: see :func:`~batchfinder.finder.run_search`.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        BatchFinderError: whatever keeps the search from ending well.
+    """
+    smallest, largest, multiple_of = bounds
+    with terminated_as_ctrl_c() as why:
+        try:
+            with closing(make_prober()) as prober:
+                reporter.start(
+                    prober.device,
+                    prober.capacity_bytes,
+                    prober.used_by_others_bytes,
+                    prober.budget_bytes,
+                    headroom=headroom,
+                )
+                with _told_when_cut_short(prober, partial(report, prober)) as probes:
+
+                    def on_probe(probe: Probe) -> None:
+                        probes.append(probe)
+                        show_probe(prober, probe)
+
+                    result = run_search(
+                        prober,
+                        min_batch_size=smallest,
+                        max_batch_size=largest,
+                        multiple_of=multiple_of,
+                        on_probing=reporter.probing,
+                        on_probe=on_probe,
+                        head_start=make_head_start(prober),
+                        prices=prices,
+                    )
+        except KeyboardInterrupt:
+            return why[-1]
+        report(prober, result)
+    return EXIT_STATUS[result.status]
+
+
+@contextmanager
+def _told_when_cut_short(
+    prober: Prober, report: Callable[[BatchSizeResult], None]
+) -> Iterator[list[Probe]]:
+    """Collect the probes; report what they support if the search does not end by itself."""
+    probes: list[Probe] = []
+    started = time.monotonic()
+
+    def conclude_as(status: Status) -> None:
+        # One more of them must not cost the user what has been found.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        finding = stopped_early(probes, status)
+        report(conclude(prober, probes, finding, time.monotonic() - started, prober.warnings))
+
+    try:
+        yield probes
+    except KeyboardInterrupt:
+        conclude_as(Status.INTERRUPTED)
+        raise
+    except BatchFinderError:
+        if probes:
+            conclude_as(Status.FAILED)
+        raise
