@@ -18,7 +18,8 @@ from batchfinder.errors import (
 )
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.supervisor import Supervisor
-from batchfinder.results.result import BatchSizeResult, Outcome, Probe
+from batchfinder.results.probe import Outcome, Probe
+from batchfinder.results.result import BatchSizeResult
 from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds
 from batchfinder.search.conclusion import conclude
 from batchfinder.search.head_start import HeadStart
@@ -227,7 +228,7 @@ def run_search(
 
     Raises:
         UsageError: the bounds leave no size to try.
-        WorkerError: not even the smallest size runs, and not for want of memory.
+        WorkerError: not even the smallest size runs, and not for lack of memory.
         Exception: whatever the prober raises.
     """
     started = time.monotonic()

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from batchfinder.results.accumulation import AccumulationPlan, plan_accumulation
 from batchfinder.results.memory_model import MemoryModel, Phase, PhaseModel
-from batchfinder.results.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
+from batchfinder.results.probe import Outcome, Probe
+from batchfinder.results.result import BatchSizeResult, NextFailure, Status
 from batchfinder.simulation.trace.curve import Curve as StorageCurve
 from batchfinder.units import GIB, MIB, TIB
 

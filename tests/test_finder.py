@@ -35,7 +35,7 @@ from batchfinder.errors import BatchTooSmallError, UsageError, UserCodeError, Wo
 from batchfinder.finder import run_search
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.reporting.answer import details
-from batchfinder.results.result import LEAK_WARNING
+from batchfinder.results.probe import LEAK_WARNING
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.conclusion import conclude, stopped_early
 from batchfinder.search.head_start import SLOW_STEP_SECONDS, HeadStart

@@ -64,7 +64,7 @@ def refusals_told() -> Iterator[None]:
 
 
 def tell_rank_0(refusal: str) -> None:
-    """Let rank 0 know why this rank will not come: it would wait for it. Rank 0 tells nobody."""
+    """Let rank 0 know why this rank will not come, as it would wait for it."""
     if Job.from_environment().rank > 0:
         from batchfinder.probing.ranks.meeting import open_meeting
 

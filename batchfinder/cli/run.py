@@ -16,7 +16,8 @@ from batchfinder.units import parse_bytes, parse_percentage
 
 if TYPE_CHECKING:
     from batchfinder.reporting.terminal import TerminalReporter
-    from batchfinder.results.result import BatchSizeResult, Probe
+    from batchfinder.results.probe import Probe
+    from batchfinder.results.result import BatchSizeResult
 
 
 def run_command(

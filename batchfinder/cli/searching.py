@@ -13,7 +13,8 @@ from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import BatchFinderError
 from batchfinder.finder import run_search
 from batchfinder.reporting.terminal import TerminalReporter
-from batchfinder.results.result import BatchSizeResult, Probe, Status
+from batchfinder.results.probe import Probe
+from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.conclusion import conclude, stopped_early
 from batchfinder.search.head_start import HeadStart

@@ -108,7 +108,7 @@ class Launch:
         return b"".join(self._lines).decode(errors="replace")
 
     def allow(self, steps: int) -> None:
-        """Let each process run so many steps in all."""
+        """Let each process run this many steps in all."""
         new = self._folder / "allowed.new"
         new.write_text(str(steps))
         new.replace(self._allowed)

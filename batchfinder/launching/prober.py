@@ -20,7 +20,8 @@ from batchfinder.launching.template import Template
 from batchfinder.launching.verdict import Verdict, judge, last_line
 from batchfinder.probing.devices.oom_table import TABLE, Tier
 from batchfinder.results.memory_model import fit
-from batchfinder.results.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
+from batchfinder.results.probe import Outcome, Probe
+from batchfinder.results.result import BatchSizeResult, NextFailure, Status
 from batchfinder.results.version import VERSION
 from batchfinder.search.plan import Prices
 from batchfinder.units import format_seconds
@@ -218,7 +219,7 @@ class LaunchProber:
         return ""
 
     def _note(self, size: int, verdict: Verdict, record: Record) -> None:
-        """Draw the consequences of a launch: for later ones, and for what the user is told."""
+        """Draw the consequences of a launch: for later ones, and for the warnings."""
         probe = verdict.probe
         if probe.fits:
             seen = self._sizes.note(size, record.shapes, self.processes)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from batchfinder.launching.record import Record, Trainer
 from batchfinder.probing.devices.oom import NEEDS_MORE_THAN_ONE, classify_text
 from batchfinder.probing.devices.oom_table import Tier
-from batchfinder.results.result import Outcome, Probe
+from batchfinder.results.probe import Outcome, Probe
 
 # Written by torchrun and by torch.multiprocessing, where a rank was killed.
 _KILLED = re.compile(r"exitcode *: -9\b|terminated with signal SIGKILL")
@@ -62,7 +62,7 @@ def judge(record: Record, exit_status: int | None, output: str, hung: str) -> Ve
         note = "the script ended without a training step"
         return Verdict(_probe(record, Outcome.FAILED, note), last_words=output)
     if exit_status == _SIGKILL or _KILLED.search(told):
-        note = "a process was killed, most likely by the system for want of host memory"
+        note = "a process was killed, most likely by the system for lack of host memory"
         return Verdict(_probe(record, Outcome.OOM, note), is_certain=False)
     if record.doubtful or (failure is not None and failure.tier is Tier.PROBABLE):
         note = failure.reason if failure is not None else record.doubtful

@@ -18,7 +18,7 @@ from batchfinder.errors import (
     WorkerReleasedError,
 )
 from batchfinder.results.memory_model import Phase
-from batchfinder.results.result import Outcome, Probe
+from batchfinder.results.probe import Outcome, Probe
 
 if TYPE_CHECKING:
     from batchfinder.probing.devices.oom import Failure

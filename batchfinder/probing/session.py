@@ -25,7 +25,7 @@ from batchfinder.probing.devices.oom_table import Tier
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.steadiness import PeakWatch, left_behind
 from batchfinder.results.memory_model import Phase
-from batchfinder.results.result import LEAK_WARNING, THRASHING_NOTE
+from batchfinder.results.probe import LEAK_WARNING, THRASHING_NOTE
 from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
@@ -36,7 +36,7 @@ WARM_UP_STEPS = 2
 
 VARIED_STEPS = 8  # of a confirmation where lengths vary: the longest batch first and last
 
-# A probe that flushes the allocator's cache gets so many steps to do without.
+# A probe that flushes the allocator's cache gets this many steps to do without.
 THRASHING_STEPS = 2
 
 

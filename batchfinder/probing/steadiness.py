@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, stdev
 
-from batchfinder.results.result import THRASHING_NOTE
+from batchfinder.results.probe import THRASHING_NOTE
 from batchfinder.units import MIB, format_bytes
 
-# A confirmation goes on until the peak has not grown for so many steps in a row, but not for ever.
+# A confirmation goes on until the peak has not grown for this many steps in a row.
 STEADY_STEPS = 2
 MAX_CONFIRM_STEPS = 10
 
-# What flushes the allocator's cache in so many steps in a row is taken to do so in all. Fewer may
+# What flushes the allocator's cache in this many steps in a row is taken to do so in all. Fewer may
 # have found a layout that later steps keep, or be on the way to run out of memory.
 MAX_FLUSHING_STEPS = 3
 
@@ -29,14 +29,14 @@ LEAK_BYTES = MIB
 STEPS_FOR_SPREAD = 6
 MAX_STEPS_FOR_SPREAD = 14
 
-# Where peaks differ from step to step, so many standard deviations above their mean must fit into
-# the budget, and so many into the budget and the headroom: few steps tell how much they differ,
+# Where peaks differ from step to step, this many standard deviations above their mean must fit into
+# the budget, and this many into the budget and the headroom: few steps tell how much they differ,
 # and the longer one trains the higher the highest.
 DEVIATIONS = 3
 DEVIATIONS_WITH_HEADROOM = 4.5
 
-# Where so many fit into the budget alone, no more steps are needed to tell: beyond them lies one
-# reading of 400 at most, however they are distributed (Chebyshev's inequality); that the first ones
+# Stop early where this many fit into the budget alone: beyond them lies one reading
+# of 400 at most, however they are distributed (Chebyshev's inequality); that the first ones
 # hardly differed is weak evidence. With 8 a ViT and a GPT passed after seven calm steps at sizes
 # that needed more than all memory later.
 DEVIATIONS_TO_END_EARLY = 20
@@ -47,7 +47,7 @@ DEVIATIONS_TO_END_EARLY = 20
 STEPS_FOR_EXCESS = 4
 SURE_EXCESS = 2 / 3
 
-# Among peaks that wander some step sets a new mark every so often; so many in a row are a trend.
+# Among peaks that wander some step sets a new mark every so often; this many in a row are a trend.
 MARKS_OF_A_TREND = 3
 
 # A peak below this share of the highest was read too low: memory that was asked for and not written
@@ -208,7 +208,7 @@ def highest_to_expect(peaks: Sequence[int], deviations: float) -> float:
 
     Args:
         peaks: the peak of each step, in bytes; at least one.
-        deviations: so many standard deviations above the mean.
+        deviations: the number of standard deviations above the mean.
 
     Returns:
         The bytes, at least the most that was needed.

@@ -11,6 +11,11 @@ from batchfinder.results.memory_model import Phase
 
 THRASHING_NOTE = "runs only by flushing the allocator's cache in every step"
 
+LEAK_WARNING = (
+    "memory grows with every step and is never released, so training will run out of it at any "
+    "batch size unless that growth ends. Try detach() on outputs that you keep from step to step"
+)
+
 
 class Outcome(enum.Enum):
     """How a probe ended."""

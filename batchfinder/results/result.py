@@ -10,26 +10,10 @@ from typing import Any
 
 from batchfinder.results.accumulation import AccumulationPlan, plan_accumulation
 from batchfinder.results.memory_model import MemoryModel
-from batchfinder.results.probe import THRASHING_NOTE, Outcome, Probe
+from batchfinder.results.probe import Outcome, Probe
 from batchfinder.units import format_seconds
 
-__all__ = [
-    "LEAK_WARNING",
-    "SCHEMA_VERSION",
-    "THRASHING_NOTE",
-    "BatchSizeResult",
-    "NextFailure",
-    "Outcome",
-    "Probe",
-    "Status",
-]
-
 SCHEMA_VERSION = 1
-
-LEAK_WARNING = (
-    "memory grows with every step and is never released, so training will run out of it at any "
-    "batch size unless that growth ends. Try detach() on outputs that you keep from step to step"
-)
 
 
 class Status(enum.Enum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import cached_property
 
-from batchfinder.results.result import Probe
+from batchfinder.results.probe import Probe
 
 # A confirmation that fails after its first step has seen what no probe does: the optimizer's states
 # are where the activations of that step were.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from batchfinder.results.memory_model import MemoryModel, fit
-from batchfinder.results.result import BatchSizeResult, NextFailure, Probe, Status
+from batchfinder.results.probe import Probe
+from batchfinder.results.result import BatchSizeResult, NextFailure, Status
 from batchfinder.search.prober import Prober
 from batchfinder.search.search import Finding
 

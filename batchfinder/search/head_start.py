@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeAlias
 
-from batchfinder.results.result import Probe
+from batchfinder.results.probe import Probe
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.prober import Prober
 from batchfinder.search.search import MakeGuess
@@ -26,7 +26,7 @@ class HeadStart:
     """The estimate that a search starts from, made when two small sizes have run.
 
     Without being asked for it is made where it pays: on an accelerator whose steps will be slow.
-    There it is an extra, of which no failure is told. There is none for the CPU: its heap and its
+    Failures of such an estimate are silent. There is none for the CPU: its heap and its
     libraries take some ten percent beside the tensors, more for some models than for others, and an
     estimate above the answer costs more probes than it saves.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from batchfinder.results.result import Probe
+from batchfinder.results.probe import Probe
 
 
 class Prober(Protocol):

@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Iterator
 
-from batchfinder.results.result import LEAK_WARNING, Outcome, Probe
+from batchfinder.results.probe import LEAK_WARNING, Outcome, Probe
 from batchfinder.search.bounds import UNLIMITED_BATCH_SIZE
 from batchfinder.search.prober import Prober
 from batchfinder.search.search import Finding

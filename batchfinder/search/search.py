@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from batchfinder.results.result import Probe, Status
+from batchfinder.results.probe import Probe
+from batchfinder.results.result import Status
 from batchfinder.search.belief import believe, lines_of
 from batchfinder.search.bounds import check_bounds
 from batchfinder.search.bracket import Bracket
@@ -26,12 +27,12 @@ MakeGuess: TypeAlias = Callable[[Mapping[int, Probe], float], int | None]
 """``guess(probes, predicted) -> batch size``: where the answer may be, by something else than two
 small probes, given by their sizes, and the maximum that they predict; None: unknown."""
 
-# Batches are made in host memory, whose end is not tested: no size is more than so many times the
+# Batches are made in host memory, whose end is not tested: no size is more than this many times the
 # largest that has run, where its memory was seen to rise and where it was not.
 MEASURED_GROWTH = 1024
 BLIND_GROWTH = 16
 
-# The second size is at most so many times the first: large enough to show a slope, and cheap.
+# The second size is at most this many times the first: large enough to show a slope, and cheap.
 SECOND_GROWTH = 64
 
 # While nothing was read beyond half of what is predicted, a reading at three quarters pays for
@@ -49,8 +50,8 @@ THRASHING_CONFIRM, THRASHING_PROBE = 3, 2
 # What a search may take beyond the probes that bisection needs; then it bisects.
 SPARE_PROBES = 8
 
-# Where no maximum was given, after so many probes without a failure sizes grow by this factor: with
-# the bisection that follows, that keeps within the bound above.
+# Where no maximum was given, after this many probes without a failure sizes grow by this factor:
+# with the bisection that follows, that keeps within the bound above.
 OPEN_PROBES = 12
 OPEN_GROWTH = 4
 OVERSHOOT = 1.1

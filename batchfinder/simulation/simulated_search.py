@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator, Mapping
 
 from batchfinder.results.memory_model import MemoryModel, PhaseModel
-from batchfinder.results.result import BatchSizeResult, Probe, Status
+from batchfinder.results.probe import Probe
+from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.search.bounds import Bounds, check_bounds
 from batchfinder.search.conclusion import conclude
 from batchfinder.search.search import Finding

@@ -57,5 +57,5 @@ def _ignored(setup: TrainingSetup, sample: str | None, input_spec: str | None) -
         why = "--sample comes first"
         given = given[1:] if sample is not None else []
     if input_spec is not None and ("--input", input_spec) in given:
-        parse_input_spec(input_spec)  # a mistake in it is told all the same
+        parse_input_spec(input_spec)  # a mistake in it is still an error
     return [f"{name} is ignored, as {why}; leave one of them out" for name, text in given if text]

@@ -98,7 +98,7 @@ def described_shapes(tensors: list[tuple[str, Tensor]], limit: int = 6) -> str:
 
     Args:
         tensors: with their paths.
-        limit: so many are shown at most.
+        limit: the most that are shown.
 
     Example:
         >>> import torch

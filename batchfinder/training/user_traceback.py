@@ -51,7 +51,7 @@ def _first_user_frame(frame: TracebackType | None) -> TracebackType | None:
 
 
 def _frames_to_our_simulation(frame: TracebackType | None) -> int:
-    """How many frames there are before PyTorch calls us, if nobody else is called after that."""
+    """How many frames there are before PyTorch calls us, if no other code is called after that."""
     modules = []
     while frame is not None:
         modules.append(_top_module(frame))

@@ -31,7 +31,7 @@ from typing import Any
 from parts.case import RESULTS, Case, describe_device, save
 from parts.gpu_report import TOO_LARGE, describe, prediction, table, verdict
 
-from batchfinder.results.result import Probe
+from batchfinder.results.probe import Probe
 from batchfinder.units import GIB, parse_bytes
 
 FAMILIES = ("resnet50", "vit_base", "gpt2", "bert_base", "unet", "lstm")

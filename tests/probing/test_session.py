@@ -18,7 +18,7 @@ from batchfinder.probing.devices.device import DeviceMemory, Peaks
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.session import ProbeSession
 from batchfinder.probing.steadiness import PeakWatch
-from batchfinder.results.result import LEAK_WARNING, THRASHING_NOTE, Probe
+from batchfinder.results.probe import LEAK_WARNING, THRASHING_NOTE, Probe
 from batchfinder.training.sample import BatchMaker
 from batchfinder.units import MIB
 

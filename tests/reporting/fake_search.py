@@ -12,7 +12,8 @@ from rich.console import Console
 from batchfinder.reporting.terminal import TerminalReporter
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.memory_model import Phase, fit
-from batchfinder.results.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
+from batchfinder.results.probe import Outcome, Probe
+from batchfinder.results.result import BatchSizeResult, NextFailure, Status
 from batchfinder.units import GIB, MIB
 
 BUDGET = int(132.2 * GIB)

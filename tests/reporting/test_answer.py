@@ -5,7 +5,8 @@ from reporting.fake_search import OOM_NOTE, PROBES, RESULT, result
 
 from batchfinder.reporting.answer import LEVERS, details, headline
 from batchfinder.results.memory_model import MemoryModel, Phase, PhaseModel
-from batchfinder.results.result import BatchSizeResult, NextFailure, Outcome, Probe, Status
+from batchfinder.results.probe import Outcome, Probe
+from batchfinder.results.result import BatchSizeResult, NextFailure, Status
 from batchfinder.units import GIB, MIB
 
 

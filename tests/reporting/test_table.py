@@ -10,7 +10,7 @@ from strategies import byte_counts, probes
 
 from batchfinder.reporting.table import ProbeTable, peak_bytes
 from batchfinder.results.memory_model import Phase
-from batchfinder.results.result import Outcome, Probe
+from batchfinder.results.probe import Outcome, Probe
 from batchfinder.units import MIB
 
 OOM = Probe(64, Outcome.OOM, steps=1, seconds=0.5)

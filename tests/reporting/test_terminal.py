@@ -18,7 +18,8 @@ from strategies import accumulation_plans, results
 
 from batchfinder.reporting.terminal import TerminalReporter
 from batchfinder.results.accumulation import AccumulationPlan
-from batchfinder.results.result import BatchSizeResult, Outcome, Probe
+from batchfinder.results.probe import Outcome, Probe
+from batchfinder.results.result import BatchSizeResult
 from batchfinder.units import GIB
 
 ESCAPE = "\x1b"

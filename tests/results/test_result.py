@@ -10,14 +10,8 @@ from strategies import probes, results
 from batchfinder.errors import UsageError
 from batchfinder.results.accumulation import Split
 from batchfinder.results.memory_model import MemoryModel, Phase, PhaseModel
-from batchfinder.results.result import (
-    SCHEMA_VERSION,
-    BatchSizeResult,
-    NextFailure,
-    Outcome,
-    Probe,
-    Status,
-)
+from batchfinder.results.probe import Outcome, Probe
+from batchfinder.results.result import SCHEMA_VERSION, BatchSizeResult, NextFailure, Status
 
 PROBE = Probe(
     batch_size=16,

@@ -12,7 +12,7 @@ from statistics import median
 import pytest
 from fakes import FakeProber
 
-from batchfinder.results.result import Probe
+from batchfinder.results.probe import Probe
 from batchfinder.search.search import search
 from batchfinder.units import GIB, MIB
 

@@ -14,7 +14,8 @@ from strategies import Curve, fake_probers, search_bounds, thoroughly
 
 from batchfinder.errors import UsageError
 from batchfinder.results.memory_model import Phase
-from batchfinder.results.result import Outcome, Probe, Status
+from batchfinder.results.probe import Outcome, Probe
+from batchfinder.results.result import Status
 from batchfinder.search.bounds import UNLIMITED_BATCH_SIZE, check_bounds
 from batchfinder.search.prober import Prober
 from batchfinder.search.search import Finding, search

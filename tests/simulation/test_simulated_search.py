@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from batchfinder import TrainingSetup, estimate_max_batch
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.results.result import Outcome, Probe, Status
+from batchfinder.results.probe import Outcome, Probe
+from batchfinder.results.result import Status
 from batchfinder.search.bounds import UNLIMITED_BATCH_SIZE
 from batchfinder.simulation.estimate import Estimate
 from batchfinder.simulation.gpus import unnamed_gpu

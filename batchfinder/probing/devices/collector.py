@@ -14,7 +14,7 @@ def older_objects_spared() -> Iterator[None]:
     A process that has imported PyTorch and a library of models holds about a million objects, and
     looking at all of them takes longer than many a training step; nothing that a probe leaves is
     among them. Where somebody else has set objects aside already (``gc.freeze``), it is left at
-    that, as nobody could tell theirs from ours afterwards.
+    that, because theirs cannot be told from ours afterwards.
     """
     if gc.get_freeze_count():
         yield

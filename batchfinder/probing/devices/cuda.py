@@ -52,7 +52,7 @@ class CudaDevice:
         return DeviceMemory(total, max(elsewhere, withheld) - context, context, self.held_bytes())
 
     def allowed_share(self) -> float:
-        # Newer than the oldest PyTorch supported; before it, nobody could ask either.
+        # Newer than the oldest PyTorch supported; before it, the setting does not exist.
         read = getattr(torch.cuda, "get_per_process_memory_fraction", None)
         # The cudaMallocAsync backend has no limit to begin with, and tells of one far above 1.
         with torch.cuda.device(self._index):

@@ -40,7 +40,7 @@ def classify(error: BaseException, handled: BaseException | None = None) -> Fail
     """Tell whether an exception, or one that it was raised from or during, bounds the batch size.
 
     The whole chain counts, ``raise … from None`` included: that hides a traceback from people, but
-    memory did run out all the same. The highest tier in the chain wins. Call it on an exception
+    memory did run out. The highest tier in the chain wins. Call it on an exception
     that was raised outside any ``except`` block of our own, or its chain holds old failures.
 
     Args:

@@ -35,7 +35,7 @@ class Row:
     Attributes:
         tier: what it says about memory.
         pattern: regular expression, searched in the text; empty: the type alone decides.
-        source: where the text comes from, or where it was seen for want of memory.
+        source: where the text comes from, or where lack of memory was seen to raise it.
         types: the exceptions it counts in; none: only a dying process prints it.
     """
 
@@ -119,7 +119,7 @@ TABLE: tuple[Row, ...] = (
         "(CU|HIP)BLAS_STATUS_NOT_INITIALIZED",
         f"{_GITHUB}/EleutherAI/lm-evaluation-harness/issues/1689",
     ),
-    # Of a workspace that is not to be had; a kernel of cuBLAS that fails otherwise breaks the
+    # Of a workspace that is not available; a kernel of cuBLAS that fails otherwise breaks the
     # context, which the next look at the device shows.
     Row(
         Tier.PROBABLE,

@@ -13,7 +13,7 @@ import torch
 from batchfinder.errors import DeviceError
 from batchfinder.probing.devices.device import DeviceMemory, Peaks
 
-# The share of its recommended memory that MPS may use where nobody sets another
+# The share of its recommended memory that MPS may use by default
 # (https://docs.pytorch.org/docs/stable/mps_environment_variables.html).
 MPS_FRACTION = 1.7
 MPS_FRACTION_VARIABLE = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from batchfinder.probing.attempt import Attempt
-from batchfinder.results.result import Outcome, Probe
+from batchfinder.results.probe import Outcome, Probe
 
 _WORSE = (Outcome.FITS, Outcome.OOM, Outcome.FAILED)
 
@@ -49,7 +49,7 @@ def consensus(
     worst = max((_badness(attempt) for attempt in seen.values()), default=0)
     lost = [attempt.lost for attempt in attempts if attempt.lost]
     if lost and not worst:
-        # Nobody has a reason of their own: the connection between them broke.
+        # No rank has a reason of its own: the connection between them broke.
         note = f"the ranks lost each other: {lost[0]}"
         probe = Probe(batch_size, Outcome.FAILED, 1, 0.0, batch_size, confirmed=confirm, note=note)
         peaks = (None,) * len(attempts)

@@ -1,9 +1,9 @@
 """Probing DistributedDataParallel in the processes of the user's own script.
 
-A rank that runs out of memory must not leave the others in a collective, as nobody could free these
-processes from it. So the forward and backward pass of a size run without any; then the ranks meet,
-outside the device and its collectives; and only if all of them have survived, they synchronise
-gradients, by a pass of the smallest batch. What that needs has just been given back.
+A rank that runs out of memory must not leave the others in a collective, because nothing could free
+these processes from it. So the forward and backward pass of a size run without any; then the ranks
+meet, outside the device and its collectives; and only if all of them have survived, they
+synchronize gradients, by a pass of the smallest batch. What that needs has just been given back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from batchfinder.probing.workers.group import facts_of, shared
 from batchfinder.probing.workers.here import Here, place_on
 from batchfinder.probing.workers.supervisor import NOT_CLEAN_WARNING
 from batchfinder.probing.workers.worker import Order
-from batchfinder.results.result import Probe
+from batchfinder.results.probe import Probe
 from batchfinder.training.placement import move_to_device
 from batchfinder.training.sample import move_batch
 from batchfinder.training.setup import TrainingSetup

@@ -24,7 +24,7 @@ class Job:
 
     @classmethod
     def from_environment(cls) -> Job:
-        """As torchrun tells it; a job of one where nobody does.
+        """Read what torchrun says; without torchrun, a job of one.
 
         https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
         """

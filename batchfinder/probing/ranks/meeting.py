@@ -41,7 +41,7 @@ class Meeting:
 
     Args:
         job: this process's place.
-        store: shared by all ranks, and by nobody else under the same prefix.
+        store: shared by all ranks, and by no other job under the same prefix.
         arrival_seconds: how long to wait for a rank.
 
     Example:
@@ -74,7 +74,7 @@ class Meeting:
         deadline = time.monotonic() + self.arrival_seconds
         nap = _SHORTEST_NAP_SECONDS
         while True:
-            # In this order: nobody leaves before all have heard them.
+            # In this order: no rank leaves before all have heard them.
             has_left = self._has(["left"])
             if self._has(said_by):
                 return [json.loads(self._get(key)) for key in said_by]

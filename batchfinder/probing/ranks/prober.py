@@ -35,10 +35,10 @@ from batchfinder.probing.workers.source import SetupSource
 from batchfinder.probing.workers.step_times import StepTimes
 from batchfinder.probing.workers.supervisor import Supervisor
 from batchfinder.probing.workers.worker import EstimateOrder, Order
-from batchfinder.results.result import Outcome, Probe
+from batchfinder.results.probe import Outcome, Probe
 
-# A step is taken for hung this long after it should have ended. Of the first step of all nobody
-# knows how long it takes: it may well compile kernels.
+# A step is taken for hung this long after it should have ended. The first
+# step of all may take any time: it may well compile kernels.
 HANG_SECONDS = 30.0
 FIRST_STEP_SECONDS = 600.0
 

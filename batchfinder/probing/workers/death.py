@@ -6,7 +6,7 @@ import signal
 
 from batchfinder.errors import WorkerDiedError, WorkerGarbledError, WorkerHungError
 from batchfinder.probing.attempt import Attempt
-from batchfinder.results.result import Outcome, Probe
+from batchfinder.results.probe import Outcome, Probe
 from batchfinder.units import format_seconds
 
 
@@ -35,7 +35,7 @@ def attempt_of_death(
     elif isinstance(death, WorkerDiedError):
         if death.signal_number == getattr(signal, "SIGKILL", 9):  # Windows has none
             outcome = Outcome.OOM
-            note = "the process was killed, most likely by the system for want of host memory"
+            note = "the process was killed, most likely by the system for lack of host memory"
         elif (reason := _printed_reason(death.output)) is not None:
             outcome, note = Outcome.OOM, reason
     probe = Probe(

@@ -88,7 +88,8 @@ def _train() -> None:
         is_in_bad_fork = getattr(getattr(torch, name, None), "_is_in_bad_fork", lambda: False)
         if is_in_bad_fork():
             os._exit(1)
-    torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+    with torch.inference_mode(False), torch.enable_grad():  # whatever the caller has turned off
+        torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
 
 
 class ForkedProcess:

@@ -23,7 +23,7 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.place import Place
 from batchfinder.probing.session import ProbeSession
 from batchfinder.probing.workers.worker import Order
-from batchfinder.results.result import Outcome, Probe
+from batchfinder.results.probe import Outcome, Probe
 from batchfinder.training.optimizer import find_optimizer
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
@@ -81,7 +81,7 @@ class Here:
             self._device.leaves_no_trace and self._group is None
         )
         if isinstance(self._setup.optimizer, str):
-            find_optimizer(self._setup.optimizer)  # a wrong name is told before anything is shown
+            find_optimizer(self._setup.optimizer)  # a wrong name is an error at once
         self._batches = BatchMaker(
             self._setup.sample, make_batch=self._setup.make_batch, batch_dim=options.batch_dim
         )

@@ -19,7 +19,7 @@ from batchfinder.probing.workers.fork import ASKS_WITHOUT_DRIVER, ForkedProcess
 from batchfinder.probing.workers.python_command import python_command
 from batchfinder.probing.workers.waiting import never, wait_for
 
-# What a dying process printed last says why; the rest of its output is nobody's business.
+# What a dying process printed last says why; the rest of its output is dropped.
 KEPT_OUTPUT_LINES = 100
 
 CLOSING_SECONDS = 10.0
@@ -148,7 +148,7 @@ class WorkerProcess:
             if show:
                 try:
                     sys.stderr.write(text)
-                except (OSError, ValueError):  # nobody reads it any more
+                except (OSError, ValueError):  # it is not read any more
                     show = False  # but the worker must not wait for room in its pipe
 
 

@@ -33,7 +33,7 @@ LONGEST_ESTIMATE_SECONDS = 300.0
 # Where a worker has to make the estimate itself, between its steps, it has to save this much.
 LEAST_PATIENCE_SECONDS = 2.0
 
-# A process that is told to end its fork has done so within this time.
+# Seconds within which a process ends its fork when asked to.
 ENDING_SECONDS = 15.0
 
 

@@ -89,7 +89,7 @@ def spare_what_is_loaded() -> None:
 
 
 def has_compiled() -> bool:
-    """Whether this process has compiled anything: the user's code may, and tells nobody."""
+    """Whether this process has compiled anything: the user's code may do so unseen."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters["frames"]["total"])
 

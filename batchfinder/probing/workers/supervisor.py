@@ -16,7 +16,7 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.place import AtPlace, Place
 from batchfinder.probing.workers.process_worker import ProcessWorker
 from batchfinder.probing.workers.worker import EstimateOrder, Order, Worker
-from batchfinder.results.result import Probe
+from batchfinder.results.probe import Probe
 
 NOT_CLEAN_WARNING = (
     "an earlier probe left memory in use, or holes in it, so the answer may be too small; "

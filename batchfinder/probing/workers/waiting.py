@@ -27,7 +27,7 @@ def wait_for(
     """What comes from another process.
 
     Args:
-        get: waits so many seconds for it; raises :class:`queue.Empty` if it has not come.
+        get: waits this many seconds for it; raises :class:`queue.Empty` if it has not come.
         timeout_seconds: how long to wait in all; None: for ever.
         is_given_up: asked again and again meanwhile.
 

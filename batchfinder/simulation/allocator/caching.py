@@ -282,7 +282,7 @@ class CachingAllocator:
         return make_block(address, segment)
 
     def _missing(self, size: int) -> int:
-        """By how many bytes the device is too small to give so many; below 1: it has them."""
+        """Return the bytes missing to reserve a size; 0 or less if it fits."""
         if self.capacity_bytes is None:
             return 0
         return self.reserved_bytes + size - self.capacity_bytes

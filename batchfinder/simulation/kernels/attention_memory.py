@@ -19,7 +19,7 @@ from batchfinder.simulation.kernels.attention import ComputeCapability
 _FLOAT_BYTES = 4
 _LOCK_FLOATS = 4  # of each tile: a lock and a counter, aligned
 _SPLIT_KEYS = 64
-_ENOUGH_HEADS = 200  # of all examples: keys are split into so many parts at most, over them
+_ENOUGH_HEADS = 200  # of all examples: keys are split into this many parts at most, over them
 
 
 def flash_backward_bytes(query: Tensor) -> list[int]:

@@ -21,7 +21,7 @@ TENSOR_FLOAT_SINCE: ComputeCapability = (8, 0)
 """The first GPUs that compute convolutions of fp32 on tensor cores, as TF32."""
 
 # Winograd's algorithm keeps 6 x 6 numbers of 4 bytes for each tile of 4 x 4 pixels and for each
-# filter. cuDNN 8.0 on a V100 used another one up to so many channels, but never for the weight.
+# filter. cuDNN 8.0 on a V100 used another one up to this many channels, but never for the weight.
 _TILE, _TILE_BYTES = 4, 6 * 6 * 4
 _FEW_CHANNELS = 64
 

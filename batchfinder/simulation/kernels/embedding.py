@@ -22,7 +22,7 @@ from batchfinder.simulation.trace.trace import Rule
 
 _ROWS_OF_A_GROUP = 10
 
-# Up to so many rows each warp of the gradient's kernel goes through all of them by itself.
+# Up to this many rows each warp of the gradient's kernel goes through all of them by itself.
 _FEW_ROWS = 3072
 
 _LARGEST = 2  # mode of a bag
@@ -38,7 +38,7 @@ def group_bytes(
         entries: of the table.
         width: of a row, in elements.
         sum_bytes: of an element.
-        at_once: up to so many rows there are no groups.
+        at_once: up to this many rows there are no groups.
 
     Example:
         >>> group_bytes(8192, entries=50257, width=768) // 2**20
@@ -80,7 +80,7 @@ def _index_bytes(rows: int, _: Gpu, *, each: int, at_once: int) -> int:
     return rows * each if rows > at_once else 0
 
 
-# Up to so many indices one tile is sorted, in registers; up to so many entries, in one pass.
+# Up to this many indices one tile is sorted, in registers; up to this many entries, in one pass.
 _SORTED_AT_ONCE, _IN_ONE_PASS = 2048, 256
 
 

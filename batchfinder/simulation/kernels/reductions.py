@@ -29,7 +29,7 @@ _SEMAPHORE_BYTES = 4
 _WARP = 32
 _MOST_THREADS = 512
 _VECTOR = 4
-_LONG_ROW = 128  # elements; rows of so many are read in vectors
+_LONG_ROW = 128  # elements; rows of this many are read in vectors
 _LEAST_VALUES, _MOST_VALUES = 16, 256  # for each thread
 
 

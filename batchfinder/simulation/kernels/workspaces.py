@@ -1,6 +1,6 @@
 """What CUDA kernels take beside their outputs, through the same allocator.
 
-Workspaces of cuDNN are optional: where none is to be had, PyTorch falls back to an algorithm that
+Workspaces of cuDNN are optional: where none is available, PyTorch falls back to an algorithm that
 needs less. Copies of tensors that are not in the memory format that cuDNN computes in are not.
 
 A few come with attention: see :mod:`~batchfinder.simulation.kernels.attention_memory`. Those of

@@ -21,7 +21,7 @@ from batchfinder.training.setup import MakeBatch, Trainer
 from batchfinder.training.state.snapshot import preserved_state
 from batchfinder.training.tree import described_shapes, named_tensors
 
-# So many examples are looked at for the longest; the first few tell whether lengths differ at all.
+# The most examples to look at for the longest; the first few tell whether lengths differ at all.
 # Always the same ones, since worker processes and ranks look for themselves.
 MOST_EXAMPLES = 2048
 FIRST_EXAMPLES = 64
@@ -155,7 +155,7 @@ def _longest(dataset: Any) -> tuple[list[int], bool, int]:
 
 
 def _spread(places: range, most: int) -> range:
-    """At most so many of some places, evenly over them."""
+    """At most this many of some places, evenly over them."""
     return places[:: -(-len(places) // most)]
 
 

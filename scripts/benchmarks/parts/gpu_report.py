@@ -9,7 +9,7 @@ from typing import Any
 from parts.case import markdown_table, ran_out, survived
 
 from batchfinder.results.memory_model import fit
-from batchfinder.results.result import Probe
+from batchfinder.results.probe import Probe
 from batchfinder.units import format_bytes
 
 # This many times the answer must not train.

@@ -17,7 +17,7 @@ from parts.peers import STEPS, bisected
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.session import THRASHING_STEPS
 from batchfinder.results.memory_model import Phase
-from batchfinder.results.result import Outcome, Probe
+from batchfinder.results.probe import Outcome, Probe
 from batchfinder.search.search import search
 from batchfinder.simulation.gpus import find_gpu
 from batchfinder.simulation.prober import SimulatedProber, phase_peaks

@@ -20,7 +20,7 @@ from batchfinder.errors import (
 from batchfinder.probing.attempt import Attempt
 from batchfinder.probing.ranks.consensus import check_none_raised, consensus
 from batchfinder.results.memory_model import Phase
-from batchfinder.results.result import Outcome, Probe
+from batchfinder.results.probe import Outcome, Probe
 
 GOOD = Outcome.FITS
 CLOSED_BY_PEER = (

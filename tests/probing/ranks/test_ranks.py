@@ -17,7 +17,7 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.ranks.prober import HANG_SECONDS
 from batchfinder.probing.ranks.ranked import ONE_RANK_WARNING
 from batchfinder.probing.workers.source import SetupSource
-from batchfinder.results.result import Probe
+from batchfinder.results.probe import Probe
 
 LIMIT = 1200 * MIB
 OPTIONS = ProbeOptions(device="cpu", memory_limit=2 * LIMIT, headroom=0)

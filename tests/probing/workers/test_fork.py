@@ -211,3 +211,9 @@ def test_a_process_that_has_compiled_is_not_forked() -> None:
     ask = "from batchfinder.probing.workers.fork import can_be_forked as can; print(can())"
     told = run_python("-c", f"{ask}; import torch; torch.compile(torch.nn.ReLU()); print(can())")
     assert told == "True\nFalse\n"
+
+
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_a_process_can_be_forked_where_gradients_are_off(off: type) -> None:
+    with off():
+        assert can_be_forked()
