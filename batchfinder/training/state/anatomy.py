@@ -10,7 +10,7 @@ import os
 import sys
 import sysconfig
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from types import (
     CellType,
@@ -134,14 +134,16 @@ def contents_of(cell: CellType) -> tuple[Any, ...]:
         return ()
 
 
-def namespaces_of(function: FunctionType) -> list[tuple[dict[str, Any], set[str]]]:
+def namespaces_of(function: FunctionType) -> list[tuple[dict[str, Any], Set[str]]]:
     """Return the namespaces that a user's function reads: its globals and the user's modules.
 
     Each comes with the names that the function may look up there.
     """
     if not is_users(function):
         return []
-    spaces = [(function.__globals__, globals_named(function.__code__))]
+    spaces: list[tuple[dict[str, Any], Set[str]]] = [
+        (function.__globals__, globals_named(function.__code__))
+    ]
     read = [content for cell in function.__closure__ or () for content in contents_of(cell)]
     attributes = _names_in(function.__code__)
     seen = {id(function.__globals__)}
@@ -155,14 +157,16 @@ def namespaces_of(function: FunctionType) -> list[tuple[dict[str, Any], set[str]
     return spaces
 
 
-def globals_named(code: CodeType) -> set[str]:
+@functools.cache  # disassembling takes longer than all the rest of a trace
+def globals_named(code: CodeType) -> frozenset[str]:
     """Return the global names that a function, or a function inside it, reads or binds.
 
     Example:
         >>> sorted(globals_named((lambda: (len, [print for _ in ()])).__code__))
         ['len', 'print']
     """
-    names = {step.argval for step in dis.get_instructions(code) if step.opname.endswith("_GLOBAL")}
+    steps = dis.get_instructions(code)
+    names = frozenset(step.argval for step in steps if step.opname.endswith("_GLOBAL"))
     return names.union(*map(globals_named, _codes_in(code)))
 
 
