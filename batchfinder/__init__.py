@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from batchfinder.results.result import BatchSizeResult, NextFailure, Status
     from batchfinder.simulation.estimate import Estimate, PeakEstimate
     from batchfinder.simulation.gpus import Gpu, find_gpu
+    from batchfinder.studies.compare import compare_strategies
+    from batchfinder.studies.comparison import Comparison
     from batchfinder.training.setup import TrainingSetup
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "BatchFinderError",
     "BatchFinderWarning",
     "BatchSizeResult",
+    "Comparison",
     "Estimate",
     "Gpu",
     "MemoryModel",
@@ -39,6 +42,7 @@ __all__ = [
     "Split",
     "Status",
     "TrainingSetup",
+    "compare_strategies",
     "estimate_max_batch",
     "estimate_peak_memory",
     "find_gpu",
@@ -53,6 +57,7 @@ _MODULES = {
     "BatchFinderError": "errors",
     "BatchFinderWarning": "errors",
     "BatchSizeResult": "results.result",
+    "Comparison": "studies.comparison",
     "Estimate": "simulation.estimate",
     "Gpu": "simulation.gpus",
     "MemoryModel": "results.memory_model",
@@ -65,6 +70,7 @@ _MODULES = {
     "Split": "results.accumulation",
     "Status": "results.result",
     "TrainingSetup": "training.setup",
+    "compare_strategies": "studies.compare",
     "estimate_max_batch": "estimator",
     "estimate_peak_memory": "estimator",
     "find_gpu": "simulation.gpus",

@@ -179,6 +179,50 @@ def estimate(**options: Any) -> None:
     _exit_with(estimate_batch_size, **options)
 
 
+@cli.command(short_help="Compare precision, checkpointing, optimizers and sharding.")
+@click.argument("target")
+@click.option(
+    "--gpu", "gpu_names", metavar="NAME", multiple=True, help="Estimate for a GPU. Repeatable."
+)
+@click.option("--memory", metavar="SIZE", help="Estimate for any GPU with this much memory.")
+@click.option("--measure", is_flag=True, help="Run each strategy on this machine, as `find` does.")
+@click.option(
+    "--strategy",
+    "strategies",
+    metavar="A+B",
+    multiple=True,
+    help="Compare only these, such as bf16+checkpointing. Repeatable. [default: what tells most]",
+)
+@click.option("--device", metavar="D", help="Measure on cuda:0, cpu, mps ...")
+@click.option("--memory-limit", metavar="SIZE", help="Use no more memory than this, such as 24GiB.")
+@shared_options
+@click.option(
+    "--world-size", type=int, metavar="N", default=1, help="Also compare ddp and fsdp on N ranks."
+)
+@click.option(
+    "--global-batch-size",
+    type=int,
+    metavar="N",
+    help="Show how each strategy reaches this size, and which is the fastest at it.",
+)
+@click.option("--explain", is_flag=True, help="Fill in the memory equation, side by side.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+def compare(**options: Any) -> None:
+    """Compare what each strategy gives: the largest batch size, its memory, and its speed.
+
+    TARGET is the same as for `find`. Without --measure no GPU is needed, and nothing is timed.
+
+    Strategies are made of: fp32, bf16, fp16, pure-bf16, checkpointing, selective-checkpointing,
+    accumulate, compile, ddp, fsdp, adamw-fused, adamw-8bit, and any class of torch.optim.
+
+    Exit status: 0 compared, 1 error, 2 usage, 3 nothing fits by any strategy, 130 Ctrl-C.
+    """
+    _expect_no_numpy()
+    from batchfinder.cli.compare import compare as compare_them
+
+    _exit_with(compare_them, **options)
+
+
 @cli.command(short_help="List the GPUs that can be simulated.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array on stdout.")
 def gpus(**options: Any) -> None:

@@ -82,7 +82,7 @@ def estimate_batch_size(
     largest = _cluster(strategy, world_size)
     if plot is not None:
         check_plot(plot)  # before the work
-    gpus = _gpus(gpu_names, memory, overhead)
+    gpus = gpus_of(gpu_names, memory, overhead)
     options = ProbeOptions(
         headroom=parse_percentage(headroom, "--headroom"),
         precision=precision,
@@ -94,7 +94,7 @@ def estimate_batch_size(
         calibration.forget()
     arguments = parse_arguments(pairs)
     # Output of the target and its steps must not mix with the answer.
-    with contextlib.redirect_stdout(sys.stderr), _user_errors():
+    with contextlib.redirect_stdout(sys.stderr), user_errors():
         with cuda_autocast_on_cpu():
             setup, warnings = load_setup(
                 target, arguments, sample=sample, input_spec=input_spec, optimizer=optimizer
@@ -128,7 +128,7 @@ def estimate_batch_size(
 
 
 @contextlib.contextmanager
-def _user_errors() -> Iterator[None]:
+def user_errors() -> Iterator[None]:
     """Raise errors of the user's code as ``UserCodeError``, with their traceback."""
     try:
         yield
@@ -142,7 +142,12 @@ def _user_errors() -> Iterator[None]:
         raise UserCodeError(message, user_traceback(error)) from error
 
 
-def _gpus(names: Sequence[str], memory: str | None, overhead: str | None) -> list[Gpu]:
+def gpus_of(names: Sequence[str], memory: str | None, overhead: str | None) -> list[Gpu]:
+    """Return the GPUs that the options name, with the memory that they give them.
+
+    Raises:
+        UsageError: there is none, or one is unknown.
+    """
     gpus = list(dict.fromkeys(map(find_gpu, names)))
     if memory is not None:
         total = parse_bytes(memory)

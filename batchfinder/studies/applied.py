@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -93,16 +94,13 @@ def optimizer_of(name: str) -> OptimizerSpec:
 
 def _eight_bit() -> OptimizerSpec:
     package = eight_bit_package()
+    if package is None:
+        raise StepError("no package for 8-bit optimizers is installed. Try bitsandbytes.")
     try:
-        if package == "bitsandbytes":
-            from bitsandbytes.optim import AdamW8bit
-        elif package == "torchao":
-            from torchao.optim import AdamW8bit
-        else:
-            raise StepError("no package for 8-bit optimizers is installed. Try bitsandbytes.")
-    except ImportError as error:
-        raise StepError(f"{package} cannot be imported ({error}). Try another version.") from error
-    return AdamW8bit  # type: ignore[no-any-return]
+        made: OptimizerSpec = import_module(f"{package}.optim").AdamW8bit
+    except (ImportError, AttributeError) as error:
+        raise StepError(f"{package} has no AdamW8bit ({error}). Try another version.") from error
+    return made
 
 
 def _remade(optimizer: Optimizer) -> Callable[[Any], Optimizer]:

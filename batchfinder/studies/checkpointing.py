@@ -84,11 +84,11 @@ def apply_checkpointing(model: nn.Module, how: str) -> str:
 
 def _own_checkpointing(model: nn.Module, is_selective: bool) -> str | None:
     """Switch on what the model offers, and return its name; None if it offers none."""
-    enable = getattr(model, "gradient_checkpointing_enable", None)
-    if callable(enable):
-        options = _selective_options() if is_selective else {}
-        if _ran(enable, gradient_checkpointing_kwargs={"use_reentrant": False, **options}):
-            return "gradient_checkpointing_enable()"
+    options = {"use_reentrant": False, **(_selective_options() if is_selective else {})}
+    for kind in ("activation", "gradient"):  # the first since Transformers 5
+        enable = getattr(model, f"{kind}_checkpointing_enable", None)
+        if callable(enable) and _ran(enable, **{f"{kind}_checkpointing_kwargs": options}):
+            return f"{enable.__name__}()"
     enable = getattr(model, "set_grad_checkpointing", None)
     if callable(enable) and not is_selective and _ran(enable):
         return "set_grad_checkpointing()"

@@ -68,12 +68,18 @@ def compare_strategies(
         world_size: ranks of the job for ``ddp`` and ``fsdp``.
         global_batch_size: examples of one optimizer step over all ranks. All strategies then
             accumulate gradients, and the one that takes the shortest time for it is the fastest.
-        loss_fn, optimizer, step, make_batch: as for :func:`find_max_batch`.
+        loss_fn: ``loss_fn(output, batch) -> loss``. Default: inferred from the output.
+        optimizer: an instance, a factory ``factory(params)``, or the name of a class of
+            ``torch.optim``, for the strategies that set none. Default: AdamW.
+        step: ``step(model, batch) -> loss``, in place of forward pass and loss.
+        make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample.
         device: where to measure. Default: an accelerator if there is one.
         memory_limit: use no more memory than this: bytes, or text such as ``"24GiB"``.
         headroom: fraction of the memory to keep free.
         precision: of the strategies that do not set it.
-        min_batch_size, max_batch_size, multiple_of: the sizes to try.
+        min_batch_size: the smallest size to try.
+        max_batch_size: the largest size to try.
+        multiple_of: only multiples of this are tried.
         batch_dim: index of the batch dimension.
 
     Returns:
@@ -89,9 +95,8 @@ def compare_strategies(
     Example:
         >>> import torch
         >>> model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4)))
-        >>> result = compare_strategies(
-        ...     model, torch.randn(8, 1024), gpu="t4", strategies=["sgd"], loss_fn=lambda y, _: y.sum()
-        ... )
+        >>> sample = torch.randn(8, 1024), torch.randn(8, 1024)
+        >>> result = compare_strategies(model, sample, gpu="t4", strategies=["sgd"])
         >>> [row.strategy.name for row in result.rows]
         ['as it is', 'sgd']
     """

@@ -114,9 +114,9 @@ class Comparison:
 
     @property
     def largest(self) -> StrategyRow | None:
-        """The first of the rows with the largest batch over all ranks; None if nothing fits."""
+        """The first of the rows with the largest batch on a device; None if nothing fits."""
         rows = [row for row in self.rows if row.batch_size]
-        return max(rows, key=lambda row: row.batch_size * row.world_size, default=None)
+        return max(rows, key=lambda row: row.batch_size, default=None)
 
     @property
     def fastest(self) -> StrategyRow | None:
@@ -186,5 +186,6 @@ def _interpolated(points: Sequence[tuple[int, float]], at: int) -> float | None:
 
 
 def _seconds_of_an_example(row: StrategyRow) -> float:
-    assert row.split is not None and row.split_seconds is not None  # chosen so
+    assert row.split is not None
+    assert row.split_seconds is not None
     return row.split_seconds / row.split.global_batch_size

@@ -86,12 +86,14 @@ def _estimates(
     if cluster is not None:
         extra = nccl_bytes(ranks)
         gpus = [dataclasses.replace(g, overhead_bytes=g.overhead_bytes + extra) for g in gpus]
-    same_step = traced.setdefault(dataclasses.replace(strategy, optimizer=None), [])
+    same_step = traced.setdefault(_step_of(strategy, gpus), [])
     smallest, largest, multiple_of = study.bounds
     with applied(strategy, study.setup, study.options) as step:
 
         def make_traces(capability: ComputeCapability) -> StepTraces:
             like = next((some for some in same_step if some.hold_for(capability)), None)
+            if like and not strategy.optimizer:  # nothing differs
+                return like
             made = StepTraces(step.setup, step.options, capability, cluster, like)
             if like is None:
                 same_step.append(made)
@@ -108,6 +110,16 @@ def _estimates(
             make_traces=make_traces,
         )
     return estimates, step.blocks
+
+
+def _step_of(strategy: Strategy, gpus: Sequence[Gpu]) -> Strategy:
+    """Return the strategy that allocates the same until the optimizer's step.
+
+    Both 16-bit formats run the same kernels since Ampere, and a GradScaler has a few numbers.
+    """
+    is_ampere = all(gpu.compute_capability >= (8, 0) for gpu in gpus)
+    precision = "bf16" if strategy.precision == "fp16" and is_ampere else strategy.precision
+    return dataclasses.replace(strategy, optimizer=None, precision=precision)
 
 
 def _row(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 
 from batchfinder.finder import run_search
@@ -109,12 +109,11 @@ def _search(study: Study, step: Applied) -> BatchSizeResult:
 
 def _model_states(step: Applied, batch_size: int) -> int | None:
     """Return the bytes of parameters, gradients and optimizer states; None if unknown."""
-    try:
+    with suppress(Exception):  # the user's model runs in it, and the search has its answer
         traces = StepTraces(step.setup, step.options, _ANY_CAPABILITY)
         explanation = explain(traces.at(batch_size), batch_size, gpu=NO_GPU, reserved_bytes=0)
-    except Exception:  # the user's model runs in it, and the search has its answer already
-        return None
-    return sum(explanation.terms[name] for name in STATES)
+        return sum(explanation.terms[name] for name in STATES)
+    return None
 
 
 def _peak_bytes(result: BatchSizeResult) -> int | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import weakref
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -180,6 +181,9 @@ class StepTraces:
         except BaseException:
             self._caches.forget_fakes()
             raise
+        # What a trace made is young, as the collector slept: to look at that alone is fast.
+        if any(survivor() is not None for survivor in survivors):
+            gc.collect(1)
         if any(survivor() is not None for survivor in survivors):
             self._caches.forget_fakes()  # slow, and rarely needed
         return trace
