@@ -64,10 +64,7 @@ class Explanation:
                 "line": self.peak_line,
             },
             "activation_bytes_per_sample": dict(self.top_modules),
-            "timeline": [
-                {**vars(moment), "stage": moment.stage.value}
-                for moment in self.timeline
-            ],
+            "timeline": [{**vars(moment), "stage": moment.stage.value} for moment in self.timeline],
         }
 
 

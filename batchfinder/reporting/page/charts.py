@@ -7,18 +7,23 @@ from itertools import accumulate
 from typing import Any
 
 from batchfinder.reporting.page.svg import Chart, bars
+from batchfinder.reporting.table import peak_bytes
 from batchfinder.reporting.wording import count
+from batchfinder.results.probe import Probe
 from batchfinder.units import format_bytes, format_seconds
 
 Data = Mapping[str, Any]
 
-PHASES = {"forward": "forward", "forward_backward": "forward/backward", "optimizer_step": "optimizer"}
+PHASES = {
+    "forward": "forward",
+    "forward_backward": "forward/backward",
+    "optimizer_step": "optimizer",
+}
 
 
 def peak(probe: Data) -> int | None:
     """Return the peak of a probe that counts against the budget, in bytes."""
-    read = probe["phase_peak_bytes"].values()
-    return max(read, default=None) or probe["peak_reserved_bytes"] or probe["peak_allocated_bytes"]
+    return peak_bytes(Probe.from_dict(probe))
 
 
 def memory_chart(result: Data) -> str:
@@ -132,7 +137,11 @@ def kinds_of(explanation: Data) -> list[str]:
 def gpu_chart(estimates: Sequence[Data]) -> str:
     """Draw the largest batch size on each GPU, with its plausible range."""
     rows = [
-        (name_of(one), one["batch_size"], f"{one['batch_size']:,}" if one["batch_size"] else "none fits")
+        (
+            name_of(one),
+            one["batch_size"],
+            f"{one['batch_size']:,}" if one["batch_size"] else "none fits",
+        )
         for one in estimates
     ]
     return bars("Largest batch size by GPU", rows, ranges=[one["interval"] for one in estimates])
@@ -141,7 +150,7 @@ def gpu_chart(estimates: Sequence[Data]) -> str:
 def name_of(estimate: Data) -> str:
     """Return the name of a GPU, with the number of ranks if there are several."""
     name, ranks = estimate["gpu"]["name"], estimate["world_size"]
-    return f"{name} × {ranks}" if ranks > 1 else str(name)
+    return f"{name}, {ranks} ranks" if ranks > 1 else str(name)
 
 
 def module_chart(explanation: Data) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from batchfinder.reporting.answer import details, headline
 from batchfinder.reporting.page import charts
+from batchfinder.reporting.table import peak_bytes
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.units import format_bytes, format_seconds
 
@@ -54,7 +55,7 @@ def _search(data: Data) -> list[str]:
         parts.append(_picture("Speed against batch size", speed, {}))
     rows = [("batch size", "outcome", "peak memory", "step", "steps", "note")]
     for probe in result.probes:
-        peak = charts.peak(probe.to_dict())
+        peak = peak_bytes(probe)
         seconds = probe.step_seconds
         rows.append(
             (

@@ -86,14 +86,7 @@ class Chart:
 
     def svg(self) -> str:
         """Return the picture."""
-        return "".join(
-            [
-                f'<svg role="img" viewBox="0 0 {WIDTH} {HEIGHT}" aria-label="{escape(self.title)}">',
-                *self._axes(),
-                *self._marks,
-                "</svg>",
-            ]
-        )
+        return _svg(self.title, HEIGHT, [*self._axes(), *self._marks])
 
     def _path(self, points: Iterable[Point]) -> str:
         return " ".join("{},{}".format(*self.at(*point)) for point in points)
@@ -140,16 +133,21 @@ def bars(
         width = room * value / most
         end = width
         marks.append(f'<text x="{names - 8}" y="{y + 17}" text-anchor="end">{escape(name)}</text>')
-        marks.append(
-            f'<rect class="{style(index)}" x="{names}" y="{y + 4}" width="{width:.1f}" height="18"/>'
-        )
+        place = f'x="{names}" y="{y + 4}" width="{width:.1f}" height="18"'
+        marks.append(f'<rect class="{style(index)}" {place}/>')
         if ranges:
             low, high = (names + room * limit / most for limit in ranges[index])
             end = max(end, high - names)
             marks.append(f'<path class="range" d="M{low:.1f} {y + 13}H{high:.1f}"/>')
-        marks.append(f'<text class="note" x="{names + end + 8:.1f}" y="{y + 17}">{escape(text)}</text>')
-    head = f'<svg role="img" viewBox="0 0 {WIDTH} {26 * len(rows) + 4}" aria-label="{escape(title)}">'
-    return "".join([head, *marks, "</svg>"])
+        marks.append(
+            f'<text class="note" x="{names + end + 8:.1f}" y="{y + 17}">{escape(text)}</text>'
+        )
+    return _svg(title, 26 * len(rows) + 4, marks)
+
+
+def _svg(title: str, height: int, marks: Sequence[str]) -> str:
+    size = f'viewBox="0 0 {WIDTH} {height}"'
+    return f'<svg role="img" {size} aria-label="{escape(title)}">{"".join(marks)}</svg>'
 
 
 def byte_unit(most: float) -> tuple[int, str]:
