@@ -192,6 +192,28 @@ def report(**options: Any) -> None:
     _exit_with(report_results, **options)
 
 
+@cli.command(short_help="Show the memory of a training while it runs.")
+@click.argument("command_line", metavar="[COMMAND]...", nargs=-1, type=click.UNPROCESSED)
+@click.option("--pid", type=int, metavar="P", help="Watch this process and its children.")
+@click.option(
+    "--every",
+    type=float,
+    metavar="S",
+    default=1.0,
+    show_default=True,
+    help="Seconds between lines.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line on stdout.")
+def watch(**options: Any) -> None:
+    """Show the memory of one training: GPUs (through NVML) and host, by it and by others.
+
+    COMMAND is started and watched until it ends, as in: batchfinder watch -- python train.py
+    """
+    from batchfinder.cli.watch import watch_training
+
+    _exit_with(watch_training, **options)
+
+
 @cli.command(short_help="List the GPUs that can be simulated.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array on stdout.")
 def gpus(**options: Any) -> None:
