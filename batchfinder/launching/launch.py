@@ -89,6 +89,8 @@ class Launch:
             "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
             "BATCHFINDER": "1",
             "BATCHFINDER_RUN": str(order_file),
+            # Read by the .pth file of the wheel, where a Python does not get PYTHONPATH.
+            "BATCHFINDER_HOOK": str(HOOK / "sitecustomize.py"),
         }
         self._reports = reports.open(encoding="utf-8")
         # -I and -S: it starts in 10 ms, and no hook enters it.
