@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
-import click
-
+from batchfinder.cli.output import deliver
 from batchfinder.cli.ranks import check_job, refusals_told, told_by_rank_0
 from batchfinder.cli.searching import search_in_terminal
 from batchfinder.errors import UsageError
@@ -19,6 +17,7 @@ from batchfinder.probing.workers.process_worker import ProcessWorker
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.probing.workers.supervisor import Supervisor
 from batchfinder.probing.workers.worker import EstimateOrder
+from batchfinder.reporting.page.page import check_report
 from batchfinder.reporting.terminal import TerminalReporter
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.result import BatchSizeResult, Status
@@ -63,6 +62,8 @@ def find_batch_size(
     start_from_estimate: bool,
     global_batch_size: int | None,
     as_json: bool,
+    report: str | None,
+    chart: bool,
     quiet: bool,
     verbose: bool,
     make_prober: MakeProber | None = None,
@@ -78,6 +79,8 @@ def find_batch_size(
         BatchFinderError: whatever keeps the search from ending well.
     """
     with refusals_told():
+        if report is not None:
+            check_report(report)
         is_rank_0 = check_job(strategy).rank == 0
         check_bounds(min_batch_size, max_batch_size, multiple_of)
         options = ProbeOptions(
@@ -99,16 +102,15 @@ def find_batch_size(
             raise UsageError(f"--global-batch-size must be at least 1, not {global_batch_size}")
         source = SetupSource(target, parse_arguments(pairs), sample, input_spec, optimizer)
 
-    def report(_: Prober, result: BatchSizeResult) -> None:
+    def tell(_: Prober, result: BatchSizeResult) -> None:
         if not is_rank_0:
             return
         result, plan = _planned(result, global_batch_size, accumulate)
-        if as_json:
-            reporter.finish()
-            plan_as_data = {"accumulation_plan": asdict(plan)} if plan else {}
-            click.echo(json.dumps({**result.to_dict(), **plan_as_data}, allow_nan=False))
-        elif result.status is not Status.FAILED or result.batch_size:
-            reporter.answer(result, plan)
+        reporter.finish()
+        if not as_json and (result.status is not Status.FAILED or result.batch_size):
+            reporter.answer(result, plan, chart=chart)
+        plan_as_data = {"accumulation_plan": asdict(plan)} if plan else {}
+        deliver({**result.to_dict(), **plan_as_data}, as_json=as_json, report=report)
 
     estimate = EstimateOrder(ESTIMATE, (min_batch_size, max_batch_size, multiple_of))
     make_prober = make_prober or partial(
@@ -121,7 +123,7 @@ def find_batch_size(
         return search_in_terminal(
             partial(make_prober, source, options),
             reporter,
-            report,
+            tell,
             headroom=options.headroom,
             bounds=(min_batch_size, max_batch_size, multiple_of),
             show_probe=lambda _, probe: reporter.probe(probe),
