@@ -135,6 +135,13 @@ RUN_OPTIONS = (
         help="Least number of optimizer steps in each launch; on the CPU 6 at least.",
     ),
     click.option(
+        "--mode",
+        type=click.Choice(["train", "eval", "inference"]),
+        default="train",
+        show_default=True,
+        help="Count forward passes without gradients as steps (eval, inference).",
+    ),
+    click.option(
         "--timeout",
         type=float,
         metavar="S",

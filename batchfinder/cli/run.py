@@ -29,6 +29,7 @@ def run_command(
     max_batch_size: int | None,
     multiple_of: int,
     steps: int,
+    mode: str,
     timeout: float | None,
     global_batch_size: int | None,
     settings: Sequence[str],
@@ -51,10 +52,11 @@ def run_command(
     from batchfinder.cli.searching import search_in_terminal
     from batchfinder.launching.leftovers import files_in, left_behind
     from batchfinder.launching.options import RunOptions
-    from batchfinder.launching.prober import PRICES, LaunchProber
+    from batchfinder.launching.prober import LaunchProber
     from batchfinder.launching.template import Template
     from batchfinder.reporting.page.page import check_report
     from batchfinder.reporting.terminal import TerminalReporter
+    from batchfinder.search.plan import Prices
 
     if report is not None:
         check_report(report)
@@ -67,16 +69,17 @@ def run_command(
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
         headroom=parse_percentage(headroom, "--headroom"),
         steps=steps,
+        mode=mode,
         timeout_seconds=timeout,
         show_output=verbose,
     )
     before = files_in(Path.cwd())
-
+    prices = Prices(confirm=1)  # each launch confirms
     shown = 0
 
     def launch() -> LaunchProber:
         reporter.probing(first)
-        return LaunchProber(template, options, first)
+        return LaunchProber(template, options, first, prices)
 
     def show_launches(prober: LaunchProber, _: Probe) -> None:
         nonlocal shown
@@ -105,7 +108,7 @@ def run_command(
             headroom=options.headroom,
             bounds=(min_batch_size, max_batch_size, multiple_of),
             show_probe=show_launches,
-            prices=PRICES,
+            prices=prices,
         )
 
 
