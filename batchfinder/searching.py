@@ -104,13 +104,7 @@ def run_search(
             raise
     if finding is None:  # not above, where each error that follows would be chained to that one
         finding = search_from(next_size)
-    if deadline is not None and finding.status is Status.TIME_LIMIT and not finding.answer:
-        raise TimeLimitError(deadline.seconds)
-    if finding.failure and not finding.answer and finding.failure.outcome is Outcome.FAILED:
-        raise WorkerError(
-            f"not even a batch of {finding.failure.batch_size} runs: {finding.failure.note}; "
-            "run one training step by yourself to see more"
-        )
+    _check(finding, deadline)
     of_the_estimate = head_start.notes if head_start else []
     of_the_finding = warnings_about(
         finding, prober, max_batch_size, multiple_of, may_expand=_may_expand(prober)
@@ -128,10 +122,23 @@ def run_search(
     )
 
 
+def _check(finding: Finding, deadline: Deadline | None) -> None:
+    """Raise an error if a search ended without saying anything about memory."""
+    if finding.answer is not None:
+        return
+    if deadline is not None and finding.status is Status.TIME_LIMIT:
+        raise TimeLimitError(deadline.seconds)
+    if finding.failure is not None and finding.failure.outcome is Outcome.FAILED:
+        raise WorkerError(
+            f"not even a batch of {finding.failure.batch_size} runs: {finding.failure.note}; "
+            "run one training step by yourself to see more"
+        )
+
+
 def _confirmed_again(
     remembered: Remembered, run: RunProbe, is_repeatable: bool, seen: list[Probe]
 ) -> Finding | None:
-    """What an earlier answer and its confirmation prove; else None, and ``seen`` gets the latter."""
+    """What an earlier answer and its confirmation prove; if nothing, ``seen`` gets the latter."""
     probe = run(remembered.batch_size, True)
     if remembered.is_proved_by(probe, is_repeatable=is_repeatable):
         return Finding(remembered.status, probe, remembered.failure)

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from batchfinder.cli.options import run_options, shared_options
+from batchfinder.cli.options import run_options, search_options, shared_options
 from batchfinder.errors import BatchFinderError, UserCodeError
 from batchfinder.results.version import VERSION
 
@@ -74,6 +74,7 @@ def cli() -> None:
     metavar="N",
     help="Also show how to reach this size by gradient accumulation. Add --accumulate.",
 )
+@search_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only the answer.")
 @click.option("-v", "--verbose", is_flag=True, help="Show more, and what the target prints.")

@@ -7,6 +7,7 @@ import time
 
 from batchfinder.errors import UsageError
 from batchfinder.results.probe import Probe
+from batchfinder.search.bounds import UNLIMITED_BATCH_SIZE
 from batchfinder.search.bracket import Bracket
 from batchfinder.search.plan import Move
 
@@ -35,7 +36,8 @@ class Deadline:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._end = time.monotonic() + seconds
-        self._size, self._step_seconds, self._overhead = 0, 0.0, 0.0
+        self._overhead = 0.0
+        self._step_seconds: dict[int, float] = {}
 
     def seconds_left(self) -> float:
         """Return how many seconds are left."""
@@ -52,8 +54,7 @@ class Deadline:
             return
         spent = max(seconds, probe.seconds)
         self._overhead = max(self._overhead, spent - probe.steps * probe.step_seconds)
-        if probe.batch_size >= self._size:
-            self._size, self._step_seconds = probe.batch_size, probe.step_seconds
+        self._step_seconds[probe.batch_size] = probe.step_seconds
 
     def move(self, known: Bracket, wanted: Move) -> Move | None:
         """Return the move to make instead of the one wanted; None: end the search.
@@ -64,7 +65,7 @@ class Deadline:
             known: what the search has seen.
             wanted: the move that the search would make without a limit.
         """
-        if not self._size:
+        if not self._step_seconds:
             return wanted  # nothing tells how long a step takes
         left = SPENT * self.seconds_left()
         is_confirmed = known.low_confirmed >= known.first
@@ -84,12 +85,25 @@ class Deadline:
 
     def _predict(self, size: int, confirm: bool) -> float:
         steps = CONFIRM_STEPS if confirm else PROBE_STEPS
-        return self._overhead + steps * self._step_seconds * max(1.0, size / self._size)
+        return self._overhead + steps * self._predict_step(size)
+
+    def _predict_step(self, size: int) -> float:
+        """The seconds of a step: on a line through what was seen, in proportion beyond it."""
+        smallest, largest = min(self._step_seconds), max(self._step_seconds)
+        least, most = self._step_seconds[smallest], self._step_seconds[largest]
+        if size >= largest:
+            return most * size / largest
+        rise = max(0.0, most - least) / (largest - smallest)
+        return least + rise * max(0, size - smallest)
 
     def _largest_within(self, seconds: float) -> int:
         """The largest size whose confirmation should end within a time; 0 if none does."""
-        growth = (seconds - self._overhead) / (CONFIRM_STEPS * self._step_seconds)
-        return 0 if growth < 1 else math.floor(growth * self._size)
+        low, high = 0, 2 * UNLIMITED_BATCH_SIZE
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = self._predict(middle, confirm=True) <= seconds
+            low, high = (middle, high) if fits else (low, middle)
+        return low
 
 
 def deadline_in(seconds: float | None) -> Deadline | None:
