@@ -13,7 +13,13 @@ from typing import Any
 
 import click
 
-from batchfinder.cli.options import chart_option, output_options, run_options, shared_options
+from batchfinder.cli.options import (
+    chart_option,
+    output_options,
+    run_options,
+    search_options,
+    shared_options,
+)
 from batchfinder.errors import BatchFinderError, UserCodeError
 from batchfinder.results.version import VERSION
 
@@ -74,6 +80,7 @@ def cli() -> None:
     metavar="N",
     help="Also show how to reach this size by gradient accumulation. Add --accumulate.",
 )
+@search_options
 @output_options
 @chart_option
 @click.option("-q", "--quiet", is_flag=True, help="Print only the answer.")
