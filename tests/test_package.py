@@ -31,6 +31,7 @@ ROOMS = (
     "integrations",
     "launching",
     "finder",
+    "searching",
     "estimator",
     "simulation",
     "simulation.tracing",

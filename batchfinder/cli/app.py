@@ -13,7 +13,14 @@ from typing import Any
 
 import click
 
-from batchfinder.cli.options import run_options, shared_options
+from batchfinder.cli.options import (
+    chart_option,
+    output_options,
+    run_options,
+    search_options,
+    shared_options,
+)
+from batchfinder.cli.studies.options import COMPARE_OPTIONS, with_options
 from batchfinder.errors import BatchFinderError, UserCodeError
 from batchfinder.results.version import VERSION
 
@@ -74,7 +81,9 @@ def cli() -> None:
     metavar="N",
     help="Also show how to reach this size by gradient accumulation. Add --accumulate.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@search_options
+@output_options
+@chart_option
 @click.option("-q", "--quiet", is_flag=True, help="Print only the answer.")
 @click.option("-v", "--verbose", is_flag=True, help="Show more, and what the target prints.")
 @click.pass_obj
@@ -158,12 +167,7 @@ def run_script(**options: Any) -> None:
 )
 @click.option("--forget-calibration", is_flag=True, help="Remove what --calibrate learned.")
 @click.option("--explain", is_flag=True, help="Show what uses the memory, and where.")
-@click.option(
-    "--plot",
-    metavar="FILE.png",
-    help="Draw the memory over one step; several GPUs share the picture.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@output_options
 def estimate(**options: Any) -> None:
     """Estimate the largest batch size on GPUs you do not have; no GPU is needed.
 
@@ -179,46 +183,57 @@ def estimate(**options: Any) -> None:
     _exit_with(estimate_batch_size, **options)
 
 
+@cli.command(short_help="Draw results as one HTML page.")
+@click.argument("files", metavar="RESULT.json...", nargs=-1, required=True)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE.html",
+    default="report.html",
+    show_default=True,
+    help="The page.",
+)
+def report(**options: Any) -> None:
+    """Draw results that --json printed as one self-contained HTML page."""
+    from batchfinder.cli.output import report_results
+
+    _exit_with(report_results, **options)
+
+
+@cli.command(short_help="Show the memory of a training while it runs.")
+@click.argument("command_line", metavar="[COMMAND]...", nargs=-1, type=click.UNPROCESSED)
+@click.option("--pid", type=int, metavar="P", help="Watch this process and its children.")
+@click.option(
+    "--every",
+    type=float,
+    metavar="S",
+    default=1.0,
+    show_default=True,
+    help="Seconds between lines.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line on stdout.")
+def watch(**options: Any) -> None:
+    """Show the memory of one training: GPUs (through NVML) and host, by it and by others.
+
+    COMMAND is started and watched until it ends, as in: batchfinder watch -- python train.py
+    """
+    from batchfinder.cli.watch import watch_training
+
+    _exit_with(watch_training, **options)
+
+
 @cli.command(short_help="Compare precision, checkpointing, optimizers and sharding.")
 @click.argument("target")
-@click.option(
-    "--gpu", "gpu_names", metavar="NAME", multiple=True, help="Estimate for a GPU. Repeatable."
-)
-@click.option("--memory", metavar="SIZE", help="Estimate for any GPU with this much memory.")
-@click.option("--measure", is_flag=True, help="Run each strategy on this machine, as `find` does.")
-@click.option(
-    "--strategy",
-    "strategies",
-    metavar="A+B",
-    multiple=True,
-    help="Compare only these, such as bf16+checkpointing. Repeatable. [default: what tells most]",
-)
-@click.option("--device", metavar="D", help="Measure on cuda:0, cpu, mps ...")
-@click.option("--memory-limit", metavar="SIZE", help="Use no more memory than this, such as 24GiB.")
-@shared_options
-@click.option(
-    "--world-size", type=int, metavar="N", default=1, help="Also compare ddp and fsdp on N ranks."
-)
-@click.option(
-    "--global-batch-size",
-    type=int,
-    metavar="N",
-    help="Show how each strategy reaches this size, and which is the fastest at it.",
-)
-@click.option("--explain", is_flag=True, help="Fill in the memory equation, side by side.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@with_options(COMPARE_OPTIONS)
 def compare(**options: Any) -> None:
     """Compare what each strategy gives: the largest batch size, its memory, and its speed.
 
     TARGET is the same as for `find`. Without --measure no GPU is needed, and nothing is timed.
-
     Strategies are made of: fp32, bf16, fp16, pure-bf16, checkpointing, selective-checkpointing,
     accumulate, compile, ddp, fsdp, adamw-fused, adamw-8bit, and any class of torch.optim.
-
-    Exit status: 0 compared, 1 error, 2 usage, 3 nothing fits by any strategy, 130 Ctrl-C.
     """
     _expect_no_numpy()
-    from batchfinder.cli.compare import compare as compare_them
+    from batchfinder.cli.studies.compare import compare as compare_them
 
     _exit_with(compare_them, **options)
 

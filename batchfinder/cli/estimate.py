@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import shutil
@@ -15,6 +14,7 @@ from typing import Any
 
 import click
 
+from batchfinder.cli.output import deliver
 from batchfinder.cli.world_sizes import estimate_on_cluster
 from batchfinder.errors import BatchFinderError, UsageError, UserCodeError
 from batchfinder.estimator import estimate_on_gpus
@@ -24,7 +24,7 @@ from batchfinder.reporting.estimates import (
     estimate_table,
     explanation_lines,
 )
-from batchfinder.reporting.plot import check_plot, plot_timelines
+from batchfinder.reporting.page.page import check_report
 from batchfinder.results.result import SCHEMA_VERSION
 from batchfinder.search.bounds import check_bounds
 from batchfinder.simulation.allocator.caching import AllocatorSettings
@@ -67,8 +67,8 @@ def estimate_batch_size(
     calibrate: str | None,
     forget_calibration: bool,
     explain: bool,
-    plot: str | None,
     as_json: bool,
+    report: str | None,
 ) -> int:
     """Run the command; see ``batchfinder estimate --help`` for the options.
 
@@ -80,8 +80,8 @@ def estimate_batch_size(
     """
     check_bounds(min_batch_size, max_batch_size, multiple_of)
     largest = _cluster(strategy, world_size)
-    if plot is not None:
-        check_plot(plot)  # before the work
+    if report is not None:
+        check_report(report)  # before the work
     gpus = gpus_of(gpu_names, memory, overhead)
     options = ProbeOptions(
         headroom=parse_percentage(headroom, "--headroom"),
@@ -116,9 +116,10 @@ def estimate_batch_size(
             estimates = [job.estimate for job in jobs]
         else:
             estimates = estimate_on_gpus(setup, gpus, options, settings, **bounds)
-    _print(estimates, jobs, explain=explain, as_json=as_json)
-    if plot is not None:
-        plot_timelines(estimates, plot)
+    if not as_json:
+        _print(estimates, jobs, explain=explain)
+    rows = [one.to_dict() for one in (jobs or estimates)]
+    deliver({"schema_version": SCHEMA_VERSION, "estimates": rows}, as_json=as_json, report=report)
     warnings += [text for estimate in estimates for text in estimate.result.warnings]
     if overhead is None:
         warnings += [calibration.note(gpu) for gpu in gpus if calibration.note(gpu)]
@@ -201,15 +202,7 @@ def _print(
     jobs: Sequence[ClusterEstimate],
     *,
     explain: bool,
-    as_json: bool,
 ) -> None:
-    if as_json:
-        content = {
-            "schema_version": SCHEMA_VERSION,
-            "estimates": [one.to_dict() for one in (jobs or estimates)],
-        }
-        click.echo(json.dumps(content, allow_nan=False))
-        return
     width = shutil.get_terminal_size().columns if os.isatty(1) else math.inf
     lines = cluster_table(jobs, width) if jobs else estimate_table(estimates, width)
     if explain:

@@ -11,6 +11,7 @@ from batchfinder.simulation.estimate import Estimate
 from batchfinder.simulation.gpus import Gpu, nccl_bytes
 from batchfinder.simulation.kernels.attention import ComputeCapability
 from batchfinder.simulation.tracing.cluster import Cluster
+from batchfinder.simulation.tracing.other_optimizer import OtherOptimizer
 from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.studies.applied import applied
 from batchfinder.studies.comparison import STATES, Comparison, StrategyRow
@@ -94,10 +95,10 @@ def _estimates(
             like = next((some for some in same_step if some.hold_for(capability)), None)
             if like and not strategy.optimizer:  # nothing differs
                 return like
-            made = StepTraces(step.setup, step.options, capability, cluster, like)
-            if like is None:
-                same_step.append(made)
-            return made
+            if like:
+                return OtherOptimizer(step.setup, step.options, capability, cluster, like)
+            same_step.append(StepTraces(step.setup, step.options, capability, cluster))
+            return same_step[-1]
 
         estimates = estimate_on_gpus(
             step.setup,

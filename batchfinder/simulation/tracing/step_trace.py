@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -25,7 +24,6 @@ from batchfinder.simulation.trace.alignment import (
     NotInLineError,
     align,
     check_lines,
-    with_optimizer_of,
 )
 from batchfinder.simulation.trace.curve import Curve
 from batchfinder.simulation.trace.trace import GeneralTrace, Kind, Trace
@@ -71,7 +69,6 @@ class StepTraces:
         options: options of the steps: precision, accumulation, batch dimension.
         capability: compute capability of the GPU to simulate; see also :meth:`hold_for`.
         cluster: the job of which a rank trains. Default: a single GPU.
-        like: traces of the same step with another optimizer, which save most of the work.
 
     Attributes:
         are_general: False once a few traces turn out not to predict other sizes.
@@ -87,9 +84,7 @@ class StepTraces:
         options: ProbeOptions,
         capability: ComputeCapability,
         cluster: Cluster | None = None,
-        like: StepTraces | None = None,
     ) -> None:
-        self._like = like
         self.warnings = remarks_on_wrappers(setup.model)
         self._setup = setup
         self._options = options
@@ -130,8 +125,6 @@ class StepTraces:
         """Check the trace at a large size; return False if every size now needs its own trace."""
         if self._general is None:
             return True
-        if self._like is not None:
-            return self._like.hold_at(batch_size)
         size = batch_size if self.makes_own_batches else min(batch_size, MOST_CHECKED)
         if size > self._held_at:
             try:
@@ -147,12 +140,6 @@ class StepTraces:
         self._warn(f"{error}; every batch size is traced separately, which takes longer")
 
     def _aligned(self) -> GeneralTrace:
-        if self._like is not None:
-            try:
-                known = self._like.at(CHECKED_SIZE)
-                return with_optimizer_of(known, self._at(known.example.batch_size))
-            except NotGeneralError:
-                self._like = None
         traces = [self._at(size) for size in TRACED_SIZES]
         try:
             lines = align(*traces)
@@ -181,11 +168,7 @@ class StepTraces:
         except BaseException:
             self._caches.forget_fakes()
             raise
-        # What a trace made is young, as the collector slept: to look at that alone is fast.
-        if any(survivor() is not None for survivor in survivors):
-            gc.collect(1)
-        if any(survivor() is not None for survivor in survivors):
-            self._caches.forget_fakes()  # slow, and rarely needed
+        self._caches.forget_survivors(survivors)
         return trace
 
     def _repeatable(self) -> AbstractContextManager[None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import shutil
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 import click
 
 from batchfinder.cli.estimate import gpus_of, user_errors
+from batchfinder.cli.output import deliver
 from batchfinder.errors import UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.reporting.comparison import comparison_table, equation_lines, marked_rows
@@ -101,19 +101,18 @@ def compare(
             else:
                 comparisons += estimate_strategies(study, gpus, AllocatorSettings(), _show_begin)
     _clear_line()
-    _print(comparisons, explain=explain, as_json=as_json)
+    if not as_json:
+        _print(comparisons, explain=explain)
+    tables = [comparison.to_dict() for comparison in comparisons]
+    content = {"schema_version": SCHEMA_VERSION, "comparisons": tables}
+    deliver(content, as_json=as_json, report=None)
     for text in dict.fromkeys((*warnings, *(w for one in comparisons for w in one.warnings))):
         click.echo(f"Note: {text}", err=True)
     fits = any(row.batch_size for comparison in comparisons for row in comparison.rows)
     return FOUND if fits else NOTHING_FITS
 
 
-def _print(comparisons: Sequence[Comparison], *, explain: bool, as_json: bool) -> None:
-    if as_json:
-        tables = [comparison.to_dict() for comparison in comparisons]
-        content = {"schema_version": SCHEMA_VERSION, "comparisons": tables}
-        click.echo(json.dumps(content, allow_nan=False))
-        return
+def _print(comparisons: Sequence[Comparison], *, explain: bool) -> None:
     width = shutil.get_terminal_size().columns if os.isatty(1) else math.inf
     paragraphs = []
     for comparison in comparisons:
