@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from batchfinder.simulation.gpus import Gpu, find_gpu
     from batchfinder.studies.compare import compare_strategies
     from batchfinder.studies.comparison import Comparison
+    from batchfinder.studies.sweep import sweep_max_batch
+    from batchfinder.studies.swept import Sweep
     from batchfinder.training.setup import TrainingSetup
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "Probe",
     "Split",
     "Status",
+    "Sweep",
     "TrainingSetup",
     "compare_strategies",
     "estimate_max_batch",
@@ -49,6 +52,7 @@ __all__ = [
     "find_gpu",
     "find_max_batch",
     "set_max_batch",
+    "sweep_max_batch",
     "watch_memory",
 ]
 
@@ -71,6 +75,7 @@ _MODULES = {
     "Probe": "results.probe",
     "Split": "results.accumulation",
     "Status": "results.result",
+    "Sweep": "studies.swept",
     "TrainingSetup": "training.setup",
     "compare_strategies": "studies.compare",
     "estimate_max_batch": "estimator",
@@ -79,6 +84,7 @@ _MODULES = {
     "find_max_batch": "finder",
     "set_max_batch": "integrations.transformers",
     "watch_memory": "integrations.watch",
+    "sweep_max_batch": "studies.sweep",
 }
 
 

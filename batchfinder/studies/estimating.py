@@ -48,7 +48,7 @@ def estimate_strategies(
         on_row(strategy)
         try:
             estimates, blocks = _estimates(study, strategy, gpus, settings, traced)
-        except Exception as error:  # the user's model runs in it
+        except Exception as error:
             if strategy == study.strategies[0]:
                 raise
             for of_gpu in rows:

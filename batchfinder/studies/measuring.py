@@ -54,7 +54,7 @@ def measure_strategies(
         on_row(strategy)
         try:
             row = _measured(study, strategy)
-        except Exception as error:  # the user's model runs in it
+        except Exception as error:
             if not rows:
                 raise
             row = StrategyRow(strategy, note=reason_of(error))

@@ -53,7 +53,10 @@ def test_a_global_batch_that_no_split_reaches_says_what_is_reached() -> None:
 
 
 def test_measured_rows_are_timed() -> None:
-    done = compare("--measure", "--device", "cpu", "--max-batch-size", "4", "--strategy", "sgd")
+    tiny = ("--arg", "width=16", "--arg", "depth=1", "--arg", "vocabulary=64")
+    done = compare(
+        *tiny, "--measure", "--device", "cpu", "--max-batch-size", "4", "--strategy", "sgd"
+    )
     assert done.exit_code == 0, done.output
     assert {"samples/s", "per 1,000"} < {*re.split(r"\s{2,}", done.stdout.splitlines()[1])}
     assert "<- fastest" in done.stdout

@@ -1,4 +1,4 @@
 """The commands that search many times: ``compare`` and ``sweep``.
 
-Read ``options``, then ``compare``.
+Read ``options`` and ``commands``, then ``compare`` and ``sweep``.
 """
