@@ -90,6 +90,7 @@ class TrainerStep(StepSource):
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch that is on the model's device."""
         module = unwrapped(model)
+        model.train()  # every part, whatever mode it had, as ``training_step`` does
         args = self._trainer.args
         _save_activations(module, args)
         acting = _acting(
