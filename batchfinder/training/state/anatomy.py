@@ -61,7 +61,7 @@ def holds_tensors(value: Any) -> bool:
 
 
 @functools.cache
-def _names_tensors(cls: type) -> bool:
+def _names_tensors(cls: Any) -> bool:
     return any("Tensor" in str(kind) for kind in getattr(cls, "__annotations__", {}).values())
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from batchfinder import find_max_batch
 from batchfinder.errors import DeviceError
-from batchfinder.training.state import snapshot
+from batchfinder.training.state import storage
 from batchfinder.training.state.snapshot import preserved_state
 
 
@@ -81,20 +81,20 @@ def test_frozen_weights_below_adapters_are_watched_and_not_copied(
 ) -> None:
     copied: list[int] = []
     model = nn.Sequential(nn.Linear(64, 64, bias=False).requires_grad_(False), nn.Linear(64, 2))
-    model.peft_config = SimpleNamespace()
-    real = snapshot.SavedStorage.__init__
+    vars(model)["peft_config"] = SimpleNamespace()
+    real = storage.SavedStorage.__init__
 
-    def noted(self: Any, storage: Any, *, has_copy: bool = True) -> None:
-        copied.append(storage.nbytes() if has_copy else 0)
-        real(self, storage, has_copy=has_copy)
+    def noted(self: Any, part: Any, *, has_copy: bool = True) -> None:
+        copied.append(part.nbytes() if has_copy else 0)
+        real(self, part, has_copy=has_copy)
 
-    monkeypatch.setattr(snapshot.SavedStorage, "__init__", noted)
+    monkeypatch.setattr(storage.SavedStorage, "__init__", noted)
     with preserved_state(model):
         model(torch.ones(1, 64)).sum().backward()
     assert 64 * 64 * 4 not in copied
     assert 2 * 64 * 4 in copied
     with pytest.raises(DeviceError, match="writes to frozen weights"), preserved_state(model):
-        model[0].weight.zero_()
+        model.get_parameter("0.weight").zero_()
 
 
 def tiny_llama(quantized: str, **options: Any) -> Any:
@@ -111,7 +111,7 @@ def tiny_llama(quantized: str, **options: Any) -> Any:
         num_key_value_heads=2,
     )
     model = transformers.LlamaForCausalLM(config).eval()
-    make = {
+    make: Any = {
         "4bit": lambda i, o: bitsandbytes.nn.LinearNF4(i, o, bias=False),
         "8bit": lambda i, o: bitsandbytes.nn.Linear8bitLt(i, o, False, has_fp16_weights=False),
     }[quantized]
@@ -151,7 +151,7 @@ def test_a_quantized_model_answers_bit_for_bit_as_before(quantized: str) -> None
         trainable = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(trainable, lr=0.1)
         for _ in range(2):
-            step(model, ids).backward()
+            torch.autograd.backward(step(model, ids))
             optimizer.step()
     assert [module.training for module in model.modules()] == modes
     with torch.no_grad():
