@@ -57,7 +57,8 @@ def holds_tensors(value: Any) -> bool:
 
     Examples are the scales beside a quantized weight, which a step may replace.
     """
-    return _names_tensors(type(value)) or any(isinstance(v, Tensor) for v in vars(value).values())
+    cls: Any = type(value)
+    return _names_tensors(cls) or any(isinstance(part, Tensor) for part in vars(value).values())
 
 
 @functools.cache
