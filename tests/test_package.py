@@ -30,6 +30,7 @@ ROOMS = (
     "integrations",
     "launching",
     "finder",
+    "searching",
     "estimator",
     "simulation",
     "simulation.tracing",

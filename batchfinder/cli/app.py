@@ -14,7 +14,13 @@ from typing import Any
 import click
 
 from batchfinder.cli.language_models import language_model_options
-from batchfinder.cli.options import run_options, shared_options
+from batchfinder.cli.options import (
+    chart_option,
+    output_options,
+    run_options,
+    search_options,
+    shared_options,
+)
 from batchfinder.errors import BatchFinderError, UserCodeError
 from batchfinder.results.version import VERSION
 
@@ -75,7 +81,9 @@ def cli() -> None:
     metavar="N",
     help="Also show how to reach this size by gradient accumulation. Add --accumulate.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@search_options
+@output_options
+@chart_option
 @click.option("-q", "--quiet", is_flag=True, help="Print only the answer.")
 @click.option("-v", "--verbose", is_flag=True, help="Show more, and what the target prints.")
 @click.pass_obj
@@ -160,12 +168,7 @@ def run_script(**options: Any) -> None:
 )
 @click.option("--forget-calibration", is_flag=True, help="Remove what --calibrate learned.")
 @click.option("--explain", is_flag=True, help="Show what uses the memory, and where.")
-@click.option(
-    "--plot",
-    metavar="FILE.png",
-    help="Draw the memory over one step; several GPUs share the picture.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@output_options
 def estimate(**options: Any) -> None:
     """Estimate the largest batch size on GPUs you do not have; no GPU is needed.
 
@@ -183,6 +186,45 @@ def estimate(**options: Any) -> None:
     from batchfinder.cli.estimate import estimate_batch_size
 
     _exit_with(estimate_batch_size, **options)
+
+
+@cli.command(short_help="Draw results as one HTML page.")
+@click.argument("files", metavar="RESULT.json...", nargs=-1, required=True)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE.html",
+    default="report.html",
+    show_default=True,
+    help="The page.",
+)
+def report(**options: Any) -> None:
+    """Draw results that --json printed as one self-contained HTML page."""
+    from batchfinder.cli.output import report_results
+
+    _exit_with(report_results, **options)
+
+
+@cli.command(short_help="Show the memory of a training while it runs.")
+@click.argument("command_line", metavar="[COMMAND]...", nargs=-1, type=click.UNPROCESSED)
+@click.option("--pid", type=int, metavar="P", help="Watch this process and its children.")
+@click.option(
+    "--every",
+    type=float,
+    metavar="S",
+    default=1.0,
+    show_default=True,
+    help="Seconds between lines.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line on stdout.")
+def watch(**options: Any) -> None:
+    """Show the memory of one training: GPUs (through NVML) and host, by it and by others.
+
+    COMMAND is started and watched until it ends, as in: batchfinder watch -- python train.py
+    """
+    from batchfinder.cli.watch import watch_training
+
+    _exit_with(watch_training, **options)
 
 
 @cli.command(short_help="List the GPUs that can be simulated.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import shutil
@@ -18,6 +17,7 @@ import torch
 from click.core import ParameterSource
 
 from batchfinder.cli.language_models import arguments_by_length
+from batchfinder.cli.output import deliver
 from batchfinder.cli.world_sizes import estimate_on_cluster
 from batchfinder.errors import BatchFinderError, UsageError, UserCodeError
 from batchfinder.estimator import estimate_on_gpus
@@ -28,7 +28,7 @@ from batchfinder.reporting.estimates import (
     explanation_lines,
     length_table,
 )
-from batchfinder.reporting.plot import check_plot, plot_timelines
+from batchfinder.reporting.page.page import check_report
 from batchfinder.results.result import SCHEMA_VERSION
 from batchfinder.search.bounds import check_bounds
 from batchfinder.simulation.allocator.caching import AllocatorSettings
@@ -72,8 +72,8 @@ def estimate_batch_size(
     calibrate: str | None,
     forget_calibration: bool,
     explain: bool,
-    plot: str | None,
     as_json: bool,
+    report: str | None,
     **language_model: Any,
 ) -> int:
     """Run the command; see ``batchfinder estimate --help`` for the options.
@@ -86,8 +86,8 @@ def estimate_batch_size(
     """
     check_bounds(min_batch_size, max_batch_size, multiple_of)
     largest = _cluster(strategy, world_size)
-    if plot is not None:
-        check_plot(plot)  # before the work
+    if report is not None:
+        check_report(report)  # before the work
     gpus = _gpus(gpu_names, memory, overhead)
     is_hf = is_language_model(target)
     of_language_model = arguments_by_length(
@@ -140,9 +140,14 @@ def estimate_batch_size(
             else:
                 runs[length] = estimate_on_gpus(setup, known, options, settings, **bounds)
     estimates = [estimate for run in runs.values() for estimate in run]
-    _print(runs, jobs, explain=explain, as_json=as_json)
-    if plot is not None:
-        plot_timelines(estimates, plot)
+    if not as_json:
+        _print(runs, jobs, explain=explain)
+    rows = [one.to_dict() for one in jobs] or [
+        {**one.to_dict(), **({} if length is None else {"seq": length})}
+        for length, run in runs.items()
+        for one in run
+    ]
+    deliver({"schema_version": SCHEMA_VERSION, "estimates": rows}, as_json=as_json, report=report)
     warnings += [text for estimate in estimates for text in estimate.result.warnings]
     notes = [calibration.note(gpu) for gpu in gpus if overhead is None]
     for text in dict.fromkeys(filter(None, [*warnings, *notes])):
@@ -226,21 +231,8 @@ def _print(
     jobs: Sequence[ClusterEstimate],
     *,
     explain: bool,
-    as_json: bool,
 ) -> None:
     estimates = [estimate for run in runs.values() for estimate in run]
-    if as_json:
-        content = {
-            "schema_version": SCHEMA_VERSION,
-            "estimates": [one.to_dict() for one in jobs]
-            or [
-                {**one.to_dict(), **({} if length is None else {"seq": length})}
-                for length, run in runs.items()
-                for one in run
-            ],
-        }
-        click.echo(json.dumps(content, allow_nan=False))
-        return
     width = shutil.get_terminal_size().columns if os.isatty(1) else math.inf
     if jobs:
         lines = cluster_table(jobs, width)
