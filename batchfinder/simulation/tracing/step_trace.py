@@ -124,7 +124,8 @@ class StepTraces:
 
     def hold_at(self, batch_size: int) -> bool:
         """Check the trace at a large size; return False if every size now needs its own trace."""
-        if self._general is None:
+        # At sizes below the traced ones, such as 1, a step may need fewer copies, but not more.
+        if self._general is None or batch_size < TRACED_SIZES[0]:
             return True
         size = batch_size if self.makes_own_batches else min(batch_size, MOST_CHECKED)
         if size > self._held_at:
@@ -258,11 +259,10 @@ def _fake_setup(
         )
     except (TypeError, RuntimeError, SystemError) as error:
         reason = str(error).partition("\n")[0]
-        raise StepError(f"the model cannot be copied ({reason}): {USE_FIND}") from error
-    changes: dict[str, Any] = {"model": without_compile(model), "step": step, "loss_fn": loss_fn}
-    if optimizer is not None:
-        changes["optimizer"] = optimizer
-    return dataclasses.replace(setup, **changes), held
+        why = "holds quantized tensors" if "uantized" in reason else f"cannot be copied ({reason})"
+        raise StepError(f"the model {why}: {USE_FIND}") from error
+    parts = {"model": without_compile(model), "optimizer": optimizer or setup.optimizer}
+    return dataclasses.replace(setup, step=step, loss_fn=loss_fn, **parts), held
 
 
 def _names_of(setup: TrainingSetup) -> dict[int, str]:
