@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from batchfinder.cli.language_models import language_model_options
 from batchfinder.cli.options import (
     chart_option,
     output_options,
@@ -147,6 +148,7 @@ def run_script(**options: Any) -> None:
     help="Memory outside PyTorch's allocator. [default: the GPU's]",
 )
 @shared_options
+@language_model_options
 @click.option(
     "--expandable-segments",
     is_flag=True,
@@ -173,6 +175,10 @@ def estimate(**options: Any) -> None:
 
     TARGET is the same as for `find`. The training step runs on tensors without data, and its
     allocations run in a model of the CUDA caching allocator.
+
+    Or TARGET is hf: and a language model of the Hugging Face hub, or a folder with its config.json.
+    No code is needed: hf:meta-llama/Llama-3.1-8B --lora 16 --4bit --seq 4096. Its --precision is
+    that of the weights too, and bf16 unless given.
 
     Exit status: 0 estimated, 1 error, 2 usage, 3 not even the smallest size fits on any of the
     GPUs, 130 Ctrl-C.

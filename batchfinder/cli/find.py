@@ -141,7 +141,7 @@ def find_batch_size(
             bounds=bounds,
             show_probe=lambda _, probe: reporter.probe(probe),
             deadline=deadline,
-            recall=lambda prober: memory and _recalled(memory, prober),
+            recall=lambda prober: None if memory is None else _recalled(memory, prober),
             make_head_start=lambda prober: HeadStart(
                 partial(_estimate_of, prober, start_from_estimate),
                 is_asked_for=start_from_estimate,

@@ -29,7 +29,8 @@ from batchfinder.simulation.trace.curve import Curve
 from batchfinder.simulation.trace.trace import GeneralTrace, Kind, Trace
 from batchfinder.simulation.tracing.caches import Caches
 from batchfinder.simulation.tracing.cluster import Cluster, resizes_tracked
-from batchfinder.simulation.tracing.fake import fake_batch, fake_copy, fake_cuda
+from batchfinder.simulation.tracing.fake import fake_batch, fake_copy, fake_cuda, with_carried
+from batchfinder.simulation.tracing.operators import ValuesFollowed
 from batchfinder.simulation.tracing.refusal import USE_FIND, explained
 from batchfinder.simulation.tracing.tracker import StorageTracker
 from batchfinder.simulation.tracing.wrappers import remarks_on_wrappers, without_compile
@@ -123,7 +124,8 @@ class StepTraces:
 
     def hold_at(self, batch_size: int) -> bool:
         """Check the trace at a large size; return False if every size now needs its own trace."""
-        if self._general is None:
+        # At sizes below the traced ones, such as 1, a step may need fewer copies, but not more.
+        if self._general is None or batch_size < TRACED_SIZES[0]:
             return True
         size = batch_size if self.makes_own_batches else min(batch_size, MOST_CHECKED)
         if size > self._held_at:
@@ -190,21 +192,22 @@ class StepTraces:
                 setup = cluster.spread(setup, mesh, precision)
                 buckets = cluster.buckets(setup.model)
                 precision = "fp32" if cluster.is_sharded else precision
-            step = TrainingStep(
-                setup,
-                torch.device("cpu"),
-                precision=precision,
-                accumulate=self._options.accumulate,
-                batch_dim=self._options.batch_dim,
-                is_sharded=cluster is not None and cluster.strategy != "ddp",
-            )
+            with ValuesFollowed():  # an optimizer may compute tables
+                step = TrainingStep(
+                    setup,
+                    torch.device("cpu"),
+                    precision=precision,
+                    accumulate=self._options.accumulate,
+                    batch_dim=self._options.batch_dim,
+                    is_sharded=cluster is not None and cluster.strategy != "ddp",
+                )
             workspaces = CudaWorkspaces(
                 self._capability, self._alike, benchmark=torch.backends.cudnn.benchmark
             )
             tracker = StorageTracker(batch_size, setup.model, workspaces, names)
             host_batch = fake_batch(batch, mode)
             with tracker, resizes_tracked(tracker) if cluster else nullcontext():
-                for tensor in [*tensors_of(setup.model), *held]:
+                for tensor in with_carried([*tensors_of(setup.model), *held]):
                     tracker.track(tensor, Kind.PARAMETER)
                 for bucket in buckets:
                     tracker.track(bucket, Kind.GRADIENT)
@@ -255,13 +258,10 @@ def _fake_setup(
         )
     except (TypeError, RuntimeError, SystemError) as error:
         reason = str(error).partition("\n")[0]
-        if "uantized" in reason:
-            raise StepError(f"the model holds quantized tensors: {USE_FIND}") from error
-        raise StepError(f"the model cannot be copied ({reason}): {USE_FIND}") from error
-    changes: dict[str, Any] = {"model": without_compile(model), "step": step, "loss_fn": loss_fn}
-    if optimizer is not None:
-        changes["optimizer"] = optimizer
-    return dataclasses.replace(setup, **changes), held
+        why = "holds quantized tensors" if "uantized" in reason else f"cannot be copied ({reason})"
+        raise StepError(f"the model {why}: {USE_FIND}") from error
+    parts = {"model": without_compile(model), "optimizer": optimizer or setup.optimizer}
+    return dataclasses.replace(setup, step=step, loss_fn=loss_fn, **parts), held
 
 
 def _names_of(setup: TrainingSetup) -> dict[int, str]:

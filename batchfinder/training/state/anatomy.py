@@ -10,7 +10,7 @@ import os
 import sys
 import sysconfig
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from pathlib import Path
 from types import (
     CellType,
@@ -45,8 +45,25 @@ def is_followed(value: Any) -> bool:
     if not hasattr(value, "__dict__"):
         return bool(slots_of(value))
     return (
-        hasattr(type(value), "state_dict") or is_users(value) or isinstance(value, SimpleNamespace)
+        hasattr(type(value), "state_dict")
+        or is_users(value)
+        or isinstance(value, SimpleNamespace)
+        or holds_tensors(value)
     )
+
+
+def holds_tensors(value: Any) -> bool:
+    """Return True for an object that has, or says it may have, tensors in its attributes.
+
+    Examples are the scales beside a quantized weight, which a step may replace.
+    """
+    cls: Any = type(value)
+    return _names_tensors(cls) or any(isinstance(part, Tensor) for part in vars(value).values())
+
+
+@functools.cache
+def _names_tensors(cls: Any) -> bool:
+    return any("Tensor" in str(kind) for kind in getattr(cls, "__annotations__", {}).values())
 
 
 def container_of(value: Any) -> Any:
@@ -134,16 +151,14 @@ def contents_of(cell: CellType) -> tuple[Any, ...]:
         return ()
 
 
-def namespaces_of(function: FunctionType) -> list[tuple[dict[str, Any], Set[str]]]:
+def namespaces_of(function: FunctionType) -> list[tuple[dict[str, Any], frozenset[str]]]:
     """Return the namespaces that a user's function reads: its globals and the user's modules.
 
     Each comes with the names that the function may look up there.
     """
     if not is_users(function):
         return []
-    spaces: list[tuple[dict[str, Any], Set[str]]] = [
-        (function.__globals__, globals_named(function.__code__))
-    ]
+    spaces = [(function.__globals__, globals_named(function.__code__))]
     read = [content for cell in function.__closure__ or () for content in contents_of(cell)]
     attributes = _names_in(function.__code__)
     seen = {id(function.__globals__)}
@@ -157,7 +172,7 @@ def namespaces_of(function: FunctionType) -> list[tuple[dict[str, Any], Set[str]
     return spaces
 
 
-@functools.cache  # disassembling takes longer than all the rest of a trace
+@functools.cache
 def globals_named(code: CodeType) -> frozenset[str]:
     """Return the global names that a function, or a function inside it, reads or binds.
 
@@ -165,14 +180,14 @@ def globals_named(code: CodeType) -> frozenset[str]:
         >>> sorted(globals_named((lambda: (len, [print for _ in ()])).__code__))
         ['len', 'print']
     """
-    steps = dis.get_instructions(code)
-    names = frozenset(step.argval for step in steps if step.opname.endswith("_GLOBAL"))
-    return names.union(*map(globals_named, _codes_in(code)))
+    names = {step.argval for step in dis.get_instructions(code) if step.opname.endswith("_GLOBAL")}
+    return frozenset(names.union(*map(globals_named, _codes_in(code))))
 
 
-def _names_in(code: CodeType) -> set[str]:
+@functools.cache
+def _names_in(code: CodeType) -> frozenset[str]:
     """Return all names in a function's code: globals, attributes, imports."""
-    return set(code.co_names).union(*map(_names_in, _codes_in(code)))
+    return frozenset(code.co_names).union(*map(_names_in, _codes_in(code)))
 
 
 def _codes_in(code: CodeType) -> list[CodeType]:
