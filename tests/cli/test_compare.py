@@ -38,9 +38,11 @@ def test_a_table_a_legend_and_the_equation() -> None:
     assert {"memory at", "parameters", "activations", "= peak", "per sample"} < {*rows}
 
 
-def test_json_has_a_row_for_each_strategy_and_gpu() -> None:
+def test_json_and_report_have_a_row_for_each_strategy_and_gpu(tmp_path: Path) -> None:
+    page = tmp_path / "compare.html"
     done = compare(*SMALL[:4], "--gpu", "t4", "--gpu", "v100 16gb", "--strategy", "sgd", "--json",
-                   "--max-batch-size", "8")  # fmt: skip
+                   "--max-batch-size", "8", "--report", str(page))  # fmt: skip
+    assert page.read_text().count("<th scope=row>sgd</th>") == 2
     data = json.loads(done.stdout)
     assert [one["device"] for one in data["comparisons"]] == ["T4", "V100 16GB"]
     assert [row["strategy"] for row in data["comparisons"][0]["rows"]] == ["as it is", "sgd"]

@@ -60,6 +60,17 @@ def test_json_on_the_device_has_the_probes_of_every_value() -> None:
     assert "  max_tokens=8: batch size 4, " in done.stderr
 
 
+def test_a_report_has_a_picture_and_a_table(tmp_path: Path) -> None:
+    page = tmp_path / "sweep.html"
+    done = sweep(GPT, *SMALL, "--over", "max_tokens=8,16", "--max-batch-size", "4", "--report",
+                 str(page))  # fmt: skip
+    assert done.exit_code == 0, done.output
+    text = page.read_text()
+    assert "max_tokens = 32 is safe for all lengths" in text
+    assert "Largest batch size" in text
+    assert "<th scope=row>16</th>" in text
+
+
 def test_make_batch_of_the_target_may_take_the_argument(tmp_path: Path) -> None:
     file = tmp_path / "with_make_batch.py"
     file.write_text(WITH_MAKE_BATCH)

@@ -16,6 +16,7 @@ from batchfinder.cli.output import deliver
 from batchfinder.errors import UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.reporting.comparison import comparison_table, equation_lines, marked_rows
+from batchfinder.reporting.page.page import check_report
 from batchfinder.results.result import SCHEMA_VERSION
 from batchfinder.simulation.allocator.caching import AllocatorSettings
 from batchfinder.simulation.tracing.autocast import cuda_autocast_on_cpu
@@ -54,6 +55,7 @@ def compare(
     global_batch_size: int | None,
     explain: bool,
     as_json: bool,
+    report: str | None,
 ) -> int:
     """Run the command; see ``batchfinder compare --help`` for the options.
 
@@ -67,6 +69,8 @@ def compare(
         raise UsageError("no device is given. Try --gpu rtx3090, --memory 24GiB, or --measure.")
     if explain and not (gpu_names or memory):
         raise UsageError("--explain needs an estimate. Try it with --gpu rtx3090.")
+    if report is not None:
+        check_report(report)  # before the work
     gpus = gpus_of(gpu_names, memory, None) if gpu_names or memory else []
     options = ProbeOptions(
         device=device,
@@ -105,7 +109,7 @@ def compare(
         _print(comparisons, explain=explain)
     tables = [comparison.to_dict() for comparison in comparisons]
     content = {"schema_version": SCHEMA_VERSION, "comparisons": tables}
-    deliver(content, as_json=as_json, report=None)
+    deliver(content, as_json=as_json, report=report)
     for text in dict.fromkeys((*warnings, *(w for one in comparisons for w in one.warnings))):
         click.echo(f"Note: {text}", err=True)
     fits = any(row.batch_size for comparison in comparisons for row in comparison.rows)
