@@ -15,6 +15,8 @@ The tree::
     │   ├── WorkerGarbledError              its answer could not be read
     │   ├── WorkerHungError                 it did not answer in time
     │   └── WorkerReleasedError             it was stopped because another rank failed
+    ├── TimeLimitError                      the time limit came before any confirmation
+    ├── CacheError                          remembered answers cannot be read or written
     ├── RankError                           the ranks of a job disagree, or one is missing
     └── UserCodeError                       the user's code raised; carries its traceback
 
@@ -136,6 +138,28 @@ class WorkerReleasedError(WorkerError):
 
     def __init__(self) -> None:
         super().__init__("stopped because another rank failed")
+
+
+class TimeLimitError(BatchFinderError):
+    """The time limit ended the search before any batch size was confirmed."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"no batch size was confirmed within the time limit of {seconds:g} s. "
+            f"Try --time-limit {4 * seconds:g}."
+        )
+
+
+class CacheError(BatchFinderError):
+    """The answers of earlier searches cannot be read or written.
+
+    Attributes:
+        is_damaged: True if the file itself is the reason, so that removing it helps.
+    """
+
+    def __init__(self, message: str, *, is_damaged: bool = False) -> None:
+        self.is_damaged = is_damaged
+        super().__init__(message)
 
 
 class RankError(BatchFinderError):
