@@ -77,6 +77,28 @@ SHARED_OPTIONS = (
 
 HEADROOM_AND_SIZES = (SHARED_OPTIONS[3], *SHARED_OPTIONS[-3:])
 
+SEARCH_OPTIONS = (
+    click.option(
+        "--time-limit",
+        type=float,
+        metavar="S",
+        help="End within S seconds, with the largest size confirmed by then.",
+    ),
+    click.option(
+        "--no-cache",
+        is_flag=True,
+        help="Neither use the answer of an earlier search nor remember this one.",
+    ),
+)
+"""The options of both `find` and `run`."""
+
+
+def search_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add :data:`SEARCH_OPTIONS` to a command."""
+    for option in reversed(SEARCH_OPTIONS):
+        command = option(command)
+    return command
+
 
 def shared_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add :data:`SHARED_OPTIONS` to a command, in their order."""
@@ -147,6 +169,7 @@ RUN_OPTIONS = (
         metavar="S",
         help="Seconds without a step after which a launch counts as hung. [default: by the first]",
     ),
+    *SEARCH_OPTIONS,
     *OUTPUT_OPTIONS,
     chart_option,
     click.option("-q", "--quiet", is_flag=True, help="Print only the answer."),
