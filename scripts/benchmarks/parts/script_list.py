@@ -137,7 +137,8 @@ SCRIPTS = (
         "ultralytics/ultralytics",
         "ultralytics",
         "yolo detect train model=yolov8n.yaml data={data}/boxes/data.yaml imgsz=160"
-        " batch={batch_size} workers=1 plots=False amp=False val=False epochs=1000 project={scratch}",
+        " batch={batch_size} workers=1 plots=False amp=False val=False epochs=1000"
+        " project={scratch}",
         3,
         environment={"YOLO_CONFIG_DIR": "{scratch}"},
         device="cpu",
