@@ -63,7 +63,13 @@ def measure_strategies(
     base = rows[0].result
     assert base is not None
     return Comparison(
-        base.device, base.budget_bytes, True, tuple(rows), study.global_batch_size, base.warnings
+        base.device,
+        base.budget_bytes,
+        True,
+        tuple(rows),
+        study.global_batch_size,
+        study.base,
+        base.warnings,
     )
 
 

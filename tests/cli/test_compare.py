@@ -28,6 +28,7 @@ def test_a_table_a_legend_and_the_equation() -> None:
     table, equation = done.stdout.split("\n\n")
     title, head, base, changed, legend = table.splitlines()
     assert title.startswith("any GPU, budget ")
+    assert title.endswith("; as it is: fp32, AdamW, gradient accumulation")
     assert re.split(r"\s{2,}", head) == [
         "strategy", "max batch", "peak", "model states", "per sample", "for 4099", "note",
     ]  # fmt: skip
