@@ -30,10 +30,8 @@ sys.path.insert(0, str(ROOT / "examples"))
 
 import gpu_models  # noqa: E402
 import train_gpt  # noqa: E402
-import train_lstm  # noqa: E402
 import train_mlp  # noqa: E402
 import train_resnet  # noqa: E402
-import train_unet  # noqa: E402
 import train_vit  # noqa: E402
 
 from batchfinder import (  # noqa: E402
@@ -68,12 +66,12 @@ def _bundled(module: Any, sample: dict[str, int], **model: int) -> Callable[[], 
 
 
 MODELS: dict[str, Callable[[], Built]] = {
-    "mlp": _bundled(train_mlp, {}),
-    "resnet": _bundled(train_resnet, {}),
+    "mlp": _bundled(train_mlp, {"points": 2048}, width=512),
+    "resnet": _bundled(train_resnet, {"image_size": 224}, width=32),
     "vit": _bundled(train_vit, {"image_size": 64}, width=192, depth=6, image_size=64),
     "gpt": _bundled(train_gpt, {"max_tokens": 128}, width=192, depth=6, max_tokens=128),
-    "lstm": _bundled(train_lstm, {}),
-    "unet": _bundled(train_unet, {}),
+    "lstm": gpu_models.lstm,
+    "unet": gpu_models.unet,
     "gpt2": gpu_models.gpt2,
     "bert_base": gpu_models.bert_base,
     "resnet50": gpu_models.resnet50,

@@ -13,7 +13,7 @@ from batchfinder.cli.app import cli
 
 EXAMPLES = Path(__file__).parents[2] / "scripts" / "examples"
 GPT = f"{EXAMPLES / 'train_gpt.py'}:build_model"
-SMALL = ("--arg", "width=32", "--arg", "depth=1", "--memory", "4GiB")
+SMALL = ("--arg", "width=16", "--arg", "depth=1", "--memory", "4GiB")
 
 WITH_MAKE_BATCH = """
 import torch
@@ -49,6 +49,7 @@ def test_a_table_and_what_to_paste() -> None:
     )
 
 
+@pytest.mark.slow
 def test_json_on_the_device_has_the_probes_of_every_value() -> None:
     done = sweep(GPT, "--device", "cpu", "--over", "max_tokens=8,16", "--max-batch-size", "4",
                  "--json")  # fmt: skip
