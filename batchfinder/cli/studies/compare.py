@@ -13,6 +13,7 @@ import click
 
 from batchfinder.cli.estimate import gpus_of, user_errors
 from batchfinder.cli.output import deliver
+from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.reporting.comparison import comparison_table, equation_lines, marked_rows
@@ -22,9 +23,9 @@ from batchfinder.simulation.allocator.caching import AllocatorSettings
 from batchfinder.simulation.tracing.autocast import cuda_autocast_on_cpu
 from batchfinder.studies.comparison import Comparison, StrategyRow
 from batchfinder.studies.estimating import estimate_strategies
-from batchfinder.studies.measuring import measure_strategies
+from batchfinder.studies.measuring import measure_strategies, measured_comparison
 from batchfinder.studies.strategies import Strategy
-from batchfinder.studies.study import study_of
+from batchfinder.studies.study import Study, study_of
 from batchfinder.training.arguments import parse_arguments
 from batchfinder.training.loading import load_setup
 from batchfinder.units import format_seconds, parse_bytes, parse_percentage
@@ -80,6 +81,7 @@ def compare(
         accumulate=accumulate,
     )
     comparisons: list[Comparison] = []
+    status = 0
     # Output of the target and its steps must not mix with the answer.
     with contextlib.redirect_stdout(sys.stderr), user_errors():
         with cuda_autocast_on_cpu() if gpus else contextlib.nullcontext():
@@ -101,7 +103,8 @@ def compare(
                 is_measured=is_measured,
             )
             if is_measured:
-                comparisons.append(measure_strategies(study, on_end=_show_progress))
+                measured, status = _measured(study)
+                comparisons.append(measured)
             else:
                 comparisons += estimate_strategies(study, gpus, AllocatorSettings(), _show_begin)
     _clear_line()
@@ -113,7 +116,24 @@ def compare(
     for text in dict.fromkeys((*warnings, *(w for one in comparisons for w in one.warnings))):
         click.echo(f"Note: {text}", err=True)
     fits = any(row.batch_size for comparison in comparisons for row in comparison.rows)
-    return FOUND if fits else NOTHING_FITS
+    return status or (FOUND if fits else NOTHING_FITS)
+
+
+def _measured(study: Study) -> tuple[Comparison, int]:
+    """Measure, and return the rows that there are even if it is cut short; and the exit status."""
+    rows: list[StrategyRow] = []
+
+    def on_end(row: StrategyRow) -> None:
+        rows.append(row)
+        _show_progress(row)
+
+    with terminated_as_ctrl_c() as why:
+        try:
+            return measure_strategies(study, on_end), 0
+        except KeyboardInterrupt:
+            if not rows:
+                raise
+            return measured_comparison(study, rows), why[-1]
 
 
 def _print(comparisons: Sequence[Comparison], *, explain: bool) -> None:
