@@ -139,7 +139,7 @@ def find_batch_size(
             bounds=bounds,
             show_probe=lambda _, probe: reporter.probe(probe),
             deadline=deadline,
-            recall=lambda prober: memory and _recalled(memory, prober),
+            recall=lambda prober: _recalled(memory, prober) if memory else None,
             make_head_start=lambda prober: HeadStart(
                 partial(_estimate_of, prober, start_from_estimate),
                 is_asked_for=start_from_estimate,

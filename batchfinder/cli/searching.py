@@ -71,7 +71,8 @@ def search_in_terminal(
         BatchFinderError: whatever keeps the search from ending well.
     """
     smallest, largest, multiple_of = bounds
-    with terminated_as_ctrl_c(deadline and ALARM * deadline.seconds_left()) as why:
+    seconds = ALARM * deadline.seconds_left() if deadline else None
+    with terminated_as_ctrl_c(seconds) as why:
         try:
             with closing(make_prober()) as prober:
                 reporter.start(

@@ -1,0 +1,52 @@
+"""``batchfinder cache``: the remembered answers of earlier searches."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from batchfinder.errors import UsageError
+from batchfinder.results.cache import AnswerCache
+
+# Of the key: enough to tell a thousand answers apart.
+SHOWN = 8
+
+
+def list_answers() -> int:
+    """Print one line for each answer, the newest first; return the exit status."""
+    cache = AnswerCache()
+    answers = cache.answers()
+    for answer in answers:
+        size, device = answer.result["batch_size"], answer.result["device"]
+        key = answer.key[:SHOWN]
+        click.echo(f"{key}  {answer.when}  batch size {size} on {device}  {answer.command}")
+    if not answers:
+        click.echo(f"No answers in {cache.path}", err=True)
+    return 0
+
+
+def show_answer(start_of_key: str) -> int:
+    """Print an answer and what it depends on, as one JSON object; return the exit status.
+
+    Raises:
+        UsageError: not exactly one key starts like this.
+    """
+    found = AnswerCache().answers(start_of_key)
+    if len(found) != 1:
+        raise UsageError(
+            f"{len(found)} answers have a key that starts with {start_of_key!r}. "
+            "Try batchfinder cache list"
+        )
+    answer = found[0]
+    content = {**vars(answer), "when": answer.when}
+    click.echo(json.dumps(content, indent=2))
+    return 0
+
+
+def clear_answers() -> int:
+    """Remove all answers; return the exit status."""
+    cache = AnswerCache()
+    count = cache.clear()
+    click.echo(f"Removed {count} answer{'' if count == 1 else 's'} from {cache.path}")
+    return 0
