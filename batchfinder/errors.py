@@ -9,6 +9,7 @@ The tree::
     ├── StepError                           the training step cannot be built, or trains nothing
     ├── BatchTooSmallError                  a layer needs more than one example to train on
     ├── DeviceError                         the device or the requested limit is unavailable
+    │   └── NothingFitsError                not even one example fits (also a RuntimeError)
     ├── WorkerError                         a worker process failed
     │   ├── WorkerDiedError                 it ended without an answer
     │   ├── WorkerGarbledError              its answer could not be read
@@ -73,6 +74,10 @@ def too_small(batch_size: int) -> BatchTooSmallError:
 
 class DeviceError(BatchFinderError):
     """The device, or the requested memory limit, is unavailable."""
+
+
+class NothingFitsError(DeviceError, RuntimeError):
+    """Not even one example fits into memory, in training that cannot go on without an answer."""
 
 
 class WorkerError(BatchFinderError):

@@ -107,6 +107,21 @@ def shared_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+OUTPUT_OPTIONS = (
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout."),
+    click.option("--report", metavar="FILE.html", help="Also write a page with pictures."),
+)
+
+chart_option = click.option("--chart", is_flag=True, help="Also draw memory against batch size.")
+
+
+def output_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add :data:`OUTPUT_OPTIONS` to a command."""
+    for option in reversed(OUTPUT_OPTIONS):
+        command = option(command)
+    return command
+
+
 RUN_OPTIONS = (
     click.option(
         "--device", metavar="D", help="cuda, cuda:1, cpu ... [default: a GPU if there is one]"
@@ -142,13 +157,21 @@ RUN_OPTIONS = (
         help="Least number of optimizer steps in each launch; on the CPU 6 at least.",
     ),
     click.option(
+        "--mode",
+        type=click.Choice(["train", "eval", "inference"]),
+        default="train",
+        show_default=True,
+        help="Count forward passes without gradients as steps (eval, inference).",
+    ),
+    click.option(
         "--timeout",
         type=float,
         metavar="S",
         help="Seconds without a step after which a launch counts as hung. [default: by the first]",
     ),
     *SEARCH_OPTIONS,
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout."),
+    *OUTPUT_OPTIONS,
+    chart_option,
     click.option("-q", "--quiet", is_flag=True, help="Print only the answer."),
     click.option("-v", "--verbose", is_flag=True, help="Show more, and what the script prints."),
 )

@@ -71,7 +71,7 @@ def search_in_terminal(
         BatchFinderError: whatever keeps the search from ending well.
     """
     smallest, largest, multiple_of = bounds
-    seconds = ALARM * deadline.seconds_left() if deadline else None
+    seconds = None if deadline is None else ALARM * deadline.seconds_left()
     with terminated_as_ctrl_c(seconds) as why:
         try:
             with closing(make_prober()) as prober:

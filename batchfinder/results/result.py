@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from batchfinder.results.accumulation import AccumulationPlan, plan_accumulation
@@ -172,6 +172,28 @@ class BatchSizeResult:
             "rank_peak_bytes": [*self.rank_peak_bytes],
             "limiting_rank": self.limiting_rank,
         }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> BatchSizeResult:
+        """Rebuild a result from :meth:`to_dict`. Names that are no attributes are ignored.
+
+        Raises:
+            KeyError, ValueError, TypeError: the data does not describe a result.
+        """
+        failure, model = data["next_failure"], data["memory_model"]
+        known = {one.name: data[one.name] for one in fields(cls) if one.name in data}
+        return cls(
+            **{
+                **known,
+                "status": Status(data["status"]),
+                "probes": tuple(map(Probe.from_dict, data["probes"])),
+                "memory_model": model and MemoryModel.from_dict(model),
+                "next_failure": failure
+                and NextFailure(**{**failure, "outcome": Outcome(failure["outcome"])}),
+                "warnings": tuple(data["warnings"]),
+                "notes": tuple(data["notes"]),
+            }
+        )
 
     def to_json(self) -> str:
         """Return the JSON object that ``batchfinder find --json`` prints."""
