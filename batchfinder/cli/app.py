@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from batchfinder.cli.cache import cache
 from batchfinder.cli.language_models import language_model_options
 from batchfinder.cli.options import (
     chart_option,
@@ -240,6 +241,7 @@ def gpus(**options: Any) -> None:
     exit_with(list_gpus, **options)
 
 
+cli.add_command(cache)
 cli.add_command(compare)
 cli.add_command(sweep)
 

@@ -50,3 +50,40 @@ def clear_answers() -> int:
     count = cache.clear()
     click.echo(f"Removed {count} answer{'' if count == 1 else 's'} from {cache.path}")
     return 0
+
+
+@click.group(short_help="List, show or clear remembered answers.")
+def cache() -> None:
+    """List, show or clear the answers that `find` remembers.
+
+    They are in the folder that BATCHFINDER_CACHE names, or the system's usual one. An answer is
+    confirmed by real steps each time before it is used.
+    """
+
+
+@cache.command("list")
+def cache_list() -> None:
+    """List the remembered answers, the newest first."""
+    from batchfinder.cli.app import exit_with
+
+    exit_with(list_answers)
+
+
+@cache.command("show")
+@click.argument("key")
+def cache_show(key: str) -> None:
+    """Print an answer, and what it depends on, as JSON.
+
+    KEY is the start of its key, as `list` shows it.
+    """
+    from batchfinder.cli.app import exit_with
+
+    exit_with(show_answer, start_of_key=key)
+
+
+@cache.command("clear")
+def cache_clear() -> None:
+    """Remove all remembered answers."""
+    from batchfinder.cli.app import exit_with
+
+    exit_with(clear_answers)

@@ -90,7 +90,7 @@ SEARCH_OPTIONS = (
         help="Neither use the answer of an earlier search nor remember this one.",
     ),
 )
-"""The options of both `find` and `run`."""
+"""How long `find` searches, also `run`; and whether it remembers."""
 
 
 def search_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -169,7 +169,7 @@ RUN_OPTIONS = (
         metavar="S",
         help="Seconds without a step after which a launch counts as hung. [default: by the first]",
     ),
-    *SEARCH_OPTIONS,
+    SEARCH_OPTIONS[0],
     *OUTPUT_OPTIONS,
     chart_option,
     click.option("-q", "--quiet", is_flag=True, help="Print only the answer."),

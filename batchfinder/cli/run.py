@@ -12,6 +12,7 @@ import click
 from batchfinder.cli.output import deliver
 from batchfinder.errors import UsageError
 from batchfinder.search.bounds import check_bounds
+from batchfinder.search.deadline import deadline_in
 from batchfinder.units import parse_bytes, parse_percentage
 
 # A size at most this share larger than the answer failed: one closer would take one to three more
@@ -38,6 +39,7 @@ def run_command(
     global_batch_size: int | None,
     settings: Sequence[str],
     files: Sequence[str],
+    time_limit: float | None,
     as_json: bool,
     report: str | None,
     chart: bool,
@@ -77,6 +79,7 @@ def run_command(
         timeout_seconds=timeout,
         show_output=verbose,
     )
+    deadline = deadline_in(time_limit)
     before = files_in(Path.cwd())
     prices = Prices(confirm=1, resolution=RESOLUTION)  # each launch confirms
     shown = 0
@@ -113,6 +116,7 @@ def run_command(
             bounds=(min_batch_size, max_batch_size, multiple_of),
             show_probe=show_launches,
             prices=prices,
+            deadline=deadline,
         )
 
 
