@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from batchfinder.cli.cache import cache
+from batchfinder.cli.check import check
 from batchfinder.cli.language_models import language_model_options
 from batchfinder.cli.options import (
     chart_option,
@@ -242,6 +243,7 @@ def gpus(**options: Any) -> None:
 
 
 cli.add_command(cache)
+cli.add_command(check)
 cli.add_command(compare)
 cli.add_command(sweep)
 

@@ -69,7 +69,7 @@ def run_command(
     if global_batch_size is not None:
         max_batch_size = min(max_batch_size or global_batch_size, global_batch_size)
     first, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
-    template = Template([*command_line], _parse(settings), tuple(files), global_batch_size)
+    template = Template([*command_line], parse_settings(settings), tuple(files), global_batch_size)
     options = RunOptions(
         device=device,
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
@@ -120,7 +120,12 @@ def run_command(
         )
 
 
-def _parse(settings: Sequence[str]) -> dict[str, str]:
+def parse_settings(settings: Sequence[str]) -> dict[str, str]:
+    """Read the texts ``NAME=VALUE`` of ``--env``.
+
+    Raises:
+        UsageError: a text that is no such pair.
+    """
     pairs = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
