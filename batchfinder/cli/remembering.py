@@ -25,7 +25,6 @@ class SearchMemory:
 
     Attributes:
         key: of all facts; empty before :meth:`recall`.
-
     """
 
     def __init__(self, command: str, facts: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.training.setup import TrainingSetup
 
 SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "GLIBC_TUNABLES", "OMP_NUM_THREADS")
-OPTIONS = (
+OPTIONS: tuple[dict[str, Any], ...] = (
     *({"precision": name} for name in ("bf16", "fp16")),
     *({"headroom": share} for share in (0.0, 0.1, 0.2)),
     *({"memory_limit": 2**power} for power in range(28, 36)),
