@@ -13,6 +13,8 @@ from typing import Any
 
 import click
 
+from batchfinder.cli.cache import cache
+from batchfinder.cli.check import check
 from batchfinder.cli.language_models import language_model_options
 from batchfinder.cli.options import (
     chart_option,
@@ -240,6 +242,8 @@ def gpus(**options: Any) -> None:
     exit_with(list_gpus, **options)
 
 
+cli.add_command(cache)
+cli.add_command(check)
 cli.add_command(compare)
 cli.add_command(sweep)
 

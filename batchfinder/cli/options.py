@@ -90,7 +90,7 @@ SEARCH_OPTIONS = (
         help="Neither use the answer of an earlier search nor remember this one.",
     ),
 )
-"""How long a search may take, which `run` has too, and whether it is remembered."""
+"""How long a search may take, and whether it is remembered."""
 
 
 def search_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -169,7 +169,7 @@ RUN_OPTIONS = (
         metavar="S",
         help="Seconds without a step after which a launch counts as hung. [default: by the first]",
     ),
-    SEARCH_OPTIONS[0],
+    *SEARCH_OPTIONS,
     *OUTPUT_OPTIONS,
     chart_option,
     click.option("-q", "--quiet", is_flag=True, help="Print only the answer."),

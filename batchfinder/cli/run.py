@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ RESOLUTION = 0.03
 
 if TYPE_CHECKING:
     from batchfinder.results.probe import Probe
+    from batchfinder.results.remembered import Remembered
     from batchfinder.results.result import BatchSizeResult
 
 
@@ -37,6 +39,7 @@ def run_command(
     mode: str,
     timeout: float | None,
     time_limit: float | None,
+    no_cache: bool,
     global_batch_size: int | None,
     settings: Sequence[str],
     files: Sequence[str],
@@ -55,11 +58,13 @@ def run_command(
         BatchFinderError: whatever keeps the search from ending well.
     """
     # Not before: PyTorch takes longer to import than --help may.
+    from batchfinder.cli.remembering import SearchMemory
     from batchfinder.cli.searching import search_in_terminal
     from batchfinder.launching.leftovers import files_in, left_behind
     from batchfinder.launching.options import RunOptions
     from batchfinder.launching.prober import LaunchProber
     from batchfinder.launching.template import Template
+    from batchfinder.probing.code import digests, modules_beside
     from batchfinder.reporting.page.page import check_report
     from batchfinder.reporting.terminal import TerminalReporter
     from batchfinder.search.plan import Prices
@@ -69,7 +74,7 @@ def run_command(
     if global_batch_size is not None:
         max_batch_size = min(max_batch_size or global_batch_size, global_batch_size)
     first, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
-    template = Template([*command_line], _parse(settings), tuple(files), global_batch_size)
+    template = Template([*command_line], parse_settings(settings), tuple(files), global_batch_size)
     options = RunOptions(
         device=device,
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
@@ -80,6 +85,16 @@ def run_command(
         show_output=verbose,
     )
     deadline = deadline_in(time_limit)
+    bounds = (min_batch_size, max_batch_size, multiple_of)
+    named = [word for word in command_line if Path(word).is_file()]
+    facts = {
+        "template": asdict(template),
+        "options": asdict(options),
+        "bounds": bounds,
+        "folder": str(Path.cwd()),
+        "code": digests([*named, *files, *modules_beside(named)]),
+    }
+    memory = None if no_cache else SearchMemory(f"run {shlex.join(command_line)}", facts)
     before = files_in(Path.cwd())
     prices = Prices(confirm=1, resolution=RESOLUTION)  # each launch confirms
     shown = 0
@@ -94,9 +109,19 @@ def run_command(
             reporter.probe(launched)
         shown = len(prober.launched)
 
+    def recall(prober: LaunchProber) -> Remembered | None:
+        place = {"device": prober.device, "processes": prober.processes}
+        answer = memory.recall(**place, versions=prober.versions) if memory else None
+        found = answer.remembered() if answer else None
+        if found and found.suits(prober.budget_bytes, is_repeatable=prober.is_repeatable):
+            return found
+        return None
+
     def tell(prober: LaunchProber, result: BatchSizeResult) -> None:
         warnings = filter(None, [left_behind(before, files_in(Path.cwd()))])
         result = prober.conclude(result)
+        if memory is not None:
+            result = memory.keep(result)
         result = replace(result, warnings=(*result.warnings, *warnings))
         command = prober.command(result)
         reporter.finish()
@@ -113,14 +138,20 @@ def run_command(
             reporter,
             tell,
             headroom=options.headroom,
-            bounds=(min_batch_size, max_batch_size, multiple_of),
+            bounds=bounds,
             show_probe=show_launches,
             prices=prices,
             deadline=deadline,
+            recall=recall,
         )
 
 
-def _parse(settings: Sequence[str]) -> dict[str, str]:
+def parse_settings(settings: Sequence[str]) -> dict[str, str]:
+    """Read the texts ``NAME=VALUE`` of ``--env``.
+
+    Raises:
+        UsageError: a text that is no such pair.
+    """
     pairs = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
