@@ -53,6 +53,7 @@ def estimate_batch_size(
     overhead: str | None,
     sample: str | None,
     input_spec: str | None,
+    loader: str | None,
     pairs: Sequence[str],
     headroom: str,
     precision: str,
@@ -97,7 +98,12 @@ def estimate_batch_size(
     with contextlib.redirect_stdout(sys.stderr), _user_errors():
         with cuda_autocast_on_cpu():
             setup, warnings = load_setup(
-                target, arguments, sample=sample, input_spec=input_spec, optimizer=optimizer
+                target,
+                arguments,
+                sample=sample,
+                input_spec=input_spec,
+                loader=loader,
+                optimizer=optimizer,
             )
         if calibrate is not None:
             _calibrate(calibration, Path(calibrate), setup, options, settings)

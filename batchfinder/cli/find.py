@@ -46,6 +46,7 @@ def find_batch_size(
     *,
     sample: str | None,
     input_spec: str | None,
+    loader: str | None,
     pairs: Sequence[str],
     device: str | None,
     memory_limit: str | None,
@@ -97,7 +98,8 @@ def find_batch_size(
             )
         if global_batch_size is not None and global_batch_size < 1:
             raise UsageError(f"--global-batch-size must be at least 1, not {global_batch_size}")
-        source = SetupSource(target, parse_arguments(pairs), sample, input_spec, optimizer)
+        arguments = parse_arguments(pairs)
+        source = SetupSource(target, arguments, sample, input_spec, loader, optimizer)
 
     def report(_: Prober, result: BatchSizeResult) -> None:
         if not is_rank_0:
