@@ -70,6 +70,8 @@ def completed(
         warnings += remarks_on(trainer)
     is_hint = False
     if setup.loader is not None:
+        if setup.sample is not None or setup.make_batch is not None:
+            raise UsageError("there is both a loader and a sample or make_batch. Try one of them.")
         setup = _with_batches(setup, batches_of_loader(setup.loader), warnings)
     elif setup.sample is None and setup.make_batch is None:
         sample = _given_sample(sample_function, arguments or {}, input_spec)
@@ -93,8 +95,6 @@ def completed(
 
 def _with_batches(setup: TrainingSetup, batches: DataBatches, warnings: list[str]) -> TrainingSetup:
     """A setup with the batches of a data set in place of its loader; adds to the warnings."""
-    if setup.sample is not None or setup.make_batch is not None:
-        raise UsageError("there is both a loader and a sample or make_batch. Try one of them.")
     warnings += batches.remarks
     return replace(setup, sample=batches.sample, make_batch=batches.make_batch, loader=None)
 

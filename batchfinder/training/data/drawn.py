@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import SequentialSampler
+from torch.utils.data import RandomSampler
 
 from batchfinder.errors import SampleError
 from batchfinder.training.data.lengths import MOST_EXAMPLES, Lengths, lengths_of
@@ -96,7 +96,8 @@ def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> Data
     Args:
         dataset: has a length, and examples by their place. Its examples are read in this process.
         collate: makes a batch of a list of examples.
-        sampler: iterates over places in the data set, in training; it stays as it is.
+        sampler: iterates over places in the data set, in training; it stays as it is. None: any
+            order.
         owner: of the data set, for messages, such as "the Trainer".
 
     Raises:
@@ -118,7 +119,9 @@ def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> Data
     is_repeatable = _as_when_repeated(batch, longest, 2 * count)
     make_batch: MakeBatch | None = None if is_repeatable else longest
     if _shapes_vary(dataset, collate, lengths):
-        make_batch = Drawn(longest, collate, dataset, drawn_places(sampler))
+        make_batch = Drawn(
+            longest, collate, dataset, drawn_places(sampler or RandomSampler(dataset))
+        )
     return DataBatches(batch if is_repeatable else None, make_batch, tuple(remarks))
 
 
@@ -126,7 +129,7 @@ def drawn_places(sampler: Any) -> list[int]:
     """Return the first places that a copy of a sampler draws from a fixed seed.
 
     Example:
-        >>> drawn_places(SequentialSampler("abc"))
+        >>> sorted(drawn_places(RandomSampler("abc")))
         [0, 1, 2]
     """
     sampler = copy.copy(sampler)

@@ -72,15 +72,24 @@ def _lengths_at(dataset: Any, places: range, size: int) -> Lengths:
                 longest[key] = length, place
             if length < shortest.setdefault(key, (length, place))[0]:
                 shortest[key] = length, place
-    ends = [sorted({place for _, place in found.values()}) for found in (longest, shortest)]
-    return Lengths(*ends, longest != shortest, len(places), are_sure=len(places) == size)
+
+    def places_in(found: dict[Any, tuple[int, int]]) -> list[int]:
+        return sorted({place for _, place in found.values()})
+
+    return Lengths(
+        places_in(longest),
+        places_in(shortest),
+        vary=longest != shortest,
+        looked_at=len(places),
+        are_sure=len(places) == size,
+    )
 
 
 def _lengths(example: Any) -> Iterator[tuple[Any, int]]:
     """How long each value of an example is."""
     if isinstance(example, Mapping):
         items = list(example.items())
-    elif isinstance(example, list | tuple):
+    elif isinstance(example, list | tuple) and not _is_of_numbers(example):
         items = list(enumerate(example))
     elif _is_single(example) or not hasattr(example, "__dict__"):
         items = [("", example)]
@@ -88,6 +97,11 @@ def _lengths(example: Any) -> Iterator[tuple[Any, int]]:
         items = list(vars(example).items())  # transformers' own collators take such objects too
     for key, value in items:
         yield key, _length(value)
+
+
+def _is_of_numbers(value: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether it is a text by its tokens: only the first is asked, as all would take seconds."""
+    return bool(value) and isinstance(value[0], Number)
 
 
 def _is_single(value: Any) -> bool:
@@ -107,8 +121,7 @@ def _length(value: Any) -> int:
         return sum(map(_length, value.values()))
     if not hasattr(value, "__len__"):
         return 1
-    # Only the first tells what a list holds: to ask each token would take seconds.
-    is_nested = isinstance(value, list | tuple) and value and not isinstance(value[0], Number)
+    is_nested = isinstance(value, list | tuple) and not _is_of_numbers(value)
     return sum(map(_length, value)) if is_nested else len(value)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, default_collate
+from torch.utils.data import BatchSampler, IterableDataset, default_collate
 
 from batchfinder.errors import SampleError
 from batchfinder.training.data.drawn import DataBatches, batches_of
@@ -36,7 +36,7 @@ def batches_of_loader(loader: Any, owner: str = "the loader") -> DataBatches:
     """
     dataset, collate, sampler = _parts(loader, owner)
     with preserved_state(sampler, collate):
-        return batches_of(dataset, collate, sampler or RandomSampler(dataset), owner)
+        return batches_of(dataset, collate, sampler, owner)
 
 
 def has_places(dataset: Any) -> bool:

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.utils.data import RandomSampler
-
 from batchfinder.errors import SampleError
 from batchfinder.training.data.drawn import DataBatches, batches_of
 from batchfinder.training.data.loader import has_places, sampler_of
@@ -40,8 +38,7 @@ def batches_of_trainer(trainer: Trainer) -> DataBatches:
                 "as long as any in training"
             )
             return DataBatches(_first_batch(loader), None, remarks=(remark,))
-        sampler = sampler_of(loader) or RandomSampler(dataset)
-        return batches_of(dataset, collate, sampler, "the Trainer")
+        return batches_of(dataset, collate, sampler_of(loader), "the Trainer")
 
 
 @contextmanager
