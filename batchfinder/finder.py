@@ -270,8 +270,9 @@ def run_search(
             "run one training step by yourself to see more"
         )
     of_the_estimate = head_start.notes if head_start else []
+    may_expand = _may_expand(prober)
     of_the_finding = warnings_about(
-        finding, prober, max_batch_size, multiple_of, may_expand=_may_expand(prober)
+        finding, prober, max_batch_size, multiple_of, may_expand=may_expand, probes=probes
     )
     warnings = [*of_the_estimate, *prober.warnings, *of_the_finding]
     result = conclude(prober, probes, finding, time.monotonic() - started, warnings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from batchfinder.results.probe import LEAK_WARNING, Outcome, Probe
 from batchfinder.search.bounds import UNLIMITED_BATCH_SIZE
@@ -28,6 +28,7 @@ def warnings_about(
     multiple_of: int,
     *,
     may_expand: bool,
+    probes: Sequence[Probe] = (),
 ) -> Iterator[str]:
     """Yield what the user should do something about.
 
@@ -37,6 +38,7 @@ def warnings_about(
         max_batch_size: the largest size allowed; None: no limit.
         multiple_of: every size tried is a multiple of this.
         may_expand: the device's allocator has expandable segments, and they are off.
+        probes: all of the search.
     """
     if finding.failure is None:
         if finding.answer and max_batch_size is None:
@@ -56,7 +58,11 @@ def warnings_about(
         )
     held = finding.answer.peak_allocated_bytes
     ran_out = finding.failure.outcome is Outcome.OOM and used_the_budget
-    if held and ran_out and held < MOSTLY_TENSORS * prober.budget_bytes and may_expand:
+    # What ran a step ran out in several: batches of varying length leave holes of their own.
+    ran = max((p.batch_size for p in probes if p.fits and not p.confirmed), default=0)
+    is_refuted = any(p.confirmed and not p.fits and p.batch_size <= ran for p in probes)
+    is_fragmented = is_refuted or bool(held and held < MOSTLY_TENSORS * prober.budget_bytes)
+    if held and ran_out and is_fragmented and may_expand:
         yield (
             f"the allocator is so fragmented that tensors take only {format_bytes(held)} of the "
             f"{format_bytes(prober.budget_bytes)}; PYTORCH_CUDA_ALLOC_CONF="
