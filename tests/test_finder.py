@@ -106,6 +106,12 @@ def test_where_the_allocator_is_fragmented_the_sizes_left_out_are_named() -> Non
     )
 
 
+def test_where_a_confirmation_runs_out_at_a_size_that_a_probe_ran_that_setting_is_named() -> None:
+    prober = FakeProber(budget_bytes=10_000, confirm_extra=0.03, device="cuda:0 Paper")
+    (hint,) = run_search(prober).warnings
+    assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in hint
+
+
 @pytest.mark.parametrize(
     ("device", "setting", "is_told"),
     [
