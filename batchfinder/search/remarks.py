@@ -58,15 +58,23 @@ def warnings_about(
         )
     held = finding.answer.peak_allocated_bytes
     ran_out = finding.failure.outcome is Outcome.OOM and used_the_budget
-    # What ran a step ran out in several: batches of varying length leave holes of their own.
+    if not (held and ran_out and may_expand):
+        return
+    setting = (
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, for search and training, may leave room "
+        "for more"
+    )
     ran = max((p.batch_size for p in probes if p.fits and not p.confirmed), default=0)
-    is_refuted = any(p.confirmed and not p.fits and p.batch_size <= ran for p in probes)
-    is_fragmented = is_refuted or bool(held and held < MOSTLY_TENSORS * prober.budget_bytes)
-    if held and ran_out and is_fragmented and may_expand:
+    refuted = [p.batch_size for p in probes if p.confirmed and not p.fits and p.batch_size <= ran]
+    if held < MOSTLY_TENSORS * prober.budget_bytes:
         yield (
             f"the allocator is so fragmented that tensors take only {format_bytes(held)} of the "
-            f"{format_bytes(prober.budget_bytes)}; PYTORCH_CUDA_ALLOC_CONF="
-            "expandable_segments:True, for search and training, may leave room for more"
+            f"{format_bytes(prober.budget_bytes)}; {setting}"
+        )
+    elif refuted:
+        yield (
+            f"the allocator fragments from step to step: a batch of {min(refuted)} ran out of "
+            f"memory after a few, though one step of {ran} ran; {setting}"
         )
 
 
