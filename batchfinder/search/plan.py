@@ -17,7 +17,7 @@ MOST_CANDIDATES = 30
 OVERHEAD = 0.02
 
 
-@dataclass(frozen=True)
+@dataclass
 class Prices:
     """What moves cost, in steps at the size that is tried.
 
@@ -26,13 +26,16 @@ class Prices:
         failed_confirm: one that does not.
         failed_probe: a probe that does not; one that does is a step.
         launch: what comes on top of each where a process has to start for it, in steps at the size
-            expected.
+            expected. Whoever launches may correct it while a search runs.
+        resolution: how close the bracket is drawn at least, as a share of the size: closer is not
+            worth a move.
     """
 
     confirm: float = 3
     failed_confirm: float = 1
     failed_probe: float = 1
     launch: float = 0
+    resolution: float = 0
 
 
 class Move(NamedTuple):

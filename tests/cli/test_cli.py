@@ -305,8 +305,8 @@ def test_the_help_names_every_option() -> None:
     assert done.exit_code == 0
     options = (
         "sample input loader arg device memory-limit headroom precision optimizer accumulate "
-        "compile min-batch-size max-batch-size multiple-of confirm-steps probe-timeout global-batch-size "
-        "json quiet verbose"
+        "compile min-batch-size max-batch-size multiple-of confirm-steps probe-timeout "
+        "global-batch-size json quiet verbose"
     )
     assert all(f"--{option}" in done.stdout for option in options.split())
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from typing import Any
 
-from batchfinder.errors import BatchTooSmallError, UserCodeError
+from batchfinder.errors import BatchTooSmallError, UserCodeError, WorkerError
 from batchfinder.probing.attempt import Attempt
 from batchfinder.probing.notes import Notes
 from batchfinder.probing.options import ProbeOptions
@@ -104,6 +105,16 @@ class Supervisor(AtPlace):
         # A step that fills the budget takes longer by as much as it needs more memory.
         full_step = self._largest.step_seconds * max(1.0, self.place.budget_bytes / peak)
         return WORTH_STEPS * full_step
+
+    def fingerprint(self) -> dict[str, Any] | None:
+        """What the answer depends on; None if the worker cannot tell."""
+        if not isinstance(self.worker, ProcessWorker):
+            return None
+        try:
+            return self.worker.fingerprint()
+        except WorkerError:
+            self._is_fit = False
+            return None
 
     def close(self) -> None:
         self.worker.end()
