@@ -58,6 +58,7 @@ def estimate_batch_size(
     overhead: str | None,
     sample: str | None,
     input_spec: str | None,
+    loader: str | None,
     pairs: Sequence[str],
     headroom: str,
     precision: str,
@@ -120,6 +121,7 @@ def estimate_batch_size(
                     {**arguments, **own},
                     sample=sample,
                     input_spec=input_spec,
+                    loader=loader,
                     optimizer=optimizer,
                 )
             warnings += remarks

@@ -48,6 +48,7 @@ def find_batch_size(
     *,
     sample: str | None,
     input_spec: str | None,
+    loader: str | None,
     pairs: Sequence[str],
     device: str | None,
     memory_limit: str | None,
@@ -105,7 +106,8 @@ def find_batch_size(
             )
         if global_batch_size is not None and global_batch_size < 1:
             raise UsageError(f"--global-batch-size must be at least 1, not {global_batch_size}")
-        source = SetupSource(target, parse_arguments(pairs), sample, input_spec, optimizer)
+        arguments = parse_arguments(pairs)
+        source = SetupSource(target, arguments, sample, input_spec, loader, optimizer)
         deadline = deadline_in(time_limit)
         if deadline is not None and strategy is not None:
             raise UsageError("--time-limit is for a single process: the clocks of ranks differ")

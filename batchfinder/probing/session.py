@@ -6,6 +6,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,8 +34,6 @@ from batchfinder.units import format_bytes
 
 # The optimizer allocates its states in its first step, so only the second one shows the peak.
 WARM_UP_STEPS = 2
-
-VARIED_STEPS = 8  # of a confirmation where lengths vary: the longest batch first and last
 
 # A probe that flushes the allocator's cache gets this many steps to do without.
 THRASHING_STEPS = 2
@@ -157,6 +156,8 @@ class ProbeSession:
             with torch.inference_mode(False), torch.enable_grad():
                 steps = self._confirm if confirm else self._probe
                 steps(batch_size, run)
+                self._step_of_setup.check_loss()
+                self._step_of_setup.check_optimizers()
         except Exception as error:
             run.failure = classify(error, handled)
             if run.failure is None:
@@ -212,15 +213,13 @@ class ProbeSession:
 
     def _steps(self, batch_size: int, steps: int, run: Run) -> None:
         self._step_of_setup.begin(batch_size, is_first=not self.is_used)
-        next_batch = self._loader(batch_size)
+        next_batch = partial(self._loader(batch_size), 0)
         for _ in range(steps):
-            self._step(batch_size, lambda _: next_batch(0), run)
+            self._step(batch_size, next_batch, run)
         for _ in range(THRASHING_STEPS - 1):
             if not self.device.leaves_no_trace or self.all_agree(not run.allocation_retries):
                 break
-            self._step(batch_size, lambda _: next_batch(0), run)
-        self._step_of_setup.check_loss()
-        self._step_of_setup.check_optimizers()
+            self._step(batch_size, next_batch, run)
         if run.allocation_retries:
             run.note = THRASHING_NOTE
 
@@ -238,20 +237,21 @@ class ProbeSession:
         next_batch = self._loader(batch_size)
         watch = PeakWatch(
             self.budget_bytes,
-            least_steps=max(self.options.confirm_steps, VARIED_STEPS * self.batches.varies),
+            least_steps=self.options.confirm_steps,
             peaks_wander=not self.device.leaves_no_trace,
             headroom_bytes=self.budget_bytes / (1 - self.options.headroom) - self.budget_bytes,
+            batches_vary=self.batches.varies,
         )
-        for _ in range(watch.most_steps):
-            watch.note(self._step(batch_size, next_batch, run), run.allocation_retries)
-            # Ranks end together; one that settled earlier is judged as if it trained alone.
-            if self.all_agree(watch.is_over):
-                break
-        self._step_of_setup.check_loss()
-        self._step_of_setup.check_optimizers()
+        with self.device.limited_to(watch.allowed_bytes):
+            for _ in range(watch.most_steps):
+                batch = partial(next_batch, watch.batch_number)
+                watch.note(self._step(batch_size, batch, run), run.allocation_retries)
+                # Ranks end together; one that settled earlier is judged as if it trained alone.
+                if self.all_agree(watch.is_over):
+                    break
         run.note = watch.objection()
 
-    def _step(self, batch_size: int, next_batch: Callable[[int], Any], run: Run) -> int:
+    def _step(self, batch_size: int, next_batch: Callable[[], Any], run: Run) -> int:
         """One step; its peak in bytes."""
         step = self._step_of_setup
         self.is_used = True
@@ -261,9 +261,7 @@ class ProbeSession:
         retries_before = self.device.allocation_retries()
         self.device.reset_peaks()
         hooks = [lambda: self._read(Phase.FORWARD, run)] if self.device.leaves_no_trace else []
-        # Where batches vary, the longest one comes again at the end of each round.
-        number = (run.steps - 1) % (VARIED_STEPS - 1)
-        for batch in step.fetch(lambda: next_batch(number)):
+        for batch in step.fetch(next_batch):
             step.forward_backward(batch, *hooks)
             hooks = []  # from here on gradients are alive
             del batch  # the step itself keeps it as long as training does

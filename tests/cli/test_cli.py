@@ -266,15 +266,21 @@ def test_every_option_reaches_the_prober() -> None:
         return small_device()
 
     options = (
-        "--sample data.py:batch --input float32[3] --arg depth=12 --arg name=gpt --device cuda:1 "
-        "--memory-limit 24GiB --headroom 7.5% --precision bf16 --optimizer sgd --accumulate "
+        "--sample data.py:batch --input float32[3] --loader data.py:loader --arg depth=12 "
+        "--arg name=gpt --device cuda:1 --memory-limit 24GiB --headroom 7.5% --precision bf16 "
+        "--optimizer sgd --accumulate "
         "--compile --max-batch-size 2 --confirm-steps 5"
     )
     done = CliRunner().invoke(cli, ["find", "a.py:build", *options.split()], obj=make_prober)
     assert done.exit_code == 0, done.output
     ((source, probe_options),) = given
     assert source == SetupSource(
-        "a.py:build", {"depth": 12, "name": "gpt"}, "data.py:batch", "float32[3]", "sgd"
+        "a.py:build",
+        {"depth": 12, "name": "gpt"},
+        sample="data.py:batch",
+        input_spec="float32[3]",
+        loader="data.py:loader",
+        optimizer="sgd",
     )
     assert probe_options == ProbeOptions(
         device="cuda:1",
@@ -298,9 +304,9 @@ def test_the_help_names_every_option() -> None:
     done = CliRunner().invoke(cli, ["find", "--help"])
     assert done.exit_code == 0
     options = (
-        "sample input arg device memory-limit headroom precision optimizer accumulate compile "
-        "min-batch-size max-batch-size multiple-of confirm-steps probe-timeout global-batch-size "
-        "json quiet verbose"
+        "sample input loader arg device memory-limit headroom precision optimizer accumulate "
+        "compile min-batch-size max-batch-size multiple-of confirm-steps probe-timeout "
+        "global-batch-size json quiet verbose"
     )
     assert all(f"--{option}" in done.stdout for option in options.split())
 
