@@ -186,17 +186,15 @@ def _planned(known: Bracket, prices: Prices, estimate: int | None, *, is_open: b
     belief = believe(known, lines, estimate)
     reach = math.floor(growth * ran / known.unit) * known.unit
     high = min(known.high, max(known.low + 2 * known.unit, reach))
-    sizes = candidates(belief, known.low, high, known.unit, known.resolution_at)
+    sizes = candidates(belief, known, high)
     if len(sizes) < 3:
         return _bisect(known)
     failure = known.failure
     if failure is not None and failure.is_thrashing:
         prices = replace(prices, failed_confirm=THRASHING_CONFIRM, failed_probe=THRASHING_PROBE)
-    elif failure is not None and known.is_refuted:
+    elif failure is not None and failure.confirmed:
         prices = replace(prices, failed_confirm=min(failure.steps, prices.confirm))
-    probes_prove = not known.is_refuted and known.verdicts_repeat
-    is_confirmed = known.low in known.confirmed
-    return plan(belief, sizes, is_confirmed, probes_prove, prices, known.resolution_at)
+    return plan(belief, known, sizes, prices)
 
 
 def _at(known: Bracket, size: float, *, confirm: bool = False) -> Move:
@@ -204,7 +202,7 @@ def _at(known: Bracket, size: float, *, confirm: bool = False) -> Move:
     on_grid = math.floor(min(size, known.high) / known.unit) * known.unit
     on_grid = min(max(on_grid, known.low + known.unit), known.high - known.unit)
     would_end = known.high - on_grid <= known.resolution
-    return Move(on_grid, confirm or would_end or known.is_refuted)
+    return Move(on_grid, confirm or would_end or known.refuted)
 
 
 def _bisect(known: Bracket) -> Move:
