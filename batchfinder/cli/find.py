@@ -13,6 +13,7 @@ import click
 from batchfinder.cli.ranks import check_job, refusals_told, told_by_rank_0
 from batchfinder.cli.searching import search_in_terminal
 from batchfinder.errors import UsageError
+from batchfinder.finder import rehearsal_of
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.process import WorkerProcess
 from batchfinder.probing.workers.process_worker import ProcessWorker
@@ -115,7 +116,7 @@ def find_batch_size(
         _worker_prober,
         probe_timeout_seconds=probe_timeout,
         show_output=verbose,
-        estimate=estimate if start_from_estimate or options.may_start_from_estimate else None,
+        estimate=estimate if start_from_estimate else None,
     )
     with TerminalReporter(quiet=quiet or not is_rank_0, verbose=verbose) as reporter:
         return search_in_terminal(
@@ -128,7 +129,7 @@ def find_batch_size(
             make_head_start=lambda prober: HeadStart(
                 partial(_estimate_of, prober, start_from_estimate),
                 is_asked_for=start_from_estimate,
-                may_pay=options.may_start_from_estimate,
+                rehearse=rehearsal_of(prober),
             ),
         )
 

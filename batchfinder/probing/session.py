@@ -22,6 +22,7 @@ from batchfinder.probing.devices.oom import (
     needs_more_than_one_sample,
 )
 from batchfinder.probing.devices.oom_table import Tier
+from batchfinder.probing.devices.recording import recording
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.steadiness import PeakWatch, left_behind
 from batchfinder.results.memory_model import Phase
@@ -147,7 +148,7 @@ class ProbeSession:
         is_spoilt = run.failure is not None and not self.device.leaves_no_trace
         is_reusable = not is_broken and not is_spoilt and self.is_at_baseline()
         is_believed = was_clean and not (self.options.strategy and _is_only_probable(run))
-        return Attempt(probe, is_believed, is_reusable, is_broken)
+        return Attempt(probe, is_believed, is_reusable, is_broken, recording=run.recording)
 
     def _run(self, batch_size: int, confirm: bool) -> Run:
         run = Run()
@@ -242,11 +243,15 @@ class ProbeSession:
             peaks_wander=not self.device.leaves_no_trace,
             headroom_bytes=self.budget_bytes / (1 - self.options.headroom) - self.budget_bytes,
         )
-        for _ in range(watch.most_steps):
-            watch.note(self._step(batch_size, next_batch, run), run.allocation_retries)
-            # Ranks end together; one that settled earlier is judged as if it trained alone.
-            if self.all_agree(watch.is_over):
-                break
+        # Steps whose batches vary are not alike.
+        with recording(None if self.batches.varies else self.device.torch_device) as recorder:
+            for _ in range(watch.most_steps):
+                watch.note(self._step(batch_size, next_batch, run), run.allocation_retries)
+                recorder.end_step()
+                # Ranks end together; one that settled earlier is judged as if it trained alone.
+                if self.all_agree(watch.is_over):
+                    break
+            run.recording = recorder.recording()
         self._step_of_setup.check_loss()
         self._step_of_setup.check_optimizers()
         run.note = watch.objection()

@@ -61,6 +61,7 @@ EXPLAINED = 1 / 200
 
 # How far off an estimate is, as a share of it (scripts/bench_counted_search.py).
 ESTIMATE_DEVIATION = 0.005
+ESTIMATE = 10
 
 
 class Line(NamedTuple):
@@ -252,7 +253,7 @@ def believe(known: Bracket, lines: Lines, estimate: float | None = None) -> Beli
     bottom = max(low, LEAST_OF_RAN * known.ran)
     parts = [Part(UNTOLD, anywhere(bottom, known.high), bottom)]
     if estimate is not None:
-        parts.append(Part(1, around(estimate, ESTIMATE_DEVIATION * estimate), low))
+        parts.append(Part(ESTIMATE, around(estimate, ESTIMATE_DEVIATION * estimate), low))
     end, error = lines.tensors
     if math.isinf(end):
         return Belief(parts, high)

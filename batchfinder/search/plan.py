@@ -81,7 +81,11 @@ def plan(belief: Belief, known: Bracket, sizes: list[int], prices: Prices) -> Mo
     """
     count = len(sizes)
     shares = [belief.at_least(size) for size in sizes[:-1]] + [0.0]
-    steps = [max(0.0, above - below) for above, below in pairwise(shares)]
+    # Each answer counts by its inverse: costs are shares of it.
+    steps = [
+        max(0.0, above - below) / (low + min(high, 2 * max(low, 1)))
+        for (above, below), (low, high) in zip(pairwise(shares), pairwise(sizes), strict=True)
+    ]
     odds_from = [*accumulate(reversed(steps), initial=0.0)][::-1]
     expected = next(
         (size for size in reversed(sizes[:-1]) if belief.at_least(size) > 0.5), sizes[0]
@@ -111,7 +115,7 @@ def plan(belief: Belief, known: Bracket, sizes: list[int], prices: Prices) -> Mo
                 confirm += fails * prices.failed_confirm * size
                 probe = fits * (size + costs[k][j][0]) + each
                 probe += fails * prices.failed_probe * size
-                is_confirmed = confirm < probe or not probes_prove
+                is_confirmed = confirm <= probe or not probes_prove
                 now = confirm if is_confirmed else probe
                 for is_proved in (0, 1):
                     cost = now + fails * costs[i][k][is_proved]

@@ -9,7 +9,7 @@ bracket: ``low``, the largest size that is proved, and ``high``, the smallest th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -23,9 +23,9 @@ from batchfinder.search.plan import Move, Prices, candidates, plan
 RunProbe: TypeAlias = Callable[[int, bool], Probe]
 """``run(batch_size, confirm) -> Probe``: what the search does not want to know more of."""
 
-MakeGuess: TypeAlias = Callable[[Mapping[int, Probe], float], int | None]
-"""``guess(probes, predicted) -> batch size``: where the answer may be, by something else than two
-small probes, given by their sizes, and the maximum that they predict; None: unknown."""
+MakeGuess: TypeAlias = Callable[[], "int | None"]
+"""``guess() -> batch size``: where the answer may be, by something else than two small sizes that
+have run; None: unknown."""
 
 # Batches are made in host memory, whose end is not tested: no size is more than this many times the
 # largest that has run, where its memory was seen to rise and where it was not.
@@ -34,6 +34,9 @@ BLIND_GROWTH = 16
 
 # The second size is at most this many times the first: large enough to show a slope, and cheap.
 SECOND_GROWTH = 64
+
+# The largest of the sizes that are confirmed to be recorded, as a share of what is predicted.
+REHEARSED = 1 / 8
 
 # While nothing was read beyond half of what is predicted, a reading at three quarters pays for
 # itself. What small sizes show is trusted to a thousandth of the budget: allocators round.
@@ -82,6 +85,7 @@ def search(
     multiple_of: int = 1,
     is_repeatable: bool = True,
     guess: MakeGuess | None = None,
+    rehearses: bool = False,
     prices: Prices | None = None,
 ) -> Finding:
     """Find the largest batch size that fits.
@@ -95,6 +99,7 @@ def search(
         is_repeatable: whether a size that ran one step will run many, in any process. If not, how
             much readings differ decides how close the answer is drawn.
         guess: asked once where the answer may be, when two sizes have run; confirmed next.
+        rehearses: confirm these two, for the guess to know what confirmations ask for.
         prices: of each move; default: a confirmation takes 3 steps, or 6 if not repeatable.
 
     Returns:
@@ -128,14 +133,20 @@ def search(
     estimate: int | None = None
     while not known.is_closed:
         move = _opening(known, is_open=largest is None)
+        if rehearses and guess is not None:
+            move = _rehearsal(known) or move
         if move is None and guess is not None and known.failure is None:
-            predicted = lines_of(known).tensors.end
-            estimate, guess = guess(known.fits, predicted), None
-            # What tensors take leaves no room for more than is predicted.
-            if estimate is not None and known.low < estimate < min(known.high, predicted + 1):
+            estimate, guess = guess(), None
+            # What tensors take leaves no room for more than is predicted; recordings know better.
+            most = known.high if rehearses else min(known.high, lines_of(known).tensors.end + 1)
+            if estimate is not None and known.low < estimate < most:
                 move = _at(known, estimate, confirm=True)
             else:
                 estimate = None
+        if estimate is not None and known.failure is None and known.low in known.confirmed:
+            # What small sizes recorded tells the size above from this one; a probe does not.
+            if known.low == estimate:
+                move = _at(known, known.low + known.resolution_at(estimate), confirm=True)
         move = move or _planned(known, prices, estimate, is_open=largest is None)
         known.record(run(*move), move.confirm)
     confirmation = known.confirmed.get(known.low)
@@ -166,6 +177,27 @@ def _opening(known: Bracket, *, is_open: bool) -> Move | None:
         grows = known.failure is None and is_open
         return _at(known, known.ran * OPEN_GROWTH) if grows else _bisect(known)
     return None
+
+
+def _rehearsal(known: Bracket) -> Move | None:
+    """The next of two or three small sizes to confirm, for their requests to be recorded.
+
+    The larger, the more alike steps are to those at the answer; at an eighth of what is predicted,
+    all that is recorded costs less than a full-size step.
+    """
+    if known.failure is not None or not known.ran or known.first == known.last:
+        return None
+    readings, recorded = known.fits | known.confirmed, len(known.confirmed)
+    end = lines_of(known).tensors.end
+    if math.isinf(end) and len(readings) == 1:  # all of the peak may be due to the samples
+        peak = max(readings[known.ran].phase_peak_bytes.values(), default=0) or 1
+        end = known.ran * known.budget_bytes / peak
+    if math.isinf(end) or recorded > 2 or (recorded == 2 and 2 * known.ran > REHEARSED * end):
+        return None
+    size = math.floor(min(REHEARSED * end, known.ran * SECOND_GROWTH) / known.unit) * known.unit
+    if size <= known.ran:
+        size = known.first if known.first not in known.confirmed else known.ran + known.unit
+    return Move(size, True) if size < min(end, known.high) else None
 
 
 def _planned(known: Bracket, prices: Prices, estimate: int | None, *, is_open: bool) -> Move:

@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 
 from batchfinder.errors import BatchTooSmallError, UserCodeError
-from batchfinder.probing.attempt import Attempt
+from batchfinder.probing.attempt import Attempt, Recording
 from batchfinder.probing.notes import Notes
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.place import AtPlace, Place
@@ -43,6 +43,7 @@ class Supervisor(AtPlace):
     Attributes:
         seconds_by_part: where the time went, beside the steps.
         seconds_before: the time that the first start took.
+        recordings: what confirmations asked the allocator for, by size.
 
     Raises:
         BatchFinderError, UserCodeError: as the start of the worker.
@@ -54,6 +55,7 @@ class Supervisor(AtPlace):
         self.worker, self.options = worker, options
         self.notes = Notes()
         self.seconds_by_part = {"loading": 0.0, "estimate": 0.0, "restoring": 0.0}
+        self.recordings: dict[int, Recording] = {}
         self._estimate_order = estimate
         self._is_fit = self._is_used = False
         self._largest: Probe | None = None
@@ -138,6 +140,8 @@ class Supervisor(AtPlace):
         self._is_used = True
         self.notes.add(*attempt.warnings)
         self.seconds_by_part["restoring"] += attempt.restoring_seconds
+        if attempt.recording is not None:
+            self.recordings[attempt.probe.batch_size] = attempt.recording
         if attempt.probe.fits:
             self._largest = attempt.probe
         if attempt.probe.fits and self.options.warm_up_batch_size is None:
