@@ -127,7 +127,7 @@ def find_batch_size(
             bounds=(min_batch_size, max_batch_size, multiple_of),
             show_probe=lambda _, probe: reporter.probe(probe),
             make_head_start=lambda prober: HeadStart(
-                partial(_estimate_of, prober, start_from_estimate),
+                partial(_estimate_of, prober),
                 is_asked_for=start_from_estimate,
                 rehearse=rehearsal_of(prober),
             ),
@@ -174,9 +174,9 @@ def _worker_prober(
 
 
 def _estimate_of(
-    prober: Prober, is_asked_for: bool, device: str, budget_bytes: int, bounds: Bounds
+    prober: Prober, device: str, budget_bytes: int, bounds: Bounds
 ) -> tuple[int | None, list[str]]:
     """The estimate that the prober's worker makes beside its steps."""
     if not isinstance(prober, Supervisor):
         return None, []
-    return prober.estimate(is_asked_for=is_asked_for)
+    return prober.estimate()

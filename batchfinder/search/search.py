@@ -143,10 +143,9 @@ def search(
                 move = _at(known, estimate, confirm=True)
             else:
                 estimate = None
-        if estimate is not None and known.failure is None and known.low in known.confirmed:
-            # What small sizes recorded tells the size above from this one; a probe does not.
-            if known.low == estimate:
-                move = _at(known, known.low + known.resolution_at(estimate), confirm=True)
+        if known.failure is None and known.low == estimate and estimate in known.confirmed:
+            # What was recorded tells the size above from this one; a probe does not.
+            move = _at(known, estimate + known.resolution_at(estimate), confirm=True)
         move = move or _planned(known, prices, estimate, is_open=largest is None)
         known.record(run(*move), move.confirm)
     confirmation = known.confirmed.get(known.low)
@@ -234,7 +233,7 @@ def _at(known: Bracket, size: float, *, confirm: bool = False) -> Move:
     on_grid = math.floor(min(size, known.high) / known.unit) * known.unit
     on_grid = min(max(on_grid, known.low + known.unit), known.high - known.unit)
     would_end = known.high - on_grid <= known.resolution
-    return Move(on_grid, confirm or would_end or known.refuted)
+    return Move(on_grid, confirm or would_end or bool(known.refuted))
 
 
 def _bisect(known: Bracket) -> Move:
