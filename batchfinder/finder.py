@@ -28,7 +28,7 @@ from batchfinder.search.prober import Prober
 from batchfinder.search.remarks import notes_about, warnings_about
 from batchfinder.search.search import Finding, search
 from batchfinder.simulation.allocator.caching import AllocatorSettings
-from batchfinder.simulation.rehearsal import rehearsed
+from batchfinder.simulation.rehearsal import rehearsal_of
 from batchfinder.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -178,9 +178,7 @@ def find_max_batch(
                 multiple_of=bounds[2],
                 on_probe=on_probe,
                 head_start=HeadStart(
-                    estimate,
-                    is_asked_for=start_from_estimate,
-                    rehearse=rehearsal_of(prober),
+                    estimate, is_asked_for=start_from_estimate, rehearse=rehearsal_of(prober)
                 ),
             )
             result = replace(result, warnings=(*warnings, *result.warnings))
@@ -284,25 +282,6 @@ def run_search(
         estimated_batch_size=head_start.batch_size if head_start else None,
         seconds_by_part=_seconds_by_part(prober, probes, result.seconds),
     )
-
-
-def rehearsal_of(prober: Prober) -> Callable[[], int | None] | None:
-    """Return what replays the prober's recordings; None if it makes none."""
-    if not isinstance(prober, Supervisor) or not prober.device.startswith("cuda"):
-        return None
-    if prober.options.strategy is not None:
-        return None
-
-    def rehearse() -> int | None:
-        settings = AllocatorSettings.of_this_process()
-        started = time.monotonic()
-        size = rehearsed(
-            prober.recordings, prober.budget_bytes, settings, prober.options.confirm_steps
-        )
-        prober.seconds_by_part["estimate"] += time.monotonic() - started
-        return size
-
-    return rehearse
 
 
 def _may_expand(prober: Prober) -> bool:

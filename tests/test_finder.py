@@ -220,7 +220,7 @@ def test_what_two_small_confirmations_tell_is_confirmed_next(size: int | None) -
 
     assert (result.batch_size, result.estimated_batch_size) == (90, None)
     assert prober.confirmed[0] < prober.confirmed[1] < 90 / 4
-    assert (prober.confirmed[2] == size) or size is None
+    assert size in (None, prober.confirmed[2])
     if size == 90:
         assert prober.sizes[3:] == [90, 91]
 

@@ -13,7 +13,6 @@ import click
 from batchfinder.cli.ranks import check_job, refusals_told, told_by_rank_0
 from batchfinder.cli.searching import search_in_terminal
 from batchfinder.errors import UsageError
-from batchfinder.finder import rehearsal_of
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.process import WorkerProcess
 from batchfinder.probing.workers.process_worker import ProcessWorker
@@ -26,6 +25,7 @@ from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.search.bounds import Bounds, check_bounds
 from batchfinder.search.head_start import HeadStart
 from batchfinder.search.prober import Prober
+from batchfinder.simulation.rehearsal import rehearsal_of
 from batchfinder.training.arguments import parse_arguments
 from batchfinder.units import parse_bytes, parse_percentage
 

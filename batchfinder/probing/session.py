@@ -22,8 +22,8 @@ from batchfinder.probing.devices.oom import (
     needs_more_than_one_sample,
 )
 from batchfinder.probing.devices.oom_table import Tier
-from batchfinder.probing.devices.recording import recording
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.recording import recording
 from batchfinder.probing.steadiness import PeakWatch, left_behind
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import LEAK_WARNING, THRASHING_NOTE
@@ -34,7 +34,6 @@ from batchfinder.units import format_bytes
 
 # The optimizer allocates its states in its first step, so only the second one shows the peak.
 WARM_UP_STEPS = 2
-
 VARIED_STEPS = 8  # of a confirmation where lengths vary: the longest batch first and last
 
 # A probe that flushes the allocator's cache gets this many steps to do without.
@@ -127,8 +126,8 @@ class ProbeSession:
         def clean_up(_: RetryCallState | float) -> None:
             self.clean()
 
-        # A failure that may or may not be memory is believed only when it comes again after all
-        # has been freed. Nothing of the failed frame is alive any more in ``sleep``.
+        # What may be memory is believed only when it comes again after all has been freed. Nothing
+        # of the failed frame is alive any more in ``sleep``.
         retrying = Retrying(
             retry=retry_if_result(_is_only_probable),
             # But not while other ranks wait in the middle of the step.
@@ -139,8 +138,7 @@ class ProbeSession:
         run: Run = retrying(self._run, batch_size, confirm)
         if left_behind(run.in_use_after_steps):
             self._leaks = [LEAK_WARNING]
-        is_broken = run.failure is not None and run.failure.tier is Tier.POISONED
-        if not is_broken:
+        if not (is_broken := run.failure is not None and run.failure.tier is Tier.POISONED):
             self.clean()
         if self._baseline is None and run.failure is None and not confirm:
             self._baseline = Baseline.of(self.device, self.budget_bytes)
@@ -222,16 +220,14 @@ class ProbeSession:
             self._step(batch_size, lambda _: next_batch(0), run)
         self._step_of_setup.check_loss()
         self._step_of_setup.check_optimizers()
-        if run.allocation_retries:
-            run.note = THRASHING_NOTE
+        run.note = THRASHING_NOTE if run.allocation_retries else ""
 
     def _loader(self, batch_size: int) -> Callable[[int], Any]:
         """Return a function that brings the batch of a step, by its number, to the device."""
         device = self.device.torch_device
         if device.type == "cpu" or self.batches.varies:
             return lambda step: move_batch(self.batches.make(batch_size, step=step), device)
-        # Made once: on its way to the device each step gets a copy of its own.
-        host_batch = self.batches.make(batch_size)
+        host_batch = self.batches.make(batch_size)  # once; each step gets a copy on the device
         return lambda _: move_batch(host_batch, device)
 
     def _confirm(self, batch_size: int, run: Run) -> None:
@@ -243,8 +239,8 @@ class ProbeSession:
             peaks_wander=not self.device.leaves_no_trace,
             headroom_bytes=self.budget_bytes / (1 - self.options.headroom) - self.budget_bytes,
         )
-        # Steps whose batches vary are not alike.
-        with recording(None if self.batches.varies else self.device.torch_device) as recorder:
+        steps_are_alike = not self.batches.varies
+        with recording(self.device.torch_device if steps_are_alike else None) as recorder:
             for _ in range(watch.most_steps):
                 watch.note(self._step(batch_size, next_batch, run), run.allocation_retries)
                 recorder.end_step()
@@ -263,9 +259,9 @@ class ProbeSession:
         run.steps += 1
         run.samples += batch_size * step.micro_batches
         started = time.perf_counter()
-        retries_before = self.device.allocation_retries()
-        self.device.reset_peaks()
+        retries = self.device.allocation_retries()
         hooks = [lambda: self._read(Phase.FORWARD, run)] if self.device.leaves_no_trace else []
+        self.device.reset_peaks()
         # Where batches vary, the longest one comes again at the end of each round.
         number = (run.steps - 1) % (VARIED_STEPS - 1)
         for batch in step.fetch(lambda: next_batch(number)):
@@ -276,7 +272,7 @@ class ProbeSession:
         self.device.reset_peaks()
         step.optimizer_step()
         peak = max(peak, self._read(Phase.OPTIMIZER_STEP, run))
-        run.allocation_retries = self.device.allocation_retries() - retries_before
+        run.allocation_retries = self.device.allocation_retries() - retries
         run.step_seconds = time.perf_counter() - started
         run.in_use_after_steps.append(self.device.in_use_bytes())
         self.on_step()
@@ -284,8 +280,7 @@ class ProbeSession:
 
     def _read(self, phase: Phase, run: Run) -> int:
         peaks = self._read_peaks(run)
-        before = run.phase_peak_bytes.get(phase, 0)
-        run.phase_peak_bytes[phase] = max(before, peaks.allocated_bytes)
+        run.phase_peak_bytes[phase] = max(run.phase_peak_bytes.get(phase, 0), peaks.allocated_bytes)
         return peaks.reserved_bytes
 
     def _read_peaks(self, run: Run) -> Peaks:

@@ -15,7 +15,7 @@ MOST_CANDIDATES = 30
 
 # What a probe costs beside its steps, in steps at the size expected: without that, a plan would
 # insure itself by many tiny probes.
-OVERHEAD = 0.02
+OVERHEAD = 0.01
 
 
 @dataclass(frozen=True)

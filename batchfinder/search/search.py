@@ -195,7 +195,9 @@ def _rehearsal(known: Bracket) -> Move | None:
         return None
     size = math.floor(min(REHEARSED * end, known.ran * SECOND_GROWTH) / known.unit) * known.unit
     if size <= known.ran:
-        size = known.first if known.first not in known.confirmed else known.ran + known.unit
+        next_size = known.ran + known.unit
+        is_small = 3 * next_size <= end or known.first in known.confirmed
+        size = next_size if is_small else known.first
     return Move(size, True) if size < min(end, known.high) else None
 
 

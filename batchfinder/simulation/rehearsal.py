@@ -7,10 +7,13 @@ kernels they run, and the simulated allocator says whether that fits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 from batchfinder.probing.attempt import Recording
 from batchfinder.probing.steadiness import MAX_CONFIRM_STEPS, PeakWatch
+from batchfinder.probing.workers.supervisor import Supervisor
+from batchfinder.search.prober import Prober
 from batchfinder.simulation.allocator.caching import (
     AllocatorSettings,
     Block,
@@ -24,6 +27,27 @@ from batchfinder.simulation.allocator.expandable import ExpandableAllocator
 ROUNDING_BYTES = 4096
 MOST_SKIPPED = 40
 ALIKE = 6
+
+
+def rehearsal_of(prober: Prober) -> Callable[[], int | None] | None:
+    """Return what replays a prober's recordings; None if it makes none, or trains with others.
+
+    Args:
+        prober: tries the sizes; the time that replays take is added to its account.
+    """
+    if not isinstance(prober, Supervisor) or not prober.device.startswith("cuda"):
+        return None
+    if prober.options.strategy is not None:
+        return None
+
+    def rehearse() -> int | None:
+        started, settings = time.monotonic(), AllocatorSettings.of_this_process()
+        steps = prober.options.confirm_steps
+        size = rehearsed(prober.recordings, prober.budget_bytes, settings, steps)
+        prober.seconds_by_part["estimate"] += time.monotonic() - started
+        return size
+
+    return rehearse
 
 
 def rehearsed(

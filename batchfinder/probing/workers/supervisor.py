@@ -121,7 +121,7 @@ class Supervisor(AtPlace):
         self._is_used = True
         self.notes.add(*attempt.warnings)
         self.seconds_by_part["restoring"] += attempt.restoring_seconds
-        if attempt.recording is not None:
+        if attempt.recording is not None and attempt.probe.fits:
             self.recordings[attempt.probe.batch_size] = attempt.recording
         if attempt.probe.fits and self.options.warm_up_batch_size is None:
             self.options = replace(self.options, warm_up_batch_size=attempt.probe.batch_size)
