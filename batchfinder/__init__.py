@@ -14,12 +14,17 @@ if TYPE_CHECKING:
     from batchfinder.finder import find_max_batch
     from batchfinder.integrations.guard import OOMGuard
     from batchfinder.integrations.transformers import set_max_batch
+    from batchfinder.integrations.watch import watch_memory
     from batchfinder.results.accumulation import AccumulationPlan, Split
     from batchfinder.results.memory_model import MemoryModel, Phase
     from batchfinder.results.probe import Outcome, Probe
     from batchfinder.results.result import BatchSizeResult, NextFailure, Status
     from batchfinder.simulation.estimate import Estimate, PeakEstimate
     from batchfinder.simulation.gpus import Gpu, find_gpu
+    from batchfinder.studies.compare import compare_strategies
+    from batchfinder.studies.comparison import Comparison
+    from batchfinder.studies.sweep import sweep_max_batch
+    from batchfinder.studies.swept import Sweep
     from batchfinder.training.setup import TrainingSetup
 
 __all__ = [
@@ -27,6 +32,7 @@ __all__ = [
     "BatchFinderError",
     "BatchFinderWarning",
     "BatchSizeResult",
+    "Comparison",
     "Estimate",
     "Gpu",
     "MemoryModel",
@@ -38,12 +44,16 @@ __all__ = [
     "Probe",
     "Split",
     "Status",
+    "Sweep",
     "TrainingSetup",
+    "compare_strategies",
     "estimate_max_batch",
     "estimate_peak_memory",
     "find_gpu",
     "find_max_batch",
     "set_max_batch",
+    "sweep_max_batch",
+    "watch_memory",
 ]
 
 # Names are imported on first use. Some of them need PyTorch, which takes seconds to import: the
@@ -53,6 +63,7 @@ _MODULES = {
     "BatchFinderError": "errors",
     "BatchFinderWarning": "errors",
     "BatchSizeResult": "results.result",
+    "Comparison": "studies.comparison",
     "Estimate": "simulation.estimate",
     "Gpu": "simulation.gpus",
     "MemoryModel": "results.memory_model",
@@ -64,12 +75,16 @@ _MODULES = {
     "Probe": "results.probe",
     "Split": "results.accumulation",
     "Status": "results.result",
+    "Sweep": "studies.swept",
     "TrainingSetup": "training.setup",
+    "compare_strategies": "studies.compare",
     "estimate_max_batch": "estimator",
     "estimate_peak_memory": "estimator",
     "find_gpu": "simulation.gpus",
     "find_max_batch": "finder",
     "set_max_batch": "integrations.transformers",
+    "watch_memory": "integrations.watch",
+    "sweep_max_batch": "studies.sweep",
 }
 
 

@@ -178,7 +178,7 @@ def test_where_each_step_leaves_memory_behind_the_heap_is_not_blamed() -> None:
 def head_start(model: nn.Module) -> HeadStart:
     sample = torch.randn(2, 1024), torch.randn(2, 1024)
     setup, options = TrainingSetup(model, sample, optimizer="sgd"), ProbeOptions()
-    return HeadStart(partial(guess_batch_size, setup, options), is_asked_for=True)
+    return HeadStart(partial(guess_batch_size, setup, options))
 
 
 def test_the_search_starts_from_the_estimate_and_says_how_good_it_was() -> None:
@@ -214,7 +214,7 @@ def no_estimate(*_: object) -> tuple[int | None, list[str]]:
 @pytest.mark.parametrize("size", [88, 90, None])
 def test_what_two_small_confirmations_tell_is_confirmed_next(size: int | None) -> None:
     prober = FakeProber()
-    start = HeadStart(no_estimate, is_asked_for=False, rehearse=lambda: size)
+    start = HeadStart(rehearse=lambda: size)
 
     result = run_search(prober, head_start=start)
 
@@ -289,7 +289,7 @@ def test_a_probe_that_ran_above_the_confirmed_size_is_not_the_answer() -> None:
 
 
 def test_no_estimate_is_made_where_the_smallest_size_fails() -> None:
-    start = HeadStart(no_estimate, is_asked_for=True)
+    start = HeadStart(no_estimate)
 
     result = run_search(FakeProber(fixed_bytes=2000), head_start=start)
 

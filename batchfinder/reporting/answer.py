@@ -50,6 +50,11 @@ def details(
         lines += _why_nothing_fits(result)
     else:
         lines += _next_failure(result, verbose)
+    if result.remembered_from:
+        lines.append(
+            f"Found on {result.remembered_from}, and confirmed again now. "
+            "Try --no-cache to search again."
+        )
     lines += _ranks(result)
     if result.estimated_batch_size and result.batch_size:
         lines.append(_guess(result.estimated_batch_size, result.batch_size))
@@ -87,6 +92,9 @@ def _verdict(result: BatchSizeResult) -> str:
         failure = result.next_failure
         smallest = "the smallest" if failure is None else f"batch size {failure.batch_size}"
         return f"Nothing fits: {smallest} needs more than {format_bytes(result.budget_bytes)}"
+    if result.status is Status.TIME_LIMIT:
+        size = f"Largest confirmed batch size {result.batch_size}"
+        return f"{size} (not final: the time limit ended the search)"
     stopped = "Stopped." if result.status is Status.INTERRUPTED else "Stopped by an error."
     if not result.batch_size:
         return f"{stopped} No batch size ran"

@@ -34,7 +34,7 @@ MOST_BEND = 2.0
 PLAIN = {"exact": 0.62, "served": 0.0, "between": 0.2, "near": 0.1, "more": 0.06}
 FRAGMENTED = {"exact": 0.1, "served": 0.4, "between": 0.2, "near": 0.1, "more": 0.2}
 # Where verdicts do not repeat, steps wander above what a probe read.
-WANDERING = {"exact": 0.6, "served": 0.0, "between": 0.1, "near": 0.2, "more": 0.1}
+WANDERING = {"exact": 0.6, "served": 0.0, "between": 0.1, "near": 0.2, "more": 0.2}
 UNTOLD = 0.02
 
 # The answer is hardly ever below this share of what ran, however little probes prove.

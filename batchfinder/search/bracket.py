@@ -40,6 +40,7 @@ class Bracket:
         unit: every size is a multiple of it.
         budget_bytes: what a step may use.
         is_repeatable: whether a size that ran one step will run many, in any process.
+        coarseness: how close the bracket is drawn at least, as a share of the size.
 
     Attributes:
         fits: the probes that fitted, by size.
@@ -60,16 +61,24 @@ class Bracket:
     """
 
     def __init__(
-        self, first: int, last: int, unit: int, budget_bytes: float, *, is_repeatable: bool = True
+        self,
+        first: int,
+        last: int,
+        unit: int,
+        budget_bytes: float,
+        *,
+        is_repeatable: bool = True,
+        coarseness: float = 0,
     ) -> None:
         self.first, self.last, self.unit = first, last, unit
         self.budget_bytes, self.is_repeatable = budget_bytes, is_repeatable
+        self._coarseness = coarseness
         self.fits: dict[int, Probe] = {}
         self.confirmed: dict[int, Probe] = {}
         self.failure: Probe | None = None
         self._failed_when_confirmed = False
         self.is_fragmented = False
-        self.probes = self.refuted = 0
+        self.probes = self.refuted = self._refutations = 0
 
     @property
     def high(self) -> int:
@@ -102,10 +111,10 @@ class Bracket:
         """How close the bracket would be drawn below a failure at this size."""
         thrashes = self.failure is not None and self.failure.is_thrashing
         is_loose = self.is_fragmented or self.refuted or thrashes
-        share = FRAGMENTED_RESOLUTION if is_loose else 0
+        share = max(self._coarseness, FRAGMENTED_RESOLUTION if is_loose else 0)
         if not self.verdicts_repeat:
             differences = min(MOST_RESOLUTION, DIFFERENCES * self.spread)
-            share = max(FRAGMENTED_RESOLUTION, differences)
+            share = max(share, FRAGMENTED_RESOLUTION, differences)
         return max(self.unit, math.floor(share * size / self.unit) * self.unit)
 
     @property
@@ -162,6 +171,8 @@ class Bracket:
                 self.failure, self.fits[size] = None, probe
             return
         grew = probe.steps > STEPS_LIKE_A_PROBE and not probe.is_thrashing
-        if confirm and not self.refuted and (grew or size <= max(self.fits, default=0)):
+        self._refutations += confirm and (grew or size <= max(self.fits, default=0))
+        # Where verdicts do not repeat, one or two may be chance, but not three.
+        if not self.refuted and self._refutations > 2 * (not self.verdicts_repeat):
             self.refuted = size
         self.failure, self._failed_when_confirmed = probe, confirm

@@ -22,8 +22,7 @@ class HeadStart:
     and an estimate above the answer costs more probes than it saves.
 
     Args:
-        estimate: makes it.
-        is_asked_for: whether the user wants it.
+        estimate: makes the simulated one; None: the user did not ask for it.
         rehearse: replays what two small confirmations asked the allocator for, and returns the
             largest size that fits, or None; None where nothing is recorded.
 
@@ -34,13 +33,10 @@ class HeadStart:
 
     def __init__(
         self,
-        estimate: MakeEstimate,
-        *,
-        is_asked_for: bool,
+        estimate: MakeEstimate | None = None,
         rehearse: Callable[[], int | None] | None = None,
     ) -> None:
         self._estimate = estimate
-        self._is_asked_for = is_asked_for
         self._rehearse = rehearse
         self.batch_size: int | None = None
         self.notes: list[str] = []
@@ -48,7 +44,7 @@ class HeadStart:
     @property
     def rehearses(self) -> bool:
         """Whether the guess wants two small sizes confirmed first."""
-        return self._rehearse is not None and not self._is_asked_for
+        return self._rehearse is not None and self._estimate is None
 
     def of(self, prober: Prober, bounds: Bounds) -> MakeGuess | None:
         """What a search asks where the answer may be; None: there is nothing to ask.
@@ -57,14 +53,15 @@ class HeadStart:
             prober: that runs the search.
             bounds: its smallest size, the largest or None, and what each is a multiple of.
         """
+        estimate = self._estimate
+        if estimate is None:
+            return self._rehearse
 
         def guess() -> int | None:
-            self.batch_size, self.notes = self._made(prober, bounds)
+            if prober.device.partition(" ")[0] == "cpu":
+                self.notes = ["the search started without an estimate: there is none for the CPU"]
+                return None
+            self.batch_size, self.notes = estimate(prober.device, prober.budget_bytes, bounds)
             return self.batch_size
 
-        return guess if self._is_asked_for else self._rehearse
-
-    def _made(self, prober: Prober, bounds: Bounds) -> tuple[int | None, list[str]]:
-        if prober.device.partition(" ")[0] == "cpu":
-            return None, ["the search started without an estimate: there is none for the CPU"]
-        return self._estimate(prober.device, prober.budget_bytes, bounds)
+        return guess

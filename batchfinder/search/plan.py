@@ -18,7 +18,7 @@ MOST_CANDIDATES = 30
 OVERHEAD = 0.01
 
 
-@dataclass(frozen=True)
+@dataclass
 class Prices:
     """What moves cost, in steps at the size that is tried.
 
@@ -28,7 +28,9 @@ class Prices:
         failed_probe: a probe that does not; one that does is a step.
         refuted: what a confirmation that refutes its probe leaves to be done.
         launch: what comes on top of each where a process has to start for it, in steps at the size
-            expected.
+            expected. Whoever launches may correct it while a search runs.
+        resolution: how close the bracket is drawn at least, as a share of the size: closer is not
+            worth a move.
     """
 
     confirm: float = 3
@@ -36,6 +38,7 @@ class Prices:
     failed_probe: float = 1
     refuted: float = 4
     launch: float = 0
+    resolution: float = 0
 
 
 class Move(NamedTuple):

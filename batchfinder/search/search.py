@@ -9,7 +9,7 @@ bracket: ``low``, the largest size that is proved, and ``high``, the smallest th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -18,6 +18,7 @@ from batchfinder.results.result import Status
 from batchfinder.search.belief import believe, lines_of
 from batchfinder.search.bounds import check_bounds
 from batchfinder.search.bracket import Bracket
+from batchfinder.search.deadline import Deadline
 from batchfinder.search.plan import Move, Prices, candidates, plan
 
 RunProbe: TypeAlias = Callable[[int, bool], Probe]
@@ -87,6 +88,8 @@ def search(
     guess: MakeGuess | None = None,
     rehearses: bool = False,
     prices: Prices | None = None,
+    confirmed: Sequence[Probe] = (),
+    deadline: Deadline | None = None,
 ) -> Finding:
     """Find the largest batch size that fits.
 
@@ -101,6 +104,9 @@ def search(
         guess: asked once where the answer may be, when two sizes have run; confirmed next.
         rehearses: confirm these two, for the guess to know what confirmations ask for.
         prices: of each move; default: a confirmation takes 3 steps, or 6 if not repeatable.
+        confirmed: confirmations that ran before.
+        deadline: ends the search in time, with the largest size confirmed by then; None if there
+            is none.
 
     Returns:
         The confirmed answer, and the failure one unit above it unless the answer is the last size
@@ -128,9 +134,18 @@ def search(
         37
     """
     first, last = check_bounds(smallest, largest, multiple_of)
-    known = Bracket(first, last, multiple_of, budget_bytes, is_repeatable=is_repeatable)
     prices = prices or (PRICES if is_repeatable else UNREPEATABLE_PRICES)
+    known = Bracket(
+        first,
+        last,
+        multiple_of,
+        budget_bytes,
+        is_repeatable=is_repeatable,
+        coarseness=prices.resolution,
+    )
     estimate: int | None = None
+    for probe in confirmed:
+        known.record(probe, True)
     while not known.is_closed:
         move = _opening(known, is_open=largest is None)
         if rehearses and guess is not None:
@@ -147,6 +162,11 @@ def search(
             # What was recorded tells the size above from this one; a probe does not.
             move = _at(known, estimate + known.resolution_at(estimate), confirm=True)
         move = move or _planned(known, prices, estimate, is_open=largest is None)
+        if deadline is not None:
+            move = deadline.move(known, move)
+        if move is None:
+            answer = known.confirmed.get(known.low_confirmed)
+            return Finding(Status.TIME_LIMIT, answer, known.failure)
         known.record(run(*move), move.confirm)
     confirmation = known.confirmed.get(known.low)
     if confirmation is None:
@@ -185,13 +205,18 @@ def _rehearsal(known: Bracket) -> Move | None:
     all that is recorded costs less than a full-size step.
     """
     if known.failure is not None or not known.ran or known.first == known.last:
-        return None
+        return None  # nothing can be recorded, or needs to be
     readings, recorded = known.fits | known.confirmed, len(known.confirmed)
     end = lines_of(known).tensors.end
     if math.isinf(end) and len(readings) == 1:  # all of the peak may be due to the samples
         peak = max(readings[known.ran].phase_peak_bytes.values(), default=0) or 1
         end = known.ran * known.budget_bytes / peak
-    if math.isinf(end) or recorded > 2 or (recorded == 2 and 2 * known.ran > REHEARSED * end):
+    if (
+        math.isinf(end)
+        or 2 * known.ran > end
+        or recorded > 2
+        or (recorded == 2 and 2 * known.ran > REHEARSED * end)
+    ):
         return None
     size = math.floor(min(REHEARSED * end, known.ran * SECOND_GROWTH) / known.unit) * known.unit
     if size <= known.ran:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
-from batchfinder.errors import BatchTooSmallError, UserCodeError
+from batchfinder.errors import BatchTooSmallError, UserCodeError, WorkerError
 from batchfinder.probing.attempt import Attempt, Recording
 from batchfinder.probing.notes import Notes
 from batchfinder.probing.options import ProbeOptions
@@ -87,6 +88,16 @@ class Supervisor(AtPlace):
         self.seconds_by_part["estimate"] += time.monotonic() - started
         self._is_fit &= self.worker.is_running
         return found
+
+    def fingerprint(self) -> dict[str, Any] | None:
+        """What the answer depends on; None if the worker cannot tell."""
+        if not isinstance(self.worker, ProcessWorker):
+            return None
+        try:
+            return self.worker.fingerprint()
+        except WorkerError:
+            self._is_fit = False
+            return None
 
     def close(self) -> None:
         self.worker.end()

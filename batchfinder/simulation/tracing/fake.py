@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import logging
 from collections import defaultdict
@@ -23,6 +24,10 @@ from batchfinder.simulation.kernels.packing import PACKING
 from batchfinder.simulation.kernels.recurrent import RECURRENT
 from batchfinder.simulation.kernels.rms_norm import FUSED_SINCE, rms_norm
 from batchfinder.simulation.kernels.torch_version import TORCH_VERSION
+from batchfinder.simulation.libraries.bitsandbytes import bitsandbytes_simulated
+from batchfinder.simulation.libraries.offload import offload_simulated
+from batchfinder.simulation.libraries.trl import trl_simulated
+from batchfinder.simulation.patching import replaced
 from batchfinder.simulation.tracing.autocast import autocast_kernels, cuda_autocast_simulated
 from batchfinder.simulation.tracing.copies import copied
 from batchfinder.simulation.tracing.cuda_dispatch import (
@@ -31,15 +36,19 @@ from batchfinder.simulation.tracing.cuda_dispatch import (
     group_norm,
     kernels_replaced,
     linear,
+    softmax,
 )
 from batchfinder.simulation.tracing.masks import known_masks_read
-from batchfinder.simulation.tracing.offload import offload_simulated
-from batchfinder.simulation.tracing.patching import replaced
 from batchfinder.simulation.tracing.refusal import USE_FIND
+from batchfinder.simulation.tracing.wrappers import without_compile
 from batchfinder.simulation.values.known import know, numbers_of
 from batchfinder.simulation.values.shapes import new_strided_like
-from batchfinder.training.state.anatomy import tensors_of
-from batchfinder.training.state.reach import tensor_hooks
+from batchfinder.simulation.values.unknown import unknown_numbers
+from batchfinder.training.placement import homes_of
+from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.state.anatomy import holds_tensors, tensors_of
+from batchfinder.training.state.reach import reachable, tensor_hooks
+from batchfinder.training.state.snapshot import refuse_lazy
 from batchfinder.training.tree import named_tensors
 
 T = TypeVar("T")
@@ -76,6 +85,7 @@ def fake_cuda(
         "dropout": dropout,
         "group_norm": group_norm,
         "linear": linear,
+        "softmax.int": softmax,
         "scaled_dot_product_attention": attention_kernel(capability, alike),
         **PACKING,
         **RECURRENT,
@@ -88,7 +98,10 @@ def fake_cuda(
         stack.enter_context(cuda_autocast_simulated(warn))
         stack.enter_context(known_masks_read())
         stack.enter_context(offload_simulated())
+        stack.enter_context(bitsandbytes_simulated())
+        stack.enter_context(trl_simulated())
         stack.enter_context(_numbers_printed())
+        stack.enter_context(unknown_numbers())
         stack.callback(register_optimizer_step_pre_hook(foreach_as_cuda).remove)
         # A fallback would run the real kernel on tensors of the full size.
         mode = SimulatedMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
@@ -152,6 +165,7 @@ def fake_copy(
         copies = copied(thing, memo)
         for key, tensor in tensors.items():
             _hook(memo[key], tensor, memo)
+            _attributes(memo[key], tensor, memo)
     values: dict[int, torch.UntypedStorage] = {}
     for tensor in (*tensors.values(), *_deepcopied(memo)):
         if _stays(tensor, id(tensor) in tensors):
@@ -183,6 +197,29 @@ def _hook(fake: Tensor, tensor: Tensor, memo: dict[int, Any]) -> None:
                 register(own)  # type: ignore[no-untyped-call]
 
 
+def _attributes(fake: Tensor, tensor: Tensor, memo: dict[int, Any]) -> None:
+    """Give a fake tensor copies of what its library's class carries, such as its scales."""
+    if type(tensor) in (Tensor, nn.Parameter) or hasattr(tensor, "__tensor_flatten__"):
+        return
+    own = {name: value for name, value in vars(tensor).items() if not hasattr(Tensor, name)}
+    copies = {name: copy.deepcopy(value, memo) for name, value in own.items()}
+    vars(fake).update(copies, _carried=[*copies.values()])
+
+
+def with_carried(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return fake tensors, and those in what they carry, such as the scales of their weights."""
+    found: list[Tensor] = []
+    pending: list[Any] = [*reversed(tensors)]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, Tensor):
+            found.append(value)
+            pending += getattr(value, "_carried", ())
+        elif hasattr(value, "__dict__") and not callable(value) and holds_tensors(value):
+            pending += vars(value).values()
+    return found
+
+
 def fake_batch(batch: T, mode: FakeTensorMode) -> T:
     """Copy a batch of any type, with fake CPU tensors that know the values of its tensors."""
     # Meta tensors need replacements here: FakeCopyMode would leave them on "meta".
@@ -206,3 +243,40 @@ def _fake_like(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(fake, requires_grad=tensor.requires_grad)
     return fake.requires_grad_(tensor.requires_grad and tensor.is_leaf)
+
+
+def fake_setup(
+    setup: TrainingSetup, mode: FakeTensorMode
+) -> tuple[TrainingSetup, Sequence[Tensor]]:
+    """Copy model, optimizer and functions without data, and everything that they reach.
+
+    Returns:
+        The copy, and the tensors that its functions reach on the model's devices.
+    """
+    for name, module in setup.model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise StepError(f"{name or 'the model'} is compiled by TorchScript: {USE_FIND}")
+    refuse_lazy(setup.model.parameters())
+    own = setup.optimizer if isinstance(setup.optimizer, Optimizer) else None
+    homes = homes_of(setup.model)
+    reached = [*reachable(setup.functions)]
+    owners = [thing for thing in reached if isinstance(thing, Tensor | nn.Module)]
+    held = tuple(o for o in owners if isinstance(o, Tensor) and o.device in homes)
+    optimizers = [thing for thing in (own, *reached) if isinstance(thing, Optimizer)]
+    things = (setup.model, own, setup.step, setup.loss_fn, held)
+    try:
+        model, optimizer, step, loss_fn, held = fake_copy(
+            things, mode, setup.model, *owners, optimizers=optimizers
+        )
+    except (TypeError, RuntimeError, SystemError) as error:
+        reason = str(error).partition("\n")[0]
+        why = "holds quantized tensors" if "uantized" in reason else f"cannot be copied ({reason})"
+        raise StepError(f"the model {why}: {USE_FIND}") from error
+    copied = dataclasses.replace(
+        setup,
+        model=without_compile(model),
+        optimizer=optimizer or setup.optimizer,
+        step=step,
+        loss_fn=loss_fn,
+    )
+    return copied, held

@@ -92,14 +92,14 @@ def call_training_step(model: nn.Module, batch: Any) -> Any:
             "torch.compile does not reach the training_step of a LightningModule; give a step that "
             "calls the model: TrainingSetup(model, sample, step=)"
         )
-    arguments = (batch, 0) if _takes_index(module.training_step) else (batch,)
+    arguments = (batch, 0) if takes_index(module.training_step) else (batch,)
     with _explained("training_step", "give a step: TrainingSetup(model, sample, step=)"):
         if is_wrapped(model):
             return _through_forward(model, module, arguments)
         return module.training_step(*arguments)
 
 
-def _takes_index(function: Callable[..., Any]) -> bool:
+def takes_index(function: Callable[..., Any]) -> bool:
     """Whether a ``training_step`` takes the index of the batch beside the batch."""
     parameters = inspect.signature(function).parameters.values()
     kinds = [parameter.kind for parameter in parameters]

@@ -90,6 +90,7 @@ class TrainerStep(StepSource):
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch that is on the model's device."""
         module = unwrapped(model)
+        model.train()  # every part, whatever mode it had, as ``training_step`` does
         args = self._trainer.args
         _save_activations(module, args)
         acting = _acting(
@@ -104,7 +105,7 @@ class TrainerStep(StepSource):
         items = _items_in(acting, batch)
         if hasattr(acting, "_prepare_inputs"):
             batch = acting._prepare_inputs(batch)
-        with _in_precision(module, _lower_precision(self._trainer)):
+        with in_precision(module, _lower_precision(self._trainer)):
             loss: Tensor = acting.compute_loss(model, batch, **items)
         return loss
 
@@ -228,7 +229,7 @@ def _lower_precision(trainer: Any) -> torch.dtype | None:
     return None
 
 
-def _in_precision(
+def in_precision(
     module: nn.Module, dtype: torch.dtype | None
 ) -> contextlib.AbstractContextManager[Any]:
     """Run a model's forward pass alone in lower precision; its outputs are in fp32 again."""

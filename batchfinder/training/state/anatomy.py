@@ -45,8 +45,25 @@ def is_followed(value: Any) -> bool:
     if not hasattr(value, "__dict__"):
         return bool(slots_of(value))
     return (
-        hasattr(type(value), "state_dict") or is_users(value) or isinstance(value, SimpleNamespace)
+        hasattr(type(value), "state_dict")
+        or is_users(value)
+        or isinstance(value, SimpleNamespace)
+        or holds_tensors(value)
     )
+
+
+def holds_tensors(value: Any) -> bool:
+    """Return True for an object that has, or says it may have, tensors in its attributes.
+
+    Examples are the scales beside a quantized weight, which a step may replace.
+    """
+    cls: Any = type(value)
+    return _names_tensors(cls) or any(isinstance(part, Tensor) for part in vars(value).values())
+
+
+@functools.cache
+def _names_tensors(cls: Any) -> bool:
+    return any("Tensor" in str(kind) for kind in getattr(cls, "__annotations__", {}).values())
 
 
 def container_of(value: Any) -> Any:
@@ -134,7 +151,7 @@ def contents_of(cell: CellType) -> tuple[Any, ...]:
         return ()
 
 
-def namespaces_of(function: FunctionType) -> list[tuple[dict[str, Any], set[str]]]:
+def namespaces_of(function: FunctionType) -> list[tuple[dict[str, Any], frozenset[str]]]:
     """Return the namespaces that a user's function reads: its globals and the user's modules.
 
     Each comes with the names that the function may look up there.
@@ -155,7 +172,8 @@ def namespaces_of(function: FunctionType) -> list[tuple[dict[str, Any], set[str]
     return spaces
 
 
-def globals_named(code: CodeType) -> set[str]:
+@functools.cache
+def globals_named(code: CodeType) -> frozenset[str]:
     """Return the global names that a function, or a function inside it, reads or binds.
 
     Example:
@@ -163,12 +181,13 @@ def globals_named(code: CodeType) -> set[str]:
         ['len', 'print']
     """
     names = {step.argval for step in dis.get_instructions(code) if step.opname.endswith("_GLOBAL")}
-    return names.union(*map(globals_named, _codes_in(code)))
+    return frozenset(names.union(*map(globals_named, _codes_in(code))))
 
 
-def _names_in(code: CodeType) -> set[str]:
+@functools.cache
+def _names_in(code: CodeType) -> frozenset[str]:
     """Return all names in a function's code: globals, attributes, imports."""
-    return set(code.co_names).union(*map(_names_in, _codes_in(code)))
+    return frozenset(code.co_names).union(*map(_names_in, _codes_in(code)))
 
 
 def _codes_in(code: CodeType) -> list[CodeType]:
