@@ -15,7 +15,7 @@ MOST_CANDIDATES = 30
 
 # What a probe costs beside its steps, in steps at the size expected: without that, a plan would
 # insure itself by many tiny probes.
-OVERHEAD = 0.01
+OVERHEAD = 0.012
 
 
 @dataclass
@@ -58,7 +58,7 @@ def candidates(belief: Belief, known: Bracket, high: int) -> list[int]:
     step = resolution(high)
     if (high - low) // min(step, resolution(max(low, unit))) < MOST_CANDIDATES:
         return [low, *range(high - (high - low - 1) // step * step, high, step), high]
-    sizes = {high - i * step for i in range(4)} | {low, low + step}
+    sizes = {high - i * step for i in range(4)} | {low}
     top, count = belief.at_least(low), MOST_CANDIDATES // 2
     for i in range(count):
         below, above, share = float(low), float(high), top * (i + 0.5) / count

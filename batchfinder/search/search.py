@@ -151,16 +151,18 @@ def search(
         if rehearses and guess is not None:
             move = _rehearsal(known) or move
         if move is None and guess is not None and known.failure is None:
-            estimate, guess = guess(), None
+            estimate = guess()
             # What tensors take leaves no room for more than is predicted; recordings know better.
             most = known.high if rehearses else min(known.high, lines_of(known).tensors.end + 1)
-            if estimate is not None and known.low < estimate < most:
+            if estimate is not None and rehearses and known.low == estimate in known.confirmed:
+                # The size above: what was recorded tells it from this one, a probe does not.
+                move = _at(known, estimate + known.resolution_at(estimate), confirm=True)
+            elif estimate is not None and known.low < estimate < most:
                 move = _at(known, estimate, confirm=True)
             else:
                 estimate = None
-        if known.failure is None and known.low == estimate and estimate in known.confirmed:
-            # What was recorded tells the size above from this one; a probe does not.
-            move = _at(known, estimate + known.resolution_at(estimate), confirm=True)
+            # Recordings of a larger size tell more.
+            guess = guess if rehearses and estimate is not None else None
         move = move or _planned(known, prices, estimate, is_open=largest is None)
         if deadline is not None:
             move = deadline.move(known, move)
