@@ -15,6 +15,7 @@ from batchfinder.search.deadline import deadline_in
 from batchfinder.search.head_start import HeadStart
 from batchfinder.searching import OnProbe
 from batchfinder.searching import run_search as run_search
+from batchfinder.simulation.rehearsal import rehearsal_of
 from batchfinder.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -170,9 +171,7 @@ def find_max_batch(
                 on_probe=on_probe,
                 deadline=deadline,
                 head_start=HeadStart(
-                    estimate,
-                    is_asked_for=start_from_estimate,
-                    may_pay=options.may_start_from_estimate,
+                    estimate if start_from_estimate else None, rehearsal_of(prober)
                 ),
             )
             result = replace(result, warnings=(*warnings, *result.warnings))

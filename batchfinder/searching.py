@@ -91,6 +91,7 @@ def run_search(
             multiple_of=multiple_of,
             is_repeatable=prober.is_repeatable,
             guess=head_start.of(prober, bounds) if head_start else None,
+            rehearses=head_start is not None and head_start.rehearses,
             prices=prices,
             confirmed=seen,
             deadline=deadline,

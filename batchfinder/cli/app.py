@@ -76,7 +76,7 @@ def cli() -> None:
 @click.option(
     "--start-from-estimate",
     is_flag=True,
-    help="Start from what `estimate` expects of this GPU. [default: where full steps take 1 s]",
+    help="Start from what `estimate` expects of this GPU.",
 )
 @click.option(
     "--global-batch-size",

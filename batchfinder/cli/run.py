@@ -12,7 +12,7 @@ import click
 
 from batchfinder.cli.output import deliver
 from batchfinder.errors import UsageError
-from batchfinder.search.bounds import check_bounds
+from batchfinder.search.bounds import Bounds, check_bounds
 from batchfinder.search.deadline import deadline_in
 from batchfinder.units import parse_bytes, parse_percentage
 
@@ -21,6 +21,10 @@ from batchfinder.units import parse_bytes, parse_percentage
 RESOLUTION = 0.03
 
 if TYPE_CHECKING:
+    from batchfinder.cli.remembering import SearchMemory
+    from batchfinder.launching.options import RunOptions
+    from batchfinder.launching.prober import LaunchProber
+    from batchfinder.launching.template import Template
     from batchfinder.results.probe import Probe
     from batchfinder.results.remembered import Remembered
     from batchfinder.results.result import BatchSizeResult
@@ -58,19 +62,16 @@ def run_command(
         BatchFinderError: whatever keeps the search from ending well.
     """
     # Not before: PyTorch takes longer to import than --help may.
-    from batchfinder.cli.remembering import SearchMemory
     from batchfinder.cli.searching import search_in_terminal
     from batchfinder.launching.leftovers import files_in, left_behind
     from batchfinder.launching.options import RunOptions
     from batchfinder.launching.prober import LaunchProber
     from batchfinder.launching.template import Template
-    from batchfinder.probing.code import digests, modules_beside
     from batchfinder.reporting.page.page import check_report
     from batchfinder.reporting.terminal import TerminalReporter
     from batchfinder.search.plan import Prices
 
-    if report is not None:
-        check_report(report)
+    check_report(report)
     if global_batch_size is not None:
         max_batch_size = min(max_batch_size or global_batch_size, global_batch_size)
     first, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
@@ -86,15 +87,7 @@ def run_command(
     )
     deadline = deadline_in(time_limit)
     bounds = (min_batch_size, max_batch_size, multiple_of)
-    named = [word for word in command_line if Path(word).is_file()]
-    facts = {
-        "template": asdict(template),
-        "options": asdict(options),
-        "bounds": bounds,
-        "folder": str(Path.cwd()),
-        "code": digests([*named, *files, *modules_beside(named)]),
-    }
-    memory = None if no_cache else SearchMemory(f"run {shlex.join(command_line)}", facts)
+    memory = None if no_cache else _memory_of(template, options, bounds)
     before = files_in(Path.cwd())
     prices = Prices(confirm=1, resolution=RESOLUTION)  # each launch confirms
     shown = 0
@@ -108,14 +101,6 @@ def run_command(
         for launched in prober.launched[shown:]:
             reporter.probe(launched)
         shown = len(prober.launched)
-
-    def recall(prober: LaunchProber) -> Remembered | None:
-        place = {"device": prober.device, "processes": prober.processes}
-        answer = memory.recall(**place, versions=prober.versions) if memory else None
-        found = answer.remembered() if answer else None
-        if found and found.suits(prober.budget_bytes, is_repeatable=prober.is_repeatable):
-            return found
-        return None
 
     def tell(prober: LaunchProber, result: BatchSizeResult) -> None:
         warnings = filter(None, [left_behind(before, files_in(Path.cwd()))])
@@ -142,8 +127,35 @@ def run_command(
             show_probe=show_launches,
             prices=prices,
             deadline=deadline,
-            recall=recall,
+            recall=lambda prober: _recalled(memory, prober) if memory else None,
         )
+
+
+def _memory_of(template: Template, options: RunOptions, bounds: Bounds) -> SearchMemory:
+    """Return the memory of searches with this command, on the code as it is."""
+    from batchfinder.cli.remembering import SearchMemory
+    from batchfinder.probing.code import digests, modules_beside
+
+    named = [word for word in template.arguments if Path(word).is_file()]
+    facts = {
+        "template": asdict(template),
+        "options": asdict(options),
+        "bounds": bounds,
+        "folder": str(Path.cwd()),
+        "code": digests([*named, *template.files, *modules_beside(named)]),
+    }
+    return SearchMemory(f"run {shlex.join(template.arguments)}", facts)
+
+
+def _recalled(memory: SearchMemory, prober: LaunchProber) -> Remembered | None:
+    """Return the answer of an earlier search on as much memory; None if there is none."""
+    place = {"device": prober.device, "processes": prober.processes}
+    answer = memory.recall(**place, versions=prober.versions)
+    found = answer.remembered() if answer else None
+    is_repeatable = prober.is_repeatable
+    if found and found.suits(prober.budget_bytes, is_repeatable=is_repeatable):
+        return found
+    return None
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, str]:

@@ -23,7 +23,6 @@ from batchfinder.cli.find import NOT_ACCUMULATED_WARNING
 from batchfinder.errors import BatchFinderError, UserCodeError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.source import SetupSource
-from batchfinder.search.head_start import SLOW_STEP_SECONDS
 
 TARGETS = Path(__file__).parents[1] / "targets"
 
@@ -105,11 +104,6 @@ def test_the_shell_completes_commands_and_options(words: str, offered: str) -> N
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
     assert done.stdout == f"plain,{offered}\n"
-
-
-def test_help_says_from_which_steps_on_an_estimate_is_made() -> None:
-    said = " ".join(CliRunner().invoke(cli, ["find", "--help"]).stdout.split())
-    assert f"[default: where full steps take {SLOW_STEP_SECONDS:g} s]" in said
 
 
 def test_quiet_is_one_line() -> None:
