@@ -44,6 +44,7 @@ def compare(
     memory_limit: str | None,
     sample: str | None,
     input_spec: str | None,
+    loader: str | None,
     pairs: Sequence[str],
     headroom: str,
     precision: str,
@@ -90,6 +91,7 @@ def compare(
                 parse_arguments(pairs),
                 sample=sample,
                 input_spec=input_spec,
+                loader=loader,
                 optimizer=optimizer,
             )
         for is_measured in [False] * bool(gpus) + [True] * measure:

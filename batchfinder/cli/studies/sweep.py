@@ -44,6 +44,7 @@ def sweep(
     memory_limit: str | None,
     sample: str | None,
     input_spec: str | None,
+    loader: str | None,
     pairs: Sequence[str],
     headroom: str,
     precision: str,
@@ -82,7 +83,7 @@ def sweep(
     # Output of the target and its steps must not mix with the answer.
     with contextlib.redirect_stdout(sys.stderr), user_errors():
         with cuda_autocast_on_cpu() if gpus else contextlib.nullcontext():
-            of_batches = _names_for_batches(target, sample, over)
+            of_batches = _names_for_batches(target, sample or loader, over)
 
         def load(values: Mapping[str, Any]) -> TrainingSetup:
             of_batch = {name: values[name] for name in of_batches}
@@ -95,7 +96,12 @@ def sweep(
         def loaded(given: Mapping[str, Any]) -> TrainingSetup:
             with cuda_autocast_on_cpu() if gpus else contextlib.nullcontext():
                 setup, told = load_setup(
-                    target, given, sample=sample, input_spec=input_spec, optimizer=optimizer
+                    target,
+                    given,
+                    sample=sample,
+                    input_spec=input_spec,
+                    loader=loader,
+                    optimizer=optimizer,
                 )
             warnings.extend(told)
             return setup
