@@ -261,7 +261,10 @@ def _fake_setup(
         reason = str(error).partition("\n")[0]
         why = "holds quantized tensors" if "uantized" in reason else f"cannot be copied ({reason})"
         raise StepError(f"the model {why}: {USE_FIND}") from error
-    parts = {"model": without_compile(model), "optimizer": optimizer or setup.optimizer}
+    parts: dict[str, Any] = {
+        "model": without_compile(model),
+        "optimizer": optimizer or setup.optimizer,
+    }
     return dataclasses.replace(setup, step=step, loss_fn=loss_fn, **parts), held
 
 
