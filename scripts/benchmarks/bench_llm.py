@@ -172,7 +172,8 @@ def simulate(
 
 def loss_before_5(logits: Any, labels: Any, vocab_size: int, **_: Any) -> Any:
     """Return the loss as Transformers 4 computed it, which copied the shifted logits."""
-    shifted = logits.float()[..., :-1, :].contiguous().view(-1, vocab_size)
+    logits = logits.float()  # alive until the loss is there
+    shifted = logits[..., :-1, :].contiguous().view(-1, vocab_size)
     return torch.nn.functional.cross_entropy(shifted, labels[..., 1:].contiguous().view(-1))
 
 
