@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -16,6 +17,7 @@ from batchfinder.simulation.allocator.caching import AllocatorSettings
 from batchfinder.simulation.estimate import Estimate, PeakEstimate
 from batchfinder.simulation.explanation import explain
 from batchfinder.simulation.gpus import Gpu, find_gpu
+from batchfinder.simulation.kernels.attention import ComputeCapability
 from batchfinder.simulation.prober import SimulatedProber
 from batchfinder.simulation.simulated_search import (
     expected_size,
@@ -46,6 +48,7 @@ def estimate_max_batch(
     optimizer: OptimizerSpec | None = None,
     step: StepFunction | None = None,
     make_batch: MakeBatch | None = None,
+    loader: Any = None,
     memory_limit: str | int | None = None,
     headroom: float = 0.05,
     precision: str = "fp32",
@@ -63,7 +66,7 @@ def estimate_max_batch(
 
     Args:
         model: the module to train. Or a :class:`TrainingSetup` in place of all arguments up to
-            ``make_batch``, or a ``transformers.Trainer``, which supplies those not given.
+            ``loader``, or a ``transformers.Trainer``, which supplies those not given.
         sample: one batch of any size, as the DataLoader yields it, with the longest sequences.
         gpu: a name from ``batchfinder gpus``, or a :class:`Gpu`. Use :func:`find_gpu` and
             ``dataclasses.replace`` to change a known one.
@@ -72,7 +75,11 @@ def estimate_max_batch(
             ``torch.optim``. Default: AdamW.
         step: ``step(model, batch) -> loss``, in place of forward pass and loss, or
             ``step(model, batch) -> None`` for a complete training step.
-        make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample.
+        make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample; or
+            ``make_batch(batch_size, step)``, where step 0 gets the longest batch.
+        loader: your DataLoader, a data set or ``(data set, collate function)``, in place of the
+            sample: a confirmation trains on batches drawn from it, the longest first and last. The
+            loader itself is not used up or changed.
         memory_limit: memory of the GPU to use at most: bytes, or text such as ``"24GiB"``.
         headroom: fraction of the memory to keep free, from 0 to below 1.
         precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` for autocast (fp16 with a GradScaler).
@@ -104,7 +111,9 @@ def estimate_max_batch(
         >>> estimate_max_batch(model, sample, gpu="rtx3090", max_batch_size=64).batch_size
         64
     """
-    setup, warnings = completed(setup_of(model, sample, loss_fn, optimizer, step, make_batch))
+    setup, warnings = completed(
+        setup_of(model, sample, loss_fn, optimizer, step, make_batch, loader)
+    )
     options = ProbeOptions(
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
         headroom=headroom,
@@ -137,6 +146,7 @@ def estimate_peak_memory(
     optimizer: OptimizerSpec | None = None,
     step: StepFunction | None = None,
     make_batch: MakeBatch | None = None,
+    loader: Any = None,
     headroom: float = 0.0,
     precision: str = "fp32",
     accumulate: bool = False,
@@ -147,7 +157,7 @@ def estimate_peak_memory(
 
     Args:
         model: the module to train. Or a :class:`TrainingSetup` in place of all arguments up to
-            ``make_batch``, or a ``transformers.Trainer``, which supplies those not given.
+            ``loader``, or a ``transformers.Trainer``, which supplies those not given.
         sample: one batch of any size, as the DataLoader yields it, with the longest sequences.
         batch_size: examples per forward/backward pass.
         gpu: a name from ``batchfinder gpus``, or a :class:`Gpu`. Use :func:`find_gpu` and
@@ -157,7 +167,11 @@ def estimate_peak_memory(
             ``torch.optim``. Default: AdamW.
         step: ``step(model, batch) -> loss``, in place of forward pass and loss, or
             ``step(model, batch) -> None`` for a complete training step.
-        make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample.
+        make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample; or
+            ``make_batch(batch_size, step)``, where step 0 gets the longest batch.
+        loader: your DataLoader, a data set or ``(data set, collate function)``, in place of the
+            sample: a confirmation trains on batches drawn from it, the longest first and last. The
+            loader itself is not used up or changed.
         headroom: fraction of the memory that must stay free for the size to fit.
         precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` for autocast (fp16 with a GradScaler).
         accumulate: simulate gradient accumulation.
@@ -188,7 +202,9 @@ def estimate_peak_memory(
     batch_size = whole_number("batch_size", batch_size)
     if batch_size < 1:
         raise UsageError(f"batch_size must be at least 1, not {batch_size}")
-    setup, warnings = completed(setup_of(model, sample, loss_fn, optimizer, step, make_batch))
+    setup, warnings = completed(
+        setup_of(model, sample, loss_fn, optimizer, step, make_batch, loader)
+    )
     options = ProbeOptions(
         headroom=headroom, precision=precision, accumulate=accumulate, batch_dim=batch_dim
     )
@@ -229,6 +245,7 @@ def estimate_on_gpus(
     max_batch_size: int | None = None,
     multiple_of: int = 1,
     cluster: Cluster | None = None,
+    make_traces: Callable[[ComputeCapability], StepTraces] | None = None,
 ) -> list[Estimate]:
     """Estimate the largest batch size on several GPUs.
 
@@ -243,19 +260,21 @@ def estimate_on_gpus(
         max_batch_size: the largest size to try.
         multiple_of: only multiples of this are tried.
         cluster: the data-parallel job in which each GPU is one rank. Default: a GPU trains alone.
+        make_traces: makes the traces for a GPU. Default: those of the setup and the options.
 
     Raises:
         UsageError, SampleError, DeviceError, StepError, Exception: as ``estimate_max_batch``.
     """
     _, max_batch_size, multiple_of = whole_bounds(min_batch_size, max_batch_size, multiple_of)
     smallest, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
+    make_traces = make_traces or partial(StepTraces, setup, options, cluster=cluster)
     made: list[StepTraces] = []
     estimates: list[Estimate] = []
     answers: dict[int, int] = {}
     for gpu in gpus:
         traces = next((some for some in made if some.hold_for(gpu.compute_capability)), None)
         if traces is None:
-            traces = StepTraces(setup, options, gpu.compute_capability, cluster)
+            traces = make_traces(gpu.compute_capability)
             made.append(traces)
         prober = SimulatedProber(traces, gpu, options, settings)
         bounds = (smallest, max_batch_size, multiple_of)

@@ -58,6 +58,7 @@ def estimate_batch_size(
     overhead: str | None,
     sample: str | None,
     input_spec: str | None,
+    loader: str | None,
     pairs: Sequence[str],
     headroom: str,
     precision: str,
@@ -86,9 +87,8 @@ def estimate_batch_size(
     """
     check_bounds(min_batch_size, max_batch_size, multiple_of)
     largest = _cluster(strategy, world_size)
-    if report is not None:
-        check_report(report)  # before the work
-    gpus = _gpus(gpu_names, memory, overhead)
+    check_report(report)
+    gpus = gpus_of(gpu_names, memory, overhead)
     is_hf = is_language_model(target)
     of_language_model = arguments_by_length(
         is_hf, **language_model, precision=precision if _is_given("precision") else None
@@ -109,7 +109,7 @@ def estimate_batch_size(
     jobs: list[ClusterEstimate] = []
     warnings: list[str] = []
     # Output of the target and its steps must not mix with the answer.
-    with contextlib.redirect_stdout(sys.stderr), _user_errors():
+    with contextlib.redirect_stdout(sys.stderr), user_errors():
         for length, own in of_language_model:
             with (
                 cuda_autocast_on_cpu(),
@@ -120,6 +120,7 @@ def estimate_batch_size(
                     {**arguments, **own},
                     sample=sample,
                     input_spec=input_spec,
+                    loader=loader,
                     optimizer=optimizer,
                 )
             warnings += remarks
@@ -156,7 +157,7 @@ def estimate_batch_size(
 
 
 @contextlib.contextmanager
-def _user_errors() -> Iterator[None]:
+def user_errors() -> Iterator[None]:
     """Raise errors of the user's code as ``UserCodeError``, with their traceback."""
     try:
         yield
@@ -170,7 +171,12 @@ def _user_errors() -> Iterator[None]:
         raise UserCodeError(message, user_traceback(error)) from error
 
 
-def _gpus(names: Sequence[str], memory: str | None, overhead: str | None) -> list[Gpu]:
+def gpus_of(names: Sequence[str], memory: str | None, overhead: str | None) -> list[Gpu]:
+    """Return the GPUs that the options name, with the memory that they give them.
+
+    Raises:
+        UsageError: there is none, or one is unknown.
+    """
     gpus = list(dict.fromkeys(map(find_gpu, names)))
     if memory is not None:
         total = parse_bytes(memory)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from parts.case import RESULTS, ROOT, SURVIVAL_STEPS, save
+from parts.hook_cost import print_costs
 from parts.script_list import SCRIPTS, Script
 
 RESULT_FILE = RESULTS / "scripts.json"
@@ -40,6 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--get", action="store_true", help="show how to get scripts and data")
+    parser.add_argument("--cost", action="store_true", help="measure what the hook costs")
     parser.add_argument("--only", action="append", metavar="NAME", help="or a part of it")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--output", type=Path, default=RESULT_FILE)
@@ -48,6 +50,9 @@ def main() -> None:
     if options.get:
         print("\n".join(how_to_get(folder)))
         return
+    if options.cost:
+        print_costs(folder)
+        return
     rows: dict[str, Any] = {}
     if options.output.exists():
         rows = json.loads(options.output.read_text())
@@ -55,7 +60,7 @@ def main() -> None:
         named = any(name.lower() in script.name.lower() for name in options.only or ())
         if not (named if options.only else script.name not in rows):
             continue
-        rows[script.name] = row_of(script, folder, options.device)
+        rows[script.name] = row_of(script, folder, script.device or options.device)
         print(script.name, rows[script.name], file=sys.stderr, flush=True)
         save(options.output, {each.name: rows[each.name] for each in SCRIPTS if each.name in rows})
     good = [name for name, row in rows.items() if row["survives"] and row["next_fails"]]
@@ -129,7 +134,17 @@ def launched(
     started = time.monotonic()
     try:
         run = subprocess.run(
-            [sys.executable, "-m", "batchfinder", "run", "--json", *options, "--", *command],
+            [
+                sys.executable,
+                "-m",
+                "batchfinder",
+                "run",
+                "--no-cache",
+                "--json",
+                *options,
+                "--",
+                *command,
+            ],
             cwd=folder / script.folder,
             env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
             capture_output=True,

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import weakref
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from batchfinder.errors import StepError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.simulation.kernels.attention import FAMILIES, ComputeCapability, kernel_family
 from batchfinder.simulation.kernels.workspaces import CudaWorkspaces
@@ -29,19 +24,17 @@ from batchfinder.simulation.trace.curve import Curve
 from batchfinder.simulation.trace.trace import GeneralTrace, Kind, Trace
 from batchfinder.simulation.tracing.caches import Caches
 from batchfinder.simulation.tracing.cluster import Cluster, resizes_tracked
-from batchfinder.simulation.tracing.fake import fake_batch, fake_copy, fake_cuda, with_carried
+from batchfinder.simulation.tracing.fake import fake_batch, fake_cuda, fake_setup, with_carried
 from batchfinder.simulation.tracing.operators import ValuesFollowed
-from batchfinder.simulation.tracing.refusal import USE_FIND, explained
+from batchfinder.simulation.tracing.refusal import explained
 from batchfinder.simulation.tracing.tracker import StorageTracker
-from batchfinder.simulation.tracing.wrappers import remarks_on_wrappers, without_compile
+from batchfinder.simulation.tracing.wrappers import remarks_on_wrappers
 from batchfinder.simulation.values.known import MOST_ELEMENTS, know, let_go, value_of
-from batchfinder.training.placement import homes_of
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.state.anatomy import tensors_of
 from batchfinder.training.state.process_settings import repeatable
 from batchfinder.training.state.reach import methods_of, modules_reached, reachable
-from batchfinder.training.state.snapshot import refuse_lazy
 from batchfinder.training.state.undo import contents_kept
 from batchfinder.training.step import TrainingStep
 from batchfinder.training.tree import map_leaves
@@ -154,7 +147,7 @@ class StepTraces:
     @property
     def makes_own_batches(self) -> bool:
         """True if large batches need no host memory, unlike those of ``make_batch``."""
-        return self._setup.make_batch is None
+        return self._batches.batch_size is not None
 
     def hold_for(self, capability: ComputeCapability) -> bool:
         """Return True if a GPU runs the traced steps with the same kernels."""
@@ -170,8 +163,7 @@ class StepTraces:
         except BaseException:
             self._caches.forget_fakes()
             raise
-        if any(survivor() is not None for survivor in survivors):
-            self._caches.forget_fakes()  # slow, and rarely needed
+        self._caches.forget_survivors(survivors)
         return trace
 
     def _repeatable(self) -> AbstractContextManager[None]:
@@ -186,7 +178,7 @@ class StepTraces:
         precision = self._options.precision
         fake = fake_cuda(self._capability, alike=self._alike, warn=self._warn)
         with fake as mode, explained(names):
-            setup, held = _fake_setup(self._setup, mode)
+            setup, held = fake_setup(self._setup, mode)
             names.update(_names_of(setup))
             buckets: list[torch.Tensor] = []
             if cluster is not None:
@@ -232,40 +224,6 @@ class StepTraces:
 
     def _warn(self, *warnings: str) -> None:
         self.warnings += [warning for warning in warnings if warning not in self.warnings]
-
-
-def _fake_setup(
-    setup: TrainingSetup, mode: FakeTensorMode
-) -> tuple[TrainingSetup, Sequence[Tensor]]:
-    """Copy model, optimizer and functions without data, and everything that they reach.
-
-    Returns:
-        The copy, and the tensors that its functions reach on the model's devices.
-    """
-    for name, module in setup.model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise StepError(f"{name or 'the model'} is compiled by TorchScript: {USE_FIND}")
-    refuse_lazy(setup.model.parameters())
-    own = setup.optimizer if isinstance(setup.optimizer, Optimizer) else None
-    homes = homes_of(setup.model)
-    reached = [*reachable(setup.functions)]
-    owners = [thing for thing in reached if isinstance(thing, Tensor | nn.Module)]
-    held = tuple(o for o in owners if isinstance(o, Tensor) and o.device in homes)
-    optimizers = [thing for thing in (own, *reached) if isinstance(thing, Optimizer)]
-    things = (setup.model, own, setup.step, setup.loss_fn, held)
-    try:
-        model, optimizer, step, loss_fn, held = fake_copy(
-            things, mode, setup.model, *owners, optimizers=optimizers
-        )
-    except (TypeError, RuntimeError, SystemError) as error:
-        reason = str(error).partition("\n")[0]
-        why = "holds quantized tensors" if "uantized" in reason else f"cannot be copied ({reason})"
-        raise StepError(f"the model {why}: {USE_FIND}") from error
-    parts: dict[str, Any] = {
-        "model": without_compile(model),
-        "optimizer": optimizer or setup.optimizer,
-    }
-    return dataclasses.replace(setup, step=step, loss_fn=loss_fn, **parts), held
 
 
 def _names_of(setup: TrainingSetup) -> dict[int, str]:
