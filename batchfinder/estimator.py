@@ -50,6 +50,8 @@ def estimate_max_batch(
     headroom: float = 0.05,
     precision: str = "fp32",
     accumulate: bool = False,
+    mode: str = "train",
+    eval_batch_size: int | None = None,
     min_batch_size: int = 1,
     max_batch_size: int | None = None,
     multiple_of: int = 1,
@@ -77,6 +79,8 @@ def estimate_max_batch(
         headroom: fraction of the memory to keep free, from 0 to below 1.
         precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` for autocast (fp16 with a GradScaler).
         accumulate: simulate gradient accumulation.
+        mode: ``"eval"`` or ``"inference"`` for forward passes without training.
+        eval_batch_size: also simulate a validation after every step, with batches of this size.
         min_batch_size: the smallest size to try.
         max_batch_size: the largest size to try.
         multiple_of: only multiples of this are tried.
@@ -111,6 +115,8 @@ def estimate_max_batch(
         precision=precision,
         accumulate=accumulate,
         batch_dim=batch_dim,
+        mode=mode,
+        eval_batch_size=eval_batch_size,
     )
     (estimate,) = estimate_on_gpus(
         setup,
@@ -140,6 +146,8 @@ def estimate_peak_memory(
     headroom: float = 0.0,
     precision: str = "fp32",
     accumulate: bool = False,
+    mode: str = "train",
+    eval_batch_size: int | None = None,
     batch_dim: int = 0,
     expandable_segments: bool = False,
 ) -> PeakEstimate:
@@ -161,6 +169,8 @@ def estimate_peak_memory(
         headroom: fraction of the memory that must stay free for the size to fit.
         precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` for autocast (fp16 with a GradScaler).
         accumulate: simulate gradient accumulation.
+        mode: ``"eval"`` or ``"inference"`` for forward passes without training.
+        eval_batch_size: also simulate a validation after every step, with batches of this size.
         batch_dim: index of the batch dimension.
         expandable_segments: simulate ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
 
@@ -190,7 +200,12 @@ def estimate_peak_memory(
         raise UsageError(f"batch_size must be at least 1, not {batch_size}")
     setup, warnings = completed(setup_of(model, sample, loss_fn, optimizer, step, make_batch))
     options = ProbeOptions(
-        headroom=headroom, precision=precision, accumulate=accumulate, batch_dim=batch_dim
+        headroom=headroom,
+        precision=precision,
+        accumulate=accumulate,
+        batch_dim=batch_dim,
+        mode=mode,
+        eval_batch_size=eval_batch_size,
     )
     device = find_gpu(gpu) if isinstance(gpu, str) else gpu
     settings = AllocatorSettings(expandable_segments=expandable_segments)

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from batchfinder.errors import (
     BatchTooSmallError,
-    UsageError,
     UserCodeError,
     WorkerError,
     warn_of,
 )
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.workers.supervisor import Supervisor
+from batchfinder.probing.workers.supervisor import seconds_by_part
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds
@@ -65,9 +64,10 @@ def find_max_batch(
     multiple_of: int = 1,
     confirm_steps: int = 3,
     batch_dim: int | None = None,
-    isolate: bool = False,
     strategy: str | None = None,
     start_from_estimate: bool = False,
+    mode: str = "train",
+    eval_batch_size: int | None = None,
     on_probe: OnProbe | None = None,
 ) -> BatchSizeResult:
     """Find the largest batch size that really trains on a device, by real training steps.
@@ -109,7 +109,6 @@ def find_max_batch(
         confirm_steps: the least number of full steps that the answer is confirmed with; on the CPU
             6 at least.
         batch_dim: index of the batch dimension. Default: 0.
-        isolate: no longer supported: use ``batchfinder find``, which isolates every size.
         strategy: ``"ddp"``: all ranks of this job search together, and each has to make this call.
             Default: ``"ddp"`` in a process group of several ranks, else none. For ``"fsdp"`` use
             ``batchfinder find`` under torchrun.
@@ -117,6 +116,10 @@ def find_max_batch(
             of this device. Without, that is done where it pays: on an accelerator where a single
             process trains without ``compile``, and by the two a step at the answer's size should
             take a second or more.
+        mode: ``"eval"``: forward passes and losses in eval mode, without gradients, beside the
+            gradients and optimizer states of a training. ``"inference"``: those of the model alone.
+        eval_batch_size: also run a validation after every step, with batches of this size.
+            Default: none, or a ``transformers.Trainer``'s own if it has an ``eval_dataset``.
         on_probe: called with each :class:`Probe` as it ends.
 
     Returns:
@@ -148,11 +151,6 @@ def find_max_batch(
     from batchfinder.training.completion import completed
     from batchfinder.training.setup import setup_of
 
-    if isolate:
-        raise UsageError(
-            "isolate=True is no longer supported. Try batchfinder find FILE.py:FUNCTION: it tries "
-            "each size in a process of its own."
-        )
     setup, warnings = completed(setup_of(model, sample, loss_fn, optimizer, step, make_batch))
     bounds = whole_bounds(min_batch_size, max_batch_size, multiple_of)
     check_bounds(*bounds)
@@ -166,6 +164,8 @@ def find_max_batch(
         confirm_steps=confirm_steps,
         batch_dim=batch_dim or 0,
         strategy=strategy or strategy_of_this_job(setup.model),
+        mode=mode,
+        eval_batch_size=eval_batch_size,
     )
     estimate = partial(_estimate_here, setup, options)
     with closing(choose_prober(setup, options)) as prober:
@@ -182,7 +182,12 @@ def find_max_batch(
                     may_pay=options.may_start_from_estimate,
                 ),
             )
-            result = replace(result, warnings=(*warnings, *result.warnings))
+            result = replace(
+                result,
+                warnings=(*warnings, *result.warnings),
+                mode=mode,
+                eval_batch_size=eval_batch_size,
+            )
             if isinstance(prober, RankedProber):
                 result = prober.agreed(result)
         except UserCodeError as error:
@@ -280,21 +285,10 @@ def run_search(
         result,
         notes=tuple(notes_about(finding, prober, multiple_of)),
         estimated_batch_size=head_start.batch_size if head_start else None,
-        seconds_by_part=_seconds_by_part(prober, probes, result.seconds),
+        seconds_by_part=seconds_by_part(prober, probes, result.seconds),
     )
 
 
 def _may_expand(prober: Prober) -> bool:
     settings = AllocatorSettings.of_this_process()
     return prober.device.startswith("cuda") and not settings.expandable_segments
-
-
-def _seconds_by_part(prober: Prober, probes: list[Probe], seconds: float) -> dict[str, float]:
-    """Where the time of a search went, the loading before its first probe included."""
-    parts = {"steps": sum(probe.seconds for probe in probes)}
-    before = 0.0
-    if isinstance(prober, Supervisor):
-        parts |= prober.seconds_by_part
-        before = prober.seconds_before
-    parts["rest"] = max(0.0, seconds + before - sum(parts.values()))
-    return {name: round(part, 3) for name, part in parts.items()}

@@ -57,6 +57,8 @@ def estimate_batch_size(
     headroom: str,
     precision: str,
     optimizer: str | None,
+    mode: str,
+    eval_batch_size: int | None,
     accumulate: bool,
     min_batch_size: int,
     max_batch_size: int | None,
@@ -87,6 +89,8 @@ def estimate_batch_size(
         headroom=parse_percentage(headroom, "--headroom"),
         precision=precision,
         accumulate=accumulate,
+        mode=mode,
+        eval_batch_size=eval_batch_size,
     )
     settings = AllocatorSettings(expandable_segments=expandable_segments)
     calibration = Calibration.load()

@@ -53,6 +53,8 @@ def find_batch_size(
     precision: str,
     optimizer: str | None,
     strategy: str | None,
+    mode: str,
+    eval_batch_size: int | None,
     accumulate: bool,
     compiled: bool,
     min_batch_size: int,
@@ -86,6 +88,8 @@ def find_batch_size(
             headroom=parse_percentage(headroom, "--headroom"),
             precision=precision,
             strategy=strategy,
+            mode=mode,
+            eval_batch_size=eval_batch_size,
             accumulate=accumulate,
             compiled=compiled,
             confirm_steps=confirm_steps,
@@ -95,6 +99,8 @@ def find_batch_size(
                 f"--probe-timeout must be above 0 seconds, not {probe_timeout:g}; leave it out for "
                 "a limit by the steps seen"
             )
+        if global_batch_size is not None and mode != "train":
+            raise UsageError(f"--global-batch-size belongs to training, and --mode is {mode}.")
         if global_batch_size is not None and global_batch_size < 1:
             raise UsageError(f"--global-batch-size must be at least 1, not {global_batch_size}")
         source = SetupSource(target, parse_arguments(pairs), sample, input_spec, optimizer)
@@ -102,6 +108,7 @@ def find_batch_size(
     def report(_: Prober, result: BatchSizeResult) -> None:
         if not is_rank_0:
             return
+        result = replace(result, mode=mode, eval_batch_size=eval_batch_size)
         result, plan = _planned(result, global_batch_size, accumulate)
         if as_json:
             reporter.finish()

@@ -138,6 +138,7 @@ class Run:
     allocation_retries: int = 0
     in_use_after_steps: list[int] = field(default_factory=list)
     failure: Failure | None = None
+    where: str = ""
     note: str = ""
 
 
@@ -149,7 +150,7 @@ def to_probe(run: Run, batch_size: int, confirm: bool, seconds: float) -> Probe:
     if run.failure is not None:
         is_memory = run.failure.tier in (Tier.CERTAIN, Tier.PROBABLE)
         outcome = Outcome.OOM if is_memory else Outcome.FAILED
-        note = run.failure.reason
+        note = run.where + run.failure.reason
     elif run.note:
         outcome = Outcome.OOM
     return Probe(

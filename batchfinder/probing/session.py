@@ -25,7 +25,8 @@ from batchfinder.probing.devices.oom_table import Tier
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.steadiness import PeakWatch, left_behind
 from batchfinder.results.memory_model import Phase
-from batchfinder.results.probe import LEAK_WARNING, THRASHING_NOTE
+from batchfinder.results.probe import IN_VALIDATION, LEAK_WARNING, THRASHING_NOTE
+from batchfinder.training.modes.forward_step import STEP_OF_MODE
 from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
@@ -51,7 +52,7 @@ class ProbeSession:
         options: of the search.
         on_step: called as each step ends.
         all_agree: asks all ranks that train together, and says whether each says yes.
-        make_step: makes the training step.
+        make_step: makes the training step; default: by the mode of the options.
     """
 
     def __init__(
@@ -63,18 +64,19 @@ class ProbeSession:
         options: ProbeOptions,
         on_step: Callable[[], None] = lambda: None,
         all_agree: Callable[[bool], bool] = bool,
-        make_step: Callable[..., TrainingStep] = TrainingStep,
+        make_step: Callable[..., TrainingStep] | None = None,
     ) -> None:
         self.setup = setup
         self.on_step = on_step
         self.all_agree = all_agree
-        self.make_step = make_step
+        self.make_step = make_step or STEP_OF_MODE[options.mode]
         self.batches = batches
         self.device = device
         self.budget_bytes = budget_bytes
         self.options = options
         self.is_used = False
         self._made_step: TrainingStep | None = None
+        self._next_evaluated: Callable[[int], Any] | None = None
         self._baseline: Baseline | None = None
         self._leaks: list[str] = []
 
@@ -82,31 +84,25 @@ class ProbeSession:
         """One full step at a batch size, with the optimizer's states in place.
 
         Raises:
-            BatchTooSmallError: a layer needs more than one example.
             Exception: what the user's code raised, unless that means out of memory.
         """
         return self._attempt(batch_size, confirm=False)
 
     def confirm(self, batch_size: int) -> Attempt:
-        """Run full steps from scratch, as training starts, until the peak is steady.
-
-        Raises:
-            Exception: as :meth:`probe`.
-        """
+        """Run full steps from scratch until the peak is steady; raise what :meth:`probe` raises."""
         return self._attempt(batch_size, confirm=True)
 
     @property
     def warnings(self) -> list[str]:
-        """What the user should know of the step and its batches."""
+        """Texts for the user."""
         of_step = self._made_step.warnings if self._made_step else []
         return [*self.batches.warnings, *of_step, *self._leaks]
 
     def clean(self) -> None:
         """Give back all that the last probe left.
 
-        Never call it while an exception is handled: the exception's frames hold the tensors. Nor
-        once the device's context is broken: giving memory back is what the driver then refuses
-        (https://github.com/pytorch/pytorch/issues/25873).
+        Never call it while an exception is handled, whose frames hold the tensors; nor once the
+        device's context is broken (https://github.com/pytorch/pytorch/issues/25873).
         """
         if self._made_step is not None:
             self._made_step.release()
@@ -114,7 +110,7 @@ class ProbeSession:
         self.device.release_cache()
 
     def is_at_baseline(self) -> bool:
-        """Whether the process holds no more than before any large probe."""
+        """Whether the process holds no more than before."""
         return self._baseline is None or self._baseline.is_kept_by(self.device)
 
     def _attempt(self, batch_size: int, confirm: bool) -> Attempt:
@@ -126,14 +122,14 @@ class ProbeSession:
         def clean_up(_: RetryCallState | float) -> None:
             self.clean()
 
-        # A failure that may or may not be memory is believed only when it comes again after all
-        # has been freed. Nothing of the failed frame is alive any more in ``sleep``.
+        # A failure that may be memory is believed only when it comes again after all has been
+        # freed. Nothing of the failed frame is alive any more in ``sleep``.
         retrying = Retrying(
             retry=retry_if_result(_is_only_probable),
             # But not while other ranks wait in the middle of the step.
             stop=stop_after_attempt(1 if self.options.strategy else 2),
             sleep=clean_up,
-            retry_error_callback=_last_result,
+            retry_error_callback=lambda state: state.outcome and state.outcome.result(),
         )
         run: Run = retrying(self._run, batch_size, confirm)
         if left_behind(run.in_use_after_steps):
@@ -153,7 +149,6 @@ class ProbeSession:
         run = Run()
         handled = sys.exc_info()[1]  # by the caller: not an error of the step
         try:
-            # Whatever the caller has turned off.
             with torch.inference_mode(False), torch.enable_grad():
                 steps = self._confirm if confirm else self._probe
                 steps(batch_size, run)
@@ -173,11 +168,10 @@ class ProbeSession:
         return run
 
     def _after_failure(self, failure: Failure, run: Run) -> Failure:
-        """Read how much the failing step had got; what waiting for the device shows counts too."""
+        """Read how much the failing step had got; the device may say why a kernel has failed."""
         try:
             self._read_peaks(run)
         except RuntimeError as error:
-            # A library said no more than that a kernel of its own failed; the device says why.
             if (shown := classify(error)) is None:
                 raise
             return shown
@@ -195,6 +189,7 @@ class ProbeSession:
                 accumulate=self.options.accumulate,
                 batch_dim=self.options.batch_dim,
                 strategy=self.options.strategy,
+                eval_batch_size=self.options.eval_batch_size,
             )
         return self._made_step
 
@@ -207,7 +202,6 @@ class ProbeSession:
             run.samples += warm_up.samples
             self.clean()
             self._baseline = Baseline.of(self.device, self.budget_bytes)
-        # Without a warm-up, the second step shows the peak.
         self._steps(batch_size, 1 if self.is_used else WARM_UP_STEPS, run)
 
     def _steps(self, batch_size: int, steps: int, run: Run) -> None:
@@ -273,8 +267,20 @@ class ProbeSession:
         peak = max(peak, self._read(Phase.OPTIMIZER_STEP, run))
         run.allocation_retries = self.device.allocation_retries() - retries_before
         run.step_seconds = time.perf_counter() - started
+        if step.eval_batch_size:
+            peak = max(peak, self._validate(step, step.eval_batch_size, run))
         run.in_use_after_steps.append(self.device.in_use_bytes())
         self.on_step()
+        return peak
+
+    def _validate(self, step: TrainingStep, batch_size: int, run: Run) -> int:
+        """The validation after a step; its peak in bytes."""
+        if self._next_evaluated is None:
+            self._next_evaluated = self._loader(batch_size)
+        next_batch, run.where = self._next_evaluated, IN_VALIDATION
+        self.device.reset_peaks()
+        step.validate(lambda: next_batch(0))
+        peak, run.where = self._read(Phase.VALIDATION, run), ""
         return peak
 
     def _read(self, phase: Phase, run: Run) -> int:
@@ -292,9 +298,3 @@ class ProbeSession:
 
 def _is_only_probable(run: Run) -> bool:
     return run.failure is not None and run.failure.tier is Tier.PROBABLE
-
-
-def _last_result(state: RetryCallState) -> Run:
-    assert state.outcome is not None
-    result: Run = state.outcome.result()
-    return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from batchfinder.reporting.wording import allocator_request_bytes, count, one_line
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.memory_model import MemoryModel
-from batchfinder.results.probe import Outcome
+from batchfinder.results.probe import IN_VALIDATION, Outcome
 from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.units import format_bytes, format_seconds
 
@@ -14,6 +14,8 @@ LEVERS = (
     "checkpointing in the model, smaller inputs, a smaller --min-batch-size with gradient "
     "accumulation, or a larger --memory-limit if the device has more."
 )
+
+_KINDS = {"train": "", "eval": "validation ", "inference": "inference "}
 
 # With more ranks, only the lowest and the highest peak are shown.
 _RANKS_SHOWN = 8
@@ -50,6 +52,10 @@ def details(
         lines += _why_nothing_fits(result)
     else:
         lines += _next_failure(result, verbose)
+    if result.eval_batch_size and result.batch_size:
+        lines.append(
+            f"After every step, a validation with batches of {result.eval_batch_size} fitted too."
+        )
     lines += _ranks(result)
     if result.estimated_batch_size and result.batch_size:
         lines.append(_guess(result.estimated_batch_size, result.batch_size))
@@ -82,7 +88,7 @@ def _guess(estimated: int, found: int) -> str:
 
 def _verdict(result: BatchSizeResult) -> str:
     if result.status in (Status.FOUND, Status.CAPPED):
-        return f"Max batch size {result.batch_size}"
+        return f"Max {_KINDS[result.mode]}batch size {result.batch_size}"
     if result.status is Status.NOTHING_FITS:
         failure = result.next_failure
         smallest = "the smallest" if failure is None else f"batch size {failure.batch_size}"
@@ -113,11 +119,13 @@ def _next_failure(result: BatchSizeResult, verbose: bool) -> list[str]:
         return [f"Batch size {failure.batch_size} failed for a reason other than memory: {reason}"]
     if any(p.is_thrashing for p in result.probes if p.batch_size == failure.batch_size):
         return [f"Batch size {failure.batch_size} {reason}, which is slow."]
+    where = " in its validation" if reason.startswith(IN_VALIDATION) else ""
+    reason = reason.removeprefix(IN_VALIDATION)
     is_plain = reason in _PLAIN_REASONS
     if not verbose:
         is_plain |= allocator_request_bytes(reason) is not None
     why = "." if is_plain else f": {reason}"
-    return [f"Batch size {failure.batch_size} runs out of memory{why}"]
+    return [f"Batch size {failure.batch_size} runs out of memory{where}{why}"]
 
 
 def _ranks(result: BatchSizeResult) -> list[str]:

@@ -11,6 +11,9 @@ from batchfinder.results.memory_model import Phase
 
 THRASHING_NOTE = "runs only by flushing the allocator's cache in every step"
 
+IN_VALIDATION = "in the validation: "
+"""The beginning of a note about a failure in the validation that follows each step."""
+
 LEAK_WARNING = (
     "memory grows with every step and is never released, so training will run out of it at any "
     "batch size unless that growth ends. Try detach() on outputs that you keep from step to step"

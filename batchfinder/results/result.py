@@ -69,6 +69,9 @@ class BatchSizeResult:
         warnings: problems the user should act on, one line each.
         notes: explanations that need no action, one line each.
         estimated_batch_size: the estimate the search started from; None if there was none.
+        mode: ``"train"``; ``"eval"`` or ``"inference"`` for forward passes without training.
+        eval_batch_size: examples of each batch of the validation that followed every step; None if
+            none was asked for.
         seconds_by_part: seconds of ``loading`` (PyTorch and the target), of waiting for an
             ``estimate``, of the ``steps`` of all probes, of ``restoring`` the training state, and
             of the ``rest``. Empty if not measured.
@@ -88,6 +91,8 @@ class BatchSizeResult:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     estimated_batch_size: int | None = None
+    mode: str = "train"
+    eval_batch_size: int | None = None
     seconds_by_part: Mapping[str, float] = field(default_factory=dict)
 
     def __int__(self) -> int:

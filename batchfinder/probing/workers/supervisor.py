@@ -17,6 +17,7 @@ from batchfinder.probing.place import AtPlace, Place
 from batchfinder.probing.workers.process_worker import ProcessWorker
 from batchfinder.probing.workers.worker import EstimateOrder, Order, Worker
 from batchfinder.results.probe import Probe
+from batchfinder.search.prober import Prober
 
 NOT_CLEAN_WARNING = (
     "an earlier probe left memory in use, or holes in it, so the answer may be too small; "
@@ -168,3 +169,14 @@ class Supervisor(AtPlace):
         fails = f"a batch of 1 fails ({problem}), one of 2 does not"
         self.notes.add(f"{fails}: only sizes from 2 on were tried")
         raise BatchTooSmallError(f"{fails}; try sizes from 2 on")
+
+
+def seconds_by_part(prober: Prober, probes: list[Probe], seconds: float) -> dict[str, float]:
+    """Where the time of a search went, the loading before its first probe included."""
+    parts = {"steps": sum(probe.seconds for probe in probes)}
+    before = 0.0
+    if isinstance(prober, Supervisor):
+        parts |= prober.seconds_by_part
+        before = prober.seconds_before
+    parts["rest"] = max(0.0, seconds + before - sum(parts.values()))
+    return {name: round(part, 3) for name, part in parts.items()}

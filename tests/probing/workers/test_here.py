@@ -196,11 +196,6 @@ def test_that_it_ran_in_this_process_is_said_with_the_reason() -> None:
     assert warning.endswith("batchfinder find does better")
 
 
-def test_isolation_is_the_command_lines() -> None:
-    with pytest.raises(UsageError, match=r"Try batchfinder find FILE.py:FUNCTION"):
-        find_max_batch(Net(), SAMPLE, device="cpu", isolate=True)
-
-
 def test_a_script_is_told_how_to_search_with_fsdp() -> None:
     with pytest.raises(UsageError, match=r"Try torchrun .*find FILE.py:FUNCTION --strategy fsdp"):
         find_max_batch(Net(), SAMPLE, device="cpu", strategy="fsdp")
