@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_attempt
+from tenacity import Retrying, retry_if_result, stop_after_attempt
 
 from batchfinder.errors import DeviceError, too_small
 from batchfinder.probing.attempt import Attempt, Run, to_probe
@@ -35,6 +35,8 @@ from batchfinder.units import format_bytes
 # The optimizer allocates its states in its first step, so only the second one shows the peak.
 WARM_UP_STEPS = 2
 
+VALIDATIONS = 2  # at the end of a confirmation, each with a step in what it has left
+SMALL = 2  # the least that is trained on for the states of a training: layers may refuse 1
 VARIED_STEPS = 8  # of a confirmation where lengths vary: the longest batch first and last
 
 # A probe that flushes the allocator's cache gets this many steps to do without.
@@ -42,7 +44,7 @@ THRASHING_STEPS = 2
 
 
 class ProbeSession:
-    """Runs probes of one training step, one after the other.
+    """Runs probes of one training step.
 
     Args:
         setup: what to train; the first probe brings it to the device.
@@ -76,7 +78,6 @@ class ProbeSession:
         self.options = options
         self.is_used = False
         self._made_step: TrainingStep | None = None
-        self._next_evaluated: Callable[[int], Any] | None = None
         self._baseline: Baseline | None = None
         self._leaks: list[str] = []
 
@@ -99,7 +100,7 @@ class ProbeSession:
         return [*self.batches.warnings, *of_step, *self._leaks]
 
     def clean(self) -> None:
-        """Give back all that the last probe left.
+        """Give back what the last probe left.
 
         Never call it while an exception is handled, whose frames hold the tensors; nor once the
         device's context is broken (https://github.com/pytorch/pytorch/issues/25873).
@@ -115,20 +116,15 @@ class ProbeSession:
 
     def _attempt(self, batch_size: int, confirm: bool) -> Attempt:
         started = time.perf_counter()
-        # Where a probe leaves traces, one that fits does so too, however little the process holds.
         is_as_new = self.device.leaves_no_trace or not self.is_used
         was_clean = is_as_new and self.is_at_baseline()
-
-        def clean_up(_: RetryCallState | float) -> None:
-            self.clean()
 
         # A failure that may be memory is believed only when it comes again after all has been
         # freed. Nothing of the failed frame is alive any more in ``sleep``.
         retrying = Retrying(
             retry=retry_if_result(_is_only_probable),
-            # But not while other ranks wait in the middle of the step.
             stop=stop_after_attempt(1 if self.options.strategy else 2),
-            sleep=clean_up,
+            sleep=lambda _: self.clean(),
             retry_error_callback=lambda state: state.outcome and state.outcome.result(),
         )
         run: Run = retrying(self._run, batch_size, confirm)
@@ -205,31 +201,34 @@ class ProbeSession:
         self._steps(batch_size, 1 if self.is_used else WARM_UP_STEPS, run)
 
     def _steps(self, batch_size: int, steps: int, run: Run) -> None:
-        self._step_of_setup.begin(batch_size, is_first=not self.is_used)
-        next_batch = self._loader(batch_size)
+        next_batch = self._begin(batch_size, is_first=not self.is_used)
         for _ in range(steps):
             self._step(batch_size, lambda _: next_batch(0), run)
         for _ in range(THRASHING_STEPS - 1):
             if not self.device.leaves_no_trace or self.all_agree(not run.allocation_retries):
                 break
             self._step(batch_size, lambda _: next_batch(0), run)
+        self._validate(run)
         self._step_of_setup.check_loss()
         self._step_of_setup.check_optimizers()
         if run.allocation_retries:
             run.note = THRASHING_NOTE
 
+    def _begin(self, batch_size: int, *, is_first: bool) -> Callable[[int], Any]:
+        small = max(SMALL, self.options.warm_up_batch_size or batch_size)
+        self._step_of_setup.begin(batch_size, lambda: self._loader(small)(0), is_first=is_first)
+        return self._loader(batch_size)
+
     def _loader(self, batch_size: int) -> Callable[[int], Any]:
-        """Return a function that brings the batch of a step, by its number, to the device."""
+        """Return a function that brings the batch of a step to the device."""
         device = self.device.torch_device
         if device.type == "cpu" or self.batches.varies:
             return lambda step: move_batch(self.batches.make(batch_size, step=step), device)
-        # Made once: on its way to the device each step gets a copy of its own.
         host_batch = self.batches.make(batch_size)
         return lambda _: move_batch(host_batch, device)
 
     def _confirm(self, batch_size: int, run: Run) -> None:
-        self._step_of_setup.begin(batch_size, is_first=True)
-        next_batch = self._loader(batch_size)
+        next_batch = self._begin(batch_size, is_first=True)
         watch = PeakWatch(
             self.budget_bytes,
             least_steps=max(self.options.confirm_steps, VARIED_STEPS * self.batches.varies),
@@ -241,6 +240,9 @@ class ProbeSession:
             # Ranks end together; one that settled earlier is judged as if it trained alone.
             if self.all_agree(watch.is_over):
                 break
+        for _ in range(VALIDATIONS if self._step_of_setup.eval_batch_size else 0):
+            self._validate(run)
+            self._step(batch_size, next_batch, run)
         self._step_of_setup.check_loss()
         self._step_of_setup.check_optimizers()
         run.note = watch.objection()
@@ -267,21 +269,19 @@ class ProbeSession:
         peak = max(peak, self._read(Phase.OPTIMIZER_STEP, run))
         run.allocation_retries = self.device.allocation_retries() - retries_before
         run.step_seconds = time.perf_counter() - started
-        if step.eval_batch_size:
-            peak = max(peak, self._validate(step, step.eval_batch_size, run))
         run.in_use_after_steps.append(self.device.in_use_bytes())
         self.on_step()
         return peak
 
-    def _validate(self, step: TrainingStep, batch_size: int, run: Run) -> int:
-        """The validation after a step; its peak in bytes."""
-        if self._next_evaluated is None:
-            self._next_evaluated = self._loader(batch_size)
-        next_batch, run.where = self._next_evaluated, IN_VALIDATION
-        self.device.reset_peaks()
-        step.validate(lambda: next_batch(0))
-        peak, run.where = self._read(Phase.VALIDATION, run), ""
-        return peak
+    def _validate(self, run: Run) -> None:
+        """Run the validation that follows a step, if there is one."""
+        batch_size = self._step_of_setup.eval_batch_size
+        if batch_size:
+            next_batch, run.where = self._loader(batch_size), IN_VALIDATION
+            self.device.reset_peaks()
+            self._step_of_setup.validate(lambda: next_batch(0))
+            self._read(Phase.VALIDATION, run)
+            run.where = ""
 
     def _read(self, phase: Phase, run: Run) -> int:
         peaks = self._read_peaks(run)

@@ -148,6 +148,11 @@ def _why_nothing_fits(result: BatchSizeResult) -> list[str]:
     if failure is None:
         return [LEVERS]
     reason = one_line(failure.reason)
+    if reason.startswith(IN_VALIDATION):
+        batches = (
+            f"batches of {result.eval_batch_size}" if result.eval_batch_size else "its batches"
+        )
+        return [f"Its validation, with {batches}, runs out of memory. Try a smaller one.", LEVERS]
     probe = next((p for p in result.probes if p.batch_size == failure.batch_size), None)
     request = allocator_request_bytes(reason)
     # Reserved bytes would be too many: the allocator returns its free blocks before it gives up.

@@ -94,6 +94,7 @@ class TrainingStep:
         self.optimizer = self._make_optimizer()
         self._source = source_of(setup, self._warn)
         self.eval_batch_size = eval_batch_size or self._source.eval_batch_size
+        self._validates = bool(self.eval_batch_size)
         self.keeps_gradients = self._source.keeps_gradients
         self.micro_batches = 2 if accumulate or self._source.accumulates else 1
         self._ahead: list[Any] = []
@@ -127,11 +128,14 @@ class TrainingStep:
                 scaler.load_state_dict({**scaler.state_dict(), "scale": 1.0})
         self._has_old_gradients = False
 
-    def begin(self, batch_size: int, *, is_first: bool) -> None:
+    def begin(
+        self, batch_size: int, small_batch: Callable[[], Any] | None = None, *, is_first: bool
+    ) -> None:
         """Prepare for steps at a batch size.
 
         Args:
             batch_size: examples in each micro-batch.
+            small_batch: fetches a batch to train on first, where the mode needs that.
             is_first: training starts here; otherwise the step goes on from a step before, whose
                 output is alive.
         """
@@ -148,6 +152,9 @@ class TrainingStep:
         Yields:
             Each micro-batch when the one before it has been trained on.
         """
+        if self._validates and not self.keeps_gradients and not self.trains_itself:
+            # Kept for a validation: most loops clear them when the next step begins.
+            self.optimizer.zero_grad(set_to_none=True)
         if self._source.batches_ahead is None:
             for _ in range(self.micro_batches):
                 if self._source.kept_until is KeptUntil.STEP:
@@ -204,7 +211,6 @@ class TrainingStep:
                     torch._dynamo.maybe_mark_dynamic(tensor, self._batch_dim)
         self._kept = [batch, *self._kept[1:]]
         with self._autocast():
-            # Each assignment ends the life of the value that it replaces, and not earlier.
             self._kept[1] = self._source(self._model, batch)
             self._stand_in = None
             self._kept[2] = self._source.loss_of(self._kept[1], batch)
@@ -227,7 +233,7 @@ class TrainingStep:
                 self.optimizer.step()
         if self.keeps_gradients:
             self._has_old_gradients = True
-        elif not self.eval_batch_size or self._source.clears_gradients:
+        elif not self._validates or self._source.clears_gradients:
             self.optimizer.zero_grad(set_to_none=True)
 
     def validate(self, next_batch: Callable[[], Any]) -> None:
@@ -238,10 +244,8 @@ class TrainingStep:
         """
         for batch in self._evaluation.fetch(next_batch):
             self._evaluation.forward(batch)
-        self._evaluation.release()
-        if not self.keeps_gradients and not self.trains_itself:
-            # Most loops clear them when the next step begins, and so after the validation.
-            self.optimizer.zero_grad(set_to_none=True)
+        if self._source.kept_until is not KeptUntil.NEXT:
+            self._evaluation.release()
 
     def check_loss(self) -> None:
         """Warn if the last loss was not a number. Waits for the device."""

@@ -85,6 +85,8 @@ def test_the_json_has_every_value_in_raw_units() -> None:
         "seconds": 1.5,
         "versions": {"python": "3.12"},
         "warnings": ["pass loss_fn"],
+        "mode": "train",
+        "eval_batch_size": None,
         "notes": [],
     }
 

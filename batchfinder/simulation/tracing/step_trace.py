@@ -206,6 +206,7 @@ class StepTraces:
             host_batch = fake_batch(batch, mode)
             validated = step.eval_batch_size
             evaluated = validated and fake_batch(self._batches.make(validated), mode)
+            small = fake_batch(self._batches.make(TRACED_SIZES[0], MOST_ELEMENTS), mode)
             with tracker, resizes_tracked(tracker) if cluster else nullcontext():
                 for tensor in [*tensors_of(setup.model), *held]:
                     tracker.track(tensor, Kind.PARAMETER)
@@ -213,7 +214,7 @@ class StepTraces:
                     tracker.track(bucket, Kind.GRADIENT)
                 for state in _states_on_device(step.optimizer):
                     tracker.track(state, Kind.OPTIMIZER_STATE)
-                step.begin(batch_size, is_first=True)
+                step.begin(batch_size, lambda: _on_device(small, tracker), is_first=True)
                 for _ in range(0 if forward_only else STEPS):
                     tracker.begin_step()
                     _run(step, host_batch, evaluated, tracker)
