@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from batchfinder.finder import find_max_batch
     from batchfinder.integrations.guard import OOMGuard
     from batchfinder.integrations.transformers import set_max_batch
+    from batchfinder.integrations.watch import watch_memory
     from batchfinder.results.accumulation import AccumulationPlan, Split
     from batchfinder.results.memory_model import MemoryModel, Phase
     from batchfinder.results.probe import Outcome, Probe
@@ -44,6 +45,7 @@ __all__ = [
     "find_gpu",
     "find_max_batch",
     "set_max_batch",
+    "watch_memory",
 ]
 
 # Names are imported on first use. Some of them need PyTorch, which takes seconds to import: the
@@ -70,6 +72,7 @@ _MODULES = {
     "find_gpu": "simulation.gpus",
     "find_max_batch": "finder",
     "set_max_batch": "integrations.transformers",
+    "watch_memory": "integrations.watch",
 }
 
 

@@ -9,11 +9,14 @@ The tree::
     ├── StepError                           the training step cannot be built, or trains nothing
     ├── BatchTooSmallError                  a layer needs more than one example to train on
     ├── DeviceError                         the device or the requested limit is unavailable
+    │   └── NothingFitsError                not even one example fits (also a RuntimeError)
     ├── WorkerError                         a worker process failed
     │   ├── WorkerDiedError                 it ended without an answer
     │   ├── WorkerGarbledError              its answer could not be read
     │   ├── WorkerHungError                 it did not answer in time
     │   └── WorkerReleasedError             it was stopped because another rank failed
+    ├── TimeLimitError                      the time limit came before any confirmation
+    ├── CacheError                          remembered answers cannot be read or written
     ├── RankError                           the ranks of a job disagree, or one is missing
     └── UserCodeError                       the user's code raised; carries its traceback
 
@@ -71,6 +74,10 @@ def too_small(batch_size: int) -> BatchTooSmallError:
 
 class DeviceError(BatchFinderError):
     """The device, or the requested memory limit, is unavailable."""
+
+
+class NothingFitsError(DeviceError, RuntimeError):
+    """Not even one example fits into memory, in training that cannot go on without an answer."""
 
 
 class WorkerError(BatchFinderError):
@@ -131,6 +138,28 @@ class WorkerReleasedError(WorkerError):
 
     def __init__(self) -> None:
         super().__init__("stopped because another rank failed")
+
+
+class TimeLimitError(BatchFinderError):
+    """The time limit ended the search before any batch size was confirmed."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"no batch size was confirmed within the time limit of {seconds:g} s. "
+            f"Try --time-limit {4 * seconds:g}."
+        )
+
+
+class CacheError(BatchFinderError):
+    """The answers of earlier searches cannot be read or written.
+
+    Attributes:
+        is_damaged: True if the file itself is the reason, so that removing it helps.
+    """
+
+    def __init__(self, message: str, *, is_damaged: bool = False) -> None:
+        self.is_damaged = is_damaged
+        super().__init__(message)
 
 
 class RankError(BatchFinderError):

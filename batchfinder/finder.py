@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from batchfinder.errors import (
-    BatchTooSmallError,
-    UserCodeError,
-    WorkerError,
-    warn_of,
-)
+from batchfinder.errors import UsageError, UserCodeError, warn_of
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.workers.supervisor import seconds_by_part
-from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds
-from batchfinder.search.conclusion import conclude
+from batchfinder.search.deadline import deadline_in
 from batchfinder.search.head_start import HeadStart
-from batchfinder.search.plan import Prices
-from batchfinder.search.prober import Prober
-from batchfinder.search.remarks import notes_about, warnings_about
-from batchfinder.search.search import Finding, search
-from batchfinder.simulation.allocator.caching import AllocatorSettings
+from batchfinder.searching import OnProbe
+from batchfinder.searching import run_search as run_search
 from batchfinder.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -41,8 +29,6 @@ if TYPE_CHECKING:
         Trainer,
         TrainingSetup,
     )
-
-OnProbe = Callable[[Probe], None]
 
 
 def find_max_batch(
@@ -68,6 +54,7 @@ def find_max_batch(
     start_from_estimate: bool = False,
     mode: str = "train",
     eval_batch_size: int | None = None,
+    time_limit: float | None = None,
     on_probe: OnProbe | None = None,
 ) -> BatchSizeResult:
     """Find the largest batch size that really trains on a device, by real training steps.
@@ -120,11 +107,13 @@ def find_max_batch(
             gradients and optimizer states of a training. ``"inference"``: those of the model alone.
         eval_batch_size: also run a validation after every step, with batches of this size.
             Default: none, or a ``transformers.Trainer``'s own if it has an ``eval_dataset``.
+        time_limit: seconds after which the search ends with the largest size confirmed by then. A
+            step that is running is not interrupted. Default: no limit.
         on_probe: called with each :class:`Probe` as it ends.
 
     Returns:
         The answer with its evidence. Its ``status`` is ``NOTHING_FITS``, and its ``batch_size``
-        0, if not even the smallest size fits.
+        0, if not even the smallest size fits; ``TIME_LIMIT`` if the time limit ended the search.
 
     Warns:
         BatchFinderWarning: of each of the result's ``warnings``.
@@ -134,6 +123,7 @@ def find_max_batch(
         SampleError, StepError, DeviceError: see :mod:`batchfinder.errors`.
         RankError: the ranks of the job ask for different things, or one does not make this call.
         BatchTooSmallError: a layer needs more than one example, and no larger size is allowed.
+        TimeLimitError: no size was confirmed within the time limit.
         WorkerError: worker processes end, whatever the size.
         Exception: what the model or one of the functions raises, other than running out of memory.
         UserCodeError: the same from a fork of this process, as mostly on the CPU.
@@ -151,6 +141,7 @@ def find_max_batch(
     from batchfinder.training.completion import completed
     from batchfinder.training.setup import setup_of
 
+    deadline = deadline_in(time_limit)
     setup, warnings = completed(setup_of(model, sample, loss_fn, optimizer, step, make_batch))
     bounds = whole_bounds(min_batch_size, max_batch_size, multiple_of)
     check_bounds(*bounds)
@@ -167,6 +158,8 @@ def find_max_batch(
         mode=mode,
         eval_batch_size=eval_batch_size,
     )
+    if deadline is not None and options.strategy is not None:
+        raise UsageError("time_limit is for a single process: the clocks of ranks differ")
     estimate = partial(_estimate_here, setup, options)
     with closing(choose_prober(setup, options)) as prober:
         try:
@@ -176,6 +169,7 @@ def find_max_batch(
                 max_batch_size=bounds[1],
                 multiple_of=bounds[2],
                 on_probe=on_probe,
+                deadline=deadline,
                 head_start=HeadStart(
                     estimate,
                     is_asked_for=start_from_estimate,
@@ -203,92 +197,3 @@ def _estimate_here(
     from batchfinder.simulation.guess import guess_batch_size  # takes a moment, seldom needed
 
     return guess_batch_size(setup, options, device, budget_bytes, bounds)
-
-
-def run_search(
-    prober: Prober,
-    *,
-    min_batch_size: int = 1,
-    max_batch_size: int | None = None,
-    multiple_of: int = 1,
-    on_probing: Callable[[int, bool], None] | None = None,
-    on_probe: OnProbe | None = None,
-    head_start: HeadStart | None = None,
-    prices: Prices | None = None,
-) -> BatchSizeResult:
-    """Search with any prober and say what was found.
-
-    Args:
-        prober: tries the sizes.
-        min_batch_size: the smallest size to try.
-        max_batch_size: the largest size to try.
-        multiple_of: only multiples of this are tried.
-        on_probing: called with the size, and whether it is a confirmation, as each probe begins.
-        on_probe: called with each probe as it ends.
-        head_start: the estimate to start from; None: start without one.
-        prices: what probes and confirmations cost; None: those of a search without launches.
-
-    Returns:
-        The result.
-
-    Raises:
-        UsageError: the bounds leave no size to try.
-        WorkerError: not even the smallest size runs, and not for lack of memory.
-        Exception: whatever the prober raises.
-    """
-    started = time.monotonic()
-    probes: list[Probe] = []
-
-    def run(batch_size: int, confirm: bool) -> Probe:
-        if on_probing:
-            on_probing(batch_size, confirm)
-        probe = prober.probe(batch_size, confirm=confirm)
-        probes.append(probe)
-        if on_probe:
-            on_probe(probe)
-        return probe
-
-    def search_from(smallest: int) -> Finding:
-        bounds = (smallest, max_batch_size, multiple_of)
-        return search(
-            run,
-            budget_bytes=prober.budget_bytes,
-            smallest=smallest,
-            largest=max_batch_size,
-            multiple_of=multiple_of,
-            is_repeatable=prober.is_repeatable,
-            guess=head_start.of(prober, bounds) if head_start else None,
-            prices=prices,
-        )
-
-    finding: Finding | None = None
-    next_size = max(2, min_batch_size + 1)
-    try:
-        finding = search_from(min_batch_size)
-    except BatchTooSmallError:
-        if probes or (max_batch_size is not None and max_batch_size < next_size):
-            raise
-    if finding is None:  # not above, where each error that follows would be chained to that one
-        finding = search_from(next_size)
-    if finding.failure and not finding.answer and finding.failure.outcome is Outcome.FAILED:
-        raise WorkerError(
-            f"not even a batch of {finding.failure.batch_size} runs: {finding.failure.note}; "
-            "run one training step by yourself to see more"
-        )
-    of_the_estimate = head_start.notes if head_start else []
-    of_the_finding = warnings_about(
-        finding, prober, max_batch_size, multiple_of, may_expand=_may_expand(prober)
-    )
-    warnings = [*of_the_estimate, *prober.warnings, *of_the_finding]
-    result = conclude(prober, probes, finding, time.monotonic() - started, warnings)
-    return replace(
-        result,
-        notes=tuple(notes_about(finding, prober, multiple_of)),
-        estimated_batch_size=head_start.batch_size if head_start else None,
-        seconds_by_part=seconds_by_part(prober, probes, result.seconds),
-    )
-
-
-def _may_expand(prober: Prober) -> bool:
-    settings = AllocatorSettings.of_this_process()
-    return prober.device.startswith("cuda") and not settings.expandable_segments

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import uuid
 
+import pytest
 from hypothesis import settings
 
 # Tests have no deadline, because a busy machine is not a failure.
@@ -14,3 +16,10 @@ settings.load_profile("usual")
 # Shells start background jobs with Ctrl-C ignored, and child processes inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep the user's remembered answers out of the tests, and the tests' out of each other."""
+    folder = tmp_path_factory.getbasetemp() / f"cache-{uuid.uuid4().hex[:8]}"
+    monkeypatch.setenv("BATCHFINDER_CACHE", str(folder))

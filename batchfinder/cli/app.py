@@ -13,7 +13,14 @@ from typing import Any
 
 import click
 
-from batchfinder.cli.options import run_options, shared_options
+from batchfinder.cli.language_models import language_model_options
+from batchfinder.cli.options import (
+    chart_option,
+    output_options,
+    run_options,
+    search_options,
+    shared_options,
+)
 from batchfinder.errors import BatchFinderError, UserCodeError
 from batchfinder.results.version import VERSION
 
@@ -74,7 +81,9 @@ def cli() -> None:
     metavar="N",
     help="Also show how to reach this size by gradient accumulation. Add --accumulate.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@search_options
+@output_options
+@chart_option
 @click.option("-q", "--quiet", is_flag=True, help="Print only the answer.")
 @click.option("-v", "--verbose", is_flag=True, help="Show more, and what the target prints.")
 @click.pass_obj
@@ -138,6 +147,7 @@ def run_script(**options: Any) -> None:
     help="Memory outside PyTorch's allocator. [default: the GPU's]",
 )
 @shared_options
+@language_model_options
 @click.option(
     "--expandable-segments",
     is_flag=True,
@@ -158,17 +168,16 @@ def run_script(**options: Any) -> None:
 )
 @click.option("--forget-calibration", is_flag=True, help="Remove what --calibrate learned.")
 @click.option("--explain", is_flag=True, help="Show what uses the memory, and where.")
-@click.option(
-    "--plot",
-    metavar="FILE.png",
-    help="Draw the memory over one step; several GPUs share the picture.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@output_options
 def estimate(**options: Any) -> None:
     """Estimate the largest batch size on GPUs you do not have; no GPU is needed.
 
     TARGET is the same as for `find`. The training step runs on tensors without data, and its
     allocations run in a model of the CUDA caching allocator.
+
+    Or TARGET is hf: and a language model of the Hugging Face hub, or a folder with its config.json.
+    No code is needed: hf:meta-llama/Llama-3.1-8B --lora 16 --4bit --seq 4096. Its --precision is
+    that of the weights too, and bf16 unless given.
 
     Exit status: 0 estimated, 1 error, 2 usage, 3 not even the smallest size fits on any of the
     GPUs, 130 Ctrl-C.
@@ -177,6 +186,45 @@ def estimate(**options: Any) -> None:
     from batchfinder.cli.estimate import estimate_batch_size
 
     _exit_with(estimate_batch_size, **options)
+
+
+@cli.command(short_help="Draw results as one HTML page.")
+@click.argument("files", metavar="RESULT.json...", nargs=-1, required=True)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE.html",
+    default="report.html",
+    show_default=True,
+    help="The page.",
+)
+def report(**options: Any) -> None:
+    """Draw results that --json printed as one self-contained HTML page."""
+    from batchfinder.cli.output import report_results
+
+    _exit_with(report_results, **options)
+
+
+@cli.command(short_help="Show the memory of a training while it runs.")
+@click.argument("command_line", metavar="[COMMAND]...", nargs=-1, type=click.UNPROCESSED)
+@click.option("--pid", type=int, metavar="P", help="Watch this process and its children.")
+@click.option(
+    "--every",
+    type=float,
+    metavar="S",
+    default=1.0,
+    show_default=True,
+    help="Seconds between lines.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line on stdout.")
+def watch(**options: Any) -> None:
+    """Show the memory of one training: GPUs (through NVML) and host, by it and by others.
+
+    COMMAND is started and watched until it ends, as in: batchfinder watch -- python train.py
+    """
+    from batchfinder.cli.watch import watch_training
+
+    _exit_with(watch_training, **options)
 
 
 @cli.command(short_help="List the GPUs that can be simulated.")

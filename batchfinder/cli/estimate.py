@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+import torch
+from click.core import ParameterSource
 
+from batchfinder.cli.language_models import arguments_by_length
+from batchfinder.cli.output import deliver
 from batchfinder.cli.world_sizes import estimate_on_cluster
 from batchfinder.errors import BatchFinderError, UsageError, UserCodeError
 from batchfinder.estimator import estimate_on_gpus
@@ -23,8 +26,9 @@ from batchfinder.reporting.estimates import (
     cluster_table,
     estimate_table,
     explanation_lines,
+    length_table,
 )
-from batchfinder.reporting.plot import check_plot, plot_timelines
+from batchfinder.reporting.page.page import check_report
 from batchfinder.results.result import SCHEMA_VERSION
 from batchfinder.search.bounds import check_bounds
 from batchfinder.simulation.allocator.caching import AllocatorSettings
@@ -37,6 +41,7 @@ from batchfinder.simulation.tracing.cluster import Cluster
 from batchfinder.simulation.tracing.refusal import without_cuda
 from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.training.arguments import parse_arguments
+from batchfinder.training.frameworks.language_model import is_language_model
 from batchfinder.training.loading import load_setup
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.user_traceback import user_traceback
@@ -69,8 +74,9 @@ def estimate_batch_size(
     calibrate: str | None,
     forget_calibration: bool,
     explain: bool,
-    plot: str | None,
     as_json: bool,
+    report: str | None,
+    **language_model: Any,
 ) -> int:
     """Run the command; see ``batchfinder estimate --help`` for the options.
 
@@ -82,12 +88,18 @@ def estimate_batch_size(
     """
     check_bounds(min_batch_size, max_batch_size, multiple_of)
     largest = _cluster(strategy, world_size)
-    if plot is not None:
-        check_plot(plot)  # before the work
+    if report is not None:
+        check_report(report)  # before the work
     gpus = _gpus(gpu_names, memory, overhead)
+    is_hf = is_language_model(target)
+    of_language_model = arguments_by_length(
+        is_hf, **language_model, precision=precision if _is_given("precision") else None
+    )
+    if largest is not None and len(of_language_model) > 1:
+        raise UsageError("--world-size is for one length. Try a single --seq.")
     options = ProbeOptions(
         headroom=parse_percentage(headroom, "--headroom"),
-        precision=precision,
+        precision="fp32" if is_hf else precision,  # the step of hf: brings its own autocast
         accumulate=accumulate,
         mode=mode,
         eval_batch_size=eval_batch_size,
@@ -97,36 +109,52 @@ def estimate_batch_size(
     if forget_calibration:
         calibration.forget()
     arguments = parse_arguments(pairs)
+    runs: dict[int | None, Sequence[Estimate]] = {}
+    jobs: list[ClusterEstimate] = []
+    warnings: list[str] = []
     # Output of the target and its steps must not mix with the answer.
     with contextlib.redirect_stdout(sys.stderr), _user_errors():
-        with cuda_autocast_on_cpu():
-            setup, warnings = load_setup(
-                target, arguments, sample=sample, input_spec=input_spec, optimizer=optimizer
-            )
-        if calibrate is not None:
-            _calibrate(calibration, Path(calibrate), setup, options, settings)
-        gpus = [calibration.applied(gpu) for gpu in gpus] if overhead is None else gpus
-        bounds: dict[str, Any] = {
-            "min_batch_size": min_batch_size,
-            "max_batch_size": max_batch_size,
-            "multiple_of": multiple_of,
-        }
-        jobs: list[ClusterEstimate] = []
-        if largest is not None:
-            adds_nccl = overhead is None
-            jobs = estimate_on_cluster(
-                setup, gpus, options, settings, largest, adds_nccl=adds_nccl, **bounds
-            )
-            estimates = [job.estimate for job in jobs]
-        else:
-            estimates = estimate_on_gpus(setup, gpus, options, settings, **bounds)
-    _print(estimates, jobs, explain=explain, as_json=as_json)
-    if plot is not None:
-        plot_timelines(estimates, plot)
+        for length, own in of_language_model:
+            with (
+                cuda_autocast_on_cpu(),
+                torch.device("meta") if is_hf else contextlib.nullcontext(),
+            ):
+                setup, remarks = load_setup(
+                    target,
+                    {**arguments, **own},
+                    sample=sample,
+                    input_spec=input_spec,
+                    optimizer=optimizer,
+                )
+            warnings += remarks
+            if calibrate is not None:
+                _calibrate(calibration, Path(calibrate), setup, options, settings)
+            known = [calibration.applied(gpu) for gpu in gpus] if overhead is None else gpus
+            bounds: dict[str, Any] = {
+                "min_batch_size": min_batch_size,
+                "max_batch_size": max_batch_size,
+                "multiple_of": multiple_of,
+            }
+            if largest is not None:
+                adds_nccl = overhead is None
+                jobs += estimate_on_cluster(
+                    setup, known, options, settings, largest, adds_nccl=adds_nccl, **bounds
+                )
+                runs[length] = [job.estimate for job in jobs]
+            else:
+                runs[length] = estimate_on_gpus(setup, known, options, settings, **bounds)
+    estimates = [estimate for run in runs.values() for estimate in run]
+    if not as_json:
+        _print(runs, jobs, explain=explain)
+    rows = [one.to_dict() for one in jobs] or [
+        {**one.to_dict(), **({} if length is None else {"seq": length})}
+        for length, run in runs.items()
+        for one in run
+    ]
+    deliver({"schema_version": SCHEMA_VERSION, "estimates": rows}, as_json=as_json, report=report)
     warnings += [text for estimate in estimates for text in estimate.result.warnings]
-    if overhead is None:
-        warnings += [calibration.note(gpu) for gpu in gpus if calibration.note(gpu)]
-    for text in dict.fromkeys(warnings):
+    notes = [calibration.note(gpu) for gpu in gpus if overhead is None]
+    for text in dict.fromkeys(filter(None, [*warnings, *notes])):
         click.echo(f"Note: {text}", err=True)
     return FOUND if any(estimate.batch_size for estimate in estimates) else NOTHING_FITS
 
@@ -195,22 +223,27 @@ def _cluster(strategy: str | None, world_size: int | None) -> Cluster | None:
     return Cluster(strategy, world_size)
 
 
+def _is_given(option: str) -> bool:
+    """Return True for an option on the command line, False for a default."""
+    context = click.get_current_context(silent=True)
+    source = None if context is None else context.get_parameter_source(option)
+    return source not in (None, ParameterSource.DEFAULT)
+
+
 def _print(
-    estimates: Sequence[Estimate],
+    runs: Mapping[int | None, Sequence[Estimate]],
     jobs: Sequence[ClusterEstimate],
     *,
     explain: bool,
-    as_json: bool,
 ) -> None:
-    if as_json:
-        content = {
-            "schema_version": SCHEMA_VERSION,
-            "estimates": [one.to_dict() for one in (jobs or estimates)],
-        }
-        click.echo(json.dumps(content, allow_nan=False))
-        return
+    estimates = [estimate for run in runs.values() for estimate in run]
     width = shutil.get_terminal_size().columns if os.isatty(1) else math.inf
-    lines = cluster_table(jobs, width) if jobs else estimate_table(estimates, width)
+    if jobs:
+        lines = cluster_table(jobs, width)
+    elif len(runs) > 1:
+        lines = length_table(runs)
+    else:
+        lines = estimate_table(estimates, width)
     if explain:
         for estimate in estimates:
             lines += ["", estimate.gpu.name, *explanation_lines(estimate.explanation)]

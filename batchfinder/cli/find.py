@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
-import click
-
+from batchfinder.cli.output import deliver
 from batchfinder.cli.ranks import check_job, refusals_told, told_by_rank_0
+from batchfinder.cli.remembering import SearchMemory
 from batchfinder.cli.searching import search_in_terminal
 from batchfinder.errors import UsageError
 from batchfinder.probing.options import ProbeOptions
@@ -19,10 +18,13 @@ from batchfinder.probing.workers.process_worker import ProcessWorker
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.probing.workers.supervisor import Supervisor
 from batchfinder.probing.workers.worker import EstimateOrder
+from batchfinder.reporting.page.page import check_report
 from batchfinder.reporting.terminal import TerminalReporter
 from batchfinder.results.accumulation import AccumulationPlan
+from batchfinder.results.remembered import Remembered
 from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.search.bounds import Bounds, check_bounds
+from batchfinder.search.deadline import deadline_in
 from batchfinder.search.head_start import HeadStart
 from batchfinder.search.prober import Prober
 from batchfinder.training.arguments import parse_arguments
@@ -64,7 +66,11 @@ def find_batch_size(
     probe_timeout: float | None,
     start_from_estimate: bool,
     global_batch_size: int | None,
+    time_limit: float | None,
+    no_cache: bool,
     as_json: bool,
+    report: str | None,
+    chart: bool,
     quiet: bool,
     verbose: bool,
     make_prober: MakeProber | None = None,
@@ -80,6 +86,8 @@ def find_batch_size(
         BatchFinderError: whatever keeps the search from ending well.
     """
     with refusals_told():
+        if report is not None:
+            check_report(report)
         is_rank_0 = check_job(strategy).rank == 0
         check_bounds(min_batch_size, max_batch_size, multiple_of)
         options = ProbeOptions(
@@ -104,20 +112,27 @@ def find_batch_size(
         if global_batch_size is not None and global_batch_size < 1:
             raise UsageError(f"--global-batch-size must be at least 1, not {global_batch_size}")
         source = SetupSource(target, parse_arguments(pairs), sample, input_spec, optimizer)
+        deadline = deadline_in(time_limit)
+        if deadline is not None and strategy is not None:
+            raise UsageError("--time-limit is for a single process: the clocks of ranks differ")
+    bounds = (min_batch_size, max_batch_size, multiple_of)
+    facts = {"options": options.to_dict(), "source": source.to_dict(), "bounds": bounds}
+    memory = None if no_cache or strategy else SearchMemory(f"find {target}", facts)
 
-    def report(_: Prober, result: BatchSizeResult) -> None:
+    def tell(_: Prober, result: BatchSizeResult) -> None:
         if not is_rank_0:
             return
         result = replace(result, mode=mode, eval_batch_size=eval_batch_size)
+        if memory is not None:
+            result = memory.keep(result)
         result, plan = _planned(result, global_batch_size, accumulate)
-        if as_json:
-            reporter.finish()
-            plan_as_data = {"accumulation_plan": asdict(plan)} if plan else {}
-            click.echo(json.dumps({**result.to_dict(), **plan_as_data}, allow_nan=False))
-        elif result.status is not Status.FAILED or result.batch_size:
-            reporter.answer(result, plan)
+        reporter.finish()
+        if not as_json and (result.status is not Status.FAILED or result.batch_size):
+            reporter.answer(result, plan, chart=chart)
+        plan_as_data = {"accumulation_plan": asdict(plan)} if plan else {}
+        deliver({**result.to_dict(), **plan_as_data}, as_json=as_json, report=report)
 
-    estimate = EstimateOrder(ESTIMATE, (min_batch_size, max_batch_size, multiple_of))
+    estimate = EstimateOrder(ESTIMATE, bounds)
     make_prober = make_prober or partial(
         _worker_prober,
         probe_timeout_seconds=probe_timeout,
@@ -128,16 +143,36 @@ def find_batch_size(
         return search_in_terminal(
             partial(make_prober, source, options),
             reporter,
-            report,
+            tell,
             headroom=options.headroom,
-            bounds=(min_batch_size, max_batch_size, multiple_of),
+            bounds=bounds,
             show_probe=lambda _, probe: reporter.probe(probe),
+            deadline=deadline,
+            recall=lambda prober: None if memory is None else _recalled(memory, prober),
             make_head_start=lambda prober: HeadStart(
                 partial(_estimate_of, prober, start_from_estimate),
                 is_asked_for=start_from_estimate,
                 may_pay=options.may_start_from_estimate,
             ),
         )
+
+
+def _recalled(memory: SearchMemory, prober: Prober) -> Remembered | None:
+    """The answer of an earlier search on as much memory."""
+    fingerprint = prober.fingerprint() if isinstance(prober, Supervisor) else None
+    if fingerprint is None:
+        return None
+    answer = memory.recall(
+        setup=fingerprint,
+        device=prober.device,
+        capacity_bytes=prober.capacity_bytes,
+        versions=dict(prober.versions),
+    )
+    found = answer and answer.remembered()
+    is_repeatable = prober.is_repeatable
+    return (
+        found if found and found.suits(prober.budget_bytes, is_repeatable=is_repeatable) else None
+    )
 
 
 def _planned(

@@ -90,10 +90,47 @@ SHARED_OPTIONS = (
 
 HEADROOM_AND_SIZES = (SHARED_OPTIONS[3], *SHARED_OPTIONS[-3:])
 
+SEARCH_OPTIONS = (
+    click.option(
+        "--time-limit",
+        type=float,
+        metavar="S",
+        help="End within S seconds, with the largest size confirmed by then.",
+    ),
+    click.option(
+        "--no-cache",
+        is_flag=True,
+        help="Neither use the answer of an earlier search nor remember this one.",
+    ),
+)
+"""The options of both `find` and `run`."""
+
+
+def search_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add :data:`SEARCH_OPTIONS` to a command."""
+    for option in reversed(SEARCH_OPTIONS):
+        command = option(command)
+    return command
+
 
 def shared_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add :data:`SHARED_OPTIONS` to a command, in their order."""
     for option in reversed(SHARED_OPTIONS):
+        command = option(command)
+    return command
+
+
+OUTPUT_OPTIONS = (
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout."),
+    click.option("--report", metavar="FILE.html", help="Also write a page with pictures."),
+)
+
+chart_option = click.option("--chart", is_flag=True, help="Also draw memory against batch size.")
+
+
+def output_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add :data:`OUTPUT_OPTIONS` to a command."""
+    for option in reversed(OUTPUT_OPTIONS):
         command = option(command)
     return command
 
@@ -133,12 +170,21 @@ RUN_OPTIONS = (
         help="Least number of optimizer steps in each launch; on the CPU 6 at least.",
     ),
     click.option(
+        "--mode",
+        type=click.Choice(["train", "eval", "inference"]),
+        default="train",
+        show_default=True,
+        help="Count forward passes without gradients as steps (eval, inference).",
+    ),
+    click.option(
         "--timeout",
         type=float,
         metavar="S",
         help="Seconds without a step after which a launch counts as hung. [default: by the first]",
     ),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout."),
+    *SEARCH_OPTIONS,
+    *OUTPUT_OPTIONS,
+    chart_option,
     click.option("-q", "--quiet", is_flag=True, help="Print only the answer."),
     click.option("-v", "--verbose", is_flag=True, help="Show more, and what the script prints."),
 )

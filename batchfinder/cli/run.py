@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from batchfinder.cli.output import deliver
 from batchfinder.errors import UsageError
 from batchfinder.search.bounds import check_bounds
 from batchfinder.units import parse_bytes, parse_percentage
 
 if TYPE_CHECKING:
-    from batchfinder.reporting.terminal import TerminalReporter
     from batchfinder.results.probe import Probe
     from batchfinder.results.result import BatchSizeResult
 
@@ -30,11 +29,14 @@ def run_command(
     max_batch_size: int | None,
     multiple_of: int,
     steps: int,
+    mode: str,
     timeout: float | None,
     global_batch_size: int | None,
     settings: Sequence[str],
     files: Sequence[str],
     as_json: bool,
+    report: str | None,
+    chart: bool,
     quiet: bool,
     verbose: bool,
 ) -> int:
@@ -50,10 +52,14 @@ def run_command(
     from batchfinder.cli.searching import search_in_terminal
     from batchfinder.launching.leftovers import files_in, left_behind
     from batchfinder.launching.options import RunOptions
-    from batchfinder.launching.prober import PRICES, LaunchProber
+    from batchfinder.launching.prober import LaunchProber
     from batchfinder.launching.template import Template
+    from batchfinder.reporting.page.page import check_report
     from batchfinder.reporting.terminal import TerminalReporter
+    from batchfinder.search.plan import Prices
 
+    if report is not None:
+        check_report(report)
     if global_batch_size is not None:
         max_batch_size = min(max_batch_size or global_batch_size, global_batch_size)
     first, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
@@ -63,16 +69,17 @@ def run_command(
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
         headroom=parse_percentage(headroom, "--headroom"),
         steps=steps,
+        mode=mode,
         timeout_seconds=timeout,
         show_output=verbose,
     )
     before = files_in(Path.cwd())
-
+    prices = Prices(confirm=1)  # each launch confirms
     shown = 0
 
     def launch() -> LaunchProber:
         reporter.probing(first)
-        return LaunchProber(template, options, first)
+        return LaunchProber(template, options, first, prices)
 
     def show_launches(prober: LaunchProber, _: Probe) -> None:
         nonlocal shown
@@ -80,40 +87,29 @@ def run_command(
             reporter.probe(launched)
         shown = len(prober.launched)
 
-    def report(prober: LaunchProber, result: BatchSizeResult) -> None:
+    def tell(prober: LaunchProber, result: BatchSizeResult) -> None:
         warnings = filter(None, [left_behind(before, files_in(Path.cwd()))])
         result = prober.conclude(result)
         result = replace(result, warnings=(*result.warnings, *warnings))
-        _report(result, prober.command(result), reporter, as_json=as_json, quiet=quiet)
+        command = prober.command(result)
+        reporter.finish()
+        if not as_json and (command or not result.batch_size):
+            reporter.answer(result, chart=chart)
+            if command and not quiet:
+                click.echo(f"Run: {command}")
+        more = {"launches": len(result.probes), "command": command}
+        deliver({**result.to_dict(), **more}, as_json=as_json, report=report)
 
     with TerminalReporter(quiet=quiet, verbose=verbose) as reporter:
         return search_in_terminal(
             launch,
             reporter,
-            report,
+            tell,
             headroom=options.headroom,
             bounds=(min_batch_size, max_batch_size, multiple_of),
             show_probe=show_launches,
-            prices=PRICES,
+            prices=prices,
         )
-
-
-def _report(
-    result: BatchSizeResult,
-    command: str | None,
-    reporter: TerminalReporter,
-    *,
-    as_json: bool,
-    quiet: bool,
-) -> None:
-    if as_json:
-        reporter.finish()
-        more = {"launches": len(result.probes), "command": command}
-        click.echo(json.dumps({**result.to_dict(), **more}, allow_nan=False))
-    elif command or not result.batch_size:
-        reporter.answer(result)
-        if command and not quiet:
-            click.echo(f"Run: {command}")
 
 
 def _parse(settings: Sequence[str]) -> dict[str, str]:

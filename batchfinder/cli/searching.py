@@ -9,19 +9,29 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import TypeVar
 
-from batchfinder.cli.signals import terminated_as_ctrl_c
-from batchfinder.errors import BatchFinderError
-from batchfinder.finder import run_search
+from batchfinder.cli.signals import TIME_IS_UP, terminated_as_ctrl_c
+from batchfinder.errors import BatchFinderError, TimeLimitError
 from batchfinder.reporting.terminal import TerminalReporter
 from batchfinder.results.probe import Probe
+from batchfinder.results.remembered import Remembered
 from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.conclusion import conclude, stopped_early
+from batchfinder.search.deadline import Deadline
 from batchfinder.search.head_start import HeadStart
 from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Prober
+from batchfinder.searching import run_search
 
-EXIT_STATUS = {Status.FOUND: 0, Status.CAPPED: 0, Status.NOTHING_FITS: 3}
+EXIT_STATUS = {
+    Status.FOUND: 0,
+    Status.CAPPED: 0,
+    Status.TIME_LIMIT: 0,
+    Status.NOTHING_FITS: 3,
+}
+
+# Ending the processes takes some of the time.
+ALARM = 0.95
 
 P = TypeVar("P", bound=Prober)
 
@@ -36,6 +46,8 @@ def search_in_terminal(
     show_probe: Callable[[P, Probe], None],
     make_head_start: Callable[[P], HeadStart | None] = lambda _: None,
     prices: Prices | None = None,
+    deadline: Deadline | None = None,
+    recall: Callable[[P], Remembered | None] = lambda _: None,
 ) -> int:
     """Search, and report also what a search that was cut short has found.
 
@@ -47,16 +59,20 @@ def search_in_terminal(
         bounds: the smallest size, the largest or None, and what each is a multiple of.
         show_probe: called with the prober and each probe.
         make_head_start: makes the estimate to start from.
-        prices: see :func:`~batchfinder.finder.run_search`.
+        prices: see :func:`~batchfinder.searching.run_search`.
+        deadline: ends the search in time; None: there is no limit.
+        recall: finds the answer of an earlier search.
 
     Returns:
         The exit status.
 
     Raises:
+        TimeLimitError: no size was confirmed in time.
         BatchFinderError: whatever keeps the search from ending well.
     """
     smallest, largest, multiple_of = bounds
-    with terminated_as_ctrl_c() as why:
+    seconds = None if deadline is None else ALARM * deadline.seconds_left()
+    with terminated_as_ctrl_c(seconds) as why:
         try:
             with closing(make_prober()) as prober:
                 reporter.start(
@@ -66,7 +82,7 @@ def search_in_terminal(
                     prober.budget_bytes,
                     headroom=headroom,
                 )
-                with _told_when_cut_short(prober, partial(report, prober)) as probes:
+                with _told_when_cut_short(prober, partial(report, prober), why) as probes:
 
                     def on_probe(probe: Probe) -> None:
                         probes.append(probe)
@@ -81,16 +97,26 @@ def search_in_terminal(
                         on_probe=on_probe,
                         head_start=make_head_start(prober),
                         prices=prices,
+                        deadline=deadline,
+                        remembered=recall(prober),
                     )
+        except _TimeIsUp:
+            return EXIT_STATUS[Status.TIME_LIMIT]
         except KeyboardInterrupt:
+            if deadline is not None and why[-1] == TIME_IS_UP:
+                raise TimeLimitError(deadline.seconds) from None
             return why[-1]
         report(prober, result)
     return EXIT_STATUS[result.status]
 
 
+class _TimeIsUp(KeyboardInterrupt):
+    """The time limit came after a confirmation, and the answer has been reported."""
+
+
 @contextmanager
 def _told_when_cut_short(
-    prober: Prober, report: Callable[[BatchSizeResult], None]
+    prober: Prober, report: Callable[[BatchSizeResult], None], why: list[int]
 ) -> Iterator[list[Probe]]:
     """Collect the probes; report what they support if the search does not end by itself."""
     probes: list[Probe] = []
@@ -106,8 +132,13 @@ def _told_when_cut_short(
     try:
         yield probes
     except KeyboardInterrupt:
-        conclude_as(Status.INTERRUPTED)
-        raise
+        if why[-1] != TIME_IS_UP:
+            conclude_as(Status.INTERRUPTED)
+            raise
+        if stopped_early(probes, Status.TIME_LIMIT).answer is None:
+            raise
+        conclude_as(Status.TIME_LIMIT)
+        raise _TimeIsUp from None
     except BatchFinderError:
         if probes:
             conclude_as(Status.FAILED)

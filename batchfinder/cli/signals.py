@@ -9,25 +9,41 @@ from types import FrameType
 
 CTRL_C = 130
 TERMINATED = 143
+TIME_IS_UP = 124
 
 
 @contextmanager
-def terminated_as_ctrl_c() -> Iterator[list[int]]:
+def terminated_as_ctrl_c(seconds: float | None = None) -> Iterator[list[int]]:
     """Let SIGTERM, as a scheduler sends it, end the search as Ctrl-C does; puts both back.
+
+    Args:
+        seconds: a time limit, which ends the search in the same way; None: there is none.
 
     Yields:
         A list whose last item is the exit status for a KeyboardInterrupt.
     """
     exit_status = [CTRL_C]
+    causes = {signal.SIGTERM: TERMINATED}
+    if hasattr(signal, "setitimer"):
+        causes[signal.SIGALRM] = TIME_IS_UP
 
     def interrupt(signal_number: int, frame: FrameType | None) -> None:
-        exit_status.append(TERMINATED)
+        exit_status.append(causes[signal.Signals(signal_number)])
         raise KeyboardInterrupt
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *causes)}
+    for number in causes:
+        signal.signal(number, interrupt)
     try:
+        if seconds is not None:
+            _set_alarm(max(seconds, 0.001))
         yield exit_status
     finally:
+        _set_alarm(0)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _set_alarm(seconds: float) -> None:
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -59,7 +59,7 @@ def end_descendants() -> None:
     deadline = time.monotonic() + ENDING_SECONDS
     while time.monotonic() < deadline:
         stopped: set[int] = set()
-        while new := descendants() - stopped:
+        while new := descendants(os.getpid()) - stopped:
             for pid in new:
                 _signal(pid, signal.SIGSTOP)
             stopped |= new
@@ -73,8 +73,8 @@ def end_descendants() -> None:
         time.sleep(LOOK_SECONDS / 4)
 
 
-def descendants() -> set[int]:
-    """The processes that this one has started, those that they have, and so on."""
+def descendants(ancestor: int) -> set[int]:
+    """The processes that another one has started, those that they have, and so on."""
     parents = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -83,10 +83,10 @@ def descendants() -> set[int]:
             except OSError:
                 continue
             parents[int(folder.name)] = int(stat.rpartition(")")[2].split()[1])
-    found = {os.getpid()}
+    found = {ancestor}
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
-    return found - {os.getpid()}
+    return found - {ancestor}
 
 
 def _signal(pid: int, number: int) -> None:

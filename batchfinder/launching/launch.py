@@ -13,9 +13,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from batchfinder.launching.guardian import descendants
 from batchfinder.launching.template import Template
 
 HOOK = Path(__file__).parent / "hook"
@@ -74,7 +76,8 @@ class Launch:
         order_file.write_text(json.dumps({**order, **paths}), encoding="utf-8")
         filled = template.fill(batch_size, self._folder)
         # Before what is there: this one has to come first, and runs what it hides.
-        python_path = [str(HOOK), os.environ.get("PYTHONPATH", "")]
+        settings = {**os.environ, **filled.environment}
+        python_path = [str(HOOK), settings.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
             **TRACKERS_OFF,
@@ -86,6 +89,8 @@ class Launch:
             "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
             "BATCHFINDER": "1",
             "BATCHFINDER_RUN": str(order_file),
+            # Read by the .pth file of the wheel, where a Python does not get PYTHONPATH.
+            "BATCHFINDER_HOOK": str(HOOK / "sitecustomize.py"),
         }
         self._reports = reports.open(encoding="utf-8")
         # -I and -S: it starts in 10 ms, and no hook enters it.
@@ -128,6 +133,10 @@ class Launch:
             yield None
             time.sleep(LOOK_SECONDS)
 
+    def has_python(self, seconds: float) -> bool:
+        """Whether one of its processes has been Python for so long."""
+        return any(map(partial(_is_python, seconds), descendants(self._guardian.pid)))
+
     def close(self) -> None:
         """End every process of it, and remove what it was given. Safe to call twice."""
         assert self._guardian.stdin is not None
@@ -151,3 +160,15 @@ class Launch:
                 sys.stderr.write(line.decode(errors="replace"))
                 sys.stderr.flush()
         pipe.close()
+
+
+def _is_python(seconds: float, pid: int) -> bool:
+    folder = Path(f"/proc/{pid}")
+    try:
+        name = (folder / "exe").readlink().name
+        started = int((folder / "stat").read_text().rpartition(")")[2].split()[19])
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+    except OSError:  # it has ended
+        return False
+    age = uptime - started / os.sysconf("SC_CLK_TCK")
+    return name.startswith("python") and age > seconds

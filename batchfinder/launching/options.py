@@ -21,6 +21,7 @@ class RunOptions:
         memory_limit: in bytes, as if the device had no more; None: all that is free.
         headroom: the fraction of the memory kept free.
         steps: how many steps a launch runs at least.
+        mode: ``"train"``: steps of optimizers count; else forward passes without gradients.
         timeout_seconds: how long a launch may report nothing; None: by the launches before.
         show_output: whether what the script prints goes to standard error.
     """
@@ -29,8 +30,14 @@ class RunOptions:
     memory_limit: int | None = None
     headroom: float = 0.05
     steps: int = 3
+    mode: str = "train"
     timeout_seconds: float | None = None
     show_output: bool = False
+
+    @property
+    def step(self) -> str:
+        """How the steps that are counted are called."""
+        return "training step" if self.mode == "train" else "forward pass"
 
     def __post_init__(self) -> None:
         if self.steps < 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
 from dataclasses import replace
 
@@ -14,30 +13,18 @@ from batchfinder.errors import (
 )
 from batchfinder.launching.launch import Launch
 from batchfinder.launching.options import RunOptions, choose_kind, cpu_memory
+from batchfinder.launching.price import LaunchPrice
 from batchfinder.launching.record import Record
 from batchfinder.launching.sizes import Honored, SizesSeen
 from batchfinder.launching.template import Template
 from batchfinder.launching.verdict import Verdict, judge, last_line
+from batchfinder.launching.watching import NO_PYTHON, Patience, watch
 from batchfinder.probing.devices.oom_table import TABLE, Tier
 from batchfinder.results.memory_model import fit
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.result import BatchSizeResult, NextFailure, Status
 from batchfinder.results.version import VERSION
 from batchfinder.search.plan import Prices
-from batchfinder.units import format_seconds
-
-# Without --timeout. The first launch may fetch a data set or compile; later ones are known.
-FIRST_PATIENCE_SECONDS, LEAST_PATIENCE_SECONDS, TIMES_LONGER = 600.0, 60.0, 10.0
-
-# A shell script or a container may take so long until it starts Python.
-ALIVE_SECONDS = 30.0
-# Each launch confirms; its start, mostly imports, takes as long as some full-size steps.
-PRICES = Prices(confirm=1, launch=10)
-
-NO_PYTHON = (
-    "no Python of the command loaded the hook. Try a command that runs Python with its "
-    "environment: not env -i, python -I, -E or -S, and not inside a container"
-)
 
 
 class LaunchProber:
@@ -49,6 +36,7 @@ class LaunchProber:
         template: the command.
         options: of the launches.
         smallest: the size of the first launch.
+        prices: of the search; gets the price of a launch as the launches show it.
 
     Attributes:
         launched: the probe of each launch, in order.
@@ -58,15 +46,18 @@ class LaunchProber:
         BatchFinderError: the first launch shows that the search would be in vain.
     """
 
-    def __init__(self, template: Template, options: RunOptions, smallest: int = 1) -> None:
+    def __init__(
+        self, template: Template, options: RunOptions, smallest: int, prices: Prices
+    ) -> None:
         self._template, self._options = template, options
+        self._price = LaunchPrice(prices)
         self._device_type, environment = choose_kind(options.device)
         self._template = replace(template, environment={**environment, **template.environment})
         self.capacity_bytes: int | None = None
         self.used_by_others_bytes: int | None = None
         self._cpu_budget_bytes: int | None = None
         self._cuda_budget_bytes: int | None = None
-        self._patience_seconds = options.timeout_seconds or FIRST_PATIENCE_SECONDS
+        self._patience = Patience(options)
         self._verdicts: dict[int, Verdict] = {}
         self._warnings: dict[str, str] = {}
         self._sizes = SizesSeen()
@@ -176,21 +167,13 @@ class LaunchProber:
             "headroom": options.headroom,
             "cpu_budget_bytes": self._cpu_budget_bytes,
             "cuda_budget_bytes": self._cuda_budget_bytes,
+            "counts_passes": options.mode != "train",
             "certain": _patterns(Tier.CERTAIN),
             "doubtful": _patterns(Tier.PROBABLE),
         }
         launch = Launch(self._template, size, order, options.steps, show_output=options.show_output)
-        hung, allowed = "", options.steps
         with closing(launch):
-            for report in launch.reports():
-                if report is not None:
-                    record.add(report)
-                elif hung := self._silence(record):
-                    break
-                if record.is_over:
-                    break
-                if record.steps >= allowed:
-                    launch.allow(allowed := record.steps + 1)
+            hung = watch(launch, record, options.steps, self._patience)
         if launch.start_error:
             program = self._template.arguments[0]
             raise UsageError(
@@ -200,27 +183,14 @@ class LaunchProber:
             raise TargetError(f"{NO_PYTHON}{_quoted(launch.output)}")
         if record.hook_failure:
             raise TargetError(f"the hook failed in the script: {record.hook_failure}")
-        verdict = judge(record, launch.exit_status, launch.output, hung)
-        if options.timeout_seconds is None and record.steps:
-            longer = TIMES_LONGER * record.longest_silence
-            self._patience_seconds = max(LEAST_PATIENCE_SECONDS, longer)
+        verdict = judge(record, launch.exit_status, launch.output, hung, options.step)
+        self._patience.learn(record)
         return verdict, record
-
-    def _silence(self, record: Record) -> str:
-        """Why a launch is to be ended that reports nothing; "" while it is not."""
-        seconds = time.monotonic() - record.heard
-        if not record.is_alive and seconds > min(ALIVE_SECONDS, self._patience_seconds):
-            return NO_PYTHON
-        if seconds > self._patience_seconds:
-            return (
-                f"no training step ended within {format_seconds(seconds)}; "
-                "--timeout allows for more"
-            )
-        return ""
 
     def _note(self, size: int, verdict: Verdict, record: Record) -> None:
         """Draw the consequences of a launch: for later ones, and for the warnings."""
         probe = verdict.probe
+        self._price.note(probe, record, self.budget_bytes)
         if probe.fits:
             seen = self._sizes.note(size, record.shapes, self.processes)
             verdict = self._believed(size, verdict, seen)

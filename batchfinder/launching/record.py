@@ -66,6 +66,7 @@ class Record:
         hook_failure: why the hook could not watch a process.
         heard: when something was reported last.
         longest_silence: the longest that a report had to be waited for, in seconds.
+        start_seconds: from the start to the end of the first step; None before.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Record:
         self.doubtful = self.hook_failure = ""
         self.started = self.heard = time.monotonic()
         self.longest_silence = 0.0
+        self.start_seconds: float | None = None
 
     @property
     def processes(self) -> int:
@@ -124,6 +126,8 @@ class Record:
             self.hook_failure = report["text"]
 
     def _add_step(self, report: dict[str, Any]) -> None:
+        if self.start_seconds is None:
+            self.start_seconds = self.heard - self.started
         self.shapes |= {tuple(shape) for shape in report["shapes"]}
         trainer = self.trainers.get(report["pid"])
         if trainer is None:

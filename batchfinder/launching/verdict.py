@@ -35,7 +35,9 @@ class Verdict:
     last_words: str = ""
 
 
-def judge(record: Record, exit_status: int | None, output: str, hung: str) -> Verdict:
+def judge(
+    record: Record, exit_status: int | None, output: str, hung: str, step: str = "training step"
+) -> Verdict:
     """Judge a launch.
 
     Args:
@@ -43,6 +45,7 @@ def judge(record: Record, exit_status: int | None, output: str, hung: str) -> Ve
         exit_status: of the command; None: it was ended.
         output: the last lines that it printed.
         hung: why it was ended; "" if it was not.
+        step: how its steps are called.
     """
     if record.out_of_memory is not None:
         return Verdict(_probe(record, Outcome.OOM, record.out_of_memory["text"]))
@@ -59,7 +62,7 @@ def judge(record: Record, exit_status: int | None, output: str, hung: str) -> Ve
     if exit_status == 0:
         if record.steps:
             return Verdict(_probe(record, Outcome.FITS, ""), ended_by_itself=True)
-        note = "the script ended without a training step"
+        note = f"the script ended without a {step}"
         return Verdict(_probe(record, Outcome.FAILED, note), last_words=output)
     if exit_status == _SIGKILL or _KILLED.search(told):
         note = "a process was killed, most likely by the system for lack of host memory"

@@ -1,5 +1,5 @@
-"""Results for people: the terminal, tables of estimates, a plot. Knows no prober.
+"""Results for people: the terminal, tables of estimates, an HTML page. Knows no prober.
 
-Read ``wording``, ``table``, ``answer``, ``terminal``, then ``estimates`` and ``plot``. May import
-``results``, ``simulation``'s records, ``units`` and ``errors``.
+Read ``wording``, ``table``, ``answer``, ``terminal``, then ``estimates``, ``chart`` and ``page``.
+May import ``results``, ``simulation``'s records, ``units`` and ``errors``.
 """

@@ -52,10 +52,7 @@ def details(
         lines += _why_nothing_fits(result)
     else:
         lines += _next_failure(result, verbose)
-    if result.eval_batch_size and result.batch_size:
-        lines.append(
-            f"After every step, a validation with batches of {result.eval_batch_size} fitted too."
-        )
+    lines += _circumstances(result)
     lines += _ranks(result)
     if result.estimated_batch_size and result.batch_size:
         lines.append(_guess(result.estimated_batch_size, result.batch_size))
@@ -80,6 +77,20 @@ def details(
     return lines
 
 
+def _circumstances(result: BatchSizeResult) -> list[str]:
+    lines = []
+    if result.remembered_from:
+        lines.append(
+            f"Found on {result.remembered_from}, and confirmed again now. "
+            "Try --no-cache to search again."
+        )
+    if result.eval_batch_size and result.batch_size:
+        lines.append(
+            f"In every confirmation, validations with batches of {result.eval_batch_size} ran too."
+        )
+    return lines
+
+
 def _guess(estimated: int, found: int) -> str:
     off = estimated / found - 1
     verdict = f"{abs(off):.1%} {'above' if off > 0 else 'below'} the answer" if off else "exact"
@@ -93,6 +104,9 @@ def _verdict(result: BatchSizeResult) -> str:
         failure = result.next_failure
         smallest = "the smallest" if failure is None else f"batch size {failure.batch_size}"
         return f"Nothing fits: {smallest} needs more than {format_bytes(result.budget_bytes)}"
+    if result.status is Status.TIME_LIMIT:
+        size = f"Largest confirmed batch size {result.batch_size}"
+        return f"{size} (not final: the time limit ended the search)"
     stopped = "Stopped." if result.status is Status.INTERRUPTED else "Stopped by an error."
     if not result.batch_size:
         return f"{stopped} No batch size ran"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from batchfinder.units import format_bytes
@@ -32,6 +32,19 @@ def estimate_table(estimates: Sequence[Estimate], width: float = math.inf) -> li
         name = estimate.gpu.name
         rows.append((name, memory, size, interval, peak, format_bytes(states), per_sample))
     return _fitted(rows, width)
+
+
+def length_table(runs: Mapping[int | None, Sequence[Estimate]]) -> list[str]:
+    """Tabulate the largest batch sizes: one row per length of the texts, one column per GPU."""
+    gpus = [estimate.gpu for estimate in next(iter(runs.values()))]
+    rows = [
+        ("tokens", *(gpu.name for gpu in gpus)),
+        ("", *(format_bytes(gpu.total_bytes) for gpu in gpus)),
+    ]
+    for length, estimates in runs.items():
+        sizes = [str(estimate.batch_size or "out of memory") for estimate in estimates]
+        rows.append((str(length), *sizes))
+    return _aligned(rows, left=())
 
 
 def cluster_table(jobs: Sequence[ClusterEstimate], width: float = math.inf) -> list[str]:

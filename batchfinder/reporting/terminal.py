@@ -11,6 +11,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from batchfinder.reporting.answer import details, headline
+from batchfinder.reporting.chart import memory_lines
 from batchfinder.reporting.table import BLOCKS, ProbeTable
 from batchfinder.reporting.wording import one_line
 from batchfinder.results.accumulation import AccumulationPlan
@@ -134,12 +135,15 @@ class TerminalReporter:
             self._space()
         self._table = None
 
-    def answer(self, result: BatchSizeResult, plan: AccumulationPlan | None = None) -> None:
+    def answer(
+        self, result: BatchSizeResult, plan: AccumulationPlan | None = None, *, chart: bool = False
+    ) -> None:
         """Show the warnings, then the answer.
 
         Args:
             result: the result of the search.
             plan: how to reach the requested global batch size, if there is one.
+            chart: draw memory against batch size below it.
         """
         self.finish()
         for warning in result.warnings:
@@ -152,6 +156,10 @@ class TerminalReporter:
             lines = [str(plan)] if plan else []  # the user asked for the plan
         for line in lines:
             _print(self._output, Text(line))
+        if chart:
+            width = self._output.width if self._output.is_terminal else 72
+            for line in memory_lines(result, width, has_blocks=_can_show("●", self._output)):
+                _print(self._output, Text(line))
 
     def _headline(self, result: BatchSizeResult) -> Text:
         parts = headline(result)

@@ -116,6 +116,21 @@ class MemoryModel:
             "phases": {phase.value: _rounded(line) for phase, line in self.phases.items()},
         }
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> MemoryModel:
+        """Rebuild a model from :meth:`to_dict`; all its lines have the worst residual.
+
+        Raises:
+            KeyError, ValueError, TypeError: the data does not describe a model.
+        """
+        worst = float(data["worst_residual"])
+        return cls(
+            {
+                Phase(name): PhaseModel(line["fixed_bytes"], line["per_sample_bytes"], worst)
+                for name, line in data["phases"].items()
+            }
+        )
+
 
 def _rounded(line: PhaseModel | MemoryModel) -> dict[str, float]:
     return {

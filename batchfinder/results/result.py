@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from batchfinder.results.accumulation import AccumulationPlan, plan_accumulation
@@ -29,6 +29,8 @@ class Status(enum.Enum):
     """Interrupted; the batch size is the largest that ran, 0 if none did."""
     FAILED = "failed"
     """Stopped by an error; the batch size is the largest that ran, 0 if none did."""
+    TIME_LIMIT = "time_limit"
+    """Stopped by the time limit; the batch size is the largest that was confirmed."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class BatchSizeResult:
         seconds_by_part: seconds of ``loading`` (PyTorch and the target), of waiting for an
             ``estimate``, of the ``steps`` of all probes, of ``restoring`` the training state, and
             of the ``rest``. Empty if not measured.
+        remembered_from: the time of the earlier search that found this answer, in ISO 8601; None
+            if this search found it. It is confirmed now, but the failure above it is of then.
     """
 
     batch_size: int
@@ -94,6 +98,7 @@ class BatchSizeResult:
     mode: str = "train"
     eval_batch_size: int | None = None
     seconds_by_part: Mapping[str, float] = field(default_factory=dict)
+    remembered_from: str | None = None
 
     def __int__(self) -> int:
         return self.batch_size
@@ -101,6 +106,11 @@ class BatchSizeResult:
     def __str__(self) -> str:
         answer = f"batch size {self.batch_size} ({self.status.value})"
         return f"{answer} on {self.device} in {format_seconds(self.seconds)}"
+
+    @property
+    def is_final(self) -> bool:
+        """False if the search was stopped before it had its answer: a larger size may fit."""
+        return self.status in (Status.FOUND, Status.CAPPED, Status.NOTHING_FITS)
 
     @property
     def world_size(self) -> int:
@@ -161,11 +171,34 @@ class BatchSizeResult:
             "next_failure": failure and {**vars(failure), "outcome": failure.outcome.value},
             "versions": dict(self.versions),
             "warnings": [*self.warnings],
+            "is_final": self.is_final,
             "notes": [*self.notes],
             "world_size": self.world_size,
             "rank_peak_bytes": [*self.rank_peak_bytes],
             "limiting_rank": self.limiting_rank,
         }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> BatchSizeResult:
+        """Rebuild a result from :meth:`to_dict`. Names that are no attributes are ignored.
+
+        Raises:
+            KeyError, ValueError, TypeError: the data does not describe a result.
+        """
+        failure, model = data["next_failure"], data["memory_model"]
+        known = {one.name: data[one.name] for one in fields(cls) if one.name in data}
+        return cls(
+            **{
+                **known,
+                "status": Status(data["status"]),
+                "probes": tuple(map(Probe.from_dict, data["probes"])),
+                "memory_model": model and MemoryModel.from_dict(model),
+                "next_failure": failure
+                and NextFailure(**{**failure, "outcome": Outcome(failure["outcome"])}),
+                "warnings": tuple(data["warnings"]),
+                "notes": tuple(data["notes"]),
+            }
+        )
 
     def to_json(self) -> str:
         """Return the JSON object that ``batchfinder find --json`` prints."""

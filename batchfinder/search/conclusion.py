@@ -40,7 +40,7 @@ def conclude(
         device=prober.device,
         budget_bytes=prober.budget_bytes,
         probes=tuple(probes),
-        memory_model=memory_model or _memory_model(probes, prober.is_repeatable),
+        memory_model=memory_model or memory_model_of(probes, prober.is_repeatable),
         next_failure=_next_failure(failure) if failure else None,
         confirmed_steps=answer.steps if answer and answer.confirmed else 0,
         cost_full_size_steps=round(samples / answer.batch_size, 2) if answer else 0.0,
@@ -55,7 +55,7 @@ def stopped_early(probes: Sequence[Probe], status: Status) -> Finding:
 
     Args:
         probes: in the order in which they ran.
-        status: why it ended.
+        status: why it ended; after a time limit only confirmed sizes count.
     """
     # The last verdict on a size counts: a confirmation overrules a probe, whichever failed.
     verdicts = {probe.batch_size: probe for probe in probes}
@@ -65,7 +65,9 @@ def stopped_early(probes: Sequence[Probe], status: Status) -> Finding:
     ran = [
         size
         for size, probe in verdicts.items()
-        if probe.fits and (failure is None or size < failure)
+        if probe.fits
+        and (failure is None or size < failure)
+        and (probe.confirmed or status is not Status.TIME_LIMIT)
     ]
     answer = max(ran, default=None)
     return Finding(
@@ -79,7 +81,7 @@ def _next_failure(probe: Probe) -> NextFailure:
     return NextFailure(probe.batch_size, probe.outcome, probe.note or "out of memory")
 
 
-def _memory_model(probes: Sequence[Probe], is_repeatable: bool) -> MemoryModel | None:
+def memory_model_of(probes: Sequence[Probe], is_repeatable: bool) -> MemoryModel | None:
     """The lines through the probes.
 
     Confirmations, from scratch, may lie elsewhere; where verdicts do not repeat, every probe is

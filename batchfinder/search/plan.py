@@ -17,7 +17,7 @@ MOST_CANDIDATES = 30
 OVERHEAD = 0.02
 
 
-@dataclass(frozen=True)
+@dataclass
 class Prices:
     """What moves cost, in steps at the size that is tried.
 
@@ -26,7 +26,7 @@ class Prices:
         failed_confirm: one that does not.
         failed_probe: a probe that does not; one that does is a step.
         launch: what comes on top of each where a process has to start for it, in steps at the size
-            expected.
+            expected. Whoever launches may correct it while a search runs.
     """
 
     confirm: float = 3

@@ -7,6 +7,7 @@ import platform
 from collections.abc import Iterator
 
 from batchfinder.results.probe import LEAK_WARNING, Outcome, Probe
+from batchfinder.results.result import Status
 from batchfinder.search.bounds import UNLIMITED_BATCH_SIZE
 from batchfinder.search.prober import Prober
 from batchfinder.search.search import Finding
@@ -38,6 +39,8 @@ def warnings_about(
         multiple_of: every size tried is a multiple of this.
         may_expand: the device's allocator has expandable segments, and they are off.
     """
+    if finding.status is Status.TIME_LIMIT:
+        return
     if finding.failure is None:
         if finding.answer and max_batch_size is None:
             yield (
@@ -72,7 +75,8 @@ def notes_about(finding: Finding, prober: Prober, multiple_of: int) -> Iterator[
         prober: the prober that ran it.
         multiple_of: every size tried is a multiple of this.
     """
-    if finding.failure is None or finding.answer is None:
+    is_final = finding.status is not Status.TIME_LIMIT
+    if finding.failure is None or finding.answer is None or not is_final:
         return
     answer, failure = finding.answer.batch_size, finding.failure.batch_size
     if failure - answer > multiple_of:

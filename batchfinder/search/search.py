@@ -9,7 +9,7 @@ bracket: ``low``, the largest size that is proved, and ``high``, the smallest th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -18,6 +18,7 @@ from batchfinder.results.result import Status
 from batchfinder.search.belief import believe, lines_of
 from batchfinder.search.bounds import check_bounds
 from batchfinder.search.bracket import Bracket
+from batchfinder.search.deadline import Deadline
 from batchfinder.search.plan import Move, Prices, candidates, plan
 
 RunProbe: TypeAlias = Callable[[int, bool], Probe]
@@ -83,6 +84,8 @@ def search(
     is_repeatable: bool = True,
     guess: MakeGuess | None = None,
     prices: Prices | None = None,
+    confirmed: Sequence[Probe] = (),
+    deadline: Deadline | None = None,
 ) -> Finding:
     """Find the largest batch size that fits.
 
@@ -96,6 +99,9 @@ def search(
             much readings differ decides how close the answer is drawn.
         guess: asked once where the answer may be, when two sizes have run; confirmed next.
         prices: of each move; default: a confirmation takes 3 steps, or 6 if not repeatable.
+        confirmed: confirmations that ran before.
+        deadline: ends the search in time, with the largest size confirmed by then; None if there
+            is none.
 
     Returns:
         The confirmed answer, and the failure one unit above it unless the answer is the last size
@@ -126,6 +132,8 @@ def search(
     known = Bracket(first, last, multiple_of, budget_bytes, is_repeatable=is_repeatable)
     prices = prices or (PRICES if is_repeatable else UNREPEATABLE_PRICES)
     estimate: int | None = None
+    for probe in confirmed:
+        known.record(probe, True)
     while not known.is_closed:
         move = _opening(known, is_open=largest is None)
         if move is None and guess is not None and known.failure is None:
@@ -137,6 +145,11 @@ def search(
             else:
                 estimate = None
         move = move or _planned(known, prices, estimate, is_open=largest is None)
+        if deadline is not None:
+            move = deadline.move(known, move)
+        if move is None:
+            answer = known.confirmed.get(known.low_confirmed)
+            return Finding(Status.TIME_LIMIT, answer, known.failure)
         known.record(run(*move), move.confirm)
     confirmation = known.confirmed.get(known.low)
     if confirmation is None:

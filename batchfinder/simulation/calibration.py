@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import sys
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from batchfinder.errors import BatchFinderError, UsageError
+from batchfinder.results.cache import cache_folder
 from batchfinder.simulation.gpus import Gpu
 from batchfinder.units import format_bytes
 
@@ -140,21 +138,5 @@ class Calibration:
 def _not_kept(path: Path, error: OSError) -> BatchFinderError:
     return BatchFinderError(
         f"the calibration in {path} cannot be changed ({error.strerror}). "
-        "Try setting XDG_CACHE_HOME to a writable folder."
+        "Try setting BATCHFINDER_CACHE to a writable folder."
     )
-
-
-def cache_folder() -> Path:
-    """Return the platform's usual cache folder of this user."""
-    try:
-        return _cache_folder_of_user() / "batchfinder"
-    except RuntimeError:  # a user in a container may have no home folder
-        return Path(tempfile.gettempdir()) / "batchfinder"
-
-
-def _cache_folder_of_user() -> Path:
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -23,10 +23,12 @@ class Moment:
     Attributes:
         stage: the stage that runs.
         allocated_bytes: most bytes that tensors hold in this part.
+        bytes_by_kind: what they are, by :class:`~batchfinder.simulation.trace.trace.Kind`.
     """
 
     stage: Stage
     allocated_bytes: int
+    bytes_by_kind: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,7 @@ class Explanation:
                 "line": self.peak_line,
             },
             "activation_bytes_per_sample": dict(self.top_modules),
-            "timeline": [
-                {"stage": moment.stage.value, "allocated_bytes": moment.allocated_bytes}
-                for moment in self.timeline
-            ],
+            "timeline": [{**vars(moment), "stage": moment.stage.value} for moment in self.timeline],
         }
 
 
@@ -104,15 +103,28 @@ def explain(trace: GeneralTrace, batch_size: int, *, gpu: Gpu, reserved_bytes: i
         culprit.module,
         culprit.line,
         tuple((name or "(outside any module)", float(size)) for name, size in largest),
-        _timeline(trace, curve),
+        _timeline(trace, moves, changes, curve, first),
     )
 
 
-def _timeline(trace: GeneralTrace, curve: list[int]) -> tuple[Moment, ...]:
+def _timeline(
+    trace: GeneralTrace, moves: list[int], changes: list[int], curve: list[int], first: int
+) -> tuple[Moment, ...]:
+    """Return the highest moment of each part of the last step, which starts at move ``first``."""
     stride = max(1, -(-len(curve) // TIMELINE_POINTS))
+    highest = [
+        max(range(start, min(start + stride, len(curve))), key=curve.__getitem__)
+        for start in range(0, len(curve), stride)
+    ]
+    by_kind: Counter[Kind] = Counter()
     moments = []
-    for start in range(0, len(curve), stride):
-        position = trace.last_step + start
-        stage = next(stage for at, stage in reversed(trace.example.stages) if at <= position)
-        moments.append(Moment(stage, max(curve[start : start + stride])))
+    done = 0
+    for at in highest:
+        for event in moves[done : first + at + 1]:
+            by_kind[trace.example.storages[max(event, ~event)].kind] += changes[event]
+        done = first + at + 1
+        position = trace.last_step + at
+        stage = next(stage for begin, stage in reversed(trace.example.stages) if begin <= position)
+        held = {kind.value: size for kind, size in by_kind.items() if size}
+        moments.append(Moment(stage, curve[at], held))
     return tuple(moments)

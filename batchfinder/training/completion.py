@@ -21,6 +21,7 @@ from batchfinder.training.frameworks.transformers_trainer import (
     remarks_on,
 )
 from batchfinder.training.input_spec import parse_input_spec
+from batchfinder.training.placement import untrained_bases
 from batchfinder.training.setup import OptimizerOfModel, Trainer, TrainingSetup
 from batchfinder.training.target import call_with_arguments
 from batchfinder.training.tree import described_shapes, named_tensors
@@ -63,6 +64,12 @@ def completed(
     if trainer is not None:
         setup = _trained_by(trainer, setup)
         warnings += remarks_on(trainer)
+    for base in untrained_bases(setup.model)[: trainer is None]:
+        warnings.append(
+            f"{type(base).__name__} is in evaluation mode below {type(setup.model).__name__}, as "
+            "from_pretrained() leaves it: no dropout, no checkpointing. It is trained in training "
+            "mode here, as a Trainer trains it. Try model.train() before your own loop."
+        )
     is_hint = False
     if setup.sample is None and setup.make_batch is None:
         sample = _given_sample(sample_function, arguments or {}, input_spec)

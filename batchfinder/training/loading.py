@@ -6,9 +6,15 @@ import dataclasses
 from collections.abc import Mapping
 
 from batchfinder.training.completion import completed
+from batchfinder.training.frameworks.language_model import described, is_language_model, maker_of
 from batchfinder.training.input_spec import parse_input_spec
 from batchfinder.training.setup import TrainingSetup
-from batchfinder.training.target import load_function, load_target
+from batchfinder.training.target import (
+    call_with_arguments,
+    load_function,
+    load_target,
+    refuse_unknown_arguments,
+)
 
 
 def load_setup(
@@ -22,7 +28,7 @@ def load_setup(
     """Load a target and complete it: its sample, and how it is trained.
 
     Args:
-        target: ``FILE.py:FUNCTION`` or ``package.module:FUNCTION``.
+        target: ``FILE.py:FUNCTION``, ``package.module:FUNCTION``, or ``hf:`` and a configuration.
         arguments: keyword arguments for the target's function.
         sample: what yields the example batch, written as a target; None: see ``completed``.
         input_spec: the shapes of an example batch as text; None: see ``completed``.
@@ -35,8 +41,15 @@ def load_setup(
         UsageError, TargetError, SampleError: see ``load_target`` and ``completed``.
         Exception: whatever the user's functions raise.
     """
+    remarks: list[str] = []
     is_given = sample is not None or input_spec is not None
-    setup = load_target(target, arguments, use_build_sample=not is_given)
+    if is_language_model(target):
+        make = maker_of(target)
+        refuse_unknown_arguments(target, arguments, make)
+        setup: TrainingSetup = call_with_arguments(make, arguments)
+        remarks = [described(target, setup, **arguments)]
+    else:
+        setup = load_target(target, arguments, use_build_sample=not is_given)
     ignored = _ignored(setup, sample, input_spec)
     setup, warnings = completed(
         setup,
@@ -45,7 +58,7 @@ def load_setup(
         input_spec=input_spec,
     )
     setup = dataclasses.replace(setup, optimizer=optimizer or setup.optimizer)
-    return setup, [*ignored, *warnings]
+    return setup, [*remarks, *ignored, *warnings]
 
 
 def _ignored(setup: TrainingSetup, sample: str | None, input_spec: str | None) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -49,9 +50,24 @@ def find_optimizer(name: str) -> type[Optimizer]:
             "LBFGS computes the loss several times a step, so no plain training step can use it; "
             "take another class of torch.optim"
         )
+    quantized = _of_bitsandbytes(name)
+    if quantized is not None:
+        return quantized
     near = difflib.get_close_matches(name.lower(), known, n=3)
     hint = f"did you mean {_or(near)}?" if near else f"there are {', '.join(sorted(known))}"
     raise UsageError(f"there is no optimizer {name!r} in torch.optim; {hint}")
+
+
+def _of_bitsandbytes(name: str) -> type[Optimizer] | None:
+    """Return its class by a Trainer's name, such as adamw_8bit or paged_adamw_8bit."""
+    key = name.lower().replace("_", "")
+    if not key.startswith("paged") and not key.endswith("bit"):
+        return None
+    try:
+        library = import_module("bitsandbytes.optim")
+    except ImportError as error:
+        raise UsageError(f"{name} needs bitsandbytes. Try pip install bitsandbytes.") from error
+    return next((cls for known, cls in vars(library).items() if known.lower() == key), None)
 
 
 def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:

@@ -39,11 +39,31 @@ def move_to_device(setup: TrainingSetup, device: torch.device) -> None:
         )
     for module in modules:
         _move_module(module, device)
-        if not module.training:
-            module.train()
+        for part in _in_evaluation(module):
+            part.train()
     if isinstance(setup.optimizer, Optimizer):
         _move_optimizer(setup.optimizer, device)
     move_beside(setup, device, homes)
+
+
+def _in_evaluation(module: nn.Module) -> list[nn.Module]:
+    """The outermost modules to bring into training mode: the whole, or the base below an adapter.
+
+    ``from_pretrained()`` returns a model in evaluation mode, and ``get_peft_model()`` puts it as it
+    is below a root in training mode. Dropout and checkpointing are off in such a model.
+    """
+    return [module] if not module.training else untrained_bases(module)
+
+
+def untrained_bases(module: nn.Module) -> list[nn.Module]:
+    """The models of transformers in evaluation mode, below a root that trains parts of them."""
+    return [
+        part
+        for part in (module.modules() if module.training else ())
+        if not part.training
+        and hasattr(part, "gradient_checkpointing_enable")
+        and any(parameter.requires_grad for parameter in part.parameters())
+    ]
 
 
 def homes_of(model: nn.Module) -> set[torch.device]:

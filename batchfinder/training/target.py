@@ -63,7 +63,7 @@ def load_target(
     module = load_module(place)
     function = _function(module, name, place)
     build_sample = getattr(module, "build_sample", None) if use_build_sample else None
-    _refuse_unknown_arguments(target, arguments, function, build_sample)
+    refuse_unknown_arguments(target, arguments, function, build_sample)
 
     setup = _as_setup(target, call_with_arguments(function, arguments))
     if setup.sample is not None or setup.make_batch is not None or build_sample is None:
@@ -172,9 +172,10 @@ def _functions_in_file(path: Path) -> list[str]:
     return sorted(public, key=lambda name: "model" not in name)
 
 
-def _refuse_unknown_arguments(
+def refuse_unknown_arguments(
     target: str, arguments: Mapping[str, object], *functions: Callable[..., Any] | None
 ) -> None:
+    """Raise a UsageError for the first argument that none of the functions accepts."""
     known = [function for function in functions if function is not None]
     for name in arguments:
         if not any(_accepts(function, name) for function in known):

@@ -46,7 +46,7 @@ def talkative(is_cast=True, width=16):
 
 @pytest.fixture
 def train_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("BATCHFINDER_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "train_for_estimate.py"
     path.write_text(TRAIN)
     return path

@@ -87,6 +87,8 @@ def test_the_json_has_every_value_in_raw_units() -> None:
         "warnings": ["pass loss_fn"],
         "mode": "train",
         "eval_batch_size": None,
+        "remembered_from": None,
+        "is_final": True,
         "notes": [],
     }
 

@@ -142,7 +142,7 @@ def test_a_training_that_would_die_in_its_validation_is_found_out() -> None:
     options: dict[str, Any] = {"device": "cpu", "memory_limit": "700MiB", "max_batch_size": 8}
     result = find_max_batch(model, sample, eval_batch_size=64, **options)
     assert (result.batch_size, result.eval_batch_size) == (8, 64)
-    assert "fitted too" in result_text(result)
+    assert "batches of 64 ran too" in result_text(result)
     result = find_max_batch(model, sample, eval_batch_size=100_000, **options)
     assert result.batch_size == 0
     assert "Its validation, with batches of 100000, runs out of memory" in result_text(result)

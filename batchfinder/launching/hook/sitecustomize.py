@@ -1,7 +1,8 @@
 """Run at the start of every Python process of a launch; act once PyTorch has been imported.
 
 Python imports the first ``sitecustomize`` on its path. This one runs the one that it hides, then
-leaves ``sys.path``, so that no module of the script is hidden. Nothing here may end the script.
+leaves ``sys.path``, so that no module of the script is hidden. Where PYTHONPATH is ignored or
+replaced, ``batchfinder_run.pth`` of the wheel runs this file. Nothing here may end the script.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 HERE = str(Path(__file__).parent)
 ORDER = "BATCHFINDER_RUN"
+ENTERED = "_batchfinder_hook"
 
 # How often a process that waits looks whether it may go on.
 LOOK_SECONDS = 0.01
@@ -116,15 +118,19 @@ def run_hidden() -> None:
 def enter() -> None:
     """Start watching this process, if it belongs to a launch."""
     sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder or ".") != HERE]
+    if ENTERED in sys.modules:
+        return
     try:
         order = json.loads(Path(os.environ[ORDER]).read_text(encoding="utf-8"))
     except (KeyError, OSError, ValueError):  # no launch, or one that is over
         return
+    sys.modules[ENTERED] = ModuleType(ENTERED)
     report = Reports(order["reports"])
     report("alive")
     sys.meta_path.insert(0, AfterTorch(order, report))
 
 
-if __name__ == "sitecustomize":
+if __name__ in ("sitecustomize", ENTERED):
     enter()
+if __name__ == "sitecustomize":
     run_hidden()

@@ -26,7 +26,8 @@ class Steps:
 
     A reading ends with a step of the first optimizer that steps, if a backward pass came before it.
     Where micro-batches are accumulated each backward pass after the first step ends one too, and
-    where there is no optimizer each backward pass does.
+    where there is no optimizer each backward pass does. Where the order is to count forward passes,
+    each that is outermost and without gradients ends one, and nothing else does.
 
     Args:
         torch: the module.
@@ -46,6 +47,7 @@ class Steps:
     ) -> None:
         self._torch: Any = torch
         self._order, self._report, self._memory = order, report, memory
+        self._counts_passes: bool = order["counts_passes"]
         self._failures = failures
         self._created: weakref.WeakSet[Any] = weakref.WeakSet()
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -54,7 +56,7 @@ class Steps:
         self._in_backward = 0  # not by thread: on CUDA blocks run again in a thread of autograd
         self._backwards = self._readings = self._steps = 0
         self._shapes: list[list[int]] = []
-        self._phases = {"forward_backward": 0, "optimizer_step": 0}
+        self._phases = {"forward": 0, "forward_backward": 0, "optimizer_step": 0}
         self._allocated = self._reserved = self._retries = 0
         self._began = time.monotonic()
 
@@ -94,14 +96,19 @@ class Steps:
         self._depth.value = getattr(self._depth, "value", 1) - 1
         # After an error PyTorch calls it without the keyword arguments.
         *keywords, output = keywords_and_output
-        error = sys.exc_info()[1]
-        if output is None and error is not None:
+        error = sys.exc_info()[1] if output is None else None
+        if error is not None:
             self._failures.look_at(error)
-        is_part = self._depth.value or self._in_backward or not self._torch.is_grad_enabled()
-        if is_part or not module.training or len(self._shapes) >= MOST_SHAPES:
+        trains = module.training and self._torch.is_grad_enabled()
+        if self._depth.value or self._in_backward or trains == self._counts_passes:
             return
-        if any(parameter.requires_grad for parameter in module.parameters()):
+        if len(self._shapes) < MOST_SHAPES and _has_parameters(module, trained=trains):
             self._shapes += _shapes(self._torch, [arguments, keywords])[:MOST_SHAPES]
+        if self._counts_passes and error is None and _has_parameters(module):
+            self._memory.train_on(next(module.parameters()).device)
+            self._note("forward")
+            self._steps += 1
+            self._end_reading()
 
     # What ends a step.
 
@@ -127,6 +134,8 @@ class Steps:
 
     def _after_backward(self) -> None:
         self._backwards += 1
+        if self._counts_passes:
+            return
         accumulates = self._steps and self._backwards > 1 and len(self._created) == 1
         if not self._created:
             self._memory.guess_device()
@@ -145,7 +154,7 @@ class Steps:
         first = self._first() if self._first else None
         if first is None or first not in self._created:
             self._first, first = weakref.ref(optimizer), optimizer
-        if optimizer is first and self._backwards:
+        if optimizer is first and self._backwards and not self._counts_passes:
             self._backwards = 0
             self._steps += 1
             self._end_reading()
@@ -182,7 +191,7 @@ class Steps:
         """Wait while no more steps are allowed; whoever started the launch ends this process."""
         while True:
             allowed = self._allowed()
-            waits_for_others = len(self._stepped) < len(self._created)
+            waits_for_others = not self._counts_passes and len(self._stepped) < len(self._created)
             if self._readings < allowed * (MOST_WAITING if waits_for_others else 1):
                 return
             self._report.pause()
@@ -201,6 +210,10 @@ class Steps:
 
 def _device(optimizer: Any) -> Any:
     return next(p for group in optimizer.param_groups for p in group["params"]).device
+
+
+def _has_parameters(module: Any, *, trained: bool = False) -> bool:
+    return any(each.requires_grad or not trained for each in module.parameters())
 
 
 def _follow(owner: Any, name: str, then: Callable[..., None]) -> None:

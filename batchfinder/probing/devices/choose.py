@@ -1,4 +1,4 @@
-"""From "cuda:0", or nothing, to a device."""
+"""The choice of the device: from "cuda:0", or nothing, to a ``Device``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from batchfinder.probing.devices.other import OtherAccelerator
 
 
 def accelerator() -> torch.device | None:
-    """The accelerator there is, or None."""
+    """Return the accelerator of this machine; None if there is none."""
     if torch.cuda.is_available():
         return torch.device("cuda")
     current = getattr(torch, "accelerator", None)  # PyTorch 2.6
@@ -28,16 +28,16 @@ def accelerator() -> torch.device | None:
 
 
 def choose_device(asked: str | torch.device | None, model: nn.Module | None = None) -> Device:
-    """The device to search on.
+    """Return the device to search on.
 
     Args:
-        asked: the user's choice; None: the model's own device if that is an accelerator, else the
-            accelerator there is, else the CPU.
+        asked: the user's choice. Default: the model's device if that is an accelerator, else the
+            accelerator of this machine, else the CPU.
         model: the model, for its device.
 
     Raises:
         UsageError: there is no such kind of device.
-        DeviceError: there is, but not here.
+        DeviceError: this machine does not have the device.
     """
     if asked is not None:
         device = _parse(asked)
@@ -65,7 +65,7 @@ _CPU = torch.device("cpu")
 
 _INSTALL = "Try the CUDA build from https://pytorch.org/get-started/locally"
 
-# Made by the drivers of NVIDIA and AMD.
+# Files that the drivers of NVIDIA and AMD create.
 _GPU_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/kfd"))
 
 

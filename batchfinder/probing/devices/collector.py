@@ -1,4 +1,4 @@
-"""Python's collector of reference cycles, kept to what probes make."""
+"""Python's garbage collector, limited to the objects that probes make."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def older_objects_spared() -> Iterator[None]:
-    """Have collections inside look only at objects that were made inside.
+    """Let collections in the block look only at objects that were made in it.
 
-    A process that has imported PyTorch and a library of models holds about a million objects, and
-    looking at all of them takes longer than many a training step; nothing that a probe leaves is
-    among them. Where somebody else has set objects aside already (``gc.freeze``), it is left at
-    that, because theirs cannot be told from ours afterwards.
+    A process that has imported PyTorch and a library of models holds about a million objects.
+    Looking at all of them takes longer than many training steps, and no garbage of a probe is
+    among them. If the user has frozen objects already (``gc.freeze``), nothing changes, because
+    theirs and ours could not be separated afterwards.
     """
     if gc.get_freeze_count():
         yield

@@ -1,18 +1,19 @@
 """The CPU of a Linux machine: a real limit from the operating system, peaks from /proc.
 
-The limit is ``RLIMIT_DATA``, the one that ``ulimit -d`` sets. It counts private writable memory,
-and when it is reached PyTorch raises an error that it recovers from, instead of the kernel killing
-some process. The peak is the resident set's high-water mark (``VmHWM``), which ``/proc/self/
-clear_refs`` resets (https://docs.kernel.org/filesystems/proc.html), corrected by how much of the
-counted memory is not resident; or, where a step sets a new mark, that of all mapped memory
-(``VmPeak``), which sees what was asked for but never written to.
+The limit is ``RLIMIT_DATA``, which ``ulimit -d`` sets too. It counts private writable memory. At
+the limit PyTorch raises an error and recovers, and the kernel kills no process. The peak is the
+high-water mark of resident memory (``VmHWM``) plus the counted memory that is not resident;
+``/proc/self/clear_refs`` resets the mark (https://docs.kernel.org/filesystems/proc.html). If a step
+sets a new mark of all mapped memory (``VmPeak``), that is used instead, because it includes memory
+that was requested but never written to.
 
-glibc takes tensors of up to 32 MiB from a heap, where they leave holes, but only after a while: its
-threshold for mapping a tensor separately rises with what was freed (mallopt(3)). So the second
-step needs more than the first, an out-of-memory error leaves its process with a heap that fails
-earlier, and the same step needs several percent more or less from run to run, tens of percent where
-all tensors are small. Neighboring sizes cannot be told apart then: every large probe runs in a
-process of its own, a confirmation watches more steps, and the answer leaves room for the spread.
+glibc takes tensors of up to 32 MiB from a heap, where they leave holes. It starts to do so only
+after some frees, which raise its threshold for mapping a tensor separately (mallopt(3)). Therefore
+the second step needs more than the first, and a process fails at smaller sizes after an
+out-of-memory error. The same step needs several percent more or less from run to run, tens of
+percent if all tensors are small. Such runs cannot separate neighboring sizes, so every large probe
+runs in its own process, a confirmation watches more steps, and the answer leaves room for the
+spread.
 
 With GLIBC_TUNABLES=glibc.malloc.mmap_threshold=1048576:glibc.malloc.hugetlb=1 for the search and
 for training, glibc 2.35 maps each tensor of 1 MiB or more separately, which leaves no holes. Most
@@ -38,8 +39,8 @@ PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
 RESET_HIGH_WATER_MARK = "5"
 
-# For the heap of a new thread glibc maps twice so much for an instant, and keeps what is aligned;
-# neither counts towards the limit until it is used (HEAP_MAX_SIZE in glibc's malloc/arena.c).
+# glibc maps twice this size for the heap of a new thread, then keeps the aligned half. Neither
+# counts toward the limit before it is used (HEAP_MAX_SIZE in glibc's malloc/arena.c).
 THREAD_HEAP_BYTES = 64 * 1024**2
 
 
@@ -47,14 +48,14 @@ class CpuDevice:
     """See :class:`~batchfinder.probing.devices.device.Device`.
 
     Raises:
-        DeviceError: this is not Linux, or /proc is not there.
+        DeviceError: this is not Linux, or /proc is not mounted.
     """
 
     torch_device = torch.device("cpu")
     name = "cpu"
     limit_warning: str | None = None
 
-    # The heap keeps holes where a failed step's tensors lay: smaller sizes then fail as well.
+    # The heap keeps holes where a failed step's tensors were. Smaller sizes then fail too.
     leaves_no_trace = False
 
     def __init__(self) -> None:
@@ -86,7 +87,7 @@ class CpuDevice:
         return DeviceMemory(capacity, used_by_others, 0, held)
 
     def allowed_share(self) -> float:
-        return 1.0  # a limit of the user's own holds for child processes too
+        return 1.0  # a limit that the user set also applies to child processes
 
     @contextlib.contextmanager
     def limited_to(self, budget_bytes: int) -> Iterator[None]:
@@ -114,7 +115,8 @@ class CpuDevice:
         return int(info.uordblks + info.hblkhd)
 
     def reset_peaks(self) -> None:
-        # Where a container forbids it, the mark only ever rises: right for each larger batch.
+        # Some containers forbid the reset. Then the mark only rises, which still suits larger
+        # batches.
         with contextlib.suppress(OSError):
             (PROC / "self" / "clear_refs").write_text(RESET_HIGH_WATER_MARK)
         status = _status()
@@ -125,13 +127,13 @@ class CpuDevice:
         status = _status()
         peak = status["VmHWM"] + status["VmData"] - status["VmRSS"]
         if status["VmPeak"] > self._mapped_peak_before:
-            # All that is mapped was never so much before: that shows the peak of what the limit
-            # counts, memory that was asked for but not written to included.
+            # More is mapped than ever before. This shows the peak of what the limit counts,
+            # including memory that was requested but not written to.
             uncounted = status["VmSize"] - status["VmData"]
             mapped = status["VmPeak"] - uncounted
-            if uncounted > self._uncounted_before:  # by the heap of a new thread, it may be
+            if uncounted > self._uncounted_before:  # perhaps the heap of a new thread
                 mapped -= THREAD_HEAP_BYTES
-            # Threads that started at the same instant have mapped even more that does not count.
+            # Threads that start at the same moment map even more that does not count.
             peak = min(max(peak, mapped), _soft_limit() or sys.maxsize)
         return Peaks(peak, peak)
 
@@ -139,18 +141,18 @@ class CpuDevice:
         return 0
 
     def release_cache(self) -> None:
-        trim = _glibc("malloc_trim")  # which keeps freed memory; others need no such call
+        trim = _glibc("malloc_trim")  # glibc keeps freed memory; other C libraries return it
         if trim is not None:
             trim(0)
 
 
 def _glibc(name: str) -> Any:
-    """A function of glibc; None in older ones and in other C libraries."""
+    """Return a function of glibc; None in older versions and other C libraries."""
     return getattr(ctypes.CDLL(None), name, None)
 
 
 class _Mallinfo(ctypes.Structure):
-    """What glibc tells of its heap and of what it has mapped apart (mallinfo(3))."""
+    """What glibc reports about its heap and its separate mappings (mallinfo(3))."""
 
     _fields_ = (
         *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
@@ -160,7 +162,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """The sizes in a file of /proc such as ``VmRSS:  1234 kB``, in bytes."""
+    """Read the sizes in a file of /proc, such as ``VmRSS:  1234 kB``, in bytes."""
     fields = {}
     for line in path.read_text().splitlines():
         name, _, rest = line.partition(":")
@@ -182,14 +184,14 @@ def _soft_limit() -> int | None:
 
 
 def _cgroup_limits() -> Iterator[tuple[int, int]]:
-    """Limit and use of each control group that this process is in, in bytes."""
+    """Yield the limit and the use of each control group of this process, in bytes."""
     try:
         groups = (PROC / "self" / "cgroup").read_text().splitlines()
     except OSError:
         return
     for line in groups:
         _, controllers, path = line.split(":", 2)
-        if controllers == "":  # version 2: one hierarchy, every ancestor may set a limit
+        if controllers == "":  # version 2: one hierarchy in which every ancestor may set a limit
             folder = CGROUP / path.lstrip("/")
             for group in (folder, *folder.parents):
                 if CGROUP in (group, *group.parents):

@@ -1,9 +1,9 @@
-"""The workspaces that cuBLAS keeps of the caching allocator's memory.
+"""The workspaces that cuBLAS keeps in the caching allocator's memory.
 
-PyTorch has one for each thread that multiplies matrices, and keeps it; the backward pass runs in a
-thread of its own. Where they come to lie decides how much else fits: in a fresh process, that of
-the backward pass takes a hole that the first step's activations left. A step that finds them there
-already, from an earlier probe, proves nothing of a fresh process.
+PyTorch keeps one for each thread that multiplies matrices, and the backward pass runs in a thread
+of its own. The place of a workspace decides how much else fits. In a fresh process, the backward
+pass puts its workspace into a hole that the first step's activations left. A step that finds the
+workspace of an earlier probe proves nothing about a fresh process.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import torch
 
 from batchfinder.units import MIB
 
-# On which GPUs 32 MiB: see batchfinder.simulation.kernels.matrix_products.
+# batchfinder.simulation.kernels.matrix_products says which GPUs use 32 MiB.
 _USUAL_BYTES = {32 * MIB, 8_519_680}
 _NO_POOL = (0, 0)
 
 
 class CublasWorkspaces:
-    """Those that come while this is there.
+    """The workspaces that appear after this object was made.
 
-    Workspaces that were there before stay: another part of the program may be using them.
+    Earlier ones stay: another part of the program may be using them.
     """
 
     def __init__(self) -> None:
         sizes = _sizes()
-        # Other allocators do not tell their blocks.
+        # Other allocators do not list their blocks.
         is_native = torch.cuda.get_allocator_backend() == "native"
         self._are_ours = (
             is_native
@@ -41,21 +41,21 @@ class CublasWorkspaces:
         )
 
     def release(self) -> None:
-        """Give them back to the allocator.
+        """Return the workspaces to the allocator.
 
-        Not where there are CUDA graphs: they may have recorded where a workspace lies.
+        Keep them if there are CUDA graphs, which may have recorded their addresses.
         """
         if self._are_ours and all(s.get("segment_pool_id") == _NO_POOL for s in _segments()):
             torch._C._cuda_clearCublasWorkspaces()
 
 
 def _segments() -> list[dict[str, Any]]:
-    """What the allocator holds, on all devices."""
+    """Return what the allocator holds, on all devices."""
     return torch.cuda.memory_snapshot()  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _sizes() -> set[int] | None:
-    """The bytes that a workspace may have; None where they cannot be known."""
+    """Return the possible sizes of a workspace in bytes; None if unknown."""
     read = getattr(torch.backends.cuda, "cublas_workspace_size", None)
     if read is not None:  # PyTorch 2.12
         return {*_USUAL_BYTES, read()}

@@ -13,8 +13,8 @@ from batchfinder.probing.devices.cublas_workspaces import CublasWorkspaces
 from batchfinder.probing.devices.device import DeviceMemory, Peaks
 
 # The context, loaded kernels and library handles of one process, outside the allocator: about
-# 0.3 to 0.5 GB since CUDA 11.7 loads kernels lazily. No call tells it apart from what other
-# processes hold.
+# 0.3 to 0.5 GB since CUDA 11.7, which loads kernels lazily. No function separates this from the
+# memory of other processes.
 CONTEXT_BYTES = 512 * 1024**2
 
 
@@ -22,7 +22,7 @@ class CudaDevice:
     """See :class:`~batchfinder.probing.devices.device.Device`.
 
     Args:
-        torch_device: of type ``cuda``; without an index the current device.
+        torch_device: a device of type ``cuda``; without an index, the current one.
     """
 
     limit_warning: str | None = None
@@ -38,7 +38,7 @@ class CudaDevice:
     def memory(self) -> DeviceMemory:
         try:
             free, total = torch.cuda.mem_get_info(self._index)
-        except RuntimeError as error:  # no room for a context, or the device is another process's
+        except RuntimeError as error:  # no room for a context, or another process owns the device
             reason = str(error).partition("\n")[0]
             raise DeviceError(
                 f"{self.name} cannot be used ({reason}); see with nvidia-smi which other processes "
@@ -47,22 +47,22 @@ class CudaDevice:
         reserved = torch.cuda.memory_reserved(self._index)
         elsewhere = max(0, total - free - reserved)
         context = min(elsewhere, CONTEXT_BYTES)
-        # What a limit of the user's own withholds from this process is as good as taken.
+        # Memory beyond a limit that the user set counts as used.
         withheld = total - math.floor(self.allowed_share() * total)
         return DeviceMemory(total, max(elsewhere, withheld) - context, context, self.held_bytes())
 
     def allowed_share(self) -> float:
-        # Newer than the oldest PyTorch supported; before it, the setting does not exist.
+        # Older versions of PyTorch do not have this function.
         read = getattr(torch.cuda, "get_per_process_memory_fraction", None)
-        # The cudaMallocAsync backend has no limit to begin with, and tells of one far above 1.
+        # The cudaMallocAsync backend starts without a limit, and reports one far above 1.
         with torch.cuda.device(self._index):
             return 1.0 if read is None else min(1.0, float(read(self._index)))
 
     @contextlib.contextmanager
     def limited_to(self, budget_bytes: int) -> Iterator[None]:
         total = torch.cuda.get_device_properties(self._index).total_memory
-        # Kernels that are no operators of PyTorch, those of Triton say, run where this points. Some
-        # versions of PyTorch leave it pointing to where the limit was set or read last.
+        # Kernels of Triton and others run on the current device. Some versions of PyTorch change
+        # it to the device whose limit was set or read last.
         with torch.cuda.device(self._index):
             before = self.allowed_share()
             torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total), self._index)
@@ -75,7 +75,7 @@ class CudaDevice:
         return torch.cuda.memory_allocated(self._index)
 
     def kept_bytes(self) -> int:
-        # The pools of CUDA graphs among it, which count as allocated only while a graph runs.
+        # This includes the pools of CUDA graphs, which count as allocated only while a graph runs.
         return torch.cuda.memory_reserved(self._index)
 
     def in_use_bytes(self) -> int:

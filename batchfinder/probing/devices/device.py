@@ -1,4 +1,4 @@
-"""What a device must tell and do for a search: its memory, a limit on it, peaks, and clean-up."""
+"""The protocol of devices: their memory, a limit on it, its peaks, and clean-up."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from batchfinder.units import format_bytes
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """What a device has, and what of it is spoken for.
+    """The memory of a device, and how much of it is in use.
 
     Attributes:
-        capacity_bytes: all of it.
-        used_by_others_bytes: held by other processes.
-        context_bytes: ours, but outside the allocator: the CUDA context and loaded kernels.
-        held_bytes: ours, in the allocator, before the search.
+        capacity_bytes: the total.
+        used_by_others_bytes: used by other processes.
+        context_bytes: used by this process outside the allocator: the CUDA context and kernels.
+        held_bytes: used by this process in the allocator before the search.
     """
 
     capacity_bytes: int
@@ -32,11 +32,11 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class Peaks:
-    """The most that was held at any moment since the last reset.
+    """The highest memory use since the last reset.
 
     Attributes:
-        allocated_bytes: by tensors.
-        reserved_bytes: by the allocator.
+        allocated_bytes: held by tensors.
+        reserved_bytes: held by the caching allocator.
     """
 
     allocated_bytes: int
@@ -44,80 +44,84 @@ class Peaks:
 
 
 class Device(Protocol):
-    """A device, as far as a search is concerned."""
+    """A device, as a search uses it."""
 
     @property
     def torch_device(self) -> torch.device: ...
 
     @property
     def name(self) -> str:
-        """For people, such as ``"cuda:0 NVIDIA H200"``."""
+        """The name shown to people, such as ``"cuda:0 NVIDIA H200"``."""
         ...
 
     @property
     def limit_warning(self) -> str | None:
-        """What is to be said where the budget cannot be enforced; None where it is."""
+        """A warning that the budget cannot be enforced; None where it is."""
         ...
 
     @property
     def leaves_no_trace(self) -> bool:
-        """Whether a process is as good as new after a probe, whatever its outcome.
+        """True if a process is as good as new after a probe, whatever its outcome.
 
-        Where it is not, the first step of a process also shows too little.
+        If False, the first step of a process also reads too low.
         """
         ...
 
-    def memory(self) -> DeviceMemory: ...
+    def memory(self) -> DeviceMemory:
+        """Read the memory of the device."""
+        ...
 
     def allowed_share(self) -> float:
-        """How much of it this process may use; below 1 by the user's own setting only."""
+        """Return the fraction of the memory that the user lets this process use; 1 for all."""
         ...
 
     def limited_to(self, budget_bytes: int) -> AbstractContextManager[None]:
-        """Make the allocator itself run out at the budget; lifted on leaving."""
+        """Let the allocator run out of memory at the budget while the block runs."""
         ...
 
     def held_bytes(self) -> int:
-        """What this process holds now, in the bytes that the budget counts."""
+        """Return what this process holds now, in the bytes that the budget counts."""
         ...
 
     def kept_bytes(self) -> int:
-        """What the allocator keeps of the budget, with its cache released: holes among tensors."""
+        """Return what the allocator still keeps after its cache was released: holes too."""
         ...
 
     def in_use_bytes(self) -> int:
-        """What tensors take now, without what the allocator only keeps; 0 where nothing tells."""
+        """Return what tensors hold now, without the allocator's cache; 0 if unknown."""
         ...
 
-    def reset_peaks(self) -> None: ...
+    def reset_peaks(self) -> None:
+        """Let the next peaks start from what is held now."""
+        ...
 
     def peaks(self) -> Peaks:
-        """Waits until the device has finished."""
+        """Wait until the device has finished, and return the peaks since the last reset."""
         ...
 
     def allocation_retries(self) -> int:
-        """How often, ever, the allocator had to flush its cache to find room."""
+        """Return how often the allocator has flushed its cache to find room, ever."""
         ...
 
     def release_cache(self) -> None:
-        """Give cached memory back, after garbage has been collected."""
+        """Return cached memory to the device. Collect garbage before."""
         ...
 
 
 def budget(memory: DeviceMemory, memory_limit: int | None, headroom: float) -> int:
-    """What a search may use: ``(min(limit, capacity - others) - context) * (1 - headroom)``.
+    """Return the budget: ``(min(limit, capacity - others) - context) * (1 - headroom)``.
 
     Args:
-        memory: of the device.
-        memory_limit: in bytes, as if the device had no more; None: all that is free.
-        headroom: the fraction kept free, from 0 to below 1.
+        memory: the memory of the device.
+        memory_limit: bytes to use at most; None for all free memory.
+        headroom: the fraction of the memory kept free, from 0 to below 1.
 
     Returns:
         The budget in bytes.
 
     Raises:
-        UsageError: the headroom is no such fraction.
-        DeviceError: the limit is above the device's capacity, or below what is in use already.
+        UsageError: the headroom is out of range.
+        DeviceError: the limit is above the capacity, or below what this process uses already.
 
     Example:
         >>> GiB = 2**30

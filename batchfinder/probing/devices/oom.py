@@ -1,8 +1,8 @@
-"""Which errors mean out of memory: the table of ``oom_table.py``, applied.
+"""The decision whether an error means out of memory, by the table in ``oom_table.py``.
 
-Types decide where they can (``torch.OutOfMemoryError``, ``MemoryError``). Texts count only in the
-exceptions that PyTorch and the drivers raise, that is ``RuntimeError`` and its kinds: a
-``ValueError`` of the user's own that talks about memory is a bug of theirs.
+The type decides where it can (``torch.OutOfMemoryError``, ``MemoryError``). Texts count only in
+exceptions that PyTorch and the drivers raise, ``RuntimeError`` and its subclasses. A ``ValueError``
+that mentions memory is a bug in the user's code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from batchfinder.probing.devices.oom_table import TABLE, Row, Tier
 
 _REASON_LENGTH = 160
-# GCC, which the system may have killed for memory, and Clang.
+# GCC, which the system may have killed to free memory, and Clang.
 _COMPILER_RAN_OUT = re.compile(
     "out of memory allocating|virtual memory exhausted|Killed signal terminated"
     "|LLVM ERROR: out of memory"
@@ -28,8 +28,8 @@ class Failure:
     """A failure that bounds the batch size.
 
     Attributes:
-        tier: what it says about memory.
-        reason: one line for people, in the words of the error itself.
+        tier: what the failure says about memory.
+        reason: one line for people, quoted from the error.
     """
 
     tier: Tier
@@ -37,19 +37,19 @@ class Failure:
 
 
 def classify(error: BaseException, handled: BaseException | None = None) -> Failure | None:
-    """Tell whether an exception, or one that it was raised from or during, bounds the batch size.
+    """Decide whether an exception, or another one in its chain, bounds the batch size.
 
-    The whole chain counts, ``raise … from None`` included: that hides a traceback from people, but
-    memory did run out. The highest tier in the chain wins. Call it on an exception
-    that was raised outside any ``except`` block of our own, or its chain holds old failures.
+    The whole chain counts, also behind ``raise … from None``, which hides a traceback but not the
+    fact that memory ran out. The highest tier in the chain wins. The exception must have been
+    raised outside our own ``except`` blocks, or its chain holds old failures.
 
     Args:
-        error: what the training step raised.
-        handled: what was being handled when it ran, by the user, who looks for another size once
-            training has run out of memory: that is not the step's.
+        error: the exception of the training step.
+        handled: the exception that the user was handling when the step ran. It does not count: a
+            user may search for another size after training has run out of memory.
 
     Returns:
-        The failure; None if it is not one of memory: the user's own bug, or Ctrl-C.
+        The failure; None if it is not about memory, such as a bug in the user's code or Ctrl-C.
 
     Example:
         >>> classify(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."))
@@ -66,21 +66,22 @@ def classify(error: BaseException, handled: BaseException | None = None) -> Fail
             for row in TABLE
             if isinstance(link, row.types) and (match := _search(row, str(link)))
         )
-    except MemoryError:  # so little is left that the error cannot even be read
+    except MemoryError:  # too little is left to read the error
         return Failure(Tier.CERTAIN, "out of memory")
 
 
 def classify_text(text: str) -> Failure | None:
-    """Tell the same from what a process wrote to stderr before it died.
+    """Decide the same from what a process wrote to stderr before it died.
 
-    Weaker than :func:`classify`, as text has no types: for processes that leave nothing else. What
-    libraries print of errors that are only probably memory may be a warning, and long past.
+    This is weaker than :func:`classify`, because text has no types; use it for processes that leave
+    nothing else. Rows of the probable tier do not count if exceptions have them too: a library may
+    have printed such a text long before, as a warning.
 
     Args:
-        text: the last lines, with a traceback or the C++ runtime's last words.
+        text: the last lines, with a traceback or a message of the C++ runtime.
 
     Returns:
-        The failure; None if no row of the table is found in the text.
+        The failure; None if no row of the table matches the text.
 
     Example:
         >>> classify_text("terminate called after throwing an instance of 'std::bad_alloc'").tier
@@ -96,9 +97,13 @@ def classify_text(text: str) -> Failure | None:
 
 
 def needs_more_than_one_sample(error: BaseException, handled: BaseException | None = None) -> bool:
-    """Whether a normalization layer asks for a larger batch; the arguments are as for `classify`.
+    """Return True if a normalization layer needs more than one example.
 
-    Source: ``torch.nn.functional.batch_norm``, which takes no statistics of a single value.
+    Source: ``torch.nn.functional.batch_norm``, which refuses a single value per channel.
+
+    Args:
+        error: the exception of the training step.
+        handled: the exception that the user was handling when the step ran; it does not count.
 
     Example:
         >>> import torch
@@ -115,9 +120,10 @@ def needs_more_than_one_sample(error: BaseException, handled: BaseException | No
 
 
 def compiler_ran_out(error: BaseException) -> bool:
-    """Whether it was the compiler of C++ kernels that ran out of memory, a process of its own.
+    """Return True if the compiler of C++ kernels ran out of memory.
 
-    The limit of this process on the CPU is its limit too, whatever the size of the batch.
+    The compiler is a child process. On the CPU it has the same limit as this process, whatever the
+    batch size.
 
     Example:
         >>> class CppCompileError(RuntimeError):  # as torch._inductor.exc has it
@@ -132,7 +138,7 @@ def compiler_ran_out(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException, handled: BaseException | None = None) -> Iterator[BaseException]:
-    """The exception and all that it was raised from or during, each once; but what was handled."""
+    """Yield the exception and all others in its chain once each, except the handled one's."""
     pending: list[BaseException | None] = [error]
     seen = {id(link) for link in _chain(handled)} - {id(error)} if handled else set()
     while pending:
@@ -153,7 +159,7 @@ def _highest(failures: Iterable[Failure]) -> Failure | None:
 
 
 def _reason(match: re.Match[str]) -> str:
-    """The line around the match, from the sentence it begins in: what comes before is noise."""
+    """Return the line around the match, from the start of its sentence on."""
     text = match.string
     start = max(text.rfind("\n", 0, match.start()) + 1, text.rfind(". ", 0, match.start()) + 1)
     line = text[start:].strip().partition("\n")[0]

@@ -16,27 +16,27 @@ _CUDA_ERRORS = "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYP
 
 
 class Tier(enum.Enum):
-    """What a failure says about memory; the later ones outrank the earlier."""
+    """What a failure says about memory. Later members outrank earlier ones."""
 
     PROBABLE = "probable"
     """Often memory: free everything and repeat once before believing it."""
     CERTAIN = "certain"
     """Out of memory."""
     TOO_LARGE = "too_large"
-    """A size that some kernel cannot address. A bound on the size, not an OOM."""
+    """A kernel cannot address this size. It bounds the size, but memory did not run out."""
     POISONED = "poisoned"
-    """The device's context is broken: only a new process helps. It bounds the size, but no OOM."""
+    """The device's context is broken, so only a new process helps. It bounds the size."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way in which such a failure shows itself.
+    """One kind of failure, and how to recognize it.
 
     Attributes:
         tier: what it says about memory.
-        pattern: regular expression, searched in the text; empty: the type alone decides.
-        source: where the text comes from, or where lack of memory was seen to raise it.
-        types: the exceptions it counts in; none: only a dying process prints it.
+        pattern: regular expression to search in the text; "" if the type alone decides.
+        source: where the text comes from, or a report that lack of memory raised it.
+        types: the exceptions it counts in; empty if only a dying process prints it.
     """
 
     tier: Tier
@@ -187,7 +187,7 @@ TABLE: tuple[Row, ...] = (
     Row(Tier.POISONED, "unspecified launch failure", _CUDA_ERRORS),
     Row(Tier.POISONED, "an illegal instruction was encountered", _CUDA_ERRORS),
     Row(Tier.POISONED, "the launch timed out and was terminated", _CUDA_ERRORS),
-    # What wild addresses of code and stack end in.
+    # Invalid addresses of code and stack end in these.
     Row(
         Tier.POISONED,
         "CUDA error: (invalid program counter|hardware stack error|operation not supported on "

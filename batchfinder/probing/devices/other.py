@@ -1,4 +1,4 @@
-"""Accelerators other than CUDA (MPS, XPU, ...), as far as PyTorch gives access to their memory."""
+"""Accelerators other than CUDA (MPS, XPU, ...), as far as PyTorch shows their memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from batchfinder.errors import DeviceError
 from batchfinder.probing.devices.device import DeviceMemory, Peaks
 
-# The share of its recommended memory that MPS may use by default
+# The fraction of its recommended memory that MPS may use by default
 # (https://docs.pytorch.org/docs/stable/mps_environment_variables.html).
 MPS_FRACTION = 1.7
 MPS_FRACTION_VARIABLE = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
@@ -22,15 +22,15 @@ MPS_FRACTION_VARIABLE = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 class OtherAccelerator:
     """See :class:`~batchfinder.probing.devices.device.Device`.
 
-    Every function is looked up in the device's own module, ``torch.xpu`` or ``torch.mps``, under
-    the names that those modules share with ``torch.cuda`` where they have them.
+    Functions are looked up in the device's module, such as ``torch.xpu`` or ``torch.mps``, under
+    the names that these modules share with ``torch.cuda``.
 
     Args:
-        torch_device: of any accelerator type but ``cuda``.
-        module: the device's own module; None: PyTorch's.
+        torch_device: a device of any accelerator type but ``cuda``.
+        module: the module with its functions. Default: PyTorch's for this type.
 
     Raises:
-        DeviceError: PyTorch tells nothing about the memory of this kind of device.
+        DeviceError: PyTorch shows nothing about the memory of this kind of device.
     """
 
     leaves_no_trace = True
@@ -39,7 +39,7 @@ class OtherAccelerator:
         self.torch_device = torch_device
         self.name = str(torch_device)
         self._module: Any = module or torch.get_device_module(torch_device)
-        # MPS has one device, and its functions take none.
+        # There is one MPS device, so its functions have no device argument.
         self._where: tuple[torch.device, ...] = (
             () if torch_device.type == "mps" else (torch_device,)
         )
@@ -93,7 +93,7 @@ class OtherAccelerator:
 
     def peaks(self) -> Peaks:
         self._module.synchronize(*self._where)
-        # Without a high-water mark (MPS), what the driver holds at the end of the phase.
+        # MPS has no high-water mark. Use what the driver holds at the end of the phase.
         held = self._function("driver_allocated_memory", "memory_reserved", "memory_allocated")
         allocated = self._function("max_memory_allocated") or held
         reserved = self._function("max_memory_reserved") or held
@@ -111,7 +111,7 @@ class OtherAccelerator:
             empty()
 
     def _fraction(self) -> float:
-        """The share of the memory that the process may use so far."""
+        """Return the fraction of the memory that the process may use now."""
         read = self._function("get_per_process_memory_fraction")
         if read:
             return float(read(*self._where))

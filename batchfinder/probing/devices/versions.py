@@ -10,7 +10,7 @@ from batchfinder.results.version import VERSION
 
 
 def versions() -> dict[str, str]:
-    """Of batchfinder, python, torch and, where the build has one, cuda or hip."""
+    """Return the versions of batchfinder, python, torch and, if built in, cuda or hip."""
     found = {
         "batchfinder": VERSION,
         "python": ".".join(map(str, sys.version_info[:3])),

@@ -184,6 +184,19 @@ class ProcessWorker:
         late = f"the search started without an estimate: none came within {patience:.0f} s"
         return self._estimate or (None, [late])
 
+    def fingerprint(self) -> dict[str, Any] | None:
+        """What the answer depends on; see :func:`~batchfinder.probing.fingerprint.fingerprint`.
+
+        Returns:
+            None if it cannot be read.
+
+        Raises:
+            WorkerError: the worker died.
+        """
+        self._send(fingerprint=True)
+        facts: dict[str, Any] | None = self._receive(self._loading_seconds)["facts"]
+        return facts
+
     def end(self) -> None:
         if self._process is not None:
             self._process.kill()

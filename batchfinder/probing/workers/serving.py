@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.here import Here
-from batchfinder.probing.workers.source import load_from, mark_as_worker
+from batchfinder.probing.workers.source import files_read, load_from, mark_as_worker
 from batchfinder.probing.workers.worker import EstimateOrder, Order
 
 if TYPE_CHECKING:
@@ -71,12 +71,24 @@ class _Server:
 
     def carry_out(self, order: Mapping[str, Any]) -> None:
         """Do what an order asks for, and answer."""
+        if "fingerprint" in order:
+            self._line.answer("fingerprint", facts=self._fingerprint())
+            return
         if "batch_size" not in order:
             place = self._place.to_dict()
             self._line.pass_on(estimated(self._setup, {**self._order, "place": place}))
             return
         attempt = self._worker.attempt(order["batch_size"], order["confirm"])
         self._line.answer("attempt", attempt=attempt.to_dict())
+
+    def _fingerprint(self) -> dict[str, Any] | None:
+        """Of the setup; None where the user's own classes refuse to be read."""
+        from batchfinder.probing.fingerprint import fingerprint
+
+        try:
+            return fingerprint(self._setup, files_read)
+        except Exception:  # noqa: BLE001 - whatever they raise, the search goes on without it
+            return None
 
     def _tell_step(self) -> None:
         self._line.answer("step", compiles=has_compiled())

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -44,6 +48,9 @@ class SetupSource:
 
 _loads_for_a_search = threading.Event()
 
+files_read: set[str] = set()
+"""The files that the target's code has read on loading, such as its configuration."""
+
 
 def is_worker() -> bool:
     """Whether this process has loaded a setup to try sizes of it."""
@@ -67,10 +74,30 @@ def load_from(source: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
     from batchfinder.training.loading import load_setup  # needs torch, which the parent may not
 
     mark_as_worker()
-    return load_setup(
-        source["target"],
-        pickle.loads(bytes.fromhex(source["arguments"])),
-        sample=source["sample"],
-        input_spec=source["input_spec"],
-        optimizer=source["optimizer"],
-    )
+    with _noting_files():
+        return load_setup(
+            source["target"],
+            pickle.loads(bytes.fromhex(source["arguments"])),
+            sample=source["sample"],
+            input_spec=source["input_spec"],
+            optimizer=source["optimizer"],
+        )
+
+
+@contextmanager
+def _noting_files() -> Iterator[None]:
+    """Note the files that are opened for reading, in :data:`files_read`."""
+    is_over = False
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "open" or is_over:
+            return
+        path, mode = arguments[0], arguments[1]
+        if isinstance(path, str | os.PathLike) and str(mode).startswith("r"):
+            files_read.add(str(Path(path).absolute()))
+
+    sys.addaudithook(note)  # which cannot be taken away again
+    try:
+        yield
+    finally:
+        is_over = True

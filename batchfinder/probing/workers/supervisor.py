@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from typing import Any
 
-from batchfinder.errors import BatchTooSmallError, UserCodeError
+from batchfinder.errors import BatchTooSmallError, UserCodeError, WorkerError
 from batchfinder.probing.attempt import Attempt
 from batchfinder.probing.notes import Notes
 from batchfinder.probing.options import ProbeOptions
@@ -17,7 +18,6 @@ from batchfinder.probing.place import AtPlace, Place
 from batchfinder.probing.workers.process_worker import ProcessWorker
 from batchfinder.probing.workers.worker import EstimateOrder, Order, Worker
 from batchfinder.results.probe import Probe
-from batchfinder.search.prober import Prober
 
 NOT_CLEAN_WARNING = (
     "an earlier probe left memory in use, or holes in it, so the answer may be too small; "
@@ -106,6 +106,16 @@ class Supervisor(AtPlace):
         full_step = self._largest.step_seconds * max(1.0, self.place.budget_bytes / peak)
         return WORTH_STEPS * full_step
 
+    def fingerprint(self) -> dict[str, Any] | None:
+        """What the answer depends on; None if the worker cannot tell."""
+        if not isinstance(self.worker, ProcessWorker):
+            return None
+        try:
+            return self.worker.fingerprint()
+        except WorkerError:
+            self._is_fit = False
+            return None
+
     def close(self) -> None:
         self.worker.end()
 
@@ -169,14 +179,3 @@ class Supervisor(AtPlace):
         fails = f"a batch of 1 fails ({problem}), one of 2 does not"
         self.notes.add(f"{fails}: only sizes from 2 on were tried")
         raise BatchTooSmallError(f"{fails}; try sizes from 2 on")
-
-
-def seconds_by_part(prober: Prober, probes: list[Probe], seconds: float) -> dict[str, float]:
-    """Where the time of a search went, the loading before its first probe included."""
-    parts = {"steps": sum(probe.seconds for probe in probes)}
-    before = 0.0
-    if isinstance(prober, Supervisor):
-        parts |= prober.seconds_by_part
-        before = prober.seconds_before
-    parts["rest"] = max(0.0, seconds + before - sum(parts.values()))
-    return {name: round(part, 3) for name, part in parts.items()}

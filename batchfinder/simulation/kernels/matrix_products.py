@@ -11,9 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from batchfinder.simulation.gpus import Gpu
-from batchfinder.simulation.trace.recorder import Recorder
+from batchfinder.simulation.trace.recorder import Recorder, take
 from batchfinder.simulation.trace.trace import Rule
 from batchfinder.units import MIB
 
@@ -85,3 +86,20 @@ class MatrixProducts:
         is_first = key not in self._noted
         self._noted.add(key)
         return is_first
+
+
+def note_quantized(recorder: Recorder, func: OpOverload, args: Any, output: Any) -> None:
+    """Note the weight that a 4-bit product of bitsandbytes dequantizes, in the input's dtype.
+
+    Below 1536 rows, some GPUs run a kernel that does without; the weight is counted there too.
+    With double quantization, the scales are dequantized first, and an offset is added.
+    https://github.com/bitsandbytes-foundation/bitsandbytes/blob/main/bitsandbytes/backends/cuda/ops.py
+    """
+    if func._opname == "gemm_4bit":
+        inputs, _, (rows, columns), _, block = args[:5]
+        scales = rows * columns // block * 4
+        is_nested = len(args) > 7 and args[7] is not None
+        nested = [scales, scales] if is_nested else []
+        take(recorder, [*nested, rows * columns * inputs.element_size()])
+    elif func._opname == "int8_scaled_mm":
+        take(recorder, [output.numel() * 4])  # the product in int32

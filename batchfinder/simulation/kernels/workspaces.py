@@ -32,7 +32,7 @@ from batchfinder.simulation.kernels.embedding import (
     note_index_put,
 )
 from batchfinder.simulation.kernels.losses import COPYING_LOSSES, CTC_BACKWARDS
-from batchfinder.simulation.kernels.matrix_products import PRODUCTS, MatrixProducts
+from batchfinder.simulation.kernels.matrix_products import PRODUCTS, MatrixProducts, note_quantized
 from batchfinder.simulation.kernels.reductions import REDUCTIONS
 from batchfinder.simulation.kernels.torch_version import TORCH_VERSION
 from batchfinder.simulation.trace.recorder import Recorder, copied_sizes, size_of, take, taken
@@ -99,6 +99,8 @@ class CudaWorkspaces:
             self._products.note(recorder, func)
         elif func is _EFFICIENT_BACKWARD:
             self._attention_backward(recorder, *args[:4])
+        elif func.namespace == "bitsandbytes":
+            note_quantized(recorder, func, args, output)
         elif func in _KERNELS:
             _KERNELS[func](recorder, args, output)
 

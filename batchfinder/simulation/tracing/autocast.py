@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from batchfinder.simulation.tracing.patching import replaced
+from batchfinder.simulation.patching import replaced
 
 LOWER_PRECISION = (
     "prelu", "addmv", "addr", "mv", "chain_matmul", "linalg_multi_dot", "einsum",

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from batchfinder.errors import StepError, UsageError
-from batchfinder.simulation.tracing.patching import replaced
+from batchfinder.simulation.patching import replaced
 from batchfinder.simulation.tracing.tracker import StorageTracker
 from batchfinder.training.optimizer import make_optimizer
 from batchfinder.training.parallel import fully_sharding, shard

@@ -55,6 +55,22 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.matmul(input, weight.t()).add_(bias)
 
 
+def softmax(
+    input: Tensor,  # noqa: A002
+    dim: int,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Compute softmax as on CUDA: one kernel reads fp16 and writes fp32.
+
+    Its gradient is in fp16 again. No other pair of dtypes is fused.
+    https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/SoftMax.cpp
+    """
+    is_fused = input.dtype is torch.float16 and dtype is torch.float32
+    converted = input if is_fused or dtype is None else input.to(dtype)
+    output: Tensor = torch.ops.aten._softmax.default(converted, dim, is_fused)
+    return output
+
+
 def dropout(input: Tensor, p: float, train: bool) -> Tensor:  # noqa: A002
     """Compute dropout as on CUDA: one kernel that keeps a mask of one byte per element.
 

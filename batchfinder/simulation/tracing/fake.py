@@ -23,6 +23,10 @@ from batchfinder.simulation.kernels.packing import PACKING
 from batchfinder.simulation.kernels.recurrent import RECURRENT
 from batchfinder.simulation.kernels.rms_norm import FUSED_SINCE, rms_norm
 from batchfinder.simulation.kernels.torch_version import TORCH_VERSION
+from batchfinder.simulation.libraries.bitsandbytes import bitsandbytes_simulated
+from batchfinder.simulation.libraries.offload import offload_simulated
+from batchfinder.simulation.libraries.trl import trl_simulated
+from batchfinder.simulation.patching import replaced
 from batchfinder.simulation.tracing.autocast import autocast_kernels, cuda_autocast_simulated
 from batchfinder.simulation.tracing.copies import copied
 from batchfinder.simulation.tracing.cuda_dispatch import (
@@ -31,14 +35,14 @@ from batchfinder.simulation.tracing.cuda_dispatch import (
     group_norm,
     kernels_replaced,
     linear,
+    softmax,
 )
 from batchfinder.simulation.tracing.masks import known_masks_read
-from batchfinder.simulation.tracing.offload import offload_simulated
-from batchfinder.simulation.tracing.patching import replaced
 from batchfinder.simulation.tracing.refusal import USE_FIND
 from batchfinder.simulation.values.known import know, numbers_of
 from batchfinder.simulation.values.shapes import new_strided_like
-from batchfinder.training.state.anatomy import tensors_of
+from batchfinder.simulation.values.unknown import unknown_numbers
+from batchfinder.training.state.anatomy import holds_tensors, tensors_of
 from batchfinder.training.state.reach import tensor_hooks
 from batchfinder.training.tree import named_tensors
 
@@ -76,6 +80,7 @@ def fake_cuda(
         "dropout": dropout,
         "group_norm": group_norm,
         "linear": linear,
+        "softmax.int": softmax,
         "scaled_dot_product_attention": attention_kernel(capability, alike),
         **PACKING,
         **RECURRENT,
@@ -88,7 +93,10 @@ def fake_cuda(
         stack.enter_context(cuda_autocast_simulated(warn))
         stack.enter_context(known_masks_read())
         stack.enter_context(offload_simulated())
+        stack.enter_context(bitsandbytes_simulated())
+        stack.enter_context(trl_simulated())
         stack.enter_context(_numbers_printed())
+        stack.enter_context(unknown_numbers())
         stack.callback(register_optimizer_step_pre_hook(foreach_as_cuda).remove)
         # A fallback would run the real kernel on tensors of the full size.
         mode = SimulatedMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
@@ -152,6 +160,7 @@ def fake_copy(
         copies = copied(thing, memo)
         for key, tensor in tensors.items():
             _hook(memo[key], tensor, memo)
+            _attributes(memo[key], tensor, memo)
     values: dict[int, torch.UntypedStorage] = {}
     for tensor in (*tensors.values(), *_deepcopied(memo)):
         if _stays(tensor, id(tensor) in tensors):
@@ -181,6 +190,29 @@ def _hook(fake: Tensor, tensor: Tensor, memo: dict[int, Any]) -> None:
             own = copied(hook, memo)
             if own != hook and fake.requires_grad:
                 register(own)  # type: ignore[no-untyped-call]
+
+
+def _attributes(fake: Tensor, tensor: Tensor, memo: dict[int, Any]) -> None:
+    """Give a fake tensor copies of what its library's class carries, such as its scales."""
+    if type(tensor) in (Tensor, nn.Parameter) or hasattr(tensor, "__tensor_flatten__"):
+        return
+    own = {name: value for name, value in vars(tensor).items() if not hasattr(Tensor, name)}
+    copies = {name: copy.deepcopy(value, memo) for name, value in own.items()}
+    vars(fake).update(copies, _carried=[*copies.values()])
+
+
+def with_carried(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return fake tensors, and those in what they carry, such as the scales of their weights."""
+    found: list[Tensor] = []
+    pending: list[Any] = [*reversed(tensors)]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, Tensor):
+            found.append(value)
+            pending += getattr(value, "_carried", ())
+        elif hasattr(value, "__dict__") and not callable(value) and holds_tensors(value):
+            pending += vars(value).values()
+    return found
 
 
 def fake_batch(batch: T, mode: FakeTensorMode) -> T:

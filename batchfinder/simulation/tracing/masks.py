@@ -15,7 +15,7 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensor
 
-from batchfinder.simulation.tracing.patching import replaced
+from batchfinder.simulation.patching import replaced
 from batchfinder.simulation.values.known import value_of
 
 _MODULE, _NAME = "transformers.utils.import_utils", "is_fake_tensor"

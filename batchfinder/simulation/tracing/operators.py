@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from batchfinder.simulation.kernels.outputs import outputs_of
 from batchfinder.simulation.values.values import follow, forget, outcome, places
@@ -39,3 +40,15 @@ def run_operator(
     else:
         follow(func, args, kwargs, output)
     return output
+
+
+class ValuesFollowed(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps values known where nothing is recorded yet, as when an optimizer is made."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return run_operator(func, args, kwargs or {}, lambda _: None, in_optimizer=False)

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import (
 from batchfinder.errors import BatchTooSmallError, StepError
 from batchfinder.simulation.kernels.attention import NO_KERNEL
 from batchfinder.simulation.tracing.callers import is_user_code
+from batchfinder.simulation.values.unknown import ValueUnknownError
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.state.reach import modules_reached
 
@@ -64,6 +65,8 @@ def explained(names: dict[int, str]) -> Iterator[None]:
         if _is_users(error):
             raise
         raise StepError(f"{_reason(error)}{place(error, names)}: {USE_FIND}") from error
+    except ValueUnknownError as error:
+        raise StepError(f"{error}{place(error, names)}: {USE_FIND}") from error
     except ValueError as error:
         if "more than 1 value per channel" in str(error):
             raise BatchTooSmallError(str(error)) from error

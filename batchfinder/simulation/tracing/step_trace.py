@@ -29,7 +29,8 @@ from batchfinder.simulation.trace.curve import Curve
 from batchfinder.simulation.trace.trace import GeneralTrace, Kind, Trace
 from batchfinder.simulation.tracing.caches import Caches
 from batchfinder.simulation.tracing.cluster import Cluster, resizes_tracked
-from batchfinder.simulation.tracing.fake import fake_batch, fake_copy, fake_cuda
+from batchfinder.simulation.tracing.fake import fake_batch, fake_copy, fake_cuda, with_carried
+from batchfinder.simulation.tracing.operators import ValuesFollowed
 from batchfinder.simulation.tracing.refusal import USE_FIND, explained, names_of
 from batchfinder.simulation.tracing.tracker import StorageTracker
 from batchfinder.simulation.tracing.wrappers import remarks_on_wrappers, without_compile
@@ -190,15 +191,16 @@ class StepTraces:
                 setup = cluster.spread(setup, mesh, precision)
                 buckets = cluster.buckets(setup.model)
                 precision = "fp32" if cluster.is_sharded else precision
-            step = STEP_OF_MODE[self._options.mode](
-                setup,
-                torch.device("cpu"),
-                precision=precision,
-                accumulate=self._options.accumulate,
-                batch_dim=self._options.batch_dim,
-                is_sharded=cluster is not None and cluster.strategy != "ddp",
-                eval_batch_size=self._options.eval_batch_size,
-            )
+            with ValuesFollowed():  # an optimizer may compute tables
+                step = STEP_OF_MODE[self._options.mode](
+                    setup,
+                    torch.device("cpu"),
+                    precision=precision,
+                    accumulate=self._options.accumulate,
+                    batch_dim=self._options.batch_dim,
+                    is_sharded=cluster is not None and cluster.strategy != "ddp",
+                    eval_batch_size=self._options.eval_batch_size,
+                )
             workspaces = CudaWorkspaces(
                 self._capability, self._alike, benchmark=torch.backends.cudnn.benchmark
             )
@@ -208,7 +210,7 @@ class StepTraces:
             evaluated = validated and fake_batch(self._batches.make(validated), mode)
             small = fake_batch(self._batches.make(TRACED_SIZES[0], MOST_ELEMENTS), mode)
             with tracker, resizes_tracked(tracker) if cluster else nullcontext():
-                for tensor in [*tensors_of(setup.model), *held]:
+                for tensor in with_carried([*tensors_of(setup.model), *held]):
                     tracker.track(tensor, Kind.PARAMETER)
                 for bucket in buckets:
                     tracker.track(bucket, Kind.GRADIENT)
@@ -254,8 +256,6 @@ def _fake_setup(
         )
     except (TypeError, RuntimeError, SystemError) as error:
         reason = str(error).partition("\n")[0]
-        if "uantized" in reason:
-            raise StepError(f"the model holds quantized tensors: {USE_FIND}") from error
         raise StepError(f"the model cannot be copied ({reason}): {USE_FIND}") from error
     changes: dict[str, Any] = {"model": without_compile(model), "step": step, "loss_fn": loss_fn}
     if optimizer is not None:

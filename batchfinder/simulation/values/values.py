@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from batchfinder.simulation.values.assumptions import ASSUMED, drawn, if_finite
 from batchfinder.simulation.values.known import MOST_ELEMENTS, let_go, note, value_of
 from batchfinder.simulation.values.shapes import new_strided_like, new_tensor
+from batchfinder.simulation.values.unknown import has_unknown
 
 _aten: Any = torch.ops.aten
 _NONZERO = _aten.nonzero.default
@@ -166,7 +167,7 @@ def _result(func: OpOverload, args: Any, kwargs: Any, output: Any) -> Any:
     if not _is_builtin(func) or torch.Tag.nondeterministic_seeded in func.tags:
         return None
     values = _values((args, kwargs))
-    if values is None:
+    if has_unknown(func, args, () if values is None else values[0]) or values is None:
         return None
     if all(part.numel() <= MOST_ELEMENTS for part in _tensors((output, values))):
         return _run(func, *values)

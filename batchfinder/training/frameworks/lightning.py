@@ -100,7 +100,7 @@ def call_training_step(model: nn.Module, batch: Any, method: str = "training_ste
             "calls the model: TrainingSetup(model, sample, step=)"
         )
     function = getattr(module, method)
-    arguments = (batch, 0) if _takes_index(function) else (batch,)
+    arguments = (batch, 0) if takes_index(function) else (batch,)
     with _explained(method, "give a step: TrainingSetup(model, sample, step=)"):
         if is_wrapped(model):
             return _through_forward(model, module, function, arguments)
@@ -118,7 +118,7 @@ def call_validation_step(model: nn.Module, batch: Any) -> Any:
     return call_training_step(model, batch, "validation_step")
 
 
-def _takes_index(function: Callable[..., Any]) -> bool:
+def takes_index(function: Callable[..., Any]) -> bool:
     """Whether a ``training_step`` takes the index of the batch beside the batch."""
     parameters = inspect.signature(function).parameters.values()
     kinds = [parameter.kind for parameter in parameters]

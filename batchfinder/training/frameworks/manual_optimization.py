@@ -30,6 +30,10 @@ def optimizes_by_hand(model: nn.Module) -> bool:
 class ManualStep(StepSource):
     """A ``training_step`` that trains by itself, with the optimizers configured.
 
+    Args:
+        configured: the optimizers and schedulers to train with; None: new ones, which the module
+            configures.
+
     Raises:
         StepError: as :func:`~batchfinder.training.frameworks.lightning.call_training_step` and
             :func:`~batchfinder.training.frameworks.lightning.own_optimizers`.
@@ -41,8 +45,8 @@ class ManualStep(StepSource):
     kept_until = KeptUntil.STEP
     takes_bf16 = True  # Lightning runs the whole training_step under autocast
 
-    def __init__(self) -> None:
-        self._configured: tuple[list[Optimizer], list[Any]] | None = None
+    def __init__(self, configured: tuple[list[Optimizer], list[Any]] | None = None) -> None:
+        self._configured = configured
 
     def __call__(self, model: nn.Module, batch: Any) -> None:
         """Train on one batch that is on the model's device."""

@@ -97,12 +97,13 @@ class TrainerStep(StepSource):
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch that is on the model's device."""
         module = unwrapped(model)
+        model.train()  # every part, whatever mode it had, as ``training_step`` does
         _save_activations(module, self._trainer.args)
         acting = self._acting_on(model)
         items = _items_in(acting, batch)
         if hasattr(acting, "_prepare_inputs"):
             batch = acting._prepare_inputs(batch)
-        with _in_precision(module, _lower_precision(self._trainer)):
+        with in_precision(module, _lower_precision(self._trainer)):
             loss: Tensor = acting.compute_loss(model, batch, **items)
         return loss
 
@@ -118,10 +119,10 @@ class TrainerStep(StepSource):
         """
         acting = self._acting_on(model)
         if not hasattr(acting, "prediction_step"):
-            return super().evaluate(model, batch)
+            return call_model(model, batch)
         only_loss = not acting.compute_metrics or acting.args.prediction_loss_only
         gathered = self._evaluation or GatheredEvaluation()
-        with gathered.before_last_batch(), _in_precision(acting.model, _lower_precision(acting)):
+        with gathered.before_last_batch(), in_precision(acting.model, _lower_precision(acting)):
             results = acting.prediction_step(model, batch, only_loss)
             if not only_loss:
                 results = gathered.with_last_batch(acting, *results)
@@ -142,7 +143,7 @@ class TrainerStep(StepSource):
             current_gradient_accumulation_steps=getattr(args, "gradient_accumulation_steps", 1),
             # The batch is where it belongs, which need not be the device of the arguments.
             _prepare_input=_unchanged,
-            compute_loss_context_manager=contextlib.nullcontext,  # see _in_precision
+            compute_loss_context_manager=contextlib.nullcontext,  # see in_precision
         )
 
 
@@ -260,7 +261,7 @@ def _lower_precision(trainer: Any) -> torch.dtype | None:
     return None
 
 
-def _in_precision(
+def in_precision(
     module: nn.Module, dtype: torch.dtype | None
 ) -> contextlib.AbstractContextManager[Any]:
     """Run a model's forward pass alone in lower precision; its outputs are in fp32 again."""

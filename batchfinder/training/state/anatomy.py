@@ -45,8 +45,25 @@ def is_followed(value: Any) -> bool:
     if not hasattr(value, "__dict__"):
         return bool(slots_of(value))
     return (
-        hasattr(type(value), "state_dict") or is_users(value) or isinstance(value, SimpleNamespace)
+        hasattr(type(value), "state_dict")
+        or is_users(value)
+        or isinstance(value, SimpleNamespace)
+        or holds_tensors(value)
     )
+
+
+def holds_tensors(value: Any) -> bool:
+    """Return True for an object that has, or says it may have, tensors in its attributes.
+
+    Examples are the scales beside a quantized weight, which a step may replace.
+    """
+    cls: Any = type(value)
+    return _names_tensors(cls) or any(isinstance(part, Tensor) for part in vars(value).values())
+
+
+@functools.cache
+def _names_tensors(cls: Any) -> bool:
+    return any("Tensor" in str(kind) for kind in getattr(cls, "__annotations__", {}).values())
 
 
 def container_of(value: Any) -> Any:

@@ -34,9 +34,9 @@ def reachable(roots: Iterable[object]) -> Iterator[Any]:
 
     The search follows:
 
-    - the items of containers, and the hooks of tensors;
+    - the items of containers, and the hooks and attributes of tensors;
     - the attributes of objects with a ``state_dict`` (modules, optimizers, scalers, schedulers),
-      of objects of the user's classes, and of these classes;
+      of objects of the user's classes, of these classes, and of objects that hold tensors;
     - everything that the user's functions read: closures, defaults, globals, the user's modules.
 
     It does not follow data sets or objects of libraries.
@@ -105,7 +105,7 @@ def _variables_of(thing: Any) -> Iterable[tuple[Any, Any]]:
 
 def _held_by(value: Any) -> Iterable[Any]:
     if isinstance(value, Tensor):
-        return tensor_hooks(value)
+        return [*tensor_hooks(value), *attributes_of_tensor(value)]
     if isinstance(value, type):
         return [part for cls in users_classes(value) for part in parts_of(cls)]
     if isinstance(value, tuple):
@@ -124,6 +124,15 @@ def _held_by(value: Any) -> Iterable[Any]:
 def tensor_hooks(tensor: Tensor) -> list[dict[int, Any]]:
     """Return the hooks on a tensor's gradient: before and after accumulation."""
     return [tensor._backward_hooks or {}, tensor._post_accumulate_grad_hooks or {}]
+
+
+def attributes_of_tensor(tensor: Tensor) -> list[dict[str, Any]]:
+    """Return the attributes that a library or the user gave a tensor, in a list if there are any.
+
+    Quantized weights have their scales there.
+    """
+    own = {} if hasattr(tensor, "__tensor_flatten__") else vars(tensor)
+    return [own] if own else []
 
 
 def hooks_of(model: nn.Module) -> list[Any]:

@@ -101,6 +101,7 @@ class Snapshot:
         self._values: list[Undo] = []
         self._tensors: list[_SavedTensor] = []
         self._settings: list[Undo] = process_settings()
+        self._frozen: set[int] = set()
         self._storages: dict[tuple[torch.device, int], SavedStorage] = {}
         self._devices = set() if device is None else {torch.device(device)}
         self._collect(objects)
@@ -148,7 +149,11 @@ class Snapshot:
     def _collect(self, objects: tuple[object, ...]) -> None:
         roots = [vars(item) for item in objects if hasattr(item, "__dict__")]
         methods = [m for item in objects if isinstance(item, nn.Module) for m in methods_of(item)]
-        for value in reachable([torch.default_generator, *roots, *objects, *methods]):
+        found = [*reachable([torch.default_generator, *roots, *objects, *methods])]
+        self._frozen = {
+            id(weight) for part in found if isinstance(part, nn.Module) for weight in frozen(part)
+        }
+        for value in found:
             if isinstance(value, Tensor):
                 self._save_tensor(value)
             else:
@@ -172,8 +177,22 @@ class Snapshot:
         storage = tensor.untyped_storage()
         key = (storage.device, storage.data_ptr())
         if key not in self._storages:
-            self._storages[key] = SavedStorage(storage)
+            self._storages[key] = SavedStorage(storage, has_copy=id(tensor) not in self._frozen)
         self._storages[key].note(tensor)
+
+
+def frozen(module: nn.Module) -> list[nn.Parameter]:
+    """Return weights that no step writes to, and that may be too large to copy.
+
+    These are quantized weights, and all frozen weights of a model with adapters (PEFT).
+    """
+    has_adapters = hasattr(module, "peft_config")
+    weights = module.parameters(recurse=has_adapters)
+    return [
+        weight
+        for weight in weights
+        if not weight.requires_grad and (has_adapters or not weight.is_floating_point())
+    ]
 
 
 def refuse_lazy(tensors: Iterable[Tensor]) -> None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from batchfinder.errors import StepError
+
 
 class SavedStorage:
     """The values of a storage, in host memory.
 
     Args:
         storage: of one or more tensors, each of which has to be noted.
+        has_copy: False for frozen weights, which are only watched: a copy of the base of a large
+            model would fill the host's memory.
     """
 
-    def __init__(self, storage: torch.UntypedStorage) -> None:
+    def __init__(self, storage: torch.UntypedStorage, *, has_copy: bool = True) -> None:
         self._storage = storage
-        self._values = host_copy(_bytes(storage))
+        self._values = host_copy(_bytes(storage)) if has_copy else None
         self._tensors: list[tuple[Tensor, int]] = []
 
     def note(self, tensor: Tensor) -> None:
@@ -30,6 +34,10 @@ class SavedStorage:
                 another device are not read: the steps changed those on the device.
         """
         storage, values = self._storage, self._values
+        if values is None:
+            if any(tensor._version != version for tensor, version in self._tensors):
+                raise StepError("the step writes to frozen weights. Try loading the model again.")
+            return
         if is_midway and all(map(self._has_left, (tensor for tensor, _ in self._tensors))):
             return
         if storage.nbytes() != values.numel():

@@ -211,7 +211,7 @@ def build_model():
 
 @pytest.fixture
 def train_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("BATCHFINDER_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "train_for_cluster.py"
     path.write_text(TRAIN)
     return path

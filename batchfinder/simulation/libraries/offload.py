@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
-from batchfinder.simulation.tracing.patching import replaced
+from batchfinder.simulation.patching import replaced
 from batchfinder.simulation.values.shapes import new_like
 
 

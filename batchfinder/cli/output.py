@@ -1,0 +1,48 @@
+"""What every command can do with its answer besides showing it: print JSON, write a page."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+
+def deliver(data: Mapping[str, Any], *, as_json: bool, report: str | None) -> None:
+    """Print the answer as one JSON object, and write the report, where they are wanted.
+
+    Args:
+        data: the answer, as plain data. The command that gave it is added as ``reproduce``.
+        as_json: print it on stdout.
+        report: path of the page; None for no page.
+
+    Raises:
+        UsageError: the page cannot be written.
+    """
+    data = {**data, "reproduce": shlex.join(["batchfinder", *sys.argv[1:]])}
+    if as_json:
+        click.echo(json.dumps(data, allow_nan=False))
+    if report is not None:
+        from batchfinder.reporting.page.page import write_page
+
+        write_page([data], report)
+
+
+def report_results(files: Sequence[str], *, output: str) -> int:
+    """Run ``batchfinder report``: one page about the results in some JSON files.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        UsageError: a file holds no result, or the page cannot be written.
+    """
+    from batchfinder.reporting.page.page import check_report, read_results, write_page
+
+    check_report(output)
+    write_page(read_results(files), output)
+    click.echo(f"Wrote {output}")
+    return 0

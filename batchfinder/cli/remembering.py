@@ -1,0 +1,71 @@
+"""What a command remembers of earlier searches. Whatever fails here is a warning, and no more."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from batchfinder.errors import CacheError
+from batchfinder.probing.code import surroundings
+from batchfinder.results.cache import AnswerCache, CachedAnswer
+from batchfinder.results.remembered import Remembered
+from batchfinder.results.result import BatchSizeResult
+from batchfinder.results.version import VERSION
+
+
+class SearchMemory:
+    """The answers of one command, by all that they depend on.
+
+    Args:
+        command: the command, for people.
+        facts: what the answer depends on, as plain data; more may come with :meth:`recall`.
+
+    """
+
+    def __init__(self, command: str, facts: Mapping[str, Any]) -> None:
+        self._warnings: list[str] = []
+        self._facts: dict[str, Any] = {**facts, "batchfinder": VERSION, "settings": surroundings()}
+        self._command = command
+        self._cache: AnswerCache | None = AnswerCache()
+        self._key = ""
+
+    def recall(self, **facts: Any) -> CachedAnswer | None:
+        """Return the answer of an earlier search; None if there is none.
+
+        Args:
+            facts: more of what it depends on.
+        """
+        self._facts.update(facts)
+        text = json.dumps(self._facts, sort_keys=True, default=str)
+        self._key = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+        try:
+            return self._cache.recall(self._key) if self._cache else None
+        except CacheError as error:
+            self._give_up(error)
+            return None
+
+    def keep(self, result: BatchSizeResult, **evidence: Any) -> BatchSizeResult:
+        """Save the answer of a search, unless it was remembered or cannot be.
+
+        Args:
+            result: of the search.
+            evidence: what to compare with when it is recalled, beside the key.
+
+        Returns:
+            The result, with a warning if something failed.
+        """
+        is_new = result.remembered_from is None and Remembered.is_worth_it(result)
+        if self._cache is not None and self._key and is_new:
+            try:
+                facts = json.loads(json.dumps({**self._facts, **evidence}, default=str))
+                self._cache.remember(self._key, self._command, facts, result.to_dict())
+            except CacheError as error:
+                self._give_up(error)
+        return replace(result, warnings=(*result.warnings, *self._warnings))
+
+    def _give_up(self, error: CacheError) -> None:
+        self._cache = None
+        self._warnings.append(f"the answer is not remembered: {error}")

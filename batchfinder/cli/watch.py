@@ -1,0 +1,130 @@
+"""``batchfinder watch``: the memory of one training while it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import click
+
+from batchfinder.errors import UsageError
+from batchfinder.launching.usage import Gpus, Usage, read_usage
+from batchfinder.units import format_bytes, format_seconds
+
+# Erases what is left of a longer line before.
+_CLEAR = "\r\x1b[K"
+
+
+def watch_training(
+    command_line: Sequence[str], *, pid: int | None, every: float, as_json: bool
+) -> int:
+    """Run the command; see ``batchfinder watch --help`` for the options.
+
+    Returns:
+        The exit status: that of the command, or 0.
+
+    Raises:
+        UsageError: there is no such process or command.
+    """
+    if (pid is None) == (not command_line):
+        raise UsageError(
+            "watch a process or a command. Try --pid 1234, or batchfinder watch -- python train.py"
+        )
+    if not every > 0:
+        raise UsageError(f"--every must be above 0 seconds, not {every:g}")
+    gpus = Gpus()
+    if gpus.missing:
+        click.echo(f"Note: {gpus.missing}", err=True)
+    with _watched(command_line, pid) as (watched, process):
+        highest = _follow(watched, gpus, process, every, as_json=as_json)
+    if highest is None:
+        raise UsageError(f"there is no process {pid}, or it belongs to another user")
+    if not as_json:
+        click.echo(f"Peak: {highest}", err=True)
+    status = process.returncode if process else 0
+    return 128 - status if status < 0 else status
+
+
+@contextmanager
+def _watched(
+    command_line: Sequence[str], pid: int | None
+) -> Iterator[tuple[int, subprocess.Popen[bytes] | None]]:
+    if pid is not None:
+        yield pid, None
+        return
+    if shutil.which(command_line[0]) is None:
+        raise UsageError(f"there is no command {command_line[0]!r}")
+    with subprocess.Popen([*command_line]) as process:
+        # Ctrl-C reaches the command too, so it ends by itself; leaving the block waits for it.
+        yield process.pid, process
+
+
+def _follow(
+    pid: int,
+    gpus: Gpus,
+    process: subprocess.Popen[bytes] | None,
+    every: float,
+    *,
+    as_json: bool,
+) -> str | None:
+    """Show the memory until the process ends; return the highest, None if it never was there."""
+    is_live = not as_json and os.isatty(2)
+    started = time.monotonic()
+    peak_host, peak_gpus = 0, dict[str, int]()
+    usage: Usage | None = None
+    seen = False
+    try:
+        while (usage := read_usage(pid, gpus)) is not None:
+            seen = True
+            peak_host = max(peak_host, usage.host_bytes)
+            for gpu in usage.gpus:
+                held = gpu.others_bytes if gpu.process_bytes is None else gpu.process_bytes
+                peak_gpus[gpu.name] = max(peak_gpus.get(gpu.name, 0), held)
+            seconds = time.monotonic() - started
+            if as_json:
+                print(json.dumps({"seconds": round(seconds, 3), **asdict(usage)}), flush=True)
+            else:
+                click.echo(_line(usage, seconds, live=is_live), err=True, nl=not is_live)
+            _wait(process, every)
+    except KeyboardInterrupt:
+        pass  # report what was seen so far
+    if is_live:
+        sys.stderr.write(_CLEAR)
+    if not seen:
+        return None
+    gpu_peaks = (f"GPU {name} {format_bytes(most)}" for name, most in peak_gpus.items())
+    return ", ".join([*gpu_peaks, f"host {format_bytes(peak_host)}"])
+
+
+def _wait(process: subprocess.Popen[bytes] | None, seconds: float) -> None:
+    if process is None:
+        time.sleep(seconds)
+        return
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return
+
+
+def _line(usage: Usage, seconds: float, *, live: bool) -> str:
+    parts = [format_seconds(seconds)]
+    for gpu in usage.gpus:
+        total = format_bytes(gpu.total_bytes)
+        if gpu.process_bytes is None:
+            parts.append(f"GPU {gpu.name}: {format_bytes(gpu.others_bytes)} of {total} used")
+        else:
+            own, others = format_bytes(gpu.process_bytes), format_bytes(gpu.others_bytes)
+            parts.append(f"GPU {gpu.name}: {own} of {total}, {others} by others")
+    processes = f" in {usage.processes} processes" if usage.processes > 1 else ""
+    parts.append(f"host: {format_bytes(usage.host_bytes)}{processes}")
+    text = "  ".join(parts)
+    if not live:
+        return text
+    return _CLEAR + text[: shutil.get_terminal_size().columns - 1]

@@ -1,0 +1,255 @@
+"""A callback for Lightning that finds the batch size and sets it where Lightning's own would.
+
+It derives from Lightning's ``BatchSizeFinder``, so Lightning puts it first among the callbacks and
+its ``Tuner`` can use it. Of the tests that Lightning 2.6 has for its finder, these do not pass:
+
+- Loaders passed to ``fit``, and several ranks, are refused there and work here.
+- A batch size above the data set's length is kept there. Here the data set is the bound.
+- Log lines of each trial are counted there. Here sizes are tried in another order.
+- Exceptions of the user's code on the CPU come as ``UserCodeError``, because sizes are tried in
+  other processes there.
+- A ``training_step`` that returns no loss, and errors without a message, are no out-of-memory here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from batchfinder.errors import NothingFitsError, UsageError
+from batchfinder.finder import find_max_batch
+from batchfinder.integrations.lightning_data import Loaders
+from batchfinder.integrations.lightning_step import EvaluationStep, StepInTrainer
+from batchfinder.results.result import BatchSizeResult
+from batchfinder.training.frameworks.lightning import OwnTrainingStep
+from batchfinder.training.frameworks.manual_optimization import ManualStep
+from batchfinder.training.setup import TrainingSetup
+
+
+def _lightning() -> str:
+    """Return the name of the Lightning that is loaded, else of the one that can be imported."""
+    names = ("lightning.pytorch", "pytorch_lightning")
+    for name in sorted(names, key=lambda name: name not in sys.modules):
+        if find_spec(name.partition(".")[0]) is not None:
+            return name
+    raise UsageError(
+        "batchfinder.integrations.lightning needs Lightning. Try pip install batchfinder[lightning]"
+    )
+
+
+_PACKAGE = _lightning()
+_Finder: Any = import_module(f"{_PACKAGE}.callbacks").BatchSizeFinder
+_DummyLogger: Any = import_module(f"{_PACKAGE}.loggers.logger").DummyLogger
+_exceptions: Any = import_module(f"{_PACKAGE}.utilities.exceptions")
+_parsing: Any = import_module(f"{_PACKAGE}.utilities.parsing")
+_rank_zero: Any = import_module(f"{_PACKAGE}.utilities.rank_zero")
+_strategies: Any = import_module(f"{_PACKAGE}.strategies")
+
+
+class BatchSizeFinder(_Finder):  # type: ignore[misc]
+    """Find the largest batch size that really trains as ``fit`` begins, and train with it.
+
+    The size is set in ``model``, ``model.hparams``, ``datamodule`` and ``datamodule.hparams``, if
+    they have the attribute. Loaders passed to ``fit`` are made again with the new size. Model,
+    optimizers, random state and the Trainer's counters are afterwards as before. It works for
+    automatic and manual optimization, with accumulation, and with ``strategy="ddp"``, where the
+    ranks agree on one size for each of them. With ``validate``, ``test`` and ``predict`` it finds
+    the largest batch of that step, on one device.
+
+    Callbacks, loggers and the module's hooks around its step do not run during the search, except
+    those that move a batch to its device.
+
+    Args:
+        mode: ``"binsearch"``: the largest size there is, reduced by ``margin``. ``"power"``: the
+            largest ``init_val`` times or divided by a power of two that is no larger.
+        steps_per_trial: full steps that the answer is confirmed with, at least.
+        init_val: where Lightning starts doubling: only it, its powers and ``max_trials`` depend on
+            it here.
+        max_trials: no size is above ``init_val * 2 ** (max_trials - 1)``, which so many trials
+            reach by doubling. 0: set ``init_val`` without a search.
+        batch_arg_name: the attribute that holds the batch size.
+        margin: fraction from 0 to below 1 by which ``"binsearch"`` reduces the size.
+        max_val: no size is above it, nor above the number of examples that a rank has.
+        memory_limit: as of :func:`~batchfinder.find_max_batch`: bytes, or text as ``"24GiB"``.
+        headroom: fraction of the memory kept free, from 0 to below 1.
+
+    Attributes:
+        optimal_batch_size: the size that was set; None after ``fast_dev_run``.
+        result: the :class:`~batchfinder.BatchSizeResult` of the search; None before it.
+
+    Raises:
+        UsageError: Lightning is missing, an argument makes no sense, nothing holds the batch size,
+            or the strategy shards the model.
+        NothingFitsError: not even one example fits.
+        Exception: as :func:`~batchfinder.find_max_batch`.
+
+    Example:
+        >>> from batchfinder.integrations.lightning import BatchSizeFinder  # doctest: +SKIP
+        >>> trainer = Trainer(callbacks=[BatchSizeFinder("binsearch")])  # doctest: +SKIP
+        >>> trainer.fit(model, datamodule=data)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        mode: str = "power",
+        steps_per_trial: int = 3,
+        init_val: int = 2,
+        max_trials: int = 25,
+        batch_arg_name: str = "batch_size",
+        margin: float = 0.05,
+        max_val: int = 8192,
+        *,
+        memory_limit: str | int | None = None,
+        headroom: float = 0.05,
+    ) -> None:
+        if not 0 <= margin < 1:
+            raise UsageError(f"margin is a fraction from 0 to below 1, not {margin}")
+        for name, value in (("init_val", init_val), ("max_val", max_val)):
+            if value < 1:
+                raise UsageError(f"{name} must be at least 1, not {value}")
+        super().__init__(mode, steps_per_trial, init_val, max_trials, batch_arg_name)
+        self._margin, self._max_val = margin, max_val  # before 2.6 Lightning had neither
+        self._limits: dict[str, Any] = {"memory_limit": memory_limit, "headroom": headroom}
+        self.result: BatchSizeResult | None = None
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str | None = None) -> None:
+        """Check that the batch size can be set, before anything runs."""
+        if stage not in (None, "fit"):
+            super().setup(trainer, pl_module, stage)
+            return
+        known = (_strategies.SingleDeviceStrategy, _strategies.DDPStrategy)
+        if not isinstance(trainer.strategy, known):
+            raise UsageError(
+                f"{type(trainer.strategy).__name__} shards the model: a rank out of memory would "
+                "leave the others waiting. Try torchrun -m batchfinder find --strategy fsdp with a "
+                "function that builds the module, and set the batch size it prints"
+            )
+        if not trainer.fit_loop._data_source.is_module():
+            Loaders(trainer.fit_loop).check_resizable()
+        elif not _parsing.lightning_hasattr(pl_module, self._batch_arg_name):
+            raise UsageError(
+                f"neither model nor datamodule, nor their hparams, have {self._batch_arg_name}. "
+                f"Try self.{self._batch_arg_name} = 1, read in train_dataloader(), or "
+                "batch_arg_name="
+            )
+        elif hasattr(pl_module, self._batch_arg_name) and self._batch_arg_name in getattr(
+            pl_module, "hparams", ()
+        ):
+            name = self._batch_arg_name
+            _rank_zero.rank_zero_warn(
+                f"Field `model.{name}` and `model.hparams.{name}` are mutually exclusive! Both are "
+                "set. Try keeping only one of them"
+            )
+
+    def scale_batch_size(self, trainer: Any, pl_module: Any) -> None:
+        """Find the batch size of the Trainer's active loop, and set it.
+
+        Call it from a hook of your own to search at another moment, such as the start of an epoch.
+
+        Args:
+            trainer: in one of its loops.
+            pl_module: the Trainer's module.
+        """
+        if trainer.fast_dev_run:
+            _rank_zero.rank_zero_warn("fast_dev_run is set: the batch size stays as it is")
+            self.optimal_batch_size = None
+        else:
+            self._find_and_set(trainer, pl_module)
+        if self._early_exit:
+            raise _exceptions._TunerExitException
+
+    def _find_and_set(self, trainer: Any, module: Any) -> None:
+        loaders = Loaders(trainer._active_loop)
+        size = self._init_val
+        if self._max_trials > 0:
+            size = self._rounded(self._largest(trainer, module, loaders))
+        self.optimal_batch_size = size
+        if _parsing.lightning_hasattr(module, self._batch_arg_name):
+            _parsing.lightning_setattr(module, self._batch_arg_name, size)
+        loaders.reload(size)
+        _rank_zero.rank_zero_info(f"batchfinder: {self._batch_arg_name} is set to {size}")
+
+    def _largest(self, trainer: Any, module: Any, loaders: Loaders) -> int:
+        """Return the largest size that fits and the bounds allow."""
+        loaders.close()
+        longest = loaders.longest()
+        most = min(self._max_val, self._init_val * 2 ** (self._max_trials - 1))
+        if loaders.examples is not None:
+            most = max(1, min(most, loaders.examples // trainer.world_size))
+        is_fit = trainer.training
+        with self._undisturbed(trainer, module):
+            result = find_max_batch(
+                TrainingSetup(
+                    _wrapped(trainer.strategy.model, module),
+                    sample=longest.sample,
+                    make_batch=longest.make_batch,
+                    **self._step_and_optimizer(trainer, module),
+                ),
+                device=trainer.strategy.root_device,
+                accumulate=is_fit and trainer.accumulate_grad_batches > 1,
+                max_batch_size=most,
+                confirm_steps=max(1, self._steps_per_trial),
+                **self._limits,
+            )
+        self.result = result
+        if not result.batch_size:
+            raise NothingFitsError(
+                f"not even one example fits into {result.device}. Try accumulate_grad_batches, "
+                "activation checkpointing, or shorter sequences"
+            )
+        return result.batch_size
+
+    def _step_and_optimizer(self, trainer: Any, module: Any) -> dict[str, Any]:
+        step: Any
+        if not trainer.training:
+            step = EvaluationStep(module, trainer.state.fn.value)
+            optimizer = step.optimizer
+        else:
+            configs = [config.scheduler for config in trainer.lr_scheduler_configs]
+            is_automatic = module.automatic_optimization
+            optimizers = trainer.strategy.optimizers
+            step = OwnTrainingStep() if is_automatic else ManualStep((optimizers, configs))
+            optimizer = optimizers[0]
+
+        def note_size(size: int) -> None:
+            if _parsing.lightning_hasattr(module, self._batch_arg_name):
+                _parsing.lightning_setattr(module, self._batch_arg_name, size)
+
+        return {"step": StepInTrainer(step, trainer, note_size), "optimizer": optimizer}
+
+    @contextlib.contextmanager
+    def _undisturbed(self, trainer: Any, module: Any) -> Iterator[None]:
+        """Keep loggers out of the search, and put the batch size back after it."""
+        name, loggers = self._batch_arg_name, trainer.loggers
+        has_size = _parsing.lightning_hasattr(module, name)
+        before = _parsing.lightning_getattr(module, name) if has_size else None
+        trainer.loggers = [_DummyLogger()] if loggers else []
+        try:
+            yield
+        finally:
+            trainer.loggers = loggers
+            if has_size:
+                _parsing.lightning_setattr(module, name, before)
+
+    def _rounded(self, size: int) -> int:
+        """Return the size that the mode makes of the largest one."""
+        if self._mode == "binsearch":
+            return max(1, int(size * (1 - self._margin)))
+        power: int = self._init_val
+        while power > size:
+            power //= 2
+        while 2 * power <= size:
+            power *= 2
+        return power
+
+
+def _wrapped(model: Any, module: nn.Module) -> nn.Module:
+    """Return the module as the Trainer's strategy wraps it for training."""
+    return model if isinstance(model, DistributedDataParallel) else module

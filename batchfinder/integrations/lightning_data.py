@@ -1,0 +1,129 @@
+"""The loaders of a Lightning loop: their longest batch, and the same loaders with another size."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any, cast
+
+from torch.utils._pytree import tree_unflatten
+from torch.utils.data import BatchSampler, DataLoader
+
+from batchfinder.errors import UsageError
+from batchfinder.training.frameworks.trainer_batch import LongestBatch, longest_batch
+from batchfinder.training.sample import BatchMaker
+from batchfinder.training.setup import Trainer
+from batchfinder.training.state.snapshot import preserved_state
+
+
+class Loaders:
+    """The loaders that a loop iterates over.
+
+    Args:
+        loop: the Trainer's fit loop, or the loop of an evaluation.
+    """
+
+    def __init__(self, loop: Any) -> None:
+        self._loop = loop
+        self._package = type(loop).__module__.partition(".loops")[0]
+        self._source: Any = loop._data_source
+        self._combined: Any = None
+
+    @property
+    def examples(self) -> int | None:
+        """The number of examples in the data set; None if it does not say."""
+        try:
+            length: int = self._loaders()._dataset_length()
+        except NotImplementedError:  # what Lightning raises for iterable data sets
+            return None
+        return length
+
+    def longest(self) -> LongestBatch:
+        """Return a batch of the longest examples, as the loaders make one.
+
+        Raises:
+            SampleError: there are no examples.
+            Exception: what data sets, collators and ``train_dataloader()`` raise.
+        """
+        combined = self._loaders()
+        found = [_longest_of(loader) for loader in combined.flattened]
+        remarks = tuple(remark for one in found for remark in one.remarks)
+        if all(one.make_batch is None for one in found):
+            sample = tree_unflatten([one.sample for one in found], combined._spec)
+            return LongestBatch(sample, None, remarks)
+        makers = [one.make_batch or BatchMaker(one.sample).make for one in found]
+
+        def make_batch(batch_size: int) -> Any:
+            return tree_unflatten([make(batch_size) for make in makers], combined._spec)
+
+        return LongestBatch(None, make_batch, remarks)
+
+    def check_resizable(self) -> None:
+        """Refuse loaders passed to ``fit`` that cannot be made again with another batch size.
+
+        Raises:
+            UsageError: it is no DataLoader, or has a batch sampler of its own.
+        """
+        for loader in self._loaders().flattened:
+            self._resized(loader, 1)
+
+    def close(self) -> None:
+        """End the worker processes of the loaders, which a search would fork along."""
+        fetcher = self._loop._data_fetcher
+        if fetcher is not None:
+            fetcher.teardown()
+
+    def reload(self, batch_size: int) -> None:
+        """Let the loop make its loaders again, those passed to ``fit`` with a batch size.
+
+        Args:
+            batch_size: examples in each batch of each loader.
+        """
+        if not self._source.is_module():
+            combined = self._loaders()
+            resized = [self._resized(loader, batch_size) for loader in combined.flattened]
+            made = tree_unflatten(resized, combined._spec)
+            self._source.instance = type(combined)(made, combined._mode)
+        self._combined = None
+        loop = self._loop
+        loop._combined_loader = None
+        loop.setup_data()
+        if not hasattr(loop, "epoch_loop"):
+            loop.reset()
+        elif loop.trainer.enable_validation:
+            validation = loop.epoch_loop.val_loop
+            validation._combined_loader = None
+            validation.setup_data()
+
+    def _loaders(self) -> Any:
+        if self._combined is None:
+            kind = import_module(f"{self._package}.utilities.combined_loader").CombinedLoader
+            with preserved_state():
+                made = self._source.dataloader()
+            self._combined = made if isinstance(made, kind) else kind(made, "max_size_cycle")
+        return self._combined
+
+    def _resized(self, loader: Any, batch_size: int) -> Any:
+        """Return the same DataLoader with another batch size."""
+        if not isinstance(loader, DataLoader):
+            raise UsageError(
+                f"{type(loader).__name__} was passed to fit, which has no batch size to set. Try a "
+                "DataLoader, or train_dataloader() of the module that reads self.batch_size"
+            )
+        if type(loader.batch_sampler) is not BatchSampler:
+            raise UsageError(
+                "a DataLoader with a batch sampler of its own was passed to fit. Try "
+                "train_dataloader() of the module, which makes it with self.batch_size"
+            )
+        data: Any = import_module(f"{self._package}.utilities.data")
+        _, options = data._get_dataloader_init_args_and_kwargs(loader, loader.sampler)
+        made: Any = data._reinstantiate_wrapped_cls(loader, **{**options, "batch_size": batch_size})
+        return made
+
+
+def _longest_of(loader: Any) -> LongestBatch:
+    if getattr(loader, "batch_sampler", None) is None:  # the data set makes whole batches
+        with preserved_state():
+            return LongestBatch(next(iter(loader)), None)
+    as_trainer = SimpleNamespace(train_dataset=loader.dataset, get_train_dataloader=lambda: loader)
+    return longest_batch(cast("Trainer", as_trainer))

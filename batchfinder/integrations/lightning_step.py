@@ -1,0 +1,95 @@
+"""A LightningModule's steps as its Trainer runs them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from batchfinder.errors import SampleError, StepError
+from batchfinder.training.frameworks.lightning import takes_index
+from batchfinder.training.frameworks.methods import methods_replaced
+from batchfinder.training.parallel import unwrapped
+from batchfinder.training.sample import common_size
+from batchfinder.training.source import KeptUntil, StepSource
+
+
+class StepInTrainer(StepSource):
+    """A step in its Trainer: with its precision, its way to move a batch, and without its logs.
+
+    Logging would count the search's steps, and may synchronize ranks that a rank without memory
+    does not reach.
+
+    Args:
+        step: of the module.
+        trainer: in ``fit``, ``validate``, ``test`` or ``predict``.
+        note_size: called with the batch size before each step.
+    """
+
+    def __init__(self, step: StepSource, trainer: Any, note_size: Callable[[int], None]) -> None:
+        self._step, self._trainer, self._note_size = step, trainer, note_size
+        self.name = step.name
+        self.keeps_gradients = step.keeps_gradients
+        self.returns_loss = step.returns_loss
+        self.kept_until = step.kept_until
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StepInTrainer:
+        """Refuse: a copy would copy the Trainer, with its loaders and loggers.
+
+        Raises:
+            StepError: always.
+        """
+        raise StepError("a step in its Trainer is not copied")
+
+    def __call__(self, model: nn.Module, batch: Any) -> Any:
+        """Run the step on a batch that is on the module's device."""
+        module: Any = unwrapped(model)
+        with contextlib.suppress(SampleError):  # of a batch that make_batch has made
+            self._note_size(common_size(batch, 0))
+        batch = self._trainer.precision_plugin.convert_input(batch)
+        batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+        batch = self._trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+        precision = self._trainer.precision_plugin.forward_context()
+        with precision, methods_replaced(module, log=_nothing, log_dict=_nothing):
+            return self._step(model, batch)
+
+    def loss_of(self, output: Any, batch: Any) -> Any:
+        """Return the loss of the output; None if the step trains by itself, or evaluates."""
+        return self._step.loss_of(output, batch)
+
+
+class EvaluationStep(StepSource):
+    """A module's ``validation_step``, ``test_step`` or ``predict_step``, without gradients.
+
+    Args:
+        module: of the Trainer.
+        stage: ``"validate"``, ``"test"`` or ``"predict"``.
+
+    Attributes:
+        optimizer: one that is never used, as a search asks for one.
+    """
+
+    returns_loss = False
+    kept_until = KeptUntil.STEP
+
+    def __init__(self, module: nn.Module, stage: str) -> None:
+        self.name = "validation_step" if stage == "validate" else f"{stage}_step"
+        self.optimizer = SGD([*module.parameters()] or [torch.zeros(1)], lr=0.0)
+
+    def __call__(self, model: nn.Module, batch: Any) -> None:
+        """Run the step in evaluation mode."""
+        module = unwrapped(model).eval()
+        step = getattr(module, self.name)
+        with torch.no_grad():
+            step(batch, 0) if takes_index(step) else step(batch)
+
+    def loss_of(self, output: Any, batch: Any) -> None:
+        """Return None: nothing follows the step."""
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Log nothing."""

@@ -1,0 +1,54 @@
+"""The price of a launch: the start of a script, in steps at the size expected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+
+from batchfinder.launching.record import Record
+from batchfinder.results.memory_model import Phase, fit
+from batchfinder.results.probe import Probe
+from batchfinder.search.plan import Prices
+
+# A clock that is read once a step is no finer.
+LEAST_SECONDS = 1e-3
+
+
+class LaunchPrice:
+    """Corrects the price of a launch by the seconds of the launches so far.
+
+    Args:
+        prices: of the search; its ``launch`` is set.
+    """
+
+    def __init__(self, prices: Prices) -> None:
+        self._prices = prices
+        self._starts: list[float] = []
+        self._steps: dict[int, float] = {}
+        self._peaks: dict[int, Mapping[Phase, int]] = {}
+
+    def note(self, probe: Probe, record: Record, budget_bytes: int) -> None:
+        """Take note of a launch that fits: its start, its steps, and the size it points to."""
+        if not probe.fits or record.start_seconds is None or probe.step_seconds is None:
+            return
+        self._starts.append(record.start_seconds)
+        self._steps[probe.batch_size] = probe.step_seconds
+        self._peaks[probe.batch_size] = probe.phase_peak_bytes
+        model = fit(self._peaks.items())
+        size = (model and model.max_batch_size(budget_bytes)) or probe.batch_size
+        step = max(LEAST_SECONDS, seconds_at(size, self._steps))
+        self._prices.launch = median(self._starts) / step
+
+
+def seconds_at(size: int, steps: Mapping[int, float]) -> float:
+    """The seconds of a step at a size, on the line through the smallest and the largest known.
+
+    Example:
+        >>> seconds_at(100, {1: 0.5, 11: 1.0})
+        5.45
+    """
+    (least, first), (most, last) = min(steps.items()), max(steps.items())
+    if least == most:
+        return last
+    slope = max(0.0, (last - first) / (most - least))
+    return last + slope * (size - most)

@@ -1,0 +1,111 @@
+"""The memory that a training uses now, read from outside: NVML for GPUs, /proc for the host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class GpuUsage:
+    """The memory of one GPU, in bytes.
+
+    Attributes:
+        name: the GPU's index and name.
+        total_bytes: memory of the GPU.
+        process_bytes: used by the watched processes; None where the driver does not tell, as in
+            most containers.
+        others_bytes: used by everything else; all that is used if ``process_bytes`` is None.
+    """
+
+    name: str
+    total_bytes: int
+    process_bytes: int | None
+    others_bytes: int
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The memory of a process and its descendants.
+
+    Attributes:
+        processes: how many there are.
+        host_bytes: their resident memory; pages that they share count once for each.
+        gpus: the GPUs that they use; every GPU if the driver does not tell which.
+    """
+
+    processes: int
+    host_bytes: int
+    gpus: tuple[GpuUsage, ...]
+
+
+class Gpus:
+    """The GPUs of this machine, through NVML (package ``nvidia-ml-py``).
+
+    Attributes:
+        missing: why no GPU can be read; "" if they can.
+    """
+
+    def __init__(self) -> None:
+        self.missing = ""
+        self._handles: list[Any] = []
+        try:
+            self._nvml = import_module("pynvml")
+        except ImportError:
+            self.missing = "GPUs are not shown. Try pip install 'batchfinder[gpu]'"
+            return
+        try:
+            self._nvml.nvmlInit()
+            self._handles = [
+                self._nvml.nvmlDeviceGetHandleByIndex(index)
+                for index in range(self._nvml.nvmlDeviceGetCount())
+            ]
+        except self._nvml.NVMLError as error:
+            self.missing = f"GPUs are not shown: NVML says {error}"
+
+    def read(self, pids: set[int]) -> tuple[GpuUsage, ...]:
+        """Read the memory of the GPUs that some processes use."""
+        found = []
+        for index, handle in enumerate(self._handles):
+            memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+            name = self._nvml.nvmlDeviceGetName(handle)
+            running = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            own = [one.usedGpuMemory for one in running if one.pid in pids]
+            used = None if not own or None in own else sum(own)
+            found.append(GpuUsage(f"{index} {name}", memory.total, used, memory.used - (used or 0)))
+        known = tuple(gpu for gpu in found if gpu.process_bytes is not None)
+        return known or tuple(found)
+
+
+def read_usage(pid: int, gpus: Gpus) -> Usage | None:
+    """Read the memory of a process and its descendants; None if the process has ended."""
+    if _resident_bytes(pid) is None:
+        return None
+    pids = {pid, *_descendants(pid)}
+    resident = [size for size in map(_resident_bytes, pids) if size is not None]
+    return Usage(len(resident), sum(resident), gpus.read(pids))
+
+
+def _resident_bytes(pid: int) -> int | None:
+    """Return a process's resident memory; None if it has ended, or only waits to be reaped."""
+    with suppress(OSError, ValueError, IndexError):
+        state = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
+        if state != "Z":
+            pages = int((PROC / str(pid) / "statm").read_text().split()[1])
+            return pages * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    for task in (PROC / str(pid) / "task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, task.read_text().split()):
+                yield child
+                yield from _descendants(child)

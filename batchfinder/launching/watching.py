@@ -1,0 +1,77 @@
+"""Follow the reports of a launch, and give up on one that reports nothing."""
+
+from __future__ import annotations
+
+import time
+
+from batchfinder.launching.launch import Launch
+from batchfinder.launching.options import RunOptions
+from batchfinder.launching.record import Record
+from batchfinder.units import format_seconds
+
+# Without --timeout. The first launch may fetch a data set or compile; later ones are known.
+FIRST_SECONDS, LEAST_SECONDS, TIMES_LONGER = 600.0, 60.0, 10.0
+
+# A shell script or a container may take so long until it starts Python; Python itself reports its
+# start within the second time, also on a busy machine.
+ALIVE_SECONDS, PYTHON_SECONDS = 30.0, 3.0
+
+NO_PYTHON = (
+    "no Python of the command loaded the hook. Try a command that runs Python with its "
+    "environment: not env -i, python -I, -E or -S, and not inside a container"
+)
+
+
+class Patience:
+    """How long a launch may report nothing, by what the launches before it took.
+
+    Args:
+        options: of the launches.
+    """
+
+    def __init__(self, options: RunOptions) -> None:
+        self.step = options.step
+        self.seconds = options.timeout_seconds or FIRST_SECONDS
+        self._learns = options.timeout_seconds is None
+
+    def learn(self, record: Record) -> None:
+        """Take note of how long a launch reported nothing."""
+        if self._learns and record.steps:
+            self.seconds = max(LEAST_SECONDS, TIMES_LONGER * record.longest_silence)
+
+
+def watch(launch: Launch, record: Record, steps: int, patience: Patience) -> str:
+    """Fill the record of a launch until it has shown all that it can, or has ended.
+
+    Args:
+        launch: as it was started.
+        record: gets its reports.
+        steps: how many the launch may run so far; more are allowed one by one.
+        patience: with it.
+
+    Returns:
+        Why to end it, where it reports nothing; else "".
+    """
+    for report in launch.reports():
+        if report is not None:
+            record.add(report)
+        elif hung := _silence(launch, record, patience):
+            return hung
+        if record.is_over:
+            break
+        if record.steps >= steps:
+            launch.allow(steps := record.steps + 1)
+    return ""
+
+
+def _silence(launch: Launch, record: Record, patience: Patience) -> str:
+    seconds = time.monotonic() - record.heard
+    if not record.is_alive:
+        is_late = seconds > min(ALIVE_SECONDS, patience.seconds)
+        if is_late or (seconds > PYTHON_SECONDS and launch.has_python(PYTHON_SECONDS)):
+            return NO_PYTHON
+    if seconds > patience.seconds:
+        return (
+            f"no {patience.step} ended within {format_seconds(seconds)}; --timeout allows for more"
+        )
+    return ""

@@ -1,0 +1,89 @@
+"""The files of the user's code by content, and the settings around them. Imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+
+# Variables that change how much memory a step uses, or which device it uses.
+_SETTINGS = (
+    *("PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "CUDA_", "CUBLAS", "CUDNN_", "NVIDIA_", "NCCL_"),
+    *("HIP_", "ROCR_", "XLA_", "MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "OMP_", "MKL_"),
+    *("OPENBLAS_", "ACCELERATE_"),
+)
+# Written in any process that has compiled something; it says nothing of memory.
+_NO_SETTINGS = ("TORCHINDUCTOR_CACHE_DIR",)
+
+_DRIVER = Path("/proc/driver/nvidia")
+
+# Larger files are known by their size and time: reading them takes longer than a probe.
+MOST_BYTES = 64 * 1024**2
+
+_OURS = Path(__file__).parents[1]
+_INSTALLED = tuple(
+    Path(path).resolve()
+    for name, path in sysconfig.get_paths().items()
+    if name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+# Files there tell of the machine and the moment.
+_SYSTEM = tuple(map(Path, ("/proc", "/sys", "/dev", "/etc", "/run")))
+
+
+def digests(files: Iterable[str]) -> dict[str, str]:
+    """Return a digest of each file by its path, without Python's own and installed packages'.
+
+    Args:
+        files: paths, of any kind; those that cannot be read are left out.
+    """
+    found = {}
+    for file in sorted(set(files)):
+        path = Path(os.path.realpath(file))
+        if _is_users(path) and (digest := digest_of(path)):
+            found[str(path)] = digest
+    return found
+
+
+def digest_of(path: Path) -> str:
+    """Return a digest of a file's content; "" if it cannot be read."""
+    try:
+        status = path.stat()
+        if status.st_size > MOST_BYTES:
+            return f"{status.st_size} {status.st_mtime_ns}"
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def surroundings() -> dict[str, str]:
+    """Return the settings that memory depends on: variables, C library, driver, processors."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_SETTINGS) and name not in _NO_SETTINGS
+    }
+    affinity = getattr(os, "sched_getaffinity", None)
+    gpus = sorted(_DRIVER.glob("gpus/*/information"))
+    texts = [_text(path) for path in (_DRIVER / "version", *gpus)]
+    return {
+        **kept,
+        "libc": " ".join(platform.libc_ver()),
+        "driver": hashlib.sha256("".join(texts).encode()).hexdigest() if any(texts) else "",
+        "processors": str(len(affinity(0)) if affinity else os.cpu_count()),
+    }
+
+
+def _is_users(path: Path) -> bool:
+    parts = {"site-packages", "dist-packages"} & {*path.parts}
+    return not parts and not any(folder in path.parents for folder in (_OURS, *_INSTALLED))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return ""

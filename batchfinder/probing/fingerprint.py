@@ -1,0 +1,106 @@
+"""What the answer of a search depends on, of the user's code, model and batch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from batchfinder.probing.code import digests
+from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.tree import map_leaves
+
+_SCALARS = (bool, int, float, str, type(None))
+
+# In the text of functions and objects; another one in each process.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def fingerprint(setup: TrainingSetup, files_read: Iterable[str] = ()) -> dict[str, Any]:
+    """Return what a search's answer depends on, as plain data that equal setups have in common.
+
+    It has the content of all of the user's modules that are loaded, versions of packages, and
+    digests of the model (its modules with their settings, shapes and types of parameters and
+    buffers), of the sample's shapes and types, and of the optimizer.
+
+    Args:
+        setup: what to train, complete.
+        files_read: on loading it, such as configuration files.
+    """
+    modules = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
+    return {
+        "code": digests(filter(None, [*modules, *files_read])),
+        "packages": package_versions(),
+        "model": _digest(_model(setup.model)),
+        "sample": _digest(_leaves(setup.sample)),
+        "optimizer": _optimizer(setup.optimizer),
+        "functions": [_name(f) for f in (setup.loss_fn, setup.step, setup.make_batch)],
+    }
+
+
+def package_versions() -> dict[str, str]:
+    """Return the version of each package that is loaded and has one."""
+    tops = {name: module for name, module in [*sys.modules.items()] if "." not in name}
+    versions = {name: getattr(module, "__version__", None) for name, module in tops.items()}
+    return {name: text for name, text in versions.items() if isinstance(text, str)}
+
+
+def _model(model: nn.Module) -> Iterable[str]:
+    with suppress(Exception):  # the user's own code
+        yield repr(model)
+    with suppress(Exception):
+        yield repr(getattr(model, "config", None))
+    for name, module in model.named_modules():
+        settings = {key: v for key, v in vars(module).items() if isinstance(v, _SCALARS)}
+        yield f"{name} {type(module)} {sorted(settings.items())}"
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        yield f"{name} {_shape(parameter)} {parameter.requires_grad}"
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        yield f"{name} {_shape(buffer)}"
+
+
+def _leaves(sample: Any) -> Iterable[str]:
+    leaves: list[str] = []
+
+    def note(path: str, leaf: Any) -> None:
+        if isinstance(leaf, Tensor) or hasattr(leaf, "dtype"):
+            leaves.append(f"{path} {_shape(leaf)}")
+        else:
+            leaves.append(f"{path} {leaf if isinstance(leaf, _SCALARS) else type(leaf)}")
+
+    map_leaves(note, sample)
+    return leaves
+
+
+def _shape(tensor: Any) -> str:
+    return f"{tuple(tensor.shape)} {tensor.dtype} {getattr(tensor, 'layout', '')}"
+
+
+def _optimizer(optimizer: Any) -> str:
+    if isinstance(optimizer, Optimizer):
+        groups = [
+            {key: v for key, v in group.items() if isinstance(v, _SCALARS)}
+            | {"parameters": len(group["params"])}
+            for group in optimizer.param_groups
+        ]
+        return f"{type(optimizer).__qualname__} {groups}"
+    return optimizer if isinstance(optimizer, str) else _name(optimizer)
+
+
+def _name(function: Any) -> str:
+    if isinstance(function, nn.Module):
+        return _digest(_model(function))
+    place, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    return f"{place}.{name}" if name else _ADDRESS.sub("", repr(function))
+
+
+def _digest(texts: Iterable[str]) -> str:
+    text = json.dumps([_ADDRESS.sub("", text) for text in texts])
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()

@@ -1,0 +1,160 @@
+"""The pictures of the page, each from the JSON data of a result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from batchfinder.reporting.page.svg import Chart, bars
+from batchfinder.reporting.table import peak_bytes
+from batchfinder.reporting.wording import count
+from batchfinder.results.probe import Probe
+from batchfinder.units import format_bytes, format_seconds
+
+Data = Mapping[str, Any]
+
+PHASES = {
+    "forward": "forward",
+    "forward_backward": "forward/backward",
+    "optimizer_step": "optimizer",
+}
+
+
+def peak(probe: Data) -> int | None:
+    """Return the peak of a probe that counts against the budget, in bytes."""
+    return peak_bytes(Probe.from_dict(probe))
+
+
+def memory_chart(result: Data) -> str:
+    """Draw memory against batch size: every probe, the lines, the budget, and the failure."""
+    probes = result["probes"]
+    budget = result["budget_bytes"]
+    peaks = [peak(probe) or 0 for probe in probes if probe["outcome"] == "fits"]
+    answer, failure = result["batch_size"], result["next_failure"]
+    # Failures far above the answer would press everything else against the axis.
+    near = 1.35 * max(answer, failure["batch_size"] if failure else 0, 1)
+    sizes = [probe["batch_size"] for probe in probes if probe["batch_size"] <= near]
+    most = 1.06 * max(sizes, default=1)
+    chart = Chart(
+        f"Peak memory against batch size; the answer is {answer}",
+        x_most=most,
+        y_most=1.15 * max(budget, *peaks, 1),
+        x_label="batch size",
+        y_label="peak memory",
+        y_is_bytes=True,
+    )
+    chart.line([(0, budget), (most, budget)], "budget")
+    chart.note((0, budget * 1.02), f"budget {format_bytes(budget)}")
+    lines = ((result["memory_model"] or {}).get("phases") or {}).items()
+    for phase, line in lines:
+        fixed, slope = line["fixed_bytes"], line["per_sample_bytes"]
+        end = min(most, (chart.y_most - fixed) / slope) if slope > 0 else most
+        chart.line([(0, fixed), (max(end, 0), fixed + slope * max(end, 0))], f"fit {phase}")
+    for probe in probes:
+        size, read = probe["batch_size"], peak(probe)
+        if size > near:
+            continue
+        if probe["outcome"] != "fits":
+            why = {"oom": "out of memory", "failed": "failed"}[probe["outcome"]]
+            chart.dot((size, budget), probe["outcome"], f"{size}: {why}", shape="cross")
+            continue
+        if read is None:
+            continue
+        step = probe["step_seconds"]
+        tip = f"{size}: {format_bytes(read)}" + (f", {format_seconds(step)} a step" if step else "")
+        if probe["confirmed"]:
+            tip += f", confirmed by {count(probe['steps'], 'step')}"
+            chart.dot((size, read), "confirmed", tip, shape="ring")
+        chart.dot((size, read), "fits", tip)
+    return chart.svg()
+
+
+def speed_chart(result: Data) -> str | None:
+    """Draw examples per second against batch size; None if fewer than two sizes were timed."""
+    rates = {
+        probe["batch_size"]: probe["batch_size"] / probe["step_seconds"]
+        for probe in result["probes"]
+        if probe["outcome"] == "fits" and probe["step_seconds"]
+    }
+    if len(rates) < 2:
+        return None
+    chart = Chart(
+        "Examples per second against batch size",
+        x_most=1.06 * max(rates),
+        y_most=1.15 * max(rates.values()),
+        x_label="batch size",
+        y_label="examples per second",
+    )
+    chart.line(sorted(rates.items()), "rate")
+    for size, rate in rates.items():
+        chart.dot((size, rate), "fits", f"{size}: {rate:,.0f} examples per second")
+    return chart.svg()
+
+
+def timeline_chart(explanation: Data, budget_bytes: int) -> str:
+    """Draw the memory over one step, stacked by what it is for."""
+    moments = explanation["timeline"]
+    kinds = kinds_of(explanation)
+    most = max([budget_bytes, *(moment["allocated_bytes"] for moment in moments)])
+    chart = Chart(
+        "Memory over one training step, stacked by what it is for",
+        x_most=len(moments) or 1,
+        y_most=1.15 * most,
+        x_label="one training step, by its allocations",
+        y_label="memory",
+        y_is_bytes=True,
+        has_x_ticks=False,
+    )
+    stacks = [
+        list(accumulate(moment["bytes_by_kind"].get(kind, 0) for kind in kinds))
+        for moment in moments
+    ]
+    for index in reversed(range(len(kinds))):
+        tops = [(x + side, stack[index]) for x, stack in enumerate(stacks) for side in (0, 1)]
+        chart.area([(0, 0), *tops, (len(stacks), 0)], f"kind{index}")
+    begin = 0
+    for position, moment in enumerate([*moments, None]):
+        if position == len(moments) or (moment and moment["stage"] != moments[begin]["stage"]):
+            chart.line([(position, 0), (position, chart.y_most)], "grid")
+            if position - begin > 3:  # room for a word
+                name = moments[begin]["stage"]
+                chart.note(((begin + position) / 2, chart.y_most), name, anchor="middle")
+            begin = position
+    chart.line([(0, budget_bytes), (len(moments), budget_bytes)], "budget")
+    return chart.svg()
+
+
+def kinds_of(explanation: Data) -> list[str]:
+    """Return the kinds of memory that a step uses, as they are stacked from below."""
+    return [
+        kind
+        for kind in explanation["terms"]
+        if any(moment["bytes_by_kind"].get(kind) for moment in explanation["timeline"])
+    ]
+
+
+def gpu_chart(estimates: Sequence[Data]) -> str:
+    """Draw the largest batch size on each GPU, with its plausible range."""
+    rows = [
+        (
+            name_of(one),
+            one["batch_size"],
+            f"{one['batch_size']:,}" if one["batch_size"] else "none fits",
+        )
+        for one in estimates
+    ]
+    return bars("Largest batch size by GPU", rows, ranges=[one["interval"] for one in estimates])
+
+
+def name_of(estimate: Data) -> str:
+    """Return the name of a GPU, with the number of ranks if there are several."""
+    name, ranks = estimate["gpu"]["name"], estimate["world_size"]
+    return f"{name}, {ranks} ranks" if ranks > 1 else str(name)
+
+
+def module_chart(explanation: Data) -> str:
+    """Draw the modules whose activations use most memory per example."""
+    modules = explanation["activation_bytes_per_sample"].items()
+    rows = [(name, size, format_bytes(size)) for name, size in modules if size]
+    return bars("Activation memory per example by module", rows)

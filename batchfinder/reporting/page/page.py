@@ -1,0 +1,81 @@
+"""The page: a head with its style sheet, then the sections of each result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from batchfinder.errors import UsageError
+from batchfinder.reporting.page.sections import sections_of
+from batchfinder.results.version import VERSION
+
+
+def check_report(file: str) -> None:
+    """Check that a page can be written, before the work that it will show.
+
+    Raises:
+        UsageError: the name does not end in .html, or its folder does not exist.
+    """
+    path = Path(file)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"a report is a page, so {file} must end in .html")
+    if not path.absolute().parent.is_dir():
+        folder = path.absolute().parent
+        raise UsageError(f"cannot write {file}: there is no folder {folder}. Try mkdir -p {folder}")
+
+
+def read_results(files: Sequence[str]) -> list[dict[str, Any]]:
+    """Read the JSON objects that ``--json`` printed.
+
+    Raises:
+        UsageError: a file cannot be read, or holds no result.
+    """
+    results = []
+    for file in files:
+        try:
+            data = json.loads(Path(file).read_text(encoding="utf-8"))
+            sections_of(data)
+        except OSError as error:
+            raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise UsageError(
+                f"{file} is no result of batchfinder. "
+                "Try batchfinder find TARGET --json > result.json"
+            ) from error
+        results.append(data)
+    return results
+
+
+def write_page(results: Sequence[dict[str, Any]], file: str) -> None:
+    """Write one page about all results.
+
+    Args:
+        results: JSON objects, as ``--json`` prints them.
+        file: the page's path; it is overwritten.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        Path(file).write_text(page_of(results), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror or error}") from error
+
+
+def page_of(results: Sequence[dict[str, Any]]) -> str:
+    """Return the page as HTML text. It needs no network and runs no script."""
+    style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+    title = "batchfinder report"
+    sections = "\n".join(section for result in results for section in sections_of(result))
+    made = f"batchfinder {VERSION}, {datetime.now():%Y-%m-%d %H:%M}"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>\n{style}</style></head>\n"
+        f"<body><header><h1>{title}</h1><p>{escape(made)}</p></header>\n"
+        f"<main>\n{sections}\n</main></body></html>\n"
+    )

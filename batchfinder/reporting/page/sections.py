@@ -1,0 +1,197 @@
+"""The sections of the page: the JSON object of a command as text, pictures and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from textwrap import shorten
+from typing import Any
+
+from batchfinder.reporting.answer import details, headline
+from batchfinder.reporting.page import charts
+from batchfinder.reporting.table import peak_bytes
+from batchfinder.results.result import BatchSizeResult
+from batchfinder.units import format_bytes, format_seconds
+
+Data = Mapping[str, Any]
+Rows = Sequence[Sequence[str]]
+
+_OUTCOMES = {"fits": "fits", "oom": "out of memory", "failed": "failed"}
+
+
+def sections_of(data: Data) -> list[str]:
+    """Return the sections for one JSON object of ``--json``.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is no result of batchfinder.
+    """
+    if "estimates" in data:
+        return _estimates(data["estimates"])
+    return _search(data)
+
+
+def _search(data: Data) -> list[str]:
+    result = BatchSizeResult.from_dict(data)
+    first, *more = headline(result)
+    lines = [*(f"Warning: {warning}" for warning in result.warnings), *details(result)]
+    parts = [
+        f"<h2>{escape(first)}</h2>",
+        f'<p class="lead">{escape(result.device)} · {escape(" · ".join(more))}</p>',
+        *(f"<p>{escape(line)}</p>" for line in lines),
+        _picture(
+            "Memory against batch size",
+            charts.memory_chart(data),
+            {
+                "fits": "fits",
+                "confirmed": "confirmed",
+                "oom": "ran out of memory",
+                **{f"fit {name}": f"line of {charts.PHASES[name]}" for name in _phases(data)},
+                "budget": "budget",
+            },
+        ),
+    ]
+    speed = charts.speed_chart(data)
+    if speed:
+        parts.append(_picture("Speed against batch size", speed, {}))
+    rows = [("batch size", "outcome", "peak memory", "step", "steps", "note")]
+    for probe in result.probes:
+        peak = peak_bytes(probe)
+        seconds = probe.step_seconds
+        rows.append(
+            (
+                f"{probe.batch_size:,}",
+                _OUTCOMES[probe.outcome.value] + (", confirmed" if probe.confirmed else ""),
+                "" if peak is None else format_bytes(peak),
+                "" if seconds is None else format_seconds(seconds),
+                str(probe.steps),
+                shorten(probe.note, 60, placeholder=" …"),
+            )
+        )
+    parts.append(_table("Every probe, in the order they ran", rows))
+    return [_section(parts), _reproduce(data)]
+
+
+def _estimates(estimates: Sequence[Data]) -> list[str]:
+    rows = [("GPU", "memory", "max batch", "plausible", "peak", "per sample")]
+    for one in estimates:
+        low, high = one["interval"]
+        model = one["memory_model"]
+        rows.append(
+            (
+                charts.name_of(one),
+                format_bytes(one["gpu"]["total_bytes"]),
+                f"{one['batch_size']:,}" if one["batch_size"] else "none fits",
+                f"{low:,} to {high:,}",
+                format_bytes(one["peak_bytes"]) if one["batch_size"] else "",
+                format_bytes(model["per_sample_bytes"]) if model else "",
+            )
+        )
+    overview = [
+        "<h2>Largest batch size by GPU</h2>",
+        '<p class="lead">Estimated on simulated GPUs; the thin line is the plausible range.</p>',
+        _picture("", charts.gpu_chart(estimates), {}),
+        _table("Estimates", rows),
+    ]
+    return [
+        _section(overview),
+        *(_section(_one_gpu(one)) for one in estimates),
+        _section(_modules(estimates[0]["explanation"])),
+        _reproduce(estimates[0]),
+    ]
+
+
+def _one_gpu(estimate: Data) -> list[str]:
+    explanation = estimate["explanation"]
+    kinds = charts.kinds_of(explanation)
+    terms = [(name, size) for name, size in explanation["terms"].items() if size]
+    total = sum(size for _, size in terms) or 1
+    where = explanation["peak"]
+    peak = " ".join(filter(None, [where["stage"], where["module"], where["line"]]))
+    return [
+        f"<h2>{escape(charts.name_of(estimate))}, batch size {explanation['batch_size']:,}</h2>",
+        f'<p class="lead">Peak in: {escape(peak)}</p>',
+        _picture(
+            "Memory over one training step",
+            charts.timeline_chart(explanation, estimate["budget_bytes"]),
+            {**{f"kind{index}": kind for index, kind in enumerate(kinds)}, "budget": "budget"},
+        ),
+        _table(
+            "What uses the memory at the peak",
+            [
+                ("term", "memory", "share"),
+                *((name, format_bytes(size), f"{size / total:.1%}") for name, size in terms),
+            ],
+        ),
+    ]
+
+
+def _modules(explanation: Data) -> list[str]:
+    return [
+        "<h2>Which modules use most</h2>",
+        _picture("Activation memory per example", charts.module_chart(explanation), {}),
+    ]
+
+
+def _reproduce(data: Data) -> str:
+    versions = [(name, str(version)) for name, version in data["versions"].items()]
+    command = data.get("reproduce")
+    return _section(
+        [
+            "<h2>How to reproduce it</h2>",
+            f"<pre tabindex=0>{escape(command)}</pre>" if command else "",
+            _table("Versions", [("package", "version"), *versions]) if versions else "",
+        ]
+    )
+
+
+def _phases(data: Data) -> Sequence[str]:
+    return tuple((data["memory_model"] or {}).get("phases") or ())
+
+
+def _section(parts: Sequence[str]) -> str:
+    return "<section>" + "\n".join(filter(None, parts)) + "</section>"
+
+
+def _picture(title: str, svg: str, legend: Mapping[str, str]) -> str:
+    """Return a figure: title, picture, and the meaning of its marks by their classes."""
+    keys = "".join(
+        f'<li><svg viewBox="0 0 20 12" aria-hidden="true">{_swatch(style)}</svg>{escape(name)}</li>'
+        for style, name in legend.items()
+    )
+    head = f"<h3>{escape(title)}</h3>" if title else ""
+    keys = f'<ul class="legend">{keys}</ul>' if keys else ""
+    return f'{head}<figure>{keys}<div class="scroll" tabindex=0>{svg}</div></figure>'
+
+
+def _swatch(style: str) -> str:
+    if style.startswith("kind"):
+        return f'<rect class="{style}" width="20" height="12"/>'
+    if style in ("oom", "failed"):
+        return f'<path class="{style}" d="M5 1l10 10m0 -10l-10 10"/>'
+    if style in ("fits", "confirmed"):
+        return f'<circle class="{style}" cx="10" cy="6" r="{5 if style == "confirmed" else 4}"/>'
+    return f'<path class="{style}" d="M0 6H20"/>'
+
+
+def _table(title: str, rows: Rows) -> str:
+    """Return a table, and the same as Markdown to paste into an issue."""
+    header, *body = rows
+    head = "".join(f"<th scope=col>{escape(cell)}</th>" for cell in header)
+    lines = "".join(
+        f"<tr><th scope=row>{escape(first)}</th>"
+        + "".join(f"<td>{escape(cell)}</td>" for cell in rest)
+        + "</tr>"
+        for first, *rest in body
+    )
+    return (
+        f'<div class="scroll" tabindex=0><table><caption>{escape(title)}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>"
+        f"<details><summary>{escape(title)}, as Markdown</summary>"
+        f"<pre tabindex=0>{escape(_markdown(rows))}</pre></details>"
+    )
+
+
+def _markdown(rows: Rows) -> str:
+    lines = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    lines.insert(1, ["---", *["---:"] * (len(lines[0]) - 1)])
+    return "\n".join("| " + " | ".join(row) + " |" for row in lines)

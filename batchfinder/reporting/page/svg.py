@@ -1,0 +1,171 @@
+"""Axes and marks of a chart as SVG text. Colors come from the page's style sheet, by class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from batchfinder.units import GIB, KIB, MIB, TIB
+
+WIDTH, HEIGHT = 720, 330
+_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 16, 14, 46
+# Wide enough for a label of 7 characters beside the next one.
+_TICKS = 6
+
+Point = tuple[float, float]
+
+
+@dataclass
+class Chart:
+    """A chart with two linear axes that start at 0.
+
+    Attributes:
+        title: the accessible name.
+        x_most: the largest value on the horizontal axis.
+        y_most: the largest value on the vertical axis.
+        x_label: the name of the horizontal axis.
+        y_label: the name of the vertical axis.
+        y_is_bytes: True to label the vertical axis in GiB, MiB ...
+        has_x_ticks: False for an axis without numbers.
+
+    Example:
+        >>> chart = Chart("Memory", x_most=10, y_most=100, x_label="batch size", y_label="bytes")
+        >>> chart.line([(0, 0), (10, 100)], "fit")
+        >>> chart.svg().startswith('<svg role="img"')
+        True
+    """
+
+    title: str
+    x_most: float
+    y_most: float
+    x_label: str
+    y_label: str
+    y_is_bytes: bool = False
+    has_x_ticks: bool = True
+    _marks: list[str] = field(default_factory=list)
+
+    def at(self, x: float, y: float) -> Point:
+        """Return the place of a point in the picture, in pixels from its top left."""
+        across = (WIDTH - _LEFT - _RIGHT) * x / (self.x_most or 1)
+        down = (HEIGHT - _TOP - _BOTTOM) * (1 - y / (self.y_most or 1))
+        return round(_LEFT + across, 1), round(_TOP + down, 1)
+
+    def line(self, points: Iterable[Point], style: str) -> None:
+        """Draw a line through the points."""
+        self._marks.append(f'<polyline class="{style}" points="{self._path(points)}"/>')
+
+    def area(self, points: Iterable[Point], style: str) -> None:
+        """Fill the polygon that the points surround."""
+        self._marks.append(f'<polygon class="{style}" points="{self._path(points)}"/>')
+
+    def bar(self, left: float, right: float, low: float, high: float, style: str) -> None:
+        """Fill a rectangle."""
+        (x, y), (end, bottom) = self.at(left, high), self.at(right, low)
+        size = f'width="{max(end - x, 0):.1f}" height="{max(bottom - y, 0):.1f}"'
+        self._marks.append(f'<rect class="{style}" x="{x}" y="{y}" {size}/>')
+
+    def dot(self, point: Point, style: str, tip: str, *, shape: str = "circle") -> None:
+        """Mark a point: a circle, a ring or a cross; ``tip`` is shown on hover."""
+        x, y = self.at(*point)
+        if shape == "cross":
+            mark = f'<path class="{style}" d="M{x - 5} {y - 5}l10 10m0 -10l-10 10"'
+        else:
+            mark = f'<circle class="{style}" cx="{x}" cy="{y}" r="{8 if shape == "ring" else 4.5}"'
+        self._marks.append(f"{mark}><title>{escape(tip)}</title></{mark[1:].split()[0]}>")
+
+    def note(self, point: Point, text: str, *, anchor: str = "start") -> None:
+        """Write text beside a point. It stays inside the picture."""
+        x, y = self.at(*point)
+        y = max(y, _TOP + 12)
+        gap = {"start": 6, "end": -6, "middle": 0}[anchor]
+        self._marks.append(
+            f'<text class="note" x="{x + gap}" y="{y}" text-anchor="{anchor}">{escape(text)}</text>'
+        )
+
+    def svg(self) -> str:
+        """Return the picture."""
+        return _svg(self.title, HEIGHT, [*self._axes(), *self._marks])
+
+    def _path(self, points: Iterable[Point]) -> str:
+        return " ".join("{},{}".format(*self.at(*point)) for point in points)
+
+    def _axes(self) -> Iterable[str]:
+        (left, bottom), (right, top) = self.at(0, 0), self.at(self.x_most, self.y_most)
+        unit, name = byte_unit(self.y_most) if self.y_is_bytes else (1, "")
+        for value in ticks(self.y_most / unit):
+            y = self.at(0, value * unit)[1]
+            yield f'<path class="grid" d="M{left} {y}H{right}"/>'
+            yield f'<text x="{left - 8}" y="{y + 4}" text-anchor="end">{value:,g}</text>'
+        for value in ticks(self.x_most, whole=True) if self.has_x_ticks else ():
+            x = self.at(value, 0)[0]
+            yield f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{value:,g}</text>'
+        yield f'<path class="axis" d="M{left} {bottom}H{right}"/>'
+        y_label = f"{self.y_label}, {name}" if name else self.y_label
+        middle = (top + bottom) / 2
+        turned = f'x="16" y="{middle}" transform="rotate(-90 16 {middle})"'
+        yield f'<text class="label" {turned} text-anchor="middle">{escape(y_label)}</text>'
+        x_label = f'x="{(left + right) / 2}" y="{bottom + 38}" text-anchor="middle"'
+        yield f'<text class="label" {x_label}>{escape(self.x_label)}</text>'
+
+
+def bars(
+    title: str,
+    rows: Sequence[tuple[str, float, str]],
+    style: Callable[[int], str] = lambda _: "bar",
+    ranges: Sequence[tuple[float, float]] = (),
+) -> str:
+    """Draw horizontal bars.
+
+    Args:
+        title: the accessible name.
+        rows: the name, the value and the value as text of each bar.
+        style: the class of each bar, by its index.
+        ranges: for each bar, the ends of a thin line over it.
+    """
+    names = min(max((len(name) for name, *_ in rows), default=0) * 7 + 16, WIDTH // 2)
+    most = max([value for _, value, _ in rows] + [high for _, high in ranges], default=0) or 1
+    room = WIDTH - names - 110
+    marks = []
+    for index, (name, value, text) in enumerate(rows):
+        y = 26 * index
+        width = room * value / most
+        end = width
+        marks.append(f'<text x="{names - 8}" y="{y + 17}" text-anchor="end">{escape(name)}</text>')
+        place = f'x="{names}" y="{y + 4}" width="{width:.1f}" height="18"'
+        marks.append(f'<rect class="{style(index)}" {place}/>')
+        if ranges:
+            low, high = (names + room * limit / most for limit in ranges[index])
+            end = max(end, high - names)
+            marks.append(f'<path class="range" d="M{low:.1f} {y + 13}H{high:.1f}"/>')
+        marks.append(
+            f'<text class="note" x="{names + end + 8:.1f}" y="{y + 17}">{escape(text)}</text>'
+        )
+    return _svg(title, 26 * len(rows) + 4, marks)
+
+
+def _svg(title: str, height: int, marks: Sequence[str]) -> str:
+    size = f'viewBox="0 0 {WIDTH} {height}"'
+    return f'<svg role="img" {size} aria-label="{escape(title)}">{"".join(marks)}</svg>'
+
+
+def byte_unit(most: float) -> tuple[int, str]:
+    """Return the unit in which the largest of some sizes is at least 1, and its name."""
+    units = ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+    return next(((unit, name) for unit, name in units if most >= unit), (1, "B"))
+
+
+def ticks(most: float, *, whole: bool = False) -> list[float]:
+    """Return round numbers from 0 to ``most``.
+
+    Example:
+        >>> ticks(23), ticks(2, whole=True)
+        ([0.0, 5.0, 10.0, 15.0, 20.0], [0.0, 1.0, 2.0])
+    """
+    if most <= 0:
+        return [0.0]
+    size = 10 ** math.floor(math.log10(most / _TICKS))
+    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor * _TICKS >= most)
+    step = max(step, 1) if whole else step
+    return [float(f"{step * i:.6g}") for i in range(math.floor(most / step * (1 + 1e-9)) + 1)]

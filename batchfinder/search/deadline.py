@@ -1,0 +1,119 @@
+"""Ends a search in time, with a confirmed size if one can be had. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from batchfinder.errors import UsageError
+from batchfinder.results.probe import Probe
+from batchfinder.search.bounds import UNLIMITED_BATCH_SIZE
+from batchfinder.search.bracket import Bracket
+from batchfinder.search.plan import Move
+
+# Steps near the limit take a little longer than steps of smaller sizes predict.
+SPENT = 0.8
+
+# Steps that a confirmation may take: 3 where it is steady at once, 6 on the CPU, seldom more.
+CONFIRM_STEPS, PROBE_STEPS = 6, 2
+
+# A larger size that ends the remaining time has to be larger by this factor, or it is not worth it.
+WORTH = 1.25
+
+
+class Deadline:
+    """Decides before each move whether it still ends in time.
+
+    Args:
+        seconds: how long the search may take from now on.
+
+    Example:
+        >>> deadline = Deadline(60)
+        >>> 59 < deadline.seconds_left() <= 60
+        True
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+        self._overhead = 0.0
+        self._step_seconds: dict[int, float] = {}
+
+    def seconds_left(self) -> float:
+        """Return how many seconds are left."""
+        return self._end - time.monotonic()
+
+    def note(self, probe: Probe, seconds: float) -> None:
+        """Learn from a probe how long moves take.
+
+        Args:
+            probe: that has ended.
+            seconds: how long it took, with all that came before its first step.
+        """
+        if not probe.fits or not probe.step_seconds:
+            return
+        spent = max(seconds, probe.seconds)
+        self._overhead = max(self._overhead, spent - probe.steps * probe.step_seconds)
+        self._step_seconds[probe.batch_size] = probe.step_seconds
+
+    def move(self, known: Bracket, wanted: Move) -> Move | None:
+        """Return the move to make instead of the one wanted; None: end the search.
+
+        While nothing is confirmed, time is kept for the confirmation of the largest size that ran.
+
+        Args:
+            known: what the search has seen.
+            wanted: the move that the search would make without a limit.
+        """
+        if not self._step_seconds:
+            return wanted  # nothing tells how long a step takes
+        left = SPENT * self.seconds_left()
+        is_confirmed = known.low_confirmed >= known.first
+        reserve = 0.0
+        if not is_confirmed and not (wanted.confirm and wanted.size <= known.ran):
+            reserve = self._predict(known.ran, confirm=True)
+        if self._predict(*wanted) + reserve <= left:
+            return wanted
+        size = min(wanted.size if is_confirmed else known.ran, self._largest_within(left))
+        size = size // known.unit * known.unit
+        if not is_confirmed:
+            # It may be too late for any of them; the smallest one that ran has the best chance.
+            ran = [ran for ran in known.fits if ran < known.high]
+            size = max(size, min(ran, default=0))
+            return Move(size, True) if size >= known.first else None
+        return Move(size, True) if size > WORTH * known.low_confirmed else None
+
+    def _predict(self, size: int, confirm: bool) -> float:
+        steps = CONFIRM_STEPS if confirm else PROBE_STEPS
+        return self._overhead + steps * self._predict_step(size)
+
+    def _predict_step(self, size: int) -> float:
+        """The seconds of a step: on a line through what was seen, in proportion beyond it."""
+        smallest, largest = min(self._step_seconds), max(self._step_seconds)
+        least, most = self._step_seconds[smallest], self._step_seconds[largest]
+        if size >= largest:
+            return most * size / largest
+        rise = max(0.0, most - least) / (largest - smallest)
+        return least + rise * max(0, size - smallest)
+
+    def _largest_within(self, seconds: float) -> int:
+        """The largest size whose confirmation should end within a time; 0 if none does."""
+        low, high = 0, 2 * UNLIMITED_BATCH_SIZE
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = self._predict(middle, confirm=True) <= seconds
+            low, high = (middle, high) if fits else (low, middle)
+        return low
+
+
+def deadline_in(seconds: float | None) -> Deadline | None:
+    """Return the deadline that a time limit from now on is; None if there is no limit.
+
+    Raises:
+        UsageError: the limit is not a positive number.
+    """
+    if seconds is None:
+        return None
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"the time limit must be above 0 seconds, not {seconds:g}. Try 600.")
+    return Deadline(seconds)

@@ -1,0 +1,163 @@
+"""One search with any prober, from its first probe to its result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from batchfinder.errors import BatchTooSmallError, TimeLimitError, WorkerError
+from batchfinder.probing.workers.supervisor import Supervisor
+from batchfinder.results.probe import Outcome, Probe
+from batchfinder.results.remembered import Remembered
+from batchfinder.results.result import BatchSizeResult, Status
+from batchfinder.search.conclusion import conclude, memory_model_of
+from batchfinder.search.deadline import Deadline
+from batchfinder.search.head_start import HeadStart
+from batchfinder.search.plan import Prices
+from batchfinder.search.prober import Prober
+from batchfinder.search.remarks import notes_about, warnings_about
+from batchfinder.search.search import Finding, RunProbe, search
+from batchfinder.simulation.allocator.caching import AllocatorSettings
+
+OnProbe = Callable[[Probe], None]
+
+
+def run_search(
+    prober: Prober,
+    *,
+    min_batch_size: int = 1,
+    max_batch_size: int | None = None,
+    multiple_of: int = 1,
+    on_probing: Callable[[int, bool], None] | None = None,
+    on_probe: OnProbe | None = None,
+    head_start: HeadStart | None = None,
+    prices: Prices | None = None,
+    deadline: Deadline | None = None,
+    remembered: Remembered | None = None,
+) -> BatchSizeResult:
+    """Search with any prober and say what was found.
+
+    Args:
+        prober: tries the sizes.
+        min_batch_size: the smallest size to try.
+        max_batch_size: the largest size to try.
+        multiple_of: only multiples of this are tried.
+        on_probing: called with the size, and whether it is a confirmation, as each probe begins.
+        on_probe: called with each probe as it ends.
+        head_start: the estimate to start from; None: start without one.
+        prices: what probes and confirmations cost; None: those of a search without launches.
+        deadline: ends the search in time; None: there is no limit.
+        remembered: an earlier answer, which is confirmed first and is the answer again if it is
+            proved; None: there is none.
+
+    Returns:
+        The result.
+
+    Raises:
+        UsageError: the bounds leave no size to try.
+        TimeLimitError: no size was confirmed in time.
+        WorkerError: not even the smallest size runs, and not for lack of memory.
+        Exception: whatever the prober raises.
+    """
+    started = time.monotonic()
+    probes: list[Probe] = []
+
+    def run(batch_size: int, confirm: bool) -> Probe:
+        if on_probing:
+            on_probing(batch_size, confirm)
+        began = time.monotonic()
+        probe = prober.probe(batch_size, confirm=confirm)
+        if deadline is not None:
+            deadline.note(probe, time.monotonic() - began)
+        probes.append(probe)
+        if on_probe:
+            on_probe(probe)
+        return probe
+
+    seen: list[Probe] = []
+    finding = None
+    if remembered is not None:
+        finding = _confirmed_again(remembered, run, prober.is_repeatable, seen)
+    proved = remembered if finding else None
+
+    def search_from(smallest: int) -> Finding:
+        bounds = (smallest, max_batch_size, multiple_of)
+        return search(
+            run,
+            budget_bytes=prober.budget_bytes,
+            smallest=smallest,
+            largest=max_batch_size,
+            multiple_of=multiple_of,
+            is_repeatable=prober.is_repeatable,
+            guess=head_start.of(prober, bounds) if head_start else None,
+            prices=prices,
+            confirmed=seen,
+            deadline=deadline,
+        )
+
+    next_size = max(2, min_batch_size + 1)
+    try:
+        finding = finding or search_from(min_batch_size)
+    except BatchTooSmallError:
+        if len(probes) > len(seen) or (max_batch_size is not None and max_batch_size < next_size):
+            raise
+    if finding is None:  # not above, where each error that follows would be chained to that one
+        finding = search_from(next_size)
+    _check(finding, deadline)
+    of_the_estimate = head_start.notes if head_start else []
+    of_the_finding = warnings_about(
+        finding, prober, max_batch_size, multiple_of, may_expand=_may_expand(prober)
+    )
+    warnings = [*of_the_estimate, *prober.warnings, *of_the_finding]
+    seconds = time.monotonic() - started
+    model = memory_model_of(proved.probes, prober.is_repeatable) if proved else None
+    result = conclude(prober, probes, finding, seconds, warnings, model)
+    return replace(
+        result,
+        notes=tuple(notes_about(finding, prober, multiple_of)),
+        estimated_batch_size=head_start.batch_size if head_start else None,
+        seconds_by_part=_seconds_by_part(prober, probes, result.seconds),
+        remembered_from=proved.saved if proved else None,
+    )
+
+
+def _check(finding: Finding, deadline: Deadline | None) -> None:
+    """Raise an error if a search ended without saying anything about memory."""
+    if finding.answer is not None:
+        return
+    if deadline is not None and finding.status is Status.TIME_LIMIT:
+        raise TimeLimitError(deadline.seconds)
+    if finding.failure is not None and finding.failure.outcome is Outcome.FAILED:
+        raise WorkerError(
+            f"not even a batch of {finding.failure.batch_size} runs: {finding.failure.note}; "
+            "run one training step by yourself to see more"
+        )
+
+
+def _confirmed_again(
+    remembered: Remembered, run: RunProbe, is_repeatable: bool, seen: list[Probe]
+) -> Finding | None:
+    """What an earlier answer and its confirmation prove; if nothing, ``seen`` gets the latter."""
+    probe = run(remembered.batch_size, True)
+    if remembered.is_proved_by(probe, is_repeatable=is_repeatable):
+        return Finding(remembered.status, probe, remembered.failure)
+    # A failure in a later step refutes no probe, since none has run.
+    seen.append(probe if probe.fits else replace(probe, steps=min(1, probe.steps)))
+    return None
+
+
+def _may_expand(prober: Prober) -> bool:
+    settings = AllocatorSettings.of_this_process()
+    return prober.device.startswith("cuda") and not settings.expandable_segments
+
+
+def _seconds_by_part(prober: Prober, probes: list[Probe], seconds: float) -> dict[str, float]:
+    """Where the time of a search went, the loading before its first probe included."""
+    parts = {"steps": sum(probe.seconds for probe in probes)}
+    before = 0.0
+    if isinstance(prober, Supervisor):
+        parts |= prober.seconds_by_part
+        before = prober.seconds_before
+    parts["rest"] = max(0.0, seconds + before - sum(parts.values()))
+    return {name: round(part, 3) for name, part in parts.items()}

@@ -1,0 +1,55 @@
+"""What bitsandbytes does on CUDA and not on the CPU, which stands for the GPU in a simulation.
+
+Its operators have fake kernels. What they use while they run is in
+:mod:`~batchfinder.simulation.kernels.matrix_products`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from batchfinder.simulation.patching import replaced
+from batchfinder.simulation.values.shapes import new_like
+
+# ``Optimizer8bit.get_state_buffer``: smaller states stay in the allocator.
+_SMALLEST_PAGED = 100_000
+
+
+@contextmanager
+def bitsandbytes_simulated() -> Iterator[None]:
+    """Page optimizer states out of the allocator, and multiply 8-bit weights, as on CUDA."""
+    optimizers: Any = sys.modules.get("bitsandbytes.optim.optimizer")
+    functions: Any = sys.modules.get("bitsandbytes.autograd._functions")
+    with ExitStack() as stack:
+        if optimizers is not None:
+            owner = optimizers.Optimizer8bit
+            stack.enter_context(replaced(owner, "get_state_buffer", _state_buffer))
+        if functions is not None:
+
+            def matmul(
+                a: Tensor,
+                b: Tensor,
+                out: Any = None,
+                state: Any = None,
+                threshold: float = 0.0,
+                bias: Tensor | None = None,
+            ) -> Any:
+                # Columns of outliers (threshold) are data. There are few, so none is assumed.
+                state.threshold = 0.0
+                return functions.MatMul8bitLt.apply(a, b, out, bias, state)
+
+            stack.enter_context(replaced(sys.modules["bitsandbytes"], "matmul", matmul))
+        yield
+
+
+def _state_buffer(self: Any, parameter: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    if self.is_paged and parameter.numel() >= _SMALLEST_PAGED:
+        # Managed memory. Tensors from new_like are not tracked.
+        return new_like(parameter, dtype=dtype)
+    return torch.zeros_like(parameter, dtype=dtype)

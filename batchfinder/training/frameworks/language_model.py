@@ -1,0 +1,276 @@
+"""A language model to fine-tune, from its configuration alone: ``hf:meta-llama/Llama-3.1-8B``.
+
+Transformers, PEFT and bitsandbytes are imported when such a model is made. Its weights are random,
+or without data where ``torch.device("meta")`` is the default device, as for estimates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from batchfinder.errors import TargetError, UsageError
+from batchfinder.training.frameworks.transformers_trainer import in_precision
+from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.source import KeptUntil, StepSource
+
+PREFIX = "hf:"
+METHODS = ("full", "lora", "qlora", "dpo")
+ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "sdpa"}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_DEFAULT_RANK = 16
+
+
+def language_model(
+    config: str,
+    *,
+    seq: int = 2048,
+    method: str = "",
+    lora: int = 0,
+    quantize: str = "",
+    precision: str = "bf16",
+    attention: str = "sdpa",
+    checkpointing: bool = False,
+    targets: str = "all-linear",
+    dropout: float = 0.0,
+    autocast: bool = True,
+    kbit: bool = True,
+) -> TrainingSetup:
+    """Make a causal language model with all that fine-tunes it, as a Trainer of transformers does.
+
+    Args:
+        config: a folder with a ``config.json``, that file, or a name on the Hugging Face hub.
+        seq: tokens in each example.
+        method: ``"full"``, ``"lora"``, ``"qlora"`` or ``"dpo"``. Default: by ``lora``.
+        lora: rank of the adapters; 0: no adapters, or 16 where the method needs some.
+        quantize: ``"4bit"`` (nf4, double quantization), ``"8bit"``, or ``""``.
+        precision: dtype of the weights and of autocast: bf16, fp16 or fp32. With fp16, weights that
+            are trained are in fp32.
+        attention: ``"eager"``, ``"sdpa"`` or ``"flash"``.
+        checkpointing: keep only the inputs of the layers for the backward pass.
+        targets: the layers with adapters, separated by commas.
+        dropout: of the adapters.
+        autocast: run the forward pass in autocast of this precision.
+        kbit: prepare a quantized model by PEFT's ``prepare_model_for_kbit_training``, which makes
+            embeddings, norms and head fp32, as TRL does.
+
+    Raises:
+        UsageError: an option is unknown.
+        TargetError: a library is missing, or there is no such configuration.
+    """
+    _check(method, precision, attention, quantize)
+    is_dpo = method == "dpo"
+    quantize = quantize or ("4bit" if method == "qlora" else "")
+    rank = lora or (_DEFAULT_RANK if method in ("lora", "qlora") or quantize else 0)
+    if method == "full" and (lora or quantize):
+        raise UsageError("--method full trains all weights. Try it without --lora and --4bit.")
+    dtype = torch.float32 if precision == "fp16" and not rank else _DTYPES[precision]
+    model = _made(config, dtype, ATTENTION[attention])
+    if quantize:
+        _quantize(model, quantize, dtype)
+        if kbit:
+            peft = _imported("peft")
+            peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    if rank:
+        model = _with_adapters(model, rank, targets, dropout)
+    if checkpointing:
+        _checkpoint(model)
+    model.train()
+    reference = copy.deepcopy(model).requires_grad_(False).eval() if is_dpo and not rank else None
+    lower = _DTYPES[precision] if autocast and precision != "fp32" else None
+    ids = torch.zeros(1, seq, dtype=torch.int64, device="cpu")
+    if is_dpo:
+        step: StepSource = PreferenceStep(lower, reference)
+        return TrainingSetup(model, {"chosen": ids, "rejected": ids}, step=step)
+    return TrainingSetup(model, {"input_ids": ids, "labels": ids}, step=LanguageModelStep(lower))
+
+
+class LanguageModelStep(StepSource):
+    """``step(model, batch) -> loss`` as ``Trainer.training_step`` makes it.
+
+    Args:
+        lower: the dtype of autocast around the forward pass, whose outputs become fp32; or None.
+    """
+
+    name = "the language model"
+    kept_until = KeptUntil.BACKWARD
+
+    def __init__(self, lower: torch.dtype | None) -> None:
+        self._lower = lower
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the loss that the model computes."""
+        with in_precision(model, self._lower):
+            loss: Tensor = model(**batch).loss
+        return loss
+
+    def loss_of(self, output: Any, batch: Any) -> Tensor:
+        """Return the loss, which is all that the step returns."""
+        loss: Tensor = output
+        return loss
+
+
+class PreferenceStep(LanguageModelStep):
+    """Direct preference optimization, as TRL's DPOTrainer computes it from whole logits.
+
+    Args:
+        lower: the dtype of autocast, or None.
+        reference: the frozen model; None: the model without its adapters.
+    """
+
+    name = "the DPO loss"
+
+    def __init__(self, lower: torch.dtype | None, reference: nn.Module | None) -> None:
+        super().__init__(lower)
+        self._reference = reference
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the loss of pairs of a chosen and a rejected text."""
+        ids = torch.cat([batch["chosen"], batch["rejected"]])
+        with torch.no_grad():
+            without: Any = getattr(model, "disable_adapter", contextlib.nullcontext)
+            with without():
+                expected = self._log_probabilities(self._reference or model, ids)
+        gains = self._log_probabilities(model, ids) - expected
+        chosen, rejected = gains.chunk(2)
+        loss: Tensor = -nn.functional.logsigmoid(0.1 * (chosen - rejected)).mean()
+        return loss
+
+    def _log_probabilities(self, model: nn.Module, ids: Tensor) -> Tensor:
+        with in_precision(model, self._lower):
+            logits = model(input_ids=ids, use_cache=False).logits
+        logits, next_ids = logits[:, :-1], ids[:, 1:]
+        chosen = logits.gather(-1, next_ids.unsqueeze(-1)).squeeze(-1)
+        totals = torch.stack([row.logsumexp(-1) for row in logits])
+        total: Tensor = (chosen - totals).sum(-1)
+        return total
+
+
+def _check(method: str, precision: str, attention: str, quantize: str) -> None:
+    for option, value, known in (
+        ("method", method, ("", *METHODS)),
+        ("precision", precision, _DTYPES),
+        ("attention", attention, ATTENTION),
+        ("quantize", quantize, ("", "4bit", "8bit")),
+    ):
+        if value not in known:
+            raise UsageError(f"{option} is {' or '.join(filter(None, known))}, not {value!r}")
+
+
+def _imported(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise TargetError(f"a target {PREFIX}... needs {name}. Try pip install {name}.") from error
+
+
+def _made(config: str, dtype: torch.dtype, attention: str) -> Any:
+    transformers = _imported("transformers")
+    path = Path(config).expanduser()
+    place = path.parent if path.is_file() else path
+    try:
+        known = transformers.AutoConfig.from_pretrained(str(place if place.exists() else config))
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise TargetError(
+            f"there is no configuration {config} ({reason}). Try {PREFIX}FOLDER with the model's "
+            "config.json in it."
+        ) from error
+    known.use_cache = False
+    try:
+        return transformers.AutoModelForCausalLM.from_config(
+            known, dtype=dtype, attn_implementation=attention
+        )
+    except ValueError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise TargetError(f"{config} is no causal language model: {reason}") from error
+
+
+def _quantize(model: Any, kind: str, dtype: torch.dtype) -> None:
+    """Replace the linear layers, but the head, by quantized ones of bitsandbytes."""
+    library = _imported("bitsandbytes")
+    layers, functional = library.nn, library.functional
+    with torch.device("cpu"):  # its table is kept, also for tensors with data
+        functional.name2qmap.setdefault("dynamic", functional.create_dynamic_map())
+    head = model.get_output_embeddings()
+    linear = [
+        (name, part)
+        for name, part in model.named_modules()
+        if type(part) is nn.Linear and part is not head
+    ]
+    for name, old in linear:
+        sizes = (old.in_features, old.out_features, old.bias is not None)
+        with torch.device("meta"):
+            new: Any = (
+                layers.Linear4bit(*sizes, compute_dtype=dtype, quant_type="nf4")
+                if kind == "4bit"
+                else layers.Linear8bitLt(*sizes, has_fp16_weights=False, threshold=0.0)
+            )
+        weight = old.weight.detach()
+        if kind == "4bit":
+            new.weight = layers.Params4bit(weight, quant_type="nf4", module=new)
+        else:
+            new.weight = layers.Int8Params(weight, requires_grad=False)
+        new.weight._quantize(weight.device)
+        new.bias = old.bias
+        model.set_submodule(name, new)
+    model.requires_grad_(False)
+    model.is_quantized = True
+    setattr(model, f"is_loaded_in_{kind}", True)
+
+
+def _with_adapters(model: Any, rank: int, targets: str, dropout: float) -> Any:
+    peft = _imported("peft")
+    names: Any = targets if targets == "all-linear" else targets.split(",")
+    config = peft.LoraConfig(
+        r=rank, target_modules=names, lora_dropout=dropout, task_type="CAUSAL_LM"
+    )
+    return peft.get_peft_model(model, config)
+
+
+def _checkpoint(model: Any) -> None:
+    enable: Callable[..., Any] = getattr(
+        model, "activation_checkpointing_enable", model.gradient_checkpointing_enable
+    )
+    name = enable.__name__.replace("enable", "kwargs")
+    enable(**{name: {"use_reentrant": False}})
+    model.enable_input_require_grads()
+
+
+def is_language_model(target: str) -> bool:
+    """Return True for a target that names a configuration."""
+    return target.startswith(PREFIX)
+
+
+def maker_of(target: str) -> Callable[..., TrainingSetup]:
+    """Return the function that makes the setup of such a target, from its options."""
+    return functools.partial(language_model, target.removeprefix(PREFIX))
+
+
+def described(target: str, setup: TrainingSetup, **options: Any) -> str:
+    """Return a sentence on what was made of a configuration: the model, and how it is trained."""
+    model: Any = setup.model
+    parameters = [*model.parameters()]
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
+    parts = [f"{target}: {trained / 1e6:,.1f} M parameters are trained"]
+    config = getattr(model, "peft_config", {}).get("default")
+    if config is not None:
+        layers = ", ".join(sorted({name.rpartition(".")[2] for name in config.target_modules}))
+        parts.append(f"LoRA of rank {config.r} on {layers}")
+    model = model.get_base_model() if config is not None else model
+    for kind in ("4bit", "8bit"):
+        if getattr(model, f"is_loaded_in_{kind}", False):
+            prepared = " (head, embeddings and norms in fp32, as TRL and PEFT prepare them)"
+            parts.append(f"weights in {kind}{prepared if options.get('kbit', True) else ''}")
+    parts.append(f"{options.get('precision', 'bf16')}, as a Trainer runs it")
+    if not parameters[0].is_meta:
+        parts.append("random weights")
+    return ", ".join(parts)

@@ -1,0 +1,152 @@
+"""Run ``batchfinder run`` on public training scripts, with no line of them changed.
+
+    python scripts/benchmarks/bench_scripts.py FOLDER --get        # how to get the scripts
+    scripts/counting_cuda/run.sh python scripts/benchmarks/bench_scripts.py FOLDER
+    python scripts/benchmarks/bench_scripts.py FOLDER --only nanoGPT --device cpu
+    python scripts/benchmarks/bench_scripts.py FOLDER --cost
+
+FOLDER has the checkouts, and ``data``, which ``parts/script_data.py`` makes. For each script
+(``parts/script_list.py``): the answer; then the script at the answer for 50 steps, which must
+survive, and at the next size up (5 %), which must not, under the same limit. Each row is written as
+it comes to scripts/results/scripts.json; rows that are there are not run again, unless named by
+``--only``. ``--cost`` shows instead what the hook costs: the start of a script, and its steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from parts.case import RESULTS, ROOT, SURVIVAL_STEPS, save
+from parts.script_list import SCRIPTS, Script
+
+RESULT_FILE = RESULTS / "scripts.json"
+NEXT_SIZE = 1.05
+NOTHING_FITS = 3
+SEARCH_SECONDS, JUDGE_SECONDS = 900, 600
+LAST_LINES = 12
+
+
+def main() -> None:
+    """Run the scripts asked for; exit with 1 unless every answer survives."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--get", action="store_true", help="show how to get scripts and data")
+    parser.add_argument("--only", action="append", metavar="NAME", help="or a part of it")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--output", type=Path, default=RESULT_FILE)
+    options = parser.parse_args()
+    folder = options.folder.resolve()
+    if options.get:
+        print("\n".join(how_to_get(folder)))
+        return
+    rows: dict[str, Any] = {}
+    if options.output.exists():
+        rows = json.loads(options.output.read_text())
+    for script in SCRIPTS:
+        named = any(name.lower() in script.name.lower() for name in options.only or ())
+        if not (named if options.only else script.name not in rows):
+            continue
+        rows[script.name] = row_of(script, folder, options.device)
+        print(script.name, rows[script.name], file=sys.stderr, flush=True)
+        save(options.output, {each.name: rows[each.name] for each in SCRIPTS if each.name in rows})
+    good = [name for name, row in rows.items() if row["survives"] and row["next_fails"]]
+    print(f"{len(good)} of {len(rows)}: the answer survives, the next size up does not")
+    sys.exit(len(good) < len(rows))
+
+
+def how_to_get(folder: Path) -> list[str]:
+    """Return the shell commands that fill the folder."""
+    repositories = {script.repository: script.folder.split("/")[0] for script in SCRIPTS}
+    clones = [
+        f"git clone --depth 1 https://github.com/{repository} {folder / name}"
+        for repository, name in repositories.items()
+    ]
+    return [*clones, f"python scripts/benchmarks/parts/script_data.py {folder / 'data'}"]
+
+
+def row_of(script: Script, folder: Path, device: str) -> dict[str, Any]:
+    """Search, and judge the answer."""
+    for name, target in script.links.items():
+        link = folder / script.folder / name
+        if not link.exists():
+            link.symlink_to((folder / "data" / target).resolve())
+    found = launched(script, folder, device, SEARCH_SECONDS)
+    row: dict[str, Any] = {
+        "device": device,
+        "gib": script.gib,
+        "lines_changed": 0,
+        "batch_size": found.get("batch_size", 0),
+        "launches": found.get("launches", 0),
+        "seconds": found["seconds"],
+        "survives": False,
+        "next_fails": False,
+    }
+    if not row["batch_size"]:
+        return row | {"error": found["error"]}
+    answer = row["batch_size"]
+    row["probes"] = [[p["batch_size"], p["outcome"], p["steps"]] for p in found["probes"]]
+    row["warnings"] = found["warnings"]
+    row["command"] = found["command"]
+    steps = ("--steps", str(SURVIVAL_STEPS))
+    at_answer = launched(script, folder, device, JUDGE_SECONDS, answer, steps)
+    row["survival_steps"] = at_answer.get("confirmed_steps", 0)
+    row["survives"] = row["survival_steps"] >= SURVIVAL_STEPS
+    row["next_size"] = max(answer + 1, math.ceil(answer * NEXT_SIZE))
+    above = launched(script, folder, device, JUDGE_SECONDS, row["next_size"], steps)
+    row["next_fails"] = above["exit_status"] == NOTHING_FITS
+    for name, report in (("survival_error", at_answer), ("next_error", above)):
+        if "error" in report and not (name == "next_error" and row["next_fails"]):
+            row[name] = report["error"]
+    return row
+
+
+def launched(
+    script: Script,
+    folder: Path,
+    device: str,
+    seconds: float,
+    size: int | None = None,
+    more: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Run ``batchfinder run`` on a script: at one size, or all."""
+    options = ["--device", device, "--memory-limit", f"{script.gib}GiB", *script.options, *more]
+    if size is not None:
+        options += ["--min-batch-size", str(size), "--max-batch-size", str(size)]
+    for name, value in script.environment.items():
+        if name == "PYTHONPATH" and os.environ.get("PYTHONPATH"):
+            value = f"{value}:{os.environ['PYTHONPATH']}"
+        options += ["--env", f"{name}={value}"]
+    command = shlex.split(script.command.replace("{data}", str(folder / "data")))
+    started = time.monotonic()
+    try:
+        run = subprocess.run(
+            [sys.executable, "-m", "batchfinder", "run", "--json", *options, "--", *command],
+            cwd=folder / script.folder,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"took more than {seconds:g} s", "exit_status": None, "seconds": seconds}
+    report: dict[str, Any] = {}
+    if run.stdout.strip():
+        report = json.loads(run.stdout)
+    report |= {"exit_status": run.returncode, "seconds": round(time.monotonic() - started, 1)}
+    if run.returncode:
+        report["error"] = "\n".join(run.stderr.splitlines()[-LAST_LINES:])
+    return report
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""``batchfinder watch``: the memory of a training from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from click.testing import CliRunner, Result
+
+from batchfinder.cli.app import cli
+from batchfinder.launching.usage import Gpus, read_usage
+from batchfinder.units import GIB, MIB
+
+TRAINING = f"import time; held = bytearray({200 * MIB}); time.sleep(1)"
+
+
+def watch(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["watch", *arguments])
+
+
+def with_nvml(monkeypatch: pytest.MonkeyPatch, running: dict[int, int | None]) -> None:
+    """Let NVML show one GPU of 24 GiB, with 10 GiB in use, and these processes."""
+    nvml = ModuleType("pynvml")
+    processes = [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in running.items()]
+    vars(nvml).update(
+        NVMLError=RuntimeError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(total=24 * GIB, used=10 * GIB),
+        nvmlDeviceGetName=lambda _: "NVIDIA A10G",
+        nvmlDeviceGetComputeRunningProcesses=lambda _: processes,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+
+
+def test_a_command_is_watched_until_it_ends_and_its_status_is_kept() -> None:
+    ended = watch("--every", "0.2", "--json", "--", sys.executable, "-c", TRAINING)
+
+    lines = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert ended.exit_code == 0
+    assert max(line["host_bytes"] for line in lines) > 200 * MIB
+    assert watch("--", sys.executable, "-c", "raise SystemExit(7)").exit_code == 7
+
+
+def test_the_peak_is_the_last_line() -> None:
+    ended = watch("--every", "0.2", "--", sys.executable, "-c", TRAINING)
+
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("Peak: ")
+    assert "host" in last
+
+
+def test_memory_of_a_gpu_is_split_into_ours_and_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_nvml(monkeypatch, {os.getpid(): 8 * GIB, 1: 2 * GIB})
+
+    usage = read_usage(os.getpid(), Gpus())
+
+    assert usage is not None
+    (gpu,) = usage.gpus
+    assert (gpu.name, gpu.process_bytes, gpu.others_bytes) == ("0 NVIDIA A10G", 8 * GIB, 2 * GIB)
+
+
+def test_where_the_driver_hides_the_processes_all_that_is_used_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_nvml(monkeypatch, {os.getpid(): None})
+
+    usage = read_usage(os.getpid(), Gpus())
+
+    assert usage is not None
+    (gpu,) = usage.gpus
+    assert (gpu.process_bytes, gpu.others_bytes) == (None, 10 * GIB)
+
+
+def test_without_nvml_the_host_is_shown_and_the_extra_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+
+    assert Gpus().missing == "GPUs are not shown. Try pip install 'batchfinder[gpu]'"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "Try --pid 1234"),
+        (("--pid", "4194304"), "there is no process 4194304"),
+        (("--", "no-such-command"), "there is no command 'no-such-command'"),
+        (("--every", "0", "--pid", "1"), "--every must be above 0"),
+    ],
+)
+def test_what_cannot_be_watched_is_one_line(arguments: tuple[str, ...], message: str) -> None:
+    ended = watch(*arguments)
+
+    assert ended.exit_code == 2
+    assert message in ended.stderr

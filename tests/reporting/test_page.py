@@ -1,0 +1,155 @@
+"""The HTML page: its sections, its pictures by their structure, and what a browser says."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+from reporting.fake_search import RESULT, result
+
+from batchfinder import estimate_max_batch
+from batchfinder.errors import UsageError
+from batchfinder.reporting.page.page import check_report, page_of, read_results, write_page
+from batchfinder.reporting.page.svg import ticks
+from batchfinder.results.result import BatchSizeResult
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+class Outline(HTMLParser):
+    """Counts the elements and collects the texts of a page; fails where tags do not match."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.counts: dict[str, int] = {}
+        self.classes: dict[str, int] = {}
+        self.links: list[str] = []
+        self.feed(page)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        for name, value in attrs:
+            if name == "class" and value:
+                self.classes[value] = self.classes.get(value, 0) + 1
+            if name in ("href", "src"):
+                self.links.append(value or "")
+        if tag not in ("meta", "link"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def estimates() -> dict[str, object]:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
+    sample = torch.randn(2, 64), torch.randn(2, 64)
+    found = [
+        estimate_max_batch(model, sample, gpu=gpu, max_batch_size=64) for gpu in ("t4", "h100")
+    ]
+    return {"schema_version": 1, "estimates": [one.to_dict() for one in found]}
+
+
+def test_a_search_is_drawn_with_every_probe_and_the_budget() -> None:
+    page = page_of([json.loads(RESULT.to_json())])
+
+    outline = Outline(page)
+    assert "<h2>Max batch size 1042</h2>" in page
+    drawn = page[page.index('<svg role="img"') :]
+    assert len(re.findall(r'<circle class="fits"', drawn)) == 4 + 4  # memory, then speed
+    assert len(re.findall(r'<path class="oom"', drawn)) == 1
+    assert len(re.findall(r'<circle class="confirmed"', drawn)) == 1
+    assert outline.counts["tr"] == 1 + len(RESULT.probes) + 0
+    assert outline.links == []  # nothing is fetched
+    assert "peak memory, GiB" in page
+
+
+def test_an_estimate_is_drawn_by_gpu_and_over_its_step(estimates: dict[str, object]) -> None:
+    page = page_of([estimates])
+
+    outline = Outline(page)
+    assert outline.counts["h2"] == 1 + 2 + 1 + 1
+    assert page.count("Memory over one training step, stacked") == 2
+    assert "optimizer states" in page
+
+
+def test_the_memory_of_a_moment_is_the_sum_of_its_kinds(estimates: dict[str, object]) -> None:
+    for one in estimates["estimates"]:  # type: ignore[attr-defined]
+        timeline = one["explanation"]["timeline"]
+        assert timeline
+        for moment in timeline:
+            assert sum(moment["bytes_by_kind"].values()) == moment["allocated_bytes"]
+
+
+def test_texts_of_the_user_are_no_markup() -> None:
+    page = page_of([json.loads(result(device="<script>alert(1)</script>").to_json())])
+
+    Outline(page)
+    assert "<script" not in page
+
+
+def test_a_result_comes_back_from_its_json() -> None:
+    again = BatchSizeResult.from_dict(json.loads(RESULT.to_json()))
+
+    assert again.probes == RESULT.probes
+    assert again.to_dict() == RESULT.to_dict()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"estimates": []}', '{"probes": 3}', "null"])
+def test_a_file_without_a_result_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "result.json"
+    file.write_text(content)
+
+    with pytest.raises(UsageError, match=r"is no result of batchfinder\. Try batchfinder find"):
+        read_results([str(file)])
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"must end in \.html"):
+        check_report(str(tmp_path / "a.png"))
+    with pytest.raises(UsageError, match="there is no folder"):
+        check_report(str(tmp_path / "none" / "a.html"))
+    with pytest.raises(UsageError, match="cannot read"):
+        read_results([str(tmp_path / "missing.json")])
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"), [(0.7, 4), (1, 6), (23, 5), (132.2, 3), (1e6, 6), (0, 1)]
+)
+def test_ticks_are_few_and_round(most: float, expected: int) -> None:
+    found = ticks(most)
+
+    assert all(value <= most for value in found)
+    assert len(found) == expected
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_opens_the_page_without_an_error(
+    tmp_path: Path, estimates: dict[str, object]
+) -> None:
+    page, picture = tmp_path / "report.html", tmp_path / "page.png"
+    write_page([json.loads(RESULT.to_json()), estimates], str(page))
+    assert page.stat().st_size < 500_000
+
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"]
+    options += ["--disable-background-networking", "--disable-component-update", "--disable-quic"]
+    ended = subprocess.run(
+        [str(CHROMIUM), *options, f"--user-data-dir={tmp_path / 'profile'}",
+         "--enable-logging=stderr", f"--screenshot={picture}", page.as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "CONSOLE" not in ended.stderr
