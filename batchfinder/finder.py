@@ -52,6 +52,7 @@ def find_max_batch(
     batch_dim: int | None = None,
     strategy: str | None = None,
     start_from_estimate: bool = False,
+    throughput: bool = False,
     mode: str = "train",
     eval_batch_size: int | None = None,
     time_limit: float | None = None,
@@ -103,6 +104,8 @@ def find_max_batch(
             of this device. Without, that is done where it pays: on an accelerator where a single
             process trains without ``compile``, and by the two a step at the answer's size should
             take a second or more.
+        throughput: also time steps at sizes below the answer; see the result's ``throughput``. It
+            takes at most as long again.
         mode: ``"eval"``: forward passes and losses in eval mode, without gradients, beside the
             gradients and optimizer states of a training. ``"inference"``: those of the model alone.
         eval_batch_size: also run a validation after every step, with batches of this size.
@@ -169,6 +172,7 @@ def find_max_batch(
                 max_batch_size=bounds[1],
                 multiple_of=bounds[2],
                 on_probe=on_probe,
+                measures_throughput=throughput,
                 deadline=deadline,
                 head_start=HeadStart(
                     estimate,

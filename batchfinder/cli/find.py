@@ -55,6 +55,7 @@ def find_batch_size(
     precision: str,
     optimizer: str | None,
     strategy: str | None,
+    throughput: bool,
     mode: str,
     eval_batch_size: int | None,
     accumulate: bool,
@@ -148,6 +149,7 @@ def find_batch_size(
             bounds=bounds,
             show_probe=lambda _, probe: reporter.probe(probe),
             deadline=deadline,
+            measures_throughput=throughput,
             recall=lambda prober: None if memory is None else _recalled(memory, prober),
             make_head_start=lambda prober: HeadStart(
                 partial(_estimate_of, prober, start_from_estimate),

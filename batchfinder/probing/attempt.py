@@ -131,7 +131,7 @@ class Run:
 
     steps: int = 0
     samples: int = 0
-    step_seconds: float | None = None
+    steps_seconds: list[float] = field(default_factory=list)
     allocated_bytes: int = 0
     reserved_bytes: int = 0
     phase_peak_bytes: dict[Phase, int] = field(default_factory=dict)
@@ -140,6 +140,13 @@ class Run:
     failure: Failure | None = None
     where: str = ""
     note: str = ""
+
+    @property
+    def is_only_probable(self) -> bool:
+        """True for a failure that means memory only if it comes again."""
+        from batchfinder.probing.devices.oom_table import Tier  # needs torch
+
+        return self.failure is not None and self.failure.tier is Tier.PROBABLE
 
 
 def to_probe(run: Run, batch_size: int, confirm: bool, seconds: float) -> Probe:
@@ -159,7 +166,8 @@ def to_probe(run: Run, batch_size: int, confirm: bool, seconds: float) -> Probe:
         steps=run.steps,
         samples=run.samples,
         seconds=seconds,
-        step_seconds=run.step_seconds,
+        step_seconds=run.steps_seconds[-1] if run.steps_seconds else None,
+        steps_seconds=tuple(run.steps_seconds),
         peak_allocated_bytes=run.allocated_bytes or None,
         peak_reserved_bytes=run.reserved_bytes or None,
         phase_peak_bytes=run.phase_peak_bytes,

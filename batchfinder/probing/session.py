@@ -77,6 +77,7 @@ class ProbeSession:
         self.budget_bytes = budget_bytes
         self.options = options
         self.is_used = False
+        self._small = options.warm_up_batch_size
         self._made_step: TrainingStep | None = None
         self._baseline: Baseline | None = None
         self._leaks: list[str] = []
@@ -122,7 +123,7 @@ class ProbeSession:
         # A failure that may be memory is believed only when it comes again after all has been
         # freed. Nothing of the failed frame is alive any more in ``sleep``.
         retrying = Retrying(
-            retry=retry_if_result(_is_only_probable),
+            retry=retry_if_result(lambda run: run.is_only_probable),
             stop=stop_after_attempt(1 if self.options.strategy else 2),
             sleep=lambda _: self.clean(),
             retry_error_callback=lambda state: state.outcome and state.outcome.result(),
@@ -138,7 +139,7 @@ class ProbeSession:
         probe = to_probe(run, batch_size, confirm, time.perf_counter() - started)
         is_spoilt = run.failure is not None and not self.device.leaves_no_trace
         is_reusable = not is_broken and not is_spoilt and self.is_at_baseline()
-        is_believed = was_clean and not (self.options.strategy and _is_only_probable(run))
+        is_believed = was_clean and not (self.options.strategy and run.is_only_probable)
         return Attempt(probe, is_believed, is_reusable, is_broken)
 
     def _run(self, batch_size: int, confirm: bool) -> Run:
@@ -215,7 +216,7 @@ class ProbeSession:
             run.note = THRASHING_NOTE
 
     def _begin(self, batch_size: int, *, is_first: bool) -> Callable[[int], Any]:
-        small = max(SMALL, self.options.warm_up_batch_size or batch_size)
+        small = self._small = max(SMALL, self._small or batch_size)
         self._step_of_setup.begin(batch_size, lambda: self._loader(small)(0), is_first=is_first)
         return self._loader(batch_size)
 
@@ -268,7 +269,7 @@ class ProbeSession:
         step.optimizer_step()
         peak = max(peak, self._read(Phase.OPTIMIZER_STEP, run))
         run.allocation_retries = self.device.allocation_retries() - retries_before
-        run.step_seconds = time.perf_counter() - started
+        run.steps_seconds.append(time.perf_counter() - started)
         run.in_use_after_steps.append(self.device.in_use_bytes())
         self.on_step()
         return peak
@@ -294,7 +295,3 @@ class ProbeSession:
         run.allocated_bytes = max(run.allocated_bytes, peaks.allocated_bytes)
         run.reserved_bytes = max(run.reserved_bytes, peaks.reserved_bytes)
         return peaks
-
-
-def _is_only_probable(run: Run) -> bool:
-    return run.failure is not None and run.failure.tier is Tier.PROBABLE

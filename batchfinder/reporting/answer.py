@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from batchfinder.reporting.speed import speed_details, speed_verdict
 from batchfinder.reporting.wording import allocator_request_bytes, count, one_line
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.memory_model import MemoryModel
@@ -30,6 +31,8 @@ def headline(result: BatchSizeResult) -> list[str]:
     Example: "Max batch size 1042", "2.9 GiB fixed + 126.8 MiB per sample", "6 probes, 8.4 s".
     """
     parts = [_verdict(result)]
+    if result.throughput is not None:
+        parts.append(speed_verdict(result.throughput, result.batch_size))
     if result.batch_size and result.memory_model is not None:
         parts.append(_formula(result.memory_model))
     return [*parts, f"{count(len(result.probes), 'probe')}, {format_seconds(result.seconds)}"]
@@ -53,6 +56,8 @@ def details(
     else:
         lines += _next_failure(result, verbose)
     lines += _circumstances(result)
+    if result.throughput is not None:
+        lines += speed_details(result.throughput)
     lines += _ranks(result)
     if result.estimated_batch_size and result.batch_size:
         lines.append(_guess(result.estimated_batch_size, result.batch_size))

@@ -17,13 +17,16 @@ AS_FAST = 0.02
 # The median of readings varies this many times as much as their mean, if they are normal.
 MEDIAN_ERROR = 1.2533
 
+# The standard deviation is this many times the median deviation, if they are normal.
+NORMAL_DEVIATION = 1.4826
+
 # Times are a floor and a line in the batch size, t^p = floor^p + (slope n)^p: 1 is their sum, large
 # powers their maximum, as on a GPU that small batches do not fill.
 POWERS = (1, 2, 4, 8)
 
 # A curve is used if it is off by no more than this, or this many standard errors.
 OFF_CURVE = 0.02
-OFF_ERRORS = 2.5
+OFF_ERRORS = 3.5
 
 
 @dataclass(frozen=True)
@@ -102,13 +105,18 @@ def throughput_of(seconds: Mapping[int, Sequence[float]]) -> Throughput:
 
 
 def _spread(seconds: Mapping[int, Sequence[float]]) -> float:
-    """The standard deviation of all steps around the median of their size, as a fraction."""
-    squares, freedom = 0.0, 0
+    """The standard deviation of all steps around the median of their size, as a fraction.
+
+    By the median of the deviations: a step that something else has delayed does not count.
+    """
+    deviations: list[float] = []
     for of_size in seconds.values():
         median = statistics.median(of_size)
-        squares += sum((second / median - 1) ** 2 for second in of_size)
-        freedom += len(of_size) - 1
-    return math.sqrt(squares / freedom) if freedom else 0.0
+        deviations += [abs(second / median - 1) for second in of_size]
+    freedom = len(deviations) - len(seconds)
+    if freedom < 1:
+        return 0.0
+    return NORMAL_DEVIATION * statistics.median(deviations) * len(deviations) / freedom
 
 
 def _smoothed(rates: Sequence[Rate]) -> tuple[list[float], float]:
