@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from batchfinder.reporting.plan import plan_lines
 from batchfinder.reporting.speed import speed_details, speed_verdict
 from batchfinder.reporting.wording import allocator_request_bytes, count, one_line
 from batchfinder.results.accumulation import AccumulationPlan
@@ -62,7 +63,7 @@ def details(
     if result.estimated_batch_size and result.batch_size:
         lines.append(_guess(result.estimated_batch_size, result.batch_size))
     if plan is not None:
-        lines.append(str(plan))
+        lines += plan_lines(plan, verbose=verbose)
     model = result.memory_model
     if verbose and result.batch_size and model is not None and not model.is_linear:
         # Without -v, the headline's "roughly" says it.

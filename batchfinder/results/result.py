@@ -156,7 +156,8 @@ class BatchSizeResult:
             UsageError: a size is not positive, or nothing fits.
         """
         ranks = self.world_size if world_size is None else world_size
-        return plan_accumulation(global_batch_size, self.batch_size, ranks)
+        known = (self.throughput.rate_at,) if self.throughput else ()
+        return plan_accumulation(global_batch_size, self.batch_size, ranks, *known)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data.
