@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from batchfinder.results.result import BatchSizeResult, NextFailure, Status
     from batchfinder.simulation.estimate import Estimate, PeakEstimate
     from batchfinder.simulation.gpus import Gpu, find_gpu
+    from batchfinder.studies.compare import compare_strategies
+    from batchfinder.studies.comparison import Comparison
+    from batchfinder.studies.sweep import sweep_max_batch
+    from batchfinder.studies.swept import Sweep
     from batchfinder.training.setup import TrainingSetup
 
 __all__ = [
@@ -28,6 +32,7 @@ __all__ = [
     "BatchFinderError",
     "BatchFinderWarning",
     "BatchSizeResult",
+    "Comparison",
     "Estimate",
     "Gpu",
     "MemoryModel",
@@ -39,12 +44,15 @@ __all__ = [
     "Probe",
     "Split",
     "Status",
+    "Sweep",
     "TrainingSetup",
+    "compare_strategies",
     "estimate_max_batch",
     "estimate_peak_memory",
     "find_gpu",
     "find_max_batch",
     "set_max_batch",
+    "sweep_max_batch",
     "watch_memory",
 ]
 
@@ -55,6 +63,7 @@ _MODULES = {
     "BatchFinderError": "errors",
     "BatchFinderWarning": "errors",
     "BatchSizeResult": "results.result",
+    "Comparison": "studies.comparison",
     "Estimate": "simulation.estimate",
     "Gpu": "simulation.gpus",
     "MemoryModel": "results.memory_model",
@@ -66,13 +75,16 @@ _MODULES = {
     "Probe": "results.probe",
     "Split": "results.accumulation",
     "Status": "results.result",
+    "Sweep": "studies.swept",
     "TrainingSetup": "training.setup",
+    "compare_strategies": "studies.compare",
     "estimate_max_batch": "estimator",
     "estimate_peak_memory": "estimator",
     "find_gpu": "simulation.gpus",
     "find_max_batch": "finder",
     "set_max_batch": "integrations.transformers",
     "watch_memory": "integrations.watch",
+    "sweep_max_batch": "studies.sweep",
 }
 
 

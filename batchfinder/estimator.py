@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -16,6 +17,7 @@ from batchfinder.simulation.allocator.caching import AllocatorSettings
 from batchfinder.simulation.estimate import Estimate, PeakEstimate
 from batchfinder.simulation.explanation import explain
 from batchfinder.simulation.gpus import Gpu, find_gpu
+from batchfinder.simulation.kernels.attention import ComputeCapability
 from batchfinder.simulation.prober import SimulatedProber
 from batchfinder.simulation.simulated_search import (
     expected_size,
@@ -244,6 +246,7 @@ def estimate_on_gpus(
     max_batch_size: int | None = None,
     multiple_of: int = 1,
     cluster: Cluster | None = None,
+    make_traces: Callable[[ComputeCapability], StepTraces] | None = None,
 ) -> list[Estimate]:
     """Estimate the largest batch size on several GPUs.
 
@@ -258,19 +261,21 @@ def estimate_on_gpus(
         max_batch_size: the largest size to try.
         multiple_of: only multiples of this are tried.
         cluster: the data-parallel job in which each GPU is one rank. Default: a GPU trains alone.
+        make_traces: makes the traces for a GPU. Default: those of the setup and the options.
 
     Raises:
         UsageError, SampleError, DeviceError, StepError, Exception: as ``estimate_max_batch``.
     """
     _, max_batch_size, multiple_of = whole_bounds(min_batch_size, max_batch_size, multiple_of)
     smallest, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
+    make_traces = make_traces or partial(StepTraces, setup, options, cluster=cluster)
     made: list[StepTraces] = []
     estimates: list[Estimate] = []
     answers: dict[int, int] = {}
     for gpu in gpus:
         traces = next((some for some in made if some.hold_for(gpu.compute_capability)), None)
         if traces is None:
-            traces = StepTraces(setup, options, gpu.compute_capability, cluster)
+            traces = make_traces(gpu.compute_capability)
             made.append(traces)
         prober = SimulatedProber(traces, gpu, options, settings)
         bounds = (smallest, max_batch_size, multiple_of)

@@ -27,6 +27,7 @@ ROOMS = (
     "",
     "cli",
     "reporting",
+    "studies",
     "integrations",
     "launching",
     "finder",

@@ -21,6 +21,7 @@ from batchfinder.cli.options import (
     search_options,
     shared_options,
 )
+from batchfinder.cli.studies.commands import compare, sweep
 from batchfinder.errors import BatchFinderError, UserCodeError
 from batchfinder.results.version import VERSION
 
@@ -102,11 +103,11 @@ def find(make_prober: Any, /, **options: Any) -> None:
     Exit status: 0 found, 1 error, 2 usage, 3 not even the smallest size fits, 130 Ctrl-C,
     143 SIGTERM.
     """
-    _expect_no_numpy()
+    expect_no_numpy()
     # Imported late, because --help must be fast.
     from batchfinder.cli.find import find_batch_size
 
-    _exit_with(find_batch_size, **options, make_prober=make_prober)
+    exit_with(find_batch_size, **options, make_prober=make_prober)
 
 
 @cli.command("run", short_help="Find it for a training script, unmodified.")
@@ -126,10 +127,10 @@ def run_script(**options: Any) -> None:
     Exit status: 0 found, 1 error, 2 usage, 3 not even the smallest size fits, 130 Ctrl-C,
     143 SIGTERM.
     """
-    _expect_no_numpy()
+    expect_no_numpy()
     from batchfinder.cli.run import run_command
 
-    _exit_with(run_command, **options)
+    exit_with(run_command, **options)
 
 
 @cli.command(short_help="Estimate it for a GPU that you do not have.")
@@ -187,10 +188,10 @@ def estimate(**options: Any) -> None:
     Exit status: 0 estimated, 1 error, 2 usage, 3 not even the smallest size fits on any of the
     GPUs, 130 Ctrl-C.
     """
-    _expect_no_numpy()
+    expect_no_numpy()
     from batchfinder.cli.estimate import estimate_batch_size
 
-    _exit_with(estimate_batch_size, **options)
+    exit_with(estimate_batch_size, **options)
 
 
 @cli.command(short_help="Draw results as one HTML page.")
@@ -207,7 +208,7 @@ def report(**options: Any) -> None:
     """Draw results that --json printed as one self-contained HTML page."""
     from batchfinder.cli.output import report_results
 
-    _exit_with(report_results, **options)
+    exit_with(report_results, **options)
 
 
 @cli.command(short_help="Show the memory of a training while it runs.")
@@ -229,7 +230,7 @@ def watch(**options: Any) -> None:
     """
     from batchfinder.cli.watch import watch_training
 
-    _exit_with(watch_training, **options)
+    exit_with(watch_training, **options)
 
 
 @cli.command(short_help="List the GPUs that can be simulated.")
@@ -241,15 +242,20 @@ def gpus(**options: Any) -> None:
     """
     from batchfinder.cli.gpus import list_gpus
 
-    _exit_with(list_gpus, **options)
+    exit_with(list_gpus, **options)
 
 
-def _expect_no_numpy() -> None:
+cli.add_command(compare)
+cli.add_command(sweep)
+
+
+def expect_no_numpy() -> None:
     """Silence PyTorch's warning that NumPy is missing: nothing here needs it."""
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")
 
 
-def _exit_with(command: Callable[..., int], **options: Any) -> None:
+def exit_with(command: Callable[..., int], **options: Any) -> None:
+    """Run a command and exit with its status, or with one line that says what is wrong."""
     try:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by main()
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -90,7 +90,7 @@ def estimate_batch_size(
     largest = _cluster(strategy, world_size)
     if report is not None:
         check_report(report)  # before the work
-    gpus = _gpus(gpu_names, memory, overhead)
+    gpus = gpus_of(gpu_names, memory, overhead)
     is_hf = is_language_model(target)
     of_language_model = arguments_by_length(
         is_hf, **language_model, precision=precision if _is_given("precision") else None
@@ -113,7 +113,7 @@ def estimate_batch_size(
     jobs: list[ClusterEstimate] = []
     warnings: list[str] = []
     # Output of the target and its steps must not mix with the answer.
-    with contextlib.redirect_stdout(sys.stderr), _user_errors():
+    with contextlib.redirect_stdout(sys.stderr), user_errors():
         for length, own in of_language_model:
             with (
                 cuda_autocast_on_cpu(),
@@ -160,7 +160,7 @@ def estimate_batch_size(
 
 
 @contextlib.contextmanager
-def _user_errors() -> Iterator[None]:
+def user_errors() -> Iterator[None]:
     """Raise errors of the user's code as ``UserCodeError``, with their traceback."""
     try:
         yield
@@ -174,7 +174,12 @@ def _user_errors() -> Iterator[None]:
         raise UserCodeError(message, user_traceback(error)) from error
 
 
-def _gpus(names: Sequence[str], memory: str | None, overhead: str | None) -> list[Gpu]:
+def gpus_of(names: Sequence[str], memory: str | None, overhead: str | None) -> list[Gpu]:
+    """Return the GPUs that the options name, with the memory that they give them.
+
+    Raises:
+        UsageError: there is none, or one is unknown.
+    """
     gpus = list(dict.fromkeys(map(find_gpu, names)))
     if memory is not None:
         total = parse_bytes(memory)

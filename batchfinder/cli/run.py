@@ -14,6 +14,10 @@ from batchfinder.errors import UsageError
 from batchfinder.search.bounds import check_bounds
 from batchfinder.units import parse_bytes, parse_percentage
 
+# A size at most this share larger than the answer failed: one closer would take one to three more
+# launches of 5 to 20 seconds each (scripts/results/scripts.json).
+RESOLUTION = 0.03
+
 if TYPE_CHECKING:
     from batchfinder.results.probe import Probe
     from batchfinder.results.result import BatchSizeResult
@@ -74,7 +78,7 @@ def run_command(
         show_output=verbose,
     )
     before = files_in(Path.cwd())
-    prices = Prices(confirm=1)  # each launch confirms
+    prices = Prices(confirm=1, resolution=RESOLUTION)  # each launch confirms
     shown = 0
 
     def launch() -> LaunchProber:

@@ -31,7 +31,7 @@ def estimate_table(estimates: Sequence[Estimate], width: float = math.inf) -> li
             per_sample = f"~{per_sample}"
         name = estimate.gpu.name
         rows.append((name, memory, size, interval, peak, format_bytes(states), per_sample))
-    return _fitted(rows, width)
+    return fitted(rows, width)
 
 
 def length_table(runs: Mapping[int | None, Sequence[Estimate]]) -> list[str]:
@@ -44,7 +44,7 @@ def length_table(runs: Mapping[int | None, Sequence[Estimate]]) -> list[str]:
     for length, estimates in runs.items():
         sizes = [str(estimate.batch_size or "out of memory") for estimate in estimates]
         rows.append((str(length), *sizes))
-    return _aligned(rows, left=())
+    return aligned(rows, left=())
 
 
 def cluster_table(jobs: Sequence[ClusterEstimate], width: float = math.inf) -> list[str]:
@@ -55,7 +55,7 @@ def cluster_table(jobs: Sequence[ClusterEstimate], width: float = math.inf) -> l
         ranks, strategy = str(job.cluster.world_size), job.cluster.strategy
         total = str(job.global_batch_size) if job.global_batch_size else "-"
         rows.append((job.estimate.gpu.name, ranks, strategy, size, interval, total, peak))
-    return _fitted(rows, width)
+    return fitted(rows, width)
 
 
 def _answer(estimate: Estimate) -> tuple[str, str, str]:
@@ -77,11 +77,11 @@ def explanation_lines(explanation: Explanation) -> list[str]:
     if explanation.peak_line:
         place += f" ({explanation.peak_line})"
     lines = [f"Peak at batch size {explanation.batch_size}, in the {place}:"]
-    lines += ["  " + line for line in _aligned([*rows, ("total", format_bytes(total), "")])]
+    lines += ["  " + line for line in aligned([*rows, ("total", format_bytes(total), "")])]
     if explanation.top_modules:
         lines.append("Activations per sample:")
         modules = [(name, format_bytes(size)) for name, size in explanation.top_modules]
-        lines += ["  " + line for line in _aligned(modules)]
+        lines += ["  " + line for line in aligned(modules)]
     return [*lines, "One step:", *_timeline(explanation)]
 
 
@@ -98,7 +98,7 @@ def gpu_table(gpus: Sequence[Gpu]) -> list[str]:
         )
         for gpu in gpus
     ]
-    return _aligned(rows, left=(0, 4))
+    return aligned(rows, left=(0, 4))
 
 
 def _timeline(explanation: Explanation) -> list[str]:
@@ -114,17 +114,23 @@ def _timeline(explanation: Explanation) -> list[str]:
     return lines
 
 
-def _fitted(rows: Sequence[Sequence[str]], width: float) -> list[str]:
-    """Return a table with a header, or one paragraph per row if the table is too wide."""
-    lines = _aligned(rows)
+def fitted(rows: Sequence[Sequence[str]], width: float, left: Sequence[int] = (0,)) -> list[str]:
+    """Return a table with a header, or one paragraph per row if the table is too wide.
+
+    Args:
+        rows: of cells, all of the same length; the first is the header.
+        width: columns of the terminal.
+        left: the columns that are flush left.
+    """
+    lines = aligned(rows, left)
     if max(map(len, lines)) <= width:
         return lines
     header, *rest = rows
-    paragraphs = [_aligned(list(zip(header, row, strict=True)), left=(0, 1)) for row in rest]
+    paragraphs = [aligned(list(zip(header, row, strict=True)), left=(0, 1)) for row in rest]
     return [line for paragraph in paragraphs for line in ("", *paragraph)][1:]
 
 
-def _aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
     """Pad the cells to columns: the ``left`` ones flush left, the others flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

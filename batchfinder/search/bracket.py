@@ -40,6 +40,7 @@ class Bracket:
         unit: every size is a multiple of it.
         budget_bytes: what a step may use.
         is_repeatable: whether a size that ran one step will run many, in any process.
+        coarseness: how close the bracket is drawn at least, as a share of the size.
 
     Attributes:
         fits: the probes that fitted, by size.
@@ -59,10 +60,18 @@ class Bracket:
     """
 
     def __init__(
-        self, first: int, last: int, unit: int, budget_bytes: float, *, is_repeatable: bool = True
+        self,
+        first: int,
+        last: int,
+        unit: int,
+        budget_bytes: float,
+        *,
+        is_repeatable: bool = True,
+        coarseness: float = 0,
     ) -> None:
         self.first, self.last, self.unit = first, last, unit
         self.budget_bytes, self.is_repeatable = budget_bytes, is_repeatable
+        self._coarseness = coarseness
         self.fits: dict[int, Probe] = {}
         self.confirmed: dict[int, Probe] = {}
         self.failure: Probe | None = None
@@ -101,10 +110,10 @@ class Bracket:
         """How close the bracket would be drawn below a failure at this size."""
         thrashes = self.failure is not None and self.failure.is_thrashing
         is_loose = self.is_fragmented or self.is_refuted or thrashes
-        share = FRAGMENTED_RESOLUTION if is_loose else 0
+        share = max(self._coarseness, FRAGMENTED_RESOLUTION if is_loose else 0)
         if not self.verdicts_repeat:
             differences = min(MOST_RESOLUTION, DIFFERENCES * self.spread)
-            share = max(FRAGMENTED_RESOLUTION, differences)
+            share = max(share, FRAGMENTED_RESOLUTION, differences)
         return max(self.unit, math.floor(share * size / self.unit) * self.unit)
 
     @property

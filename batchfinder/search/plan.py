@@ -27,12 +27,15 @@ class Prices:
         failed_probe: a probe that does not; one that does is a step.
         launch: what comes on top of each where a process has to start for it, in steps at the size
             expected. Whoever launches may correct it while a search runs.
+        resolution: how close the bracket is drawn at least, as a share of the size: closer is not
+            worth a move.
     """
 
     confirm: float = 3
     failed_confirm: float = 1
     failed_probe: float = 1
     launch: float = 0
+    resolution: float = 0
 
 
 class Move(NamedTuple):

@@ -129,8 +129,15 @@ def search(
         37
     """
     first, last = check_bounds(smallest, largest, multiple_of)
-    known = Bracket(first, last, multiple_of, budget_bytes, is_repeatable=is_repeatable)
     prices = prices or (PRICES if is_repeatable else UNREPEATABLE_PRICES)
+    known = Bracket(
+        first,
+        last,
+        multiple_of,
+        budget_bytes,
+        is_repeatable=is_repeatable,
+        coarseness=prices.resolution,
+    )
     estimate: int | None = None
     for probe in confirmed:
         known.record(probe, True)

@@ -55,7 +55,7 @@ def main() -> None:
         named = any(name.lower() in script.name.lower() for name in options.only or ())
         if not (named if options.only else script.name not in rows):
             continue
-        rows[script.name] = row_of(script, folder, options.device)
+        rows[script.name] = row_of(script, folder, script.device or options.device)
         print(script.name, rows[script.name], file=sys.stderr, flush=True)
         save(options.output, {each.name: rows[each.name] for each in SCRIPTS if each.name in rows})
     good = [name for name, row in rows.items() if row["survives"] and row["next_fails"]]

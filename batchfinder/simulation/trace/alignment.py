@@ -9,7 +9,7 @@ from itertools import groupby
 
 from batchfinder.simulation.allocator.rounding import round_request
 from batchfinder.simulation.trace.curve import Curve
-from batchfinder.simulation.trace.trace import EMPTY_CACHE, GeneralTrace, Trace
+from batchfinder.simulation.trace.trace import EMPTY_CACHE, GeneralTrace, Stage, Trace
 
 
 class NotGeneralError(Exception):
@@ -84,6 +84,35 @@ def check_lines(trace: GeneralTrace, third: Trace) -> None:
         if storage.optional or abs(storage.size_bytes - size) <= round_request(1):
             continue
         raise _not_in_line([trace.example, third], index)
+
+
+def with_optimizer_of(trace: GeneralTrace, other: Trace) -> GeneralTrace:
+    """The trace at every batch size of the same step with another optimizer.
+
+    An optimizer does not see the batch, so one trace tells what it allocates.
+
+    Args:
+        trace: of the step with any optimizer.
+        other: of the step with the other one, at the size of the first one's example.
+
+    Raises:
+        NotGeneralError: the steps differ in more than their optimizers.
+    """
+    example = trace.example
+    known = [i for i, s in enumerate(example.storages) if s.stage is not Stage.OPTIMIZER]
+    others = [i for i, s in enumerate(other.storages) if s.stage is not Stage.OPTIMIZER]
+    sizes = [[of.storages[i].amounts for i in at] for of, at in ((example, known), (other, others))]
+    if other.batch_size != example.batch_size or sizes[0] != sizes[1]:
+        raise NotGeneralError("the steps with two optimizers differ in more than their optimizers")
+    same = dict(zip(others, known, strict=True))
+    curves = []
+    ruled = {}
+    for index, storage in enumerate(other.storages):
+        constant = tuple(map(Curve, storage.amounts))
+        curves.append(trace.curves[same[index]] if index in same else constant[0])
+        if storage.rule:
+            ruled[index] = trace.ruled[same[index]] if index in same else constant
+    return GeneralTrace(sort_deaths(other), curves, ruled)
 
 
 def sort_deaths(trace: Trace) -> Trace:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -59,6 +61,16 @@ class Caches:
             if id(space) not in self._before:
                 self._before[id(space)] = owner, dict(space)
                 self._note_containers(space.values())
+
+    def forget_survivors(self, survivors: Iterable[weakref.ref[Any]]) -> None:
+        """Remove the tensors of simulated steps from all caches, if there are any.
+
+        What a trace made is young, as the collector slept: to look at that first is fast.
+        """
+        for collect in (partial(gc.collect, 1), self.forget_fakes):
+            if all(survivor() is None for survivor in survivors):
+                return
+            collect()
 
     def forget_fakes(self) -> None:
         """Remove the tensors of simulated steps from all caches."""

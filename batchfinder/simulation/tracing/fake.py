@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import logging
 from collections import defaultdict
@@ -39,11 +40,15 @@ from batchfinder.simulation.tracing.cuda_dispatch import (
 )
 from batchfinder.simulation.tracing.masks import known_masks_read
 from batchfinder.simulation.tracing.refusal import USE_FIND
+from batchfinder.simulation.tracing.wrappers import without_compile
 from batchfinder.simulation.values.known import know, numbers_of
 from batchfinder.simulation.values.shapes import new_strided_like
 from batchfinder.simulation.values.unknown import unknown_numbers
+from batchfinder.training.placement import homes_of
+from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.state.anatomy import holds_tensors, tensors_of
-from batchfinder.training.state.reach import tensor_hooks
+from batchfinder.training.state.reach import reachable, tensor_hooks
+from batchfinder.training.state.snapshot import refuse_lazy
 from batchfinder.training.tree import named_tensors
 
 T = TypeVar("T")
@@ -238,3 +243,40 @@ def _fake_like(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(fake, requires_grad=tensor.requires_grad)
     return fake.requires_grad_(tensor.requires_grad and tensor.is_leaf)
+
+
+def fake_setup(
+    setup: TrainingSetup, mode: FakeTensorMode
+) -> tuple[TrainingSetup, Sequence[Tensor]]:
+    """Copy model, optimizer and functions without data, and everything that they reach.
+
+    Returns:
+        The copy, and the tensors that its functions reach on the model's devices.
+    """
+    for name, module in setup.model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise StepError(f"{name or 'the model'} is compiled by TorchScript: {USE_FIND}")
+    refuse_lazy(setup.model.parameters())
+    own = setup.optimizer if isinstance(setup.optimizer, Optimizer) else None
+    homes = homes_of(setup.model)
+    reached = [*reachable(setup.functions)]
+    owners = [thing for thing in reached if isinstance(thing, Tensor | nn.Module)]
+    held = tuple(o for o in owners if isinstance(o, Tensor) and o.device in homes)
+    optimizers = [thing for thing in (own, *reached) if isinstance(thing, Optimizer)]
+    things = (setup.model, own, setup.step, setup.loss_fn, held)
+    try:
+        model, optimizer, step, loss_fn, held = fake_copy(
+            things, mode, setup.model, *owners, optimizers=optimizers
+        )
+    except (TypeError, RuntimeError, SystemError) as error:
+        reason = str(error).partition("\n")[0]
+        why = "holds quantized tensors" if "uantized" in reason else f"cannot be copied ({reason})"
+        raise StepError(f"the model {why}: {USE_FIND}") from error
+    copied = dataclasses.replace(
+        setup,
+        model=without_compile(model),
+        optimizer=optimizer or setup.optimizer,
+        step=step,
+        loss_fn=loss_fn,
+    )
+    return copied, held

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import weakref
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from batchfinder.errors import StepError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.simulation.kernels.attention import FAMILIES, ComputeCapability, kernel_family
 from batchfinder.simulation.kernels.workspaces import CudaWorkspaces
@@ -29,20 +24,18 @@ from batchfinder.simulation.trace.curve import Curve
 from batchfinder.simulation.trace.trace import GeneralTrace, Kind, Trace
 from batchfinder.simulation.tracing.caches import Caches
 from batchfinder.simulation.tracing.cluster import Cluster, resizes_tracked
-from batchfinder.simulation.tracing.fake import fake_batch, fake_copy, fake_cuda, with_carried
+from batchfinder.simulation.tracing.fake import fake_batch, fake_cuda, fake_setup, with_carried
 from batchfinder.simulation.tracing.operators import ValuesFollowed
-from batchfinder.simulation.tracing.refusal import USE_FIND, explained, names_of
+from batchfinder.simulation.tracing.refusal import explained, names_of
 from batchfinder.simulation.tracing.tracker import StorageTracker
-from batchfinder.simulation.tracing.wrappers import remarks_on_wrappers, without_compile
+from batchfinder.simulation.tracing.wrappers import remarks_on_wrappers
 from batchfinder.simulation.values.known import MOST_ELEMENTS, know, let_go, value_of
 from batchfinder.training.modes.forward_step import STEP_OF_MODE
-from batchfinder.training.placement import homes_of
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.state.anatomy import tensors_of
 from batchfinder.training.state.process_settings import repeatable
 from batchfinder.training.state.reach import methods_of, reachable
-from batchfinder.training.state.snapshot import refuse_lazy
 from batchfinder.training.state.undo import contents_kept
 from batchfinder.training.step import TrainingStep
 from batchfinder.training.tree import map_leaves
@@ -123,7 +116,8 @@ class StepTraces:
 
     def hold_at(self, batch_size: int) -> bool:
         """Check the trace at a large size; return False if every size now needs its own trace."""
-        if self._general is None:
+        # At sizes below the traced ones, such as 1, a step may need fewer copies, but not more.
+        if self._general is None or batch_size < TRACED_SIZES[0]:
             return True
         size = batch_size if self.makes_own_batches else min(batch_size, MOST_CHECKED)
         if size > self._held_at:
@@ -168,8 +162,7 @@ class StepTraces:
         except BaseException:
             self._caches.forget_fakes()
             raise
-        if any(survivor() is not None for survivor in survivors):
-            self._caches.forget_fakes()  # slow, and rarely needed
+        self._caches.forget_survivors(survivors)
         return trace
 
     def _repeatable(self) -> AbstractContextManager[None]:
@@ -184,7 +177,7 @@ class StepTraces:
         precision = self._options.precision
         fake = fake_cuda(self._capability, alike=self._alike, warn=self._warn)
         with fake as mode, explained(names):
-            setup, held = _fake_setup(self._setup, mode)
+            setup, held = fake_setup(self._setup, mode)
             names.update(names_of(setup))
             buckets: list[torch.Tensor] = []
             if cluster is not None:
@@ -208,7 +201,7 @@ class StepTraces:
             host_batch = fake_batch(batch, mode)
             validated = step.eval_batch_size
             evaluated = validated and fake_batch(self._batches.make(validated), mode)
-            small = fake_batch(self._batches.make(TRACED_SIZES[0], MOST_ELEMENTS), mode)
+            small = self._options.mode == "eval" and fake_batch(self._batches.make(2), mode)
             with tracker, resizes_tracked(tracker) if cluster else nullcontext():
                 for tensor in with_carried([*tensors_of(setup.model), *held]):
                     tracker.track(tensor, Kind.PARAMETER)
@@ -235,34 +228,6 @@ class StepTraces:
         self.warnings += [warning for warning in warnings if warning not in self.warnings]
 
 
-def _fake_setup(
-    setup: TrainingSetup, mode: FakeTensorMode
-) -> tuple[TrainingSetup, Sequence[Tensor]]:
-    """Copy what to train without data; return it and the device's tensors its functions reach."""
-    for name, module in setup.model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise StepError(f"{name or 'the model'} is compiled by TorchScript: {USE_FIND}")
-    refuse_lazy(setup.model.parameters())
-    own = setup.optimizer if isinstance(setup.optimizer, Optimizer) else None
-    homes = homes_of(setup.model)
-    reached = [*reachable(setup.functions)]
-    owners = [thing for thing in reached if isinstance(thing, Tensor | nn.Module)]
-    held = tuple(o for o in owners if isinstance(o, Tensor) and o.device in homes)
-    optimizers = [thing for thing in (own, *reached) if isinstance(thing, Optimizer)]
-    things = (setup.model, own, setup.step, setup.loss_fn, held)
-    try:
-        model, optimizer, step, loss_fn, held = fake_copy(
-            things, mode, setup.model, *owners, optimizers=optimizers
-        )
-    except (TypeError, RuntimeError, SystemError) as error:
-        reason = str(error).partition("\n")[0]
-        raise StepError(f"the model cannot be copied ({reason}): {USE_FIND}") from error
-    changes: dict[str, Any] = {"model": without_compile(model), "step": step, "loss_fn": loss_fn}
-    if optimizer is not None:
-        changes["optimizer"] = optimizer
-    return dataclasses.replace(setup, **changes), held
-
-
 def _run(step: TrainingStep, host_batch: Any, evaluated: Any, tracker: StorageTracker) -> None:
     for micro_batch in step.fetch(lambda: _on_device(host_batch, tracker)):
         step.forward_backward(micro_batch)
@@ -274,7 +239,7 @@ def _run(step: TrainingStep, host_batch: Any, evaluated: Any, tracker: StorageTr
 def _states_on_device(optimizer: Optimizer) -> list[torch.Tensor]:
     """Return an optimizer's initial states on the device; step counters are on the host."""
     states = tree_leaves(list(optimizer.state.values()))
-    return [state for state in states if isinstance(state, Tensor) and state.dim()]
+    return [state for state in states if isinstance(state, torch.Tensor) and state.dim()]
 
 
 def _on_device(host_batch: Any, tracker: StorageTracker) -> Any:

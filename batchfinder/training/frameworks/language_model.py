@@ -43,6 +43,7 @@ def language_model(
     dropout: float = 0.0,
     autocast: bool = True,
     kbit: bool = True,
+    double_quant: bool = True,
 ) -> TrainingSetup:
     """Make a causal language model with all that fine-tunes it, as a Trainer of transformers does.
 
@@ -51,7 +52,7 @@ def language_model(
         seq: tokens in each example.
         method: ``"full"``, ``"lora"``, ``"qlora"`` or ``"dpo"``. Default: by ``lora``.
         lora: rank of the adapters; 0: no adapters, or 16 where the method needs some.
-        quantize: ``"4bit"`` (nf4, double quantization), ``"8bit"``, or ``""``.
+        quantize: ``"4bit"`` (nf4), ``"8bit"``, or ``""``.
         precision: dtype of the weights and of autocast: bf16, fp16 or fp32. With fp16, weights that
             are trained are in fp32.
         attention: ``"eager"``, ``"sdpa"`` or ``"flash"``.
@@ -61,6 +62,7 @@ def language_model(
         autocast: run the forward pass in autocast of this precision.
         kbit: prepare a quantized model by PEFT's ``prepare_model_for_kbit_training``, which makes
             embeddings, norms and head fp32, as TRL does.
+        double_quant: quantize the scales of 4-bit weights too.
 
     Raises:
         UsageError: an option is unknown.
@@ -75,7 +77,7 @@ def language_model(
     dtype = torch.float32 if precision == "fp16" and not rank else _DTYPES[precision]
     model = _made(config, dtype, ATTENTION[attention])
     if quantize:
-        _quantize(model, quantize, dtype)
+        _quantize(model, quantize, dtype, double_quant)
         if kbit:
             peft = _imported("peft")
             peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
@@ -194,7 +196,7 @@ def _made(config: str, dtype: torch.dtype, attention: str) -> Any:
         raise TargetError(f"{config} is no causal language model: {reason}") from error
 
 
-def _quantize(model: Any, kind: str, dtype: torch.dtype) -> None:
+def _quantize(model: Any, kind: str, dtype: torch.dtype, double: bool) -> None:
     """Replace the linear layers, but the head, by quantized ones of bitsandbytes."""
     library = _imported("bitsandbytes")
     layers, functional = library.nn, library.functional
@@ -216,7 +218,9 @@ def _quantize(model: Any, kind: str, dtype: torch.dtype) -> None:
             )
         weight = old.weight.detach()
         if kind == "4bit":
-            new.weight = layers.Params4bit(weight, quant_type="nf4", module=new)
+            new.weight = layers.Params4bit(
+                weight, quant_type="nf4", compress_statistics=double, module=new
+            )
         else:
             new.weight = layers.Int8Params(weight, requires_grad=False)
         new.weight._quantize(weight.device)

@@ -151,7 +151,7 @@ def contents_of(cell: CellType) -> tuple[Any, ...]:
         return ()
 
 
-def namespaces_of(function: FunctionType) -> list[tuple[dict[str, Any], set[str]]]:
+def namespaces_of(function: FunctionType) -> list[tuple[dict[str, Any], frozenset[str]]]:
     """Return the namespaces that a user's function reads: its globals and the user's modules.
 
     Each comes with the names that the function may look up there.
@@ -172,7 +172,8 @@ def namespaces_of(function: FunctionType) -> list[tuple[dict[str, Any], set[str]
     return spaces
 
 
-def globals_named(code: CodeType) -> set[str]:
+@functools.cache
+def globals_named(code: CodeType) -> frozenset[str]:
     """Return the global names that a function, or a function inside it, reads or binds.
 
     Example:
@@ -180,12 +181,13 @@ def globals_named(code: CodeType) -> set[str]:
         ['len', 'print']
     """
     names = {step.argval for step in dis.get_instructions(code) if step.opname.endswith("_GLOBAL")}
-    return names.union(*map(globals_named, _codes_in(code)))
+    return frozenset(names.union(*map(globals_named, _codes_in(code))))
 
 
-def _names_in(code: CodeType) -> set[str]:
+@functools.cache
+def _names_in(code: CodeType) -> frozenset[str]:
     """Return all names in a function's code: globals, attributes, imports."""
-    return set(code.co_names).union(*map(_names_in, _codes_in(code)))
+    return frozenset(code.co_names).union(*map(_names_in, _codes_in(code)))
 
 
 def _codes_in(code: CodeType) -> list[CodeType]:

@@ -87,7 +87,7 @@ def _refill_slot(owner: Any, slot: MemberDescriptorType, contents: tuple[Any, ..
         slot.__delete__(owner)
 
 
-def _rename(space: dict[str, Any], known: dict[str, Any], names: set[str]) -> None:
+def _rename(space: dict[str, Any], known: dict[str, Any], names: frozenset[str]) -> None:
     """Bind names to their old objects again, and delete new names."""
     for name in names:
         if name in known and space.get(name) is not known[name]:

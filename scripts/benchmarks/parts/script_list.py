@@ -21,6 +21,7 @@ class Script:
         gib: what it may use, in GiB: the answer is then between ten and a few thousand.
         options: further ones of ``batchfinder run``.
         environment: variables for the script.
+        device: where to train, if not everywhere: on the counting runtime values are noise.
         links: files to link into ``folder``, by the names that the script expects there.
     """
 
@@ -32,6 +33,7 @@ class Script:
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
+    device: str = ""
 
 
 SCRIPTS = (
@@ -54,6 +56,7 @@ SCRIPTS = (
         2,
         environment={"PYTHONPATH": "../.."},
         links={"input.txt": "text.txt"},
+        device="cpu",
     ),
     Script(
         "PyTorch mnist",
@@ -112,15 +115,6 @@ SCRIPTS = (
         3,
     ),
     Script(
-        "Transformers run_clm_no_trainer.py (accelerate launch)",
-        "huggingface/transformers",
-        CLM,
-        f"accelerate launch --num_processes 1 run_clm_no_trainer.py {TEXT}"
-        " --config_name {data}/tokenizer --block_size 128 --num_train_epochs 20"
-        " --per_device_train_batch_size {batch_size} --output_dir {scratch}",
-        3,
-    ),
-    Script(
         "TRL sft.py",
         "huggingface/trl",
         "trl",
@@ -143,9 +137,11 @@ SCRIPTS = (
         "ultralytics/ultralytics",
         "ultralytics",
         "yolo detect train model=yolov8n.yaml data={data}/boxes/data.yaml imgsz=160"
-        " batch={batch_size} workers=1 plots=False amp=False val=False project={scratch}",
+        " batch={batch_size} workers=1 plots=False amp=False val=False epochs=1000"
+        " project={scratch}",
         3,
         environment={"YOLO_CONFIG_DIR": "{scratch}"},
+        device="cpu",
     ),
     Script(
         "Lightning autoencoder",
@@ -159,8 +155,8 @@ SCRIPTS = (
         "Lightning-Hydra template",
         "ashleve/lightning-hydra-template",
         "lightning-hydra-template",
-        "python src/train.py trainer=gpu data.batch_size={batch_size} paths.data_dir={data}/"
-        " paths.log_dir={scratch}",
+        "python src/train.py trainer=gpu trainer.max_epochs=100 test=False"
+        " data.batch_size={batch_size} paths.data_dir={data}/ paths.log_dir={scratch}",
         0.6,
     ),
 )

@@ -21,6 +21,9 @@ from batchfinder.simulation.trace.trace import Stage
 from batchfinder.simulation.tracing.fake import fake_cuda
 from batchfinder.simulation.tracing.tracker import StorageTracker
 from batchfinder.simulation.values.known import MOST_ELEMENTS, know
+from batchfinder.simulation.values.unknown import ValueUnknownError
+
+REFUSED = (DataDependentOutputException, ValueUnknownError)
 
 READS: dict[str, Callable[[Tensor], Any]] = {
     "largest": lambda x: x.max().item(),
@@ -75,8 +78,8 @@ def test_values_of_the_batch_can_be_read(name: str) -> None:
     ],
 )
 def test_other_values_are_unknown(unknown: Callable[[Tensor], Tensor]) -> None:
-    with without_data() as ids, pytest.raises(DataDependentOutputException):
-        unknown(ids).max().item()
+    with without_data() as ids, pytest.raises(REFUSED):
+        int(unknown(ids).max().item())  # a float may be logged, but decides nothing
 
 
 def _viewed_and_written(x: Tensor) -> Tensor:

@@ -1,0 +1,141 @@
+"""``batchfinder compare``: from command-line options to a table and an exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+
+import click
+
+from batchfinder.cli.estimate import gpus_of, user_errors
+from batchfinder.cli.output import deliver
+from batchfinder.errors import UsageError
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.reporting.comparison import comparison_table, equation_lines, marked_rows
+from batchfinder.results.result import SCHEMA_VERSION
+from batchfinder.simulation.allocator.caching import AllocatorSettings
+from batchfinder.simulation.tracing.autocast import cuda_autocast_on_cpu
+from batchfinder.studies.comparison import Comparison, StrategyRow
+from batchfinder.studies.estimating import estimate_strategies
+from batchfinder.studies.measuring import measure_strategies
+from batchfinder.studies.strategies import Strategy
+from batchfinder.studies.study import study_of
+from batchfinder.training.arguments import parse_arguments
+from batchfinder.training.loading import load_setup
+from batchfinder.units import format_seconds, parse_bytes, parse_percentage
+
+FOUND, NOTHING_FITS = 0, 3
+
+
+def compare(
+    target: str,
+    *,
+    gpu_names: Sequence[str],
+    memory: str | None,
+    measure: bool,
+    strategies: Sequence[str],
+    device: str | None,
+    memory_limit: str | None,
+    sample: str | None,
+    input_spec: str | None,
+    pairs: Sequence[str],
+    headroom: str,
+    precision: str,
+    optimizer: str | None,
+    accumulate: bool,
+    min_batch_size: int,
+    max_batch_size: int | None,
+    multiple_of: int,
+    world_size: int,
+    global_batch_size: int | None,
+    explain: bool,
+    as_json: bool,
+) -> int:
+    """Run the command; see ``batchfinder compare --help`` for the options.
+
+    Returns:
+        The exit status: 0, or 3 if nothing fits by any strategy.
+
+    Raises:
+        BatchFinderError: the comparison cannot be made.
+    """
+    if not (gpu_names or memory or measure):
+        raise UsageError("no device is given. Try --gpu rtx3090, --memory 24GiB, or --measure.")
+    if explain and not (gpu_names or memory):
+        raise UsageError("--explain needs an estimate. Try it with --gpu rtx3090.")
+    gpus = gpus_of(gpu_names, memory, None) if gpu_names or memory else []
+    options = ProbeOptions(
+        device=device,
+        memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
+        headroom=parse_percentage(headroom, "--headroom"),
+        precision=precision,
+        accumulate=accumulate,
+    )
+    comparisons: list[Comparison] = []
+    # Output of the target and its steps must not mix with the answer.
+    with contextlib.redirect_stdout(sys.stderr), user_errors():
+        with cuda_autocast_on_cpu() if gpus else contextlib.nullcontext():
+            setup, warnings = load_setup(
+                target,
+                parse_arguments(pairs),
+                sample=sample,
+                input_spec=input_spec,
+                optimizer=optimizer,
+            )
+        for is_measured in [False] * bool(gpus) + [True] * measure:
+            study = study_of(
+                setup,
+                options,
+                (min_batch_size, max_batch_size, multiple_of),
+                strategies=strategies,
+                world_size=world_size,
+                global_batch_size=global_batch_size,
+                is_measured=is_measured,
+            )
+            if is_measured:
+                comparisons.append(measure_strategies(study, on_end=_show_progress))
+            else:
+                comparisons += estimate_strategies(study, gpus, AllocatorSettings(), _show_begin)
+    _clear_line()
+    if not as_json:
+        _print(comparisons, explain=explain)
+    tables = [comparison.to_dict() for comparison in comparisons]
+    content = {"schema_version": SCHEMA_VERSION, "comparisons": tables}
+    deliver(content, as_json=as_json, report=None)
+    for text in dict.fromkeys((*warnings, *(w for one in comparisons for w in one.warnings))):
+        click.echo(f"Note: {text}", err=True)
+    fits = any(row.batch_size for comparison in comparisons for row in comparison.rows)
+    return FOUND if fits else NOTHING_FITS
+
+
+def _print(comparisons: Sequence[Comparison], *, explain: bool) -> None:
+    width = shutil.get_terminal_size().columns if os.isatty(1) else math.inf
+    paragraphs = []
+    for comparison in comparisons:
+        paragraphs.append(comparison_table(comparison, width))
+        if explain and (rows := marked_rows(comparison)):
+            paragraphs.append(equation_lines(*rows))
+    click.echo("\n\n".join("\n".join(lines) for lines in paragraphs))
+
+
+def _show_begin(strategy: Strategy) -> None:
+    if os.isatty(2):
+        click.echo(f"\r\033[Ktracing {strategy.name} ...", err=True, nl=False)
+
+
+def _clear_line() -> None:
+    if os.isatty(2):
+        click.echo("\r\033[K", err=True, nl=False)
+
+
+def _show_progress(row: StrategyRow) -> None:
+    """Print one line as a strategy ends: a measured comparison takes minutes."""
+    if row.result is None:
+        text = row.note
+    else:
+        text = f"batch size {row.batch_size}, {format_seconds(row.result.seconds)}"
+    click.echo(f"  {row.strategy.name}: {text}", err=True)

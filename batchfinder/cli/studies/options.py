@@ -1,0 +1,87 @@
+"""The options of ``compare`` and ``sweep``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import click
+
+from batchfinder.cli.options import SHARED_OPTIONS
+
+GPU_OPTIONS = (
+    click.option(
+        "--gpu", "gpu_names", metavar="NAME", multiple=True, help="Estimate for a GPU. Repeatable."
+    ),
+    click.option("--memory", metavar="SIZE", help="Estimate for any GPU with this much memory."),
+)
+DEVICE_OPTIONS = (
+    click.option(
+        "--device", metavar="D", help="cuda:0, cpu ... [default: an accelerator if there is one]"
+    ),
+    click.option(
+        "--memory-limit", metavar="SIZE", help="Use no more memory than this, such as 24GiB."
+    ),
+)
+JSON_OPTION = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout."
+)
+
+COMPARE_OPTIONS = (
+    *GPU_OPTIONS,
+    click.option(
+        "--measure", is_flag=True, help="Run each strategy on this machine, as `find` does."
+    ),
+    click.option(
+        "--strategy",
+        "strategies",
+        metavar="A+B",
+        multiple=True,
+        help="Compare only these, such as bf16+checkpointing. Repeatable. [default: what tells "
+        "most]",
+    ),
+    *DEVICE_OPTIONS,
+    *SHARED_OPTIONS,
+    click.option(
+        "--world-size",
+        type=int,
+        metavar="N",
+        default=1,
+        help="Also compare ddp and fsdp on N ranks.",
+    ),
+    click.option(
+        "--global-batch-size",
+        type=int,
+        metavar="N",
+        help="Show how each strategy reaches this size, and which is the fastest at it.",
+    ),
+    click.option("--explain", is_flag=True, help="Fill in the memory equation, side by side."),
+    JSON_OPTION,
+)
+
+SWEEP_OPTIONS = (
+    click.option(
+        "--over",
+        "swept",
+        metavar="NAME=A,B,C",
+        multiple=True,
+        required=True,
+        help="Sweep an argument of the target over these values. Give it twice for pairs.",
+    ),
+    *GPU_OPTIONS,
+    *DEVICE_OPTIONS,
+    *SHARED_OPTIONS,
+    JSON_OPTION,
+)
+
+
+def with_options(
+    options: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds options to a command, in their order."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add

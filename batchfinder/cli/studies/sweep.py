@@ -1,0 +1,152 @@
+"""``batchfinder sweep``: the largest batch size for each value of an argument."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from batchfinder.cli.estimate import gpus_of, user_errors
+from batchfinder.cli.output import deliver
+from batchfinder.errors import UsageError
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.reporting.sweeps import paste_lines, sweep_table
+from batchfinder.results.result import SCHEMA_VERSION
+from batchfinder.search.bounds import Bounds, check_bounds
+from batchfinder.simulation.tracing.autocast import cuda_autocast_on_cpu
+from batchfinder.studies.over import bound, combinations, takes
+from batchfinder.studies.sweep import sweep_on_device, sweep_on_gpus
+from batchfinder.studies.swept import SweepRow
+from batchfinder.training.arguments import parse_arguments
+from batchfinder.training.loading import load_setup
+from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.target import load_function
+from batchfinder.training.user_module import load_module
+from batchfinder.units import parse_bytes, parse_percentage
+
+FOUND, NOTHING_FITS = 0, 3
+
+
+def sweep(
+    target: str,
+    *,
+    swept: Sequence[str],
+    gpu_names: Sequence[str],
+    memory: str | None,
+    device: str | None,
+    memory_limit: str | None,
+    sample: str | None,
+    input_spec: str | None,
+    pairs: Sequence[str],
+    headroom: str,
+    precision: str,
+    optimizer: str | None,
+    accumulate: bool,
+    min_batch_size: int,
+    max_batch_size: int | None,
+    multiple_of: int,
+    as_json: bool,
+) -> int:
+    """Run the command; see ``batchfinder sweep --help`` for the options.
+
+    Returns:
+        The exit status: 0, or 3 if nothing fits at any value.
+
+    Raises:
+        BatchFinderError: the sweep cannot be made.
+    """
+    over = parse_swept(swept)
+    combinations(over)
+    bounds: Bounds = (min_batch_size, max_batch_size, multiple_of)
+    check_bounds(*bounds)
+    gpus = gpus_of(gpu_names, memory, None) if gpu_names or memory else []
+    options = ProbeOptions(
+        device=device,
+        memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
+        headroom=parse_percentage(headroom, "--headroom"),
+        precision=precision,
+        accumulate=accumulate,
+    )
+    arguments = parse_arguments(pairs)
+    warnings: list[str] = []
+    # Output of the target and its steps must not mix with the answer.
+    with contextlib.redirect_stdout(sys.stderr), user_errors():
+        with cuda_autocast_on_cpu() if gpus else contextlib.nullcontext():
+            of_batches = _names_for_batches(target, sample, over)
+
+        def load(values: Mapping[str, Any]) -> TrainingSetup:
+            of_batch = {name: values[name] for name in of_batches}
+            to_target = {**arguments, **values}
+            setup = loaded({k: v for k, v in to_target.items() if k not in of_batch})
+            if of_batch and setup.make_batch is None:
+                return loaded({**arguments, **values})  # whose error names the nearest argument
+            return bound(setup, of_batch)
+
+        def loaded(given: Mapping[str, Any]) -> TrainingSetup:
+            with cuda_autocast_on_cpu() if gpus else contextlib.nullcontext():
+                setup, told = load_setup(
+                    target, given, sample=sample, input_spec=input_spec, optimizer=optimizer
+                )
+            warnings.extend(told)
+            return setup
+
+        if gpus:
+            sweeps = sweep_on_gpus(load, over, gpus, options, bounds, _show)
+        else:
+            sweeps = [sweep_on_device(load, over, options, bounds, _show)]
+    width = shutil.get_terminal_size().columns if os.isatty(1) else math.inf
+    if not as_json:
+        for one in sweeps:
+            click.echo("\n".join([*sweep_table(one, width), "", *paste_lines(one)]).rstrip())
+    data = [one.to_dict() for one in sweeps]
+    content = data[0] if len(data) == 1 else {"schema_version": SCHEMA_VERSION, "sweeps": data}
+    deliver(content, as_json=as_json, report=None)
+    for text in dict.fromkeys((*warnings, *(text for one in sweeps for text in one.warnings))):
+        click.echo(f"Note: {text}", err=True)
+    fits = any(row.batch_size for one in sweeps for row in one.rows)
+    return FOUND if fits else NOTHING_FITS
+
+
+def parse_swept(texts: Sequence[str]) -> dict[str, list[object]]:
+    """Read the values of ``--over``.
+
+    Raises:
+        UsageError: a text is not ``NAME=A,B,C``.
+
+    Example:
+        >>> parse_swept(["seq_len=512,1024", "image_size=224"])
+        {'seq_len': [512, 1024], 'image_size': [224]}
+    """
+    over: dict[str, list[object]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals or not name.isidentifier() or not values.strip():
+            raise UsageError(f"--over {text!r} cannot be read. Try --over seq_len=512,1024,2048.")
+        if name in over:
+            raise UsageError(f"--over {name} is given twice. Try one list of all its values.")
+        pairs = [f"{name}={value.strip()}" for value in values.split(",") if value.strip()]
+        over[name] = [parse_arguments([pair])[name] for pair in pairs]
+    return over
+
+
+def _names_for_batches(
+    target: str, sample: str | None, over: Mapping[str, Sequence[Any]]
+) -> list[str]:
+    """Return the swept arguments that neither the target nor its sample takes."""
+    functions = [load_function(target), load_function(sample) if sample else None]
+    if sample is None:
+        functions.append(getattr(load_module(target.rpartition(":")[0]), "build_sample", None))
+    return [name for name in over if not any(takes(function, name) for function in functions)]
+
+
+def _show(row: SweepRow) -> None:
+    """Print one line as a value ends."""
+    values = ", ".join(f"{name}={value}" for name, value in row.values.items())
+    text = row.note or f"batch size {row.batch_size}, {len(row.probes)} probes"
+    click.echo(f"  {values}: {text}", err=True)

@@ -1,0 +1,67 @@
+"""A sweep as a table, and as what people paste into their configuration."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from batchfinder.reporting.estimates import fitted
+from batchfinder.units import format_bytes
+
+if TYPE_CHECKING:
+    from batchfinder.studies.swept import Sweep, SweepRow
+
+
+def sweep_table(sweep: Sweep, width: float = math.inf) -> list[str]:
+    """Tabulate the values; one line per value of a row if ``width`` is too small."""
+    has_tokens = sweep.max_tokens is not None
+    head = [*sweep.over, "max batch", *(["tokens"] if has_tokens else []), "peak", "per sample"]
+    head += ["probes", "note"] if sweep.is_measured else ["note"]
+    rows = [head]
+    for row in sweep.rows:
+        tokens = [str(round(row.batch_size * (row.length or 0)))] if has_tokens else []
+        cells = [*map(str, row.values.values()), _size(row), *tokens]
+        cells += [_bytes(row.peak_bytes), _bytes(row.per_sample_bytes)]
+        cells += [str(len(row.probes)), _note(row)] if sweep.is_measured else [_note(row)]
+        rows.append(cells)
+    beside = "" if sweep.is_measured else " beside the context"
+    title = f"{sweep.device}, budget {format_bytes(sweep.budget_bytes)}{beside}"
+    return [title, *fitted(rows, width, left=(len(head) - 1,))]
+
+
+def paste_lines(sweep: Sweep) -> list[str]:
+    """Return what a sweep says as code and configuration; nothing for a sweep over pairs."""
+    lines = []
+    if sweep.max_tokens is not None:
+        longest = max(row.length or 0 for row in sweep.rows)
+        lines.append(
+            f"max_tokens = {sweep.max_tokens}  # max_tokens // length examples fit, at any length "
+            f"up to {longest:g}"
+        )
+    if sweep.buckets:
+        lengths = ", ".join(f"{length:g}" for length in sweep.buckets)
+        sizes = ", ".join(map(str, sweep.buckets.values()))
+        pairs = ", ".join(f"{length:g}: {size}" for length, size in sweep.buckets.items())
+        lines += [
+            f"batch_sizes = {{{pairs}}}  # by the longest in the bucket",
+            f"lhotse: FixedBucketBatchSizeConstraint(max_seq_len_buckets=[{lengths}], "
+            f"batch_sizes=[{sizes}])",
+            f"NeMo: bucket_duration_bins=[{lengths}] bucket_batch_size=[{sizes}]",
+        ]
+    return lines
+
+
+def _size(row: SweepRow) -> str:
+    if row.note:
+        return "-"
+    return str(row.batch_size) if row.batch_size else "none fits"
+
+
+def _note(row: SweepRow) -> str:
+    if row.note or not row.confirmed_steps:
+        return row.note
+    return f"confirmed by {row.confirmed_steps} steps"
+
+
+def _bytes(size: float | None) -> str:
+    return "-" if size is None else format_bytes(size)

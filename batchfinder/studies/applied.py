@@ -1,0 +1,154 @@
+"""A strategy applied to a setup, for as long as a block runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from batchfinder.errors import StepError
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.studies.checkpointing import apply_checkpointing, model_kept
+from batchfinder.studies.strategies import Strategy, eight_bit_package
+from batchfinder.training.setup import MakeBatch, OptimizerSpec, TrainingSetup
+from batchfinder.training.tree import map_leaves
+
+PURE = "pure-bf16"
+MOMENTUM = 0.9
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A strategy, ready to train.
+
+    Attributes:
+        setup: trains by the strategy; its model is the user's own, changed while the block runs.
+        options: of its steps.
+        blocks: what is recomputed in the backward pass; "" without checkpointing.
+    """
+
+    setup: TrainingSetup
+    options: ProbeOptions
+    blocks: str = ""
+
+
+@contextmanager
+def applied(strategy: Strategy, setup: TrainingSetup, options: ProbeOptions) -> Iterator[Applied]:
+    """Apply a strategy; when the block ends the model is as it was.
+
+    Args:
+        strategy: what to change.
+        setup: the user's.
+        options: of the steps, as the user wants them.
+
+    Raises:
+        StepError: the strategy is not possible for this model, or here; says why.
+    """
+    model = setup.model
+    blocks = ""
+    with ExitStack() as stack:
+        stack.enter_context(model_kept(model))
+        if strategy.precision == PURE:
+            stack.enter_context(_in_bf16(model))
+            setup = _with_bf16_batches(setup)
+        if strategy.checkpointing:
+            blocks = apply_checkpointing(model, strategy.checkpointing)
+        if strategy.optimizer:
+            setup = dataclasses.replace(setup, optimizer=optimizer_of(strategy.optimizer))
+        elif isinstance(setup.optimizer, Optimizer) and (
+            strategy.precision == PURE or strategy.parallel == "fsdp"
+        ):
+            setup = dataclasses.replace(setup, optimizer=_remade(setup.optimizer))
+        precision = strategy.precision or options.precision
+        options = dataclasses.replace(
+            options,
+            precision="fp32" if precision == PURE else precision,
+            accumulate=options.accumulate or strategy.accumulate,
+            compiled=options.compiled or strategy.compiled,
+        )
+        yield Applied(setup, options, blocks)
+
+
+def optimizer_of(name: str) -> OptimizerSpec:
+    """Return the optimizer that a strategy names, as a setup takes it.
+
+    Raises:
+        StepError: it is not here.
+    """
+    if name == "adamw-fused":
+        return functools.partial(torch.optim.AdamW, fused=True)
+    if name == "sgd":  # without momentum it has no states, and few people train so
+        return functools.partial(torch.optim.SGD, lr=0.01, momentum=MOMENTUM)
+    if name == "adafactor" and not hasattr(torch.optim, "Adafactor"):
+        raise StepError(f"Adafactor needs PyTorch 2.5 or newer, and this is {torch.__version__}")
+    return _eight_bit() if name == "adamw-8bit" else name
+
+
+def _eight_bit() -> OptimizerSpec:
+    package = eight_bit_package()
+    if package is None:
+        raise StepError("no package for 8-bit optimizers is installed. Try bitsandbytes.")
+    try:
+        made: OptimizerSpec = import_module(f"{package}.optim").AdamW8bit
+    except (ImportError, AttributeError) as error:
+        raise StepError(f"{package} has no AdamW8bit ({error}). Try another version.") from error
+    return made
+
+
+def _remade(optimizer: Optimizer) -> Callable[[Any], Optimizer]:
+    """Return a factory of optimizers like this one, for parameters that take the place of its."""
+    known = {key: value for key, value in optimizer.defaults.items() if value is not None}
+    return functools.partial(type(optimizer), **known)
+
+
+@contextmanager
+def _in_bf16(model: nn.Module) -> Iterator[None]:
+    """Give a model parameters and buffers of bf16; its own values come back bit for bit.
+
+    They wait in host memory, so that the device has only what pure bf16 needs.
+    """
+    kept = [
+        (own, own.device, own.data.cpu(), own.grad, None if own.grad is None else own.grad.data)
+        for own in model.parameters()
+    ]
+    model.to(torch.bfloat16)
+    try:
+        yield
+    finally:
+        for parameter, device, data, gradient, values in kept:
+            parameter.grad = None  # one of another type would not be taken
+            parameter.data = data.to(device)
+            if gradient is not None and values is not None:
+                gradient.data = values
+            parameter.grad = gradient
+
+
+def _with_bf16_batches(setup: TrainingSetup) -> TrainingSetup:
+    """Return a setup whose batches are bf16 where they were floating-point."""
+    if setup.make_batch is None:
+        return dataclasses.replace(setup, sample=_cast(setup.sample))
+    return dataclasses.replace(setup, make_batch=_casting(setup.make_batch))
+
+
+def _casting(make_batch: MakeBatch) -> MakeBatch:
+    @functools.wraps(make_batch)  # with its signature, which says whether it takes a step
+    def cast(*args: Any) -> Any:
+        return _cast(make_batch(*args))
+
+    return cast
+
+
+def _cast(batch: Any) -> Any:
+    def cast(_: str, leaf: Any) -> Any:
+        is_float = isinstance(leaf, Tensor) and leaf.is_floating_point()
+        return leaf.to(torch.bfloat16) if is_float else leaf
+
+    return map_leaves(cast, batch)

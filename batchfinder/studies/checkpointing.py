@@ -1,0 +1,121 @@
+"""Activation checkpointing of a model that was built without it; afterwards it is as before."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    create_selective_checkpoint_contexts,
+)
+
+from batchfinder.errors import StepError
+from batchfinder.training.parallel import repeated_blocks
+from batchfinder.training.state.undo import contents_kept
+
+SELECTIVE = "selective-checkpointing"
+
+# Results that selective checkpointing keeps: they are slow to compute again. The rest is cheap.
+_KEPT = {
+    "mm", "addmm", "bmm", "baddbmm", "convolution", "linear",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+}  # fmt: skip
+
+
+@contextmanager
+def model_kept(model: nn.Module) -> Iterator[None]:
+    """Restore the modules, parameters, hooks and flags of a model when the block ends."""
+    spaces = [vars(module) for module in model.modules()]
+    containers = [value for space in spaces for value in space.values() if isinstance(value, dict)]
+    with contents_kept([*spaces, *containers]):
+        yield
+
+
+def apply_checkpointing(model: nn.Module, how: str) -> str:
+    """Recompute a model's blocks in the backward pass, in place; see :func:`model_kept`.
+
+    What the model offers comes first (``gradient_checkpointing_enable`` of Transformers,
+    ``set_grad_checkpointing`` of timm), else PyTorch's ``apply_activation_checkpointing``.
+
+    Args:
+        model: any model.
+        how: ``"checkpointing"``, or ``"selective-checkpointing"``, which keeps the results of
+            matrix products, convolutions and attention.
+
+    Returns:
+        What is recomputed, such as ``"12 x Block (blocks.0 to blocks.11)"``.
+
+    Raises:
+        StepError: the model offers no checkpointing and has no repeated blocks.
+    """
+    blocks = repeated_blocks(model)
+    is_selective = how == SELECTIVE
+    own = _own_checkpointing(model, is_selective)
+    if own is not None:
+        return f"{_described(model, blocks)}, by {own}" if blocks else f"what {own} covers"
+    if not blocks:
+        raise StepError(
+            "the model has no repeated blocks to checkpoint, and no checkpointing of its own. "
+            "Try torch.utils.checkpoint.checkpoint in its forward()."
+        )
+    described = _described(model, blocks)
+    chosen = {*blocks}
+    options = _selective_options() if is_selective else {}
+    apply_activation_checkpointing(
+        model,
+        checkpoint_wrapper_fn=functools.partial(checkpoint_wrapper, **options),
+        check_fn=lambda module: module in chosen,
+    )
+    return described
+
+
+def _own_checkpointing(model: nn.Module, is_selective: bool) -> str | None:
+    """Switch on what the model offers, and return its name; None if it offers none."""
+    options = {"use_reentrant": False, **(_selective_options() if is_selective else {})}
+    for kind in ("activation", "gradient"):  # the first since Transformers 5
+        enable = getattr(model, f"{kind}_checkpointing_enable", None)
+        if callable(enable) and _ran(enable, **{f"{kind}_checkpointing_kwargs": options}):
+            return f"{enable.__name__}()"
+    enable = getattr(model, "set_grad_checkpointing", None)
+    if callable(enable) and not is_selective and _ran(enable):
+        return "set_grad_checkpointing()"
+    return None
+
+
+def _ran(enable: Callable[..., Any], **options: Any) -> bool:
+    try:
+        enable(**options)
+    except (ValueError, AssertionError, NotImplementedError):  # this model cannot
+        return False
+    return True
+
+
+def _selective_options() -> dict[str, Any]:
+    return {"context_fn": functools.partial(create_selective_checkpoint_contexts, _policy)}
+
+
+def _policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    name = operator.overloadpacket.__name__ if isinstance(operator, torch._ops.OpOverload) else ""
+    is_kept = name in _KEPT
+    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _described(model: nn.Module, blocks: list[nn.Module]) -> str:
+    names = {id(module): name for name, module in model.named_modules()}
+    kinds = Counter(type(block).__name__ for block in blocks)
+    counted = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    first, last = names[id(blocks[0])], names[id(blocks[-1])]
+    return f"{counted} ({first} to {last})"

@@ -1,0 +1,156 @@
+"""Strategies on simulated GPUs. Steps that differ in their optimizer only share their traces."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from batchfinder.estimator import estimate_on_gpus
+from batchfinder.simulation.allocator.caching import AllocatorSettings
+from batchfinder.simulation.estimate import Estimate
+from batchfinder.simulation.gpus import Gpu, nccl_bytes
+from batchfinder.simulation.kernels.attention import ComputeCapability
+from batchfinder.simulation.tracing.cluster import Cluster
+from batchfinder.simulation.tracing.other_optimizer import OtherOptimizer
+from batchfinder.simulation.tracing.step_trace import StepTraces
+from batchfinder.studies.applied import applied
+from batchfinder.studies.comparison import STATES, Comparison, StrategyRow
+from batchfinder.studies.strategies import Strategy
+from batchfinder.studies.study import Study, reason_of
+
+CHANGES_NOTHING = "changes nothing here: as much is kept for the backward pass"
+
+# Bytes that a step may differ by although checkpointing changes nothing, as a share.
+_SAME = 0.001
+
+
+def estimate_strategies(
+    study: Study,
+    gpus: Sequence[Gpu],
+    settings: AllocatorSettings | None = None,
+    on_row: Callable[[Strategy], None] = lambda _: None,
+) -> list[Comparison]:
+    """Estimate every strategy on each GPU.
+
+    Args:
+        study: the question.
+        gpus: at least one.
+        settings: settings of the caching allocator.
+        on_row: called with each strategy before it is traced.
+
+    Raises:
+        Exception: what the first strategy, which changes nothing, fails with.
+    """
+    rows: list[list[StrategyRow]] = [[] for _ in gpus]
+    warnings: list[str] = []
+    traced: dict[Strategy, list[StepTraces]] = {}
+    for strategy in study.strategies:
+        on_row(strategy)
+        try:
+            estimates, blocks = _estimates(study, strategy, gpus, settings, traced)
+        except Exception as error:
+            if strategy == study.strategies[0]:
+                raise
+            for of_gpu in rows:
+                of_gpu.append(StrategyRow(strategy, note=reason_of(error)))
+            continue
+        for of_gpu, estimate in zip(rows, estimates, strict=True):
+            told = estimate.result.warnings
+            note = "" if strategy == study.strategies[0] else _first_new(told, warnings)
+            row = _row(study, strategy, estimate, blocks, note)
+            of_gpu.append(_checked(row, of_gpu))
+        if strategy == study.strategies[0]:
+            warnings += [text for estimate in estimates for text in estimate.result.warnings]
+    told_once = tuple(dict.fromkeys(warnings))
+    return [
+        Comparison(
+            gpu.name,
+            of_gpu[0].result.budget_bytes if of_gpu[0].result else 0,
+            False,
+            tuple(of_gpu),
+            study.global_batch_size,
+            told_once,
+        )
+        for gpu, of_gpu in zip(gpus, rows, strict=True)
+    ]
+
+
+def _estimates(
+    study: Study,
+    strategy: Strategy,
+    gpus: Sequence[Gpu],
+    settings: AllocatorSettings | None,
+    traced: dict[Strategy, list[StepTraces]],
+) -> tuple[list[Estimate], str]:
+    ranks = study.ranks_of(strategy)
+    cluster = Cluster(strategy.parallel, ranks) if strategy.parallel else None
+    if cluster is not None:
+        extra = nccl_bytes(ranks)
+        gpus = [dataclasses.replace(g, overhead_bytes=g.overhead_bytes + extra) for g in gpus]
+    same_step = traced.setdefault(_step_of(strategy, gpus), [])
+    smallest, largest, multiple_of = study.bounds
+    with applied(strategy, study.setup, study.options) as step:
+
+        def make_traces(capability: ComputeCapability) -> StepTraces:
+            like = next((some for some in same_step if some.hold_for(capability)), None)
+            if like and not strategy.optimizer:  # nothing differs
+                return like
+            if like:
+                return OtherOptimizer(step.setup, step.options, capability, cluster, like)
+            same_step.append(StepTraces(step.setup, step.options, capability, cluster))
+            return same_step[-1]
+
+        estimates = estimate_on_gpus(
+            step.setup,
+            gpus,
+            step.options,
+            settings,
+            min_batch_size=smallest,
+            max_batch_size=largest,
+            multiple_of=multiple_of,
+            make_traces=make_traces,
+        )
+    return estimates, step.blocks
+
+
+def _step_of(strategy: Strategy, gpus: Sequence[Gpu]) -> Strategy:
+    """Return the strategy that allocates the same until the optimizer's step.
+
+    Both 16-bit formats run the same kernels since Ampere, and a GradScaler has a few numbers.
+    """
+    is_ampere = all(gpu.compute_capability >= (8, 0) for gpu in gpus)
+    precision = "bf16" if strategy.precision == "fp16" and is_ampere else strategy.precision
+    return dataclasses.replace(strategy, optimizer=None, precision=precision)
+
+
+def _row(
+    study: Study, strategy: Strategy, estimate: Estimate, blocks: str, note: str
+) -> StrategyRow:
+    terms = estimate.explanation.terms
+    return StrategyRow(
+        strategy,
+        estimate.result,
+        terms,
+        estimate.peak_bytes if estimate.batch_size else None,
+        sum(terms[name] for name in STATES),
+        blocks,
+        note,
+        study.ranks_of(strategy),
+        study.plan_of(strategy, estimate.batch_size),
+    )
+
+
+def _checked(row: StrategyRow, before: Sequence[StrategyRow]) -> StrategyRow:
+    """Note it if checkpointing changes nothing."""
+    plain = dataclasses.replace(row.strategy, checkpointing=None)
+    other = next((known for known in before if known.strategy == plain), None)
+    if not row.strategy.checkpointing or other is None or row.note:
+        return row
+    grown, known = row.per_sample_bytes, other.per_sample_bytes
+    if grown is None or known is None or grown < known * (1 - _SAME):
+        return row
+    return dataclasses.replace(row, note=f"{CHANGES_NOTHING} ({row.blocks})")
+
+
+def _first_new(texts: Sequence[str], known: Sequence[str]) -> str:
+    return next((text for text in texts if text not in known), "")

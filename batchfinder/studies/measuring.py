@@ -1,0 +1,122 @@
+"""Strategies on a real device, each with the proof of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing, suppress
+from functools import partial
+
+from batchfinder.finder import run_search
+from batchfinder.probing.choose import choose_prober
+from batchfinder.results.result import BatchSizeResult
+from batchfinder.search.head_start import HeadStart
+from batchfinder.simulation.explanation import explain
+from batchfinder.simulation.gpus import NO_GPU
+from batchfinder.simulation.guess import guess_batch_size
+from batchfinder.simulation.tracing.step_trace import StepTraces
+from batchfinder.studies.applied import Applied, applied
+from batchfinder.studies.comparison import (
+    STATES,
+    Comparison,
+    StrategyRow,
+    nearest_split,
+    seconds_of_step,
+)
+from batchfinder.studies.strategies import Strategy
+from batchfinder.studies.study import Study, reason_of
+
+# The kernels of an RTX 3090: which GPU it is does not change the size of the model states.
+_ANY_CAPABILITY = (8, 6)
+
+_NEEDS_RANKS = (
+    "not measured: it needs {ranks} processes. Try torchrun --nproc-per-node {ranks} -m "
+    "batchfinder find FILE.py:FUNCTION --strategy {name}."
+)
+
+
+def measure_strategies(
+    study: Study,
+    on_row: Callable[[Strategy], None] = lambda _: None,
+    on_end: Callable[[StrategyRow], None] = lambda _: None,
+) -> Comparison:
+    """Search with every strategy on the device.
+
+    Args:
+        study: the question.
+        on_row: called with each strategy before its search.
+        on_end: called with each row.
+
+    Raises:
+        Exception: what the first strategy, which changes nothing, fails with.
+    """
+    rows: list[StrategyRow] = []
+    for strategy in study.strategies:
+        on_row(strategy)
+        try:
+            row = _measured(study, strategy)
+        except Exception as error:
+            if not rows:
+                raise
+            row = StrategyRow(strategy, note=reason_of(error))
+        rows.append(row)
+        on_end(row)
+    base = rows[0].result
+    assert base is not None
+    return Comparison(
+        base.device, base.budget_bytes, True, tuple(rows), study.global_batch_size, base.warnings
+    )
+
+
+def _measured(study: Study, strategy: Strategy) -> StrategyRow:
+    if strategy.parallel:
+        note = _NEEDS_RANKS.format(ranks=study.world_size, name=strategy.parallel)
+        return StrategyRow(strategy, note=note, world_size=study.world_size)
+    with applied(strategy, study.setup, study.options) as step:
+        result = _search(study, step)
+        states = _model_states(step, max(result.batch_size, study.bounds[0]))
+    plan = study.plan_of(strategy, result.batch_size)
+    seconds = None
+    if plan is not None:
+        split = nearest_split(plan)
+        one = seconds_of_step(result, split.batch_size)
+        seconds = one and one * split.gradient_accumulation_steps
+    return StrategyRow(
+        strategy,
+        result,
+        peak_bytes=_peak_bytes(result),
+        model_state_bytes=states,
+        blocks=step.blocks,
+        plan=plan,
+        split_seconds=seconds,
+    )
+
+
+def _search(study: Study, step: Applied) -> BatchSizeResult:
+    smallest, largest, multiple_of = study.bounds
+    with closing(choose_prober(step.setup, step.options)) as prober:
+        return run_search(
+            prober,
+            min_batch_size=smallest,
+            max_batch_size=largest,
+            multiple_of=multiple_of,
+            head_start=HeadStart(
+                partial(guess_batch_size, step.setup, step.options),
+                is_asked_for=False,
+                may_pay=step.options.may_start_from_estimate,
+            ),
+        )
+
+
+def _model_states(step: Applied, batch_size: int) -> int | None:
+    """Return the bytes of parameters, gradients and optimizer states; None if unknown."""
+    with suppress(Exception):  # the user's model runs in it, and the search has its answer
+        traces = StepTraces(step.setup, step.options, _ANY_CAPABILITY)
+        explanation = explain(traces.at(batch_size), batch_size, gpu=NO_GPU, reserved_bytes=0)
+        return sum(explanation.terms[name] for name in STATES)
+    return None
+
+
+def _peak_bytes(result: BatchSizeResult) -> int | None:
+    at_answer = [p for p in result.probes if p.fits and p.batch_size == result.batch_size]
+    peaks = [max(p.phase_peak_bytes.values(), default=p.peak_reserved_bytes) for p in at_answer]
+    return max((peak for peak in peaks if peak), default=None)

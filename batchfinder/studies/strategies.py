@@ -1,0 +1,133 @@
+"""Strategies: the levers that change what a training step needs, and which are worth a row."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from batchfinder.errors import UsageError
+from batchfinder.training.optimizer import optimizer_names
+
+BASE = "as it is"
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A combination of levers. What a lever leaves open stays as the user has it.
+
+    Attributes:
+        precision: ``"fp32"``, ``"bf16"`` or ``"fp16"``, as in a search; or ``"pure-bf16"``: the
+            parameters, their gradients and the optimizer's states are bf16 too.
+        checkpointing: ``"checkpointing"``: the blocks are recomputed in the backward pass; or
+            ``"selective-checkpointing"``: all but their matrix products.
+        optimizer: a name from :func:`optimizer_levers`.
+        accumulate: train with gradient accumulation.
+        compiled: run the model through ``torch.compile``.
+        parallel: ``"ddp"`` or ``"fsdp"``.
+
+    Example:
+        >>> Strategy(precision="bf16", optimizer="sgd").name
+        'bf16 + sgd'
+    """
+
+    precision: str | None = None
+    checkpointing: str | None = None
+    optimizer: str | None = None
+    accumulate: bool = False
+    compiled: bool = False
+    parallel: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The levers, as :func:`parse_strategy` reads them."""
+        switches = {"accumulate": self.accumulate, "compile": self.compiled}
+        levers = [self.precision, self.checkpointing, self.optimizer, self.parallel]
+        levers += [name for name, is_on in switches.items() if is_on]
+        return " + ".join(lever for lever in levers if lever) or BASE
+
+
+_CHANGES: Mapping[str, Mapping[str, object]] = {
+    **{name: {"precision": name} for name in ("fp32", "bf16", "fp16", "pure-bf16")},
+    **{name: {"checkpointing": name} for name in ("checkpointing", "selective-checkpointing")},
+    **{name: {"parallel": name} for name in ("ddp", "fsdp")},
+    "accumulate": {"accumulate": True},
+    "compile": {"compiled": True},
+}
+
+
+def optimizer_levers() -> list[str]:
+    """Return the names of the optimizers that a strategy may train with."""
+    return [*optimizer_names(), "adamw-fused", "adamw-8bit"]
+
+
+def parse_strategy(text: str) -> Strategy:
+    """Read a strategy, written as its levers with ``+`` between them.
+
+    Args:
+        text: such as ``"bf16+checkpointing+sgd"``; ``"base"`` changes nothing.
+
+    Raises:
+        UsageError: a lever is unknown, or two change the same thing.
+
+    Example:
+        >>> parse_strategy("bf16+checkpointing").name
+        'bf16 + checkpointing'
+    """
+    known = {**_CHANGES, **{name: {"optimizer": name} for name in optimizer_levers()}}
+    changes: dict[str, object] = {}
+    for lever in (part.strip().lower() for part in text.split("+")):
+        if lever in ("base", BASE):
+            continue
+        if lever not in known:
+            near = difflib.get_close_matches(lever, known, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"Try {', '.join(_CHANGES)}."
+            raise UsageError(f"there is no strategy {lever!r}; {hint}")
+        ((part, value),) = known[lever].items()
+        if part in changes:
+            raise UsageError(
+                f"{text!r} sets the {part} twice. Try one strategy for each: {changes[part]} and "
+                f"{lever}."
+            )
+        changes[part] = value
+    return dataclasses.replace(Strategy(), **changes)  # type: ignore[arg-type]
+
+
+def usual_strategies(
+    *, precision: str, optimizer: str, accumulate: bool, world_size: int, is_measured: bool
+) -> list[Strategy]:
+    """Return the strategies that tell most: each lever alone, then sensible combinations.
+
+    Args:
+        precision: the base's.
+        optimizer: the name of the base's; a row with the same would tell nothing.
+        accumulate: whether the base accumulates gradients.
+        world_size: ranks; with one there is nothing to share.
+        is_measured: whether the rows run on a device, where compiling changes something.
+    """
+    is_low = precision in ("bf16", "fp16")
+    low = () if is_low else ("bf16",)
+    optimizers = ["adamw-fused", "sgd", "adafactor"]
+    optimizers += ["adamw-8bit"] if eight_bit_package() else []
+    texts = [
+        "base",
+        *(name for name in ("fp32", "bf16", "fp16", "pure-bf16") if name != precision),
+        "checkpointing",
+        "selective-checkpointing",
+        *(name for name in optimizers if name != optimizer),
+        *(() if accumulate else ("accumulate",)),
+        *(("compile",) if is_measured else ()),
+        *(("ddp", "fsdp") if world_size > 1 else ()),
+        "+".join((*low, "checkpointing", *(() if low else ("adafactor",)))),
+        *(("+".join((*low, "checkpointing", "adafactor")),) if low else ()),
+        *(("+".join((*low, "checkpointing", "fsdp")),) if world_size > 1 else ()),
+    ]
+    return list(dict.fromkeys(map(parse_strategy, texts)))
+
+
+def eight_bit_package() -> str | None:
+    """Return the installed package that has 8-bit optimizers; None if there is none."""
+    names = ("bitsandbytes", "torchao")
+    return next((name for name in names if importlib.util.find_spec(name)), None)

@@ -1,0 +1,104 @@
+"""The question of a comparison: what to train, by which strategies, within which bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch.optim import Optimizer
+
+from batchfinder.errors import BatchFinderError, UsageError
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.results.accumulation import AccumulationPlan, plan_accumulation
+from batchfinder.search.bounds import Bounds, check_bounds, whole_number
+from batchfinder.studies.strategies import Strategy, parse_strategy, usual_strategies
+from batchfinder.training.optimizer import DEFAULT_OPTIMIZER
+from batchfinder.training.setup import TrainingSetup
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a comparison asks.
+
+    Attributes:
+        setup: what to train.
+        options: of the steps, where a strategy leaves them open.
+        strategies: one for each row; the first changes nothing.
+        bounds: the smallest size, the largest or None, and what each is a multiple of.
+        world_size: ranks of a job, for the strategies that need several.
+        global_batch_size: examples of one optimizer step; None if any number will do.
+    """
+
+    setup: TrainingSetup
+    options: ProbeOptions
+    strategies: tuple[Strategy, ...]
+    bounds: Bounds
+    world_size: int = 1
+    global_batch_size: int | None = None
+
+    def ranks_of(self, strategy: Strategy) -> int:
+        """Return how many ranks train together."""
+        return self.world_size if strategy.parallel else 1
+
+    def plan_of(self, strategy: Strategy, batch_size: int) -> AccumulationPlan | None:
+        """Return how a strategy reaches the global batch size; None if there is none to reach."""
+        if self.global_batch_size is None or not batch_size:
+            return None
+        return plan_accumulation(self.global_batch_size, batch_size, self.ranks_of(strategy))
+
+
+def study_of(
+    setup: TrainingSetup,
+    options: ProbeOptions,
+    bounds: Bounds,
+    *,
+    strategies: Sequence[str] = (),
+    world_size: int = 1,
+    global_batch_size: int | None = None,
+    is_measured: bool = False,
+) -> Study:
+    """Check a question, and fill in the strategies if none are named.
+
+    Raises:
+        UsageError: a number or a strategy is invalid.
+    """
+    check_bounds(*bounds)
+    if whole_number("world_size", world_size) < 1:
+        raise UsageError(f"the world size must be at least 1, not {world_size}")
+    if global_batch_size is not None and whole_number("global_batch_size", global_batch_size) < 1:
+        raise UsageError(f"the global batch size must be at least 1, not {global_batch_size}")
+    accumulate = options.accumulate or global_batch_size is not None
+    options = dataclasses.replace(options, accumulate=accumulate)
+    named = [parse_strategy(text) for text in strategies]
+    alone = [each.name for each in named if each.parallel]
+    if alone and world_size == 1:
+        raise UsageError(f"{alone[0]} needs several ranks. Try --world-size 8.")
+    if not named:
+        named = usual_strategies(
+            precision=options.precision,
+            optimizer=_optimizer_name(setup),
+            accumulate=accumulate,
+            world_size=world_size,
+            is_measured=is_measured,
+        )
+    rows = tuple(dict.fromkeys((Strategy(), *named)))
+    return Study(setup, options, rows, bounds, world_size, global_batch_size)
+
+
+def reason_of(error: Exception) -> str:
+    """Return why a strategy is impossible, on one line."""
+    lines = str(error).strip().splitlines()
+    text = lines[0] if lines else ""
+    if isinstance(error, BatchFinderError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _optimizer_name(setup: TrainingSetup) -> str:
+    """Return the name of what the setup trains with, if it can be told before it is made."""
+    optimizer = setup.optimizer or DEFAULT_OPTIMIZER
+    if isinstance(optimizer, Optimizer):
+        is_fused = type(optimizer).__name__ == "AdamW" and optimizer.defaults.get("fused")
+        return "adamw-fused" if is_fused else type(optimizer).__name__.lower()
+    return optimizer.lower() if isinstance(optimizer, str) else ""

@@ -1,0 +1,275 @@
+"""``sweep_max_batch()``: the largest batch size for each length, or value of another argument."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from batchfinder.errors import UsageError, warn_of
+from batchfinder.estimator import estimate_on_gpus
+from batchfinder.probing.choose import choose_prober
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds
+from batchfinder.simulation.gpus import Gpu, find_gpu
+from batchfinder.studies.over import bound, combinations, elements_of, refuse_unknown
+from batchfinder.studies.study import reason_of
+from batchfinder.studies.sweeping import SizeSweep
+from batchfinder.studies.swept import Sweep, SweepRow
+from batchfinder.training.completion import completed
+from batchfinder.training.setup import MakeBatch, OptimizerSpec, TrainingSetup, setup_of
+from batchfinder.units import parse_bytes
+
+Load: TypeAlias = Callable[[Mapping[str, Any]], TrainingSetup]
+"""Makes the setup for some values of the swept arguments."""
+
+OnRow: TypeAlias = Callable[[SweepRow], None]
+
+
+def sweep_max_batch(
+    build: Callable[..., Any] | nn.Module | TrainingSetup,
+    over: Mapping[str, Sequence[Any]],
+    *,
+    make_batch: MakeBatch | None = None,
+    optimizer: OptimizerSpec | None = None,
+    gpu: str | Gpu | None = None,
+    device: str | None = None,
+    memory_limit: str | int | None = None,
+    headroom: float = 0.05,
+    precision: str = "fp32",
+    accumulate: bool = False,
+    min_batch_size: int = 1,
+    max_batch_size: int | None = None,
+    multiple_of: int = 1,
+    on_row: OnRow = lambda _: None,
+) -> Sweep:
+    """Find the largest batch size for each value of one or two arguments, such as the length.
+
+    What one value tells of the memory predicts the size for the others, so that eight lengths cost
+    about as many steps as three searches. Every size is confirmed by real steps, as by
+    :func:`find_max_batch`, unless ``gpu`` asks for estimates.
+
+    Args:
+        build: a function that takes the swept arguments by keyword and returns the model,
+            ``(model, sample)`` or a :class:`TrainingSetup`. Or one of these, if ``make_batch``
+            takes them.
+        over: the values of each argument, by its name; two arguments are swept in all pairs.
+        make_batch: ``make_batch(batch_size, NAME=value) -> batch``.
+        optimizer: an instance, a factory, or a name of ``torch.optim``. Default: AdamW.
+        gpu: estimate for this GPU, which you need not have.
+        device: where to train. Default: an accelerator if there is one.
+        memory_limit: use no more memory than this: bytes, or text such as ``"24GiB"``.
+        headroom: fraction of the memory to keep free.
+        precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` for autocast.
+        accumulate: train with gradient accumulation.
+        min_batch_size: the smallest size to try.
+        max_batch_size: the largest size to try.
+        multiple_of: only multiples of this are tried.
+        on_row: called with each row as it ends.
+
+    Returns:
+        The sweep: ``rows``, ``max_tokens`` and ``buckets``.
+
+    Warns:
+        BatchFinderWarning: for each of the sweep's ``warnings``.
+
+    Raises:
+        UsageError: an argument is invalid, or nobody takes a swept one.
+        BatchFinderError, Exception: the first values cannot be trained on.
+
+    Example:
+        >>> import torch
+        >>> def build(seq_len):
+        ...     return torch.nn.Linear(8, 8), torch.randn(2, seq_len, 8)
+        >>> sweep = sweep_max_batch(build, {"seq_len": [16, 32]}, gpu="t4", max_batch_size=64)
+        >>> [(row.values["seq_len"], row.batch_size) for row in sweep.rows]
+        [(16, 64), (32, 64)]
+    """
+
+    def complete(returned: Any) -> TrainingSetup:
+        given = returned if isinstance(returned, tuple) else (returned,)
+        setup = setup_of(*given)
+        if optimizer is not None:
+            setup = dataclasses.replace(setup, optimizer=optimizer)
+        return completed(setup)[0]
+
+    if isinstance(build, nn.Module | TrainingSetup):
+        fixed = build if isinstance(build, TrainingSetup) else TrainingSetup(build)
+        setup = dataclasses.replace(fixed, make_batch=make_batch or fixed.make_batch)
+        load: Load = lambda values: complete(bound(setup, values))  # noqa: E731
+    else:
+        refuse_unknown(over, build)
+        function = build
+        load = lambda values: complete(function(**values))  # noqa: E731
+    options = ProbeOptions(
+        device=device,
+        memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
+        headroom=headroom,
+        precision=precision,
+        accumulate=accumulate,
+    )
+    bounds = whole_bounds(min_batch_size, max_batch_size, multiple_of)
+    if gpu is None:
+        sweep = sweep_on_device(load, over, options, bounds, on_row)
+    else:
+        gpus = [find_gpu(gpu) if isinstance(gpu, str) else gpu]
+        (sweep,) = sweep_on_gpus(load, over, gpus, options, bounds, on_row)
+    warn_of(sweep.warnings)
+    return sweep
+
+
+def sweep_on_device(
+    load: Load,
+    over: Mapping[str, Sequence[Any]],
+    options: ProbeOptions,
+    bounds: Bounds,
+    on_row: OnRow = lambda _: None,
+) -> Sweep:
+    """Search on the device, from the smallest examples and the largest to those between.
+
+    Raises:
+        Exception: no value can be trained on; that of the first.
+    """
+    values = combinations(over)
+    check_bounds(*bounds)
+    finder = SizeSweep(bounds)
+    sizes = _ExampleSizes(finder)
+    rows: list[SweepRow] = [SweepRow(each) for each in values]
+    facts: list[tuple[str, int]] = []
+    warnings: list[str] = []
+    errors: list[Exception] = []
+    for index in _outside_in(rows):
+        row = rows[index]
+        try:
+            setup = load(row.values)
+            elements = elements_of(setup, options.batch_dim)
+            x = sizes.size_of(row, elements)
+            with closing(choose_prober(setup, options)) as prober:
+                facts.append((prober.device, prober.budget_bytes))
+                answer = finder.find(prober, x)
+        except UsageError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the user's code, for one of the values
+            errors.append(error)
+            rows[index] = SweepRow(row.values, note=reason_of(error))
+            on_row(rows[index])
+            continue
+        warnings += answer.warnings
+        at_answer = [p for p in answer.probes if p.fits and p.batch_size == answer.batch_size]
+        peaks = [max(p.phase_peak_bytes.values(), default=0) for p in at_answer]
+        slope = None if x is None else finder.scaling.per_sample_bytes.get(x)
+        rows[index] = SweepRow(
+            row.values,
+            answer.batch_size,
+            tuple(answer.probes),
+            elements,
+            max(peaks, default=None),
+            slope,
+        )
+        on_row(rows[index])
+    if not facts:
+        raise errors[0]
+    device, budget = facts[0]
+    told = tuple(dict.fromkeys(warnings))
+    return Sweep(tuple(over), device, budget, True, tuple(rows), told)
+
+
+def sweep_on_gpus(
+    load: Load,
+    over: Mapping[str, Sequence[Any]],
+    gpus: Sequence[Gpu],
+    options: ProbeOptions,
+    bounds: Bounds,
+    on_row: OnRow = lambda _: None,
+) -> list[Sweep]:
+    """Estimate every value on each GPU.
+
+    Raises:
+        Exception: no value can be trained on; that of the first.
+    """
+    check_bounds(*bounds)
+    rows: list[list[SweepRow]] = [[] for _ in gpus]
+    budgets = [0] * len(gpus)
+    warnings: list[str] = []
+    errors: list[Exception] = []
+    for values in combinations(over):
+        try:
+            setup = load(values)
+            elements = elements_of(setup, options.batch_dim)
+            smallest, largest, multiple_of = bounds
+            estimates = estimate_on_gpus(
+                setup,
+                gpus,
+                options,
+                min_batch_size=smallest,
+                max_batch_size=largest,
+                multiple_of=multiple_of,
+            )
+        except UsageError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the user's code, for one of the values
+            errors.append(error)
+            for of_gpu in rows:
+                of_gpu.append(SweepRow(values, note=reason_of(error)))
+            on_row(rows[0][-1])
+            continue
+        for index, estimate in enumerate(estimates):
+            result, model = estimate.result, estimate.result.memory_model
+            warnings += result.warnings
+            budgets[index] = result.budget_bytes
+            rows[index].append(
+                SweepRow(
+                    values,
+                    result.batch_size,
+                    result.probes,
+                    elements,
+                    estimate.peak_bytes if result.batch_size else None,
+                    model.per_sample_bytes if model else None,
+                )
+            )
+        on_row(rows[0][-1])
+    if len(errors) == len(rows[0]):
+        raise errors[0]
+    told = tuple(dict.fromkeys(warnings))
+    return [
+        Sweep(tuple(over), gpu.name, budget, False, tuple(of_gpu), told)
+        for gpu, budget, of_gpu in zip(gpus, budgets, rows, strict=True)
+    ]
+
+
+def _outside_in(rows: Sequence[SweepRow]) -> list[int]:
+    """Return the order to search in: both ends, then always the middle of the widest gap."""
+    lengths = [row.length for row in rows]
+    order = sorted(range(len(rows)), key=lambda i: (lengths[i] or 0.0, i))
+    done = [0, len(order) - 1][: len(order)]
+    while len(done) < len(order):
+        known = sorted(done)
+        start, end = max(itertools.pairwise(known), key=lambda gap: gap[1] - gap[0])
+        done.append((start + end) // 2)
+    return [order[place] for place in done]
+
+
+class _ExampleSizes:
+    """What memory grows with: the numbers in an example, or else the swept value itself.
+
+    A sweep that leaves the batch as it is, as one over the depth of the model, has as many numbers
+    in every example.
+    """
+
+    def __init__(self, finder: SizeSweep) -> None:
+        self._scaling = finder.scaling
+        self._lengths: dict[float, float] = {}  # by the numbers in an example
+        self._by_length = False
+
+    def size_of(self, row: SweepRow, elements: float) -> float | None:
+        """Return the size of a row's examples; None if its values are no numbers."""
+        if row.length is None or row.length <= 0:
+            return None
+        if self._lengths.setdefault(elements, row.length) != row.length and not self._by_length:
+            self._by_length = True
+            self._scaling.rename(self._lengths)
+        return row.length if self._by_length else elements

@@ -1,0 +1,127 @@
+"""Results of a sweep. Frozen; ``reporting`` renders them. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from batchfinder.results.probe import Probe
+from batchfinder.results.result import SCHEMA_VERSION
+
+# How far the elements of an example may be from proportional to its length, as a share: padding.
+_PROPORTIONAL = 0.02
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """The largest batch size for one value.
+
+    Attributes:
+        values: the swept arguments, by name.
+        batch_size: 0 if nothing fits, or the value is impossible.
+        probes: what was run, in order; in an estimate, what was simulated.
+        elements: numbers in one example of the batch; None if unknown.
+        peak_bytes: peak memory at the batch size; None if nothing fits.
+        per_sample_bytes: memory that each example adds; None if unknown.
+        note: why the value is impossible; "" if it is not.
+    """
+
+    values: Mapping[str, Any]
+    batch_size: int = 0
+    probes: tuple[Probe, ...] = ()
+    elements: float | None = None
+    peak_bytes: int | None = None
+    per_sample_bytes: float | None = None
+    note: str = ""
+
+    @property
+    def confirmed_steps(self) -> int:
+        """Full steps run at the batch size from a fresh allocator; 0 in an estimate."""
+        at_answer = [p for p in self.probes if p.batch_size == self.batch_size and p.confirmed]
+        return max((probe.steps for probe in at_answer if probe.fits), default=0)
+
+    @property
+    def length(self) -> float | None:
+        """The product of the swept values; None if they are no numbers."""
+        values = [*self.values.values()]
+        if all(isinstance(value, int | float) for value in values):
+            return float(math.prod(values))
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as plain data, with each swept value under its own name."""
+        return {
+            **self.values,
+            "batch_size": self.batch_size,
+            "confirmed_steps": self.confirmed_steps,
+            "peak_bytes": self.peak_bytes,
+            "per_sample_bytes": self.per_sample_bytes,
+            "note": self.note,
+            "probes": [probe.to_dict() for probe in self.probes],
+        }
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The largest batch size for each value of some arguments, on one device.
+
+    Attributes:
+        over: the names of the swept arguments.
+        device: its name.
+        budget_bytes: memory that a step may use.
+        is_measured: whether every size was confirmed by real training steps.
+        rows: one for each value, in the order given.
+        warnings: what the user should know.
+    """
+
+    over: tuple[str, ...]
+    device: str
+    budget_bytes: int
+    is_measured: bool
+    rows: tuple[SweepRow, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def number_of_probes(self) -> int:
+        """How many probes the whole sweep took."""
+        return sum(len(row.probes) for row in self.rows)
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The largest budget of tokens (or pixels) for a batch that is safe for all lengths.
+
+        ``max_tokens // length`` examples fit at every length up to the longest. Between two lengths
+        that ran, an example needs at most its share of the two, as memory for each token is convex
+        in the length. None if the swept values are no lengths, or one of them does not fit.
+        """
+        pairs = [(row.batch_size, row.length, row.elements) for row in self.rows]
+        if not pairs or not all(size and length and elements for size, length, elements in pairs):
+            return None
+        shares = [elements / length for _, length, elements in pairs if elements and length]
+        if max(shares) > min(shares) * (1 + _PROPORTIONAL):
+            return None
+        return int(min(size * length for size, length, _ in pairs if length))
+
+    @property
+    def buckets(self) -> dict[float, int]:
+        """The batch size for each bucket, by the longest length in it; {} for pairs."""
+        if len(self.over) > 1:
+            return {}
+        sizes = {row.length: row.batch_size for row in self.rows if row.length and row.batch_size}
+        return {length: sizes[length] for length in sorted(length for length in sizes if length)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the sweep as plain data, ready for JSON."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "over": [*self.over],
+            "device": self.device,
+            "budget_bytes": self.budget_bytes,
+            "is_measured": self.is_measured,
+            "max_tokens": self.max_tokens,
+            "number_of_probes": self.number_of_probes,
+            "rows": [row.to_dict() for row in self.rows],
+            "warnings": [*self.warnings],
+        }

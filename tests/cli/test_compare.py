@@ -1,0 +1,85 @@
+"""``batchfinder compare``, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from batchfinder.cli.app import cli
+
+GPT = Path(__file__).parents[2] / "scripts" / "examples" / "train_gpt.py"
+SMALL = ("--arg", "width=32", "--arg", "depth=2", "--memory", "4GiB")
+
+
+def compare(*options: str, target: str = f"{GPT}:build_model") -> Result:
+    return CliRunner().invoke(cli, ["compare", target, *options])
+
+
+def test_a_table_a_legend_and_the_equation() -> None:
+    done = compare(
+        *SMALL, "--strategy", "bf16+checkpointing", "--explain", "--global-batch-size", "4099"
+    )
+
+    assert done.exit_code == 0, done.output
+    table, equation = done.stdout.split("\n\n")
+    title, head, base, changed, legend = table.splitlines()
+    assert title.startswith("any GPU, budget ")
+    assert re.split(r"\s{2,}", head) == [
+        "strategy", "max batch", "peak", "model states", "per sample", "for 4099", "note",
+    ]  # fmt: skip
+    assert base.startswith("as it is ")
+    assert re.search(r"^bf16 \+ checkpointing .* x\d\.\d\d .* x \d+  <- largest", changed)
+    assert legend == "checkpointing: 2 x Block (blocks.0 to blocks.1)"
+    rows = [line.split("  ")[0] for line in equation.splitlines()]
+    assert {"memory at", "parameters", "activations", "= peak", "per sample"} < {*rows}
+
+
+def test_json_has_a_row_for_each_strategy_and_gpu() -> None:
+    done = compare(*SMALL[:4], "--gpu", "t4", "--gpu", "v100 16gb", "--strategy", "sgd", "--json",
+                   "--max-batch-size", "8")  # fmt: skip
+    data = json.loads(done.stdout)
+    assert [one["device"] for one in data["comparisons"]] == ["T4", "V100 16GB"]
+    assert [row["strategy"] for row in data["comparisons"][0]["rows"]] == ["as it is", "sgd"]
+
+
+def test_a_global_batch_that_no_split_reaches_says_what_is_reached() -> None:
+    done = compare(*SMALL, "--strategy", "ddp", "--world-size", "8", "--global-batch-size", "4099",
+                   "--max-batch-size", "64")  # fmt: skip
+    assert "makes 4096, not 4099" in done.stdout
+
+
+def test_measured_rows_are_timed() -> None:
+    tiny = ("--arg", "width=16", "--arg", "depth=1", "--arg", "vocabulary=64")
+    done = compare(
+        *tiny, "--measure", "--device", "cpu", "--max-batch-size", "4", "--strategy", "sgd"
+    )
+    assert done.exit_code == 0, done.output
+    assert {"samples/s", "per 1,000"} < {*re.split(r"\s{2,}", done.stdout.splitlines()[1])}
+    assert "<- fastest" in done.stdout
+    assert "  as it is: batch size 4, " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        ((), 2, "no device is given. Try --gpu rtx3090, --memory 24GiB, or --measure."),
+        (("--measure", "--explain"), 2, "--explain needs an estimate. Try it with --gpu rtx3090."),
+        (("--gpu", "t4", "--strategy", "checkpoint"), 2, "did you mean checkpointing"),
+        (("--gpu", "t4", "--strategy", "fsdp"), 2, "fsdp needs several ranks. Try --world-size 8."),
+        (("--gpu", "t4", "--arg", "widht=3"), 2, "takes no argument widht; did you mean width?"),
+    ],
+)
+def test_errors_are_one_clear_line(options: tuple[str, ...], status: int, message: str) -> None:
+    done = compare(*options)
+    assert done.exit_code == status
+    assert message in done.stderr.splitlines()[-1]
+
+
+def test_nothing_fits_exits_with_3() -> None:
+    done = compare("--memory", "1900MiB", "--arg", "width=1024", "--strategy", "sgd")
+    assert done.exit_code == 3
+    assert "none fits" in done.stdout

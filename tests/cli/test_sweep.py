@@ -1,0 +1,85 @@
+"""``batchfinder sweep``, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from batchfinder.cli.app import cli
+
+EXAMPLES = Path(__file__).parents[2] / "scripts" / "examples"
+GPT = f"{EXAMPLES / 'train_gpt.py'}:build_model"
+SMALL = ("--arg", "width=32", "--arg", "depth=1", "--memory", "4GiB")
+
+WITH_MAKE_BATCH = """
+import torch
+from torch import nn
+from batchfinder import TrainingSetup
+
+def build_setup(width=8):
+    def make_batch(batch_size, length=4):
+        return torch.randn(batch_size, length, width), torch.randn(batch_size, length, width)
+    return TrainingSetup(nn.Linear(width, width), make_batch=make_batch)
+"""
+
+
+def sweep(target: str, *options: str) -> Result:
+    return CliRunner().invoke(cli, ["sweep", target, *options])
+
+
+def test_a_table_and_what_to_paste() -> None:
+    done = sweep(GPT, *SMALL, "--over", "max_tokens=64,128")
+
+    assert done.exit_code == 0, done.output
+    table, paste = done.stdout.split("\n\n")
+    title, head, *rows = table.splitlines()
+    assert title.startswith("any GPU, budget ")
+    assert head.split()[:4] == ["max_tokens", "max", "batch", "tokens"]
+    sizes = [int(row.split()[1]) for row in rows]
+    budget, pairs, lhotse, nemo = paste.splitlines()
+    assert re.match(rf"max_tokens = {min(64 * sizes[0], 128 * sizes[1])}  # ", budget)
+    assert pairs.startswith(f"batch_sizes = {{64: {sizes[0]}, 128: {sizes[1]}}}")
+    assert f"max_seq_len_buckets=[64, 128], batch_sizes=[{sizes[0]}, {sizes[1]}])" in lhotse
+    assert (
+        nemo == f"NeMo: bucket_duration_bins=[64, 128] bucket_batch_size=[{sizes[0]}, {sizes[1]}]"
+    )
+
+
+def test_json_on_the_device_has_the_probes_of_every_value() -> None:
+    done = sweep(GPT, "--device", "cpu", "--over", "max_tokens=8,16", "--max-batch-size", "4",
+                 "--json")  # fmt: skip
+    data = json.loads(done.stdout)
+    assert [row["max_tokens"] for row in data["rows"]] == [8, 16]
+    assert all(row["batch_size"] == 4 and row["confirmed_steps"] >= 6 for row in data["rows"])
+    assert data["number_of_probes"] == sum(len(row["probes"]) for row in data["rows"])
+    assert data["max_tokens"] == 32
+    assert "  max_tokens=8: batch size 4, " in done.stderr
+
+
+def test_make_batch_of_the_target_may_take_the_argument(tmp_path: Path) -> None:
+    file = tmp_path / "with_make_batch.py"
+    file.write_text(WITH_MAKE_BATCH)
+    target = f"{file}:build_setup"
+    done = sweep(target, "--over", "length=4,8", "--gpu", "t4", "--max-batch-size", "8", "--json")
+    assert [row["length"] for row in json.loads(done.stdout)["rows"]] == [4, 8]
+    wrong = sweep(target, "--over", "lenght=4,8", "--gpu", "t4")
+    assert wrong.exit_code == 2
+    assert "takes no argument lenght; did you mean length?" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (("--over", "max_tokens"), 2, "cannot be read. Try --over seq_len=512,1024,2048."),
+        (("--over", "max_token=4,8"), 2, "takes no argument max_token; did you mean max_tokens?"),
+        (("--over", "vocabulary=-1,-2"), 1, "Error: RuntimeError: "),
+        (("--over", "depth=1", "--over", "depth=2"), 2, "--over depth is given twice."),
+    ],
+)
+def test_errors_are_one_clear_line(options: tuple[str, ...], status: int, message: str) -> None:
+    done = sweep(GPT, *options, "--gpu", "t4")
+    assert (done.exit_code, message in done.stderr.splitlines()[-1]) == (status, True), done.output

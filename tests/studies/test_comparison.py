@@ -1,0 +1,156 @@
+"""Strategies side by side, on a simulated GPU and on the CPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from studies.test_checkpointing import Stack
+from torch import Tensor, nn
+
+from batchfinder.errors import UsageError
+from batchfinder.estimator import estimate_max_batch
+from batchfinder.results.accumulation import plan_accumulation
+from batchfinder.results.memory_model import MemoryModel, Phase, PhaseModel
+from batchfinder.results.probe import Outcome, Probe
+from batchfinder.results.result import BatchSizeResult, Status
+from batchfinder.studies.compare import compare_strategies
+from batchfinder.studies.comparison import Comparison, StrategyRow, seconds_of_step
+from batchfinder.studies.strategies import parse_strategy
+
+SAMPLE = torch.randn(4, 8), torch.randn(4, 1)
+
+
+def row_of(comparison: Comparison, name: str) -> StrategyRow:
+    return next(row for row in comparison.rows if row.strategy.name == name)
+
+
+@pytest.fixture(scope="module")
+def comparison() -> Comparison:
+    texts = ["bf16", "fp16", "checkpointing", "adamw-fused", "sgd", "checkpointing+sgd", "fsdp"]
+    return compare_strategies(
+        Stack(), SAMPLE, gpu="t4", strategies=texts, world_size=8, memory_limit="3GiB"
+    )
+
+
+def test_the_first_row_changes_nothing(comparison: Comparison) -> None:
+    alone = estimate_max_batch(Stack(), SAMPLE, gpu="t4", memory_limit="3GiB")
+    assert comparison.rows[0].strategy.name == "as it is"
+    assert comparison.rows[0].batch_size == alone.batch_size
+    assert comparison.rows[0].peak_bytes == alone.peak_bytes
+
+
+@pytest.mark.parametrize(("name", "optimizer"), [("sgd", "momentum"), ("adamw-fused", "fused")])
+def test_shared_traces_give_what_traces_of_their_own_give(
+    comparison: Comparison, name: str, optimizer: str
+) -> None:
+    make: Callable[[Any], Any] = {
+        "momentum": lambda p: torch.optim.SGD(p, momentum=0.9),
+        "fused": lambda p: torch.optim.AdamW(p, fused=True),
+    }[optimizer]
+    alone = estimate_max_batch(Stack(), SAMPLE, gpu="t4", optimizer=make, memory_limit="3GiB")
+    row = row_of(comparison, name)
+    assert (row.batch_size, row.peak_bytes) == (alone.batch_size, alone.peak_bytes)
+    assert row.terms == alone.explanation.terms
+
+
+def test_each_lever_does_what_it_is_for(comparison: Comparison) -> None:
+    base = comparison.rows[0]
+    assert row_of(comparison, "checkpointing").batch_size > base.batch_size
+    states = {row.strategy.name: row.model_state_bytes or 0 for row in comparison.rows}
+    assert states["sgd"] < states["as it is"]
+    assert states["fsdp"] < states["as it is"]
+    assert row_of(comparison, "fsdp").world_size == 8
+    assert comparison.largest in comparison.rows
+    assert comparison.fastest is None
+
+
+def test_everything_is_json(comparison: Comparison) -> None:
+    data = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))
+    assert comparison.largest is not None
+    assert data["largest"] == comparison.largest.strategy.name
+    assert data["rows"][3]["blocks"] == "3 x Block (blocks.0 to blocks.2)"
+    assert data["rows"][1]["result"]["batch_size"] == data["rows"][1]["batch_size"]
+
+
+def test_what_is_impossible_says_why() -> None:
+    model = nn.Linear(8, 1)
+    comparison = compare_strategies(
+        model, SAMPLE, gpu="t4", strategies=["checkpointing", "sgd"], max_batch_size=64
+    )
+    assert "no repeated blocks" in row_of(comparison, "checkpointing").note
+    assert row_of(comparison, "sgd").batch_size == 64
+
+
+def test_checkpointing_that_changes_nothing_is_named() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 1))
+    comparison = compare_strategies(
+        model, SAMPLE, gpu="t4", strategies=["checkpointing"], memory_limit="3GiB"
+    )
+    assert "changes nothing here" in comparison.rows[1].note
+
+
+def test_the_users_error_in_the_first_row_is_raised() -> None:
+    def loss(output: Tensor, batch: Any) -> Tensor:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        compare_strategies(Stack(), SAMPLE, gpu="t4", loss_fn=loss)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "either estimate or measure"),
+        ({"gpu": "t4", "measure": True}, "either estimate or measure"),
+        ({"gpu": "t4", "strategies": ["bf16+fsdp"]}, "bf16 [+] fsdp needs several ranks"),
+        ({"gpu": "t4", "world_size": 0}, "the world size must be at least 1"),
+        ({"gpu": "t4", "global_batch_size": 0}, "the global batch size must be at least 1"),
+        ({"gpu": "t4", "strategies": ["bf17"]}, "did you mean"),
+    ],
+)
+def test_bad_input_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        compare_strategies(Stack(), SAMPLE, **options)
+
+
+def test_on_the_device_every_row_is_confirmed_and_timed() -> None:
+    comparison = compare_strategies(
+        Stack(), SAMPLE, measure=True, device="cpu", max_batch_size=8,
+        strategies=["bf16", "checkpointing", "ddp"], world_size=2, global_batch_size=64,
+    )  # fmt: skip
+    for row in comparison.rows[:3]:
+        assert row.result is not None
+        assert row.result.confirmed_steps >= 6
+        assert row.samples_per_second
+        assert row.split is not None
+        assert row.split.gradient_accumulation_steps == 8
+    assert "torchrun --nproc-per-node 2" in comparison.rows[3].note
+    assert comparison.fastest in comparison.rows[:3]
+
+
+def result_of(*steps: tuple[int, float]) -> BatchSizeResult:
+    probes = tuple(Probe(n, Outcome.FITS, 3, s, step_seconds=s, confirmed=True) for n, s in steps)
+    model = MemoryModel({Phase.FORWARD_BACKWARD: PhaseModel(100, 10)})
+    size = max(n for n, _ in steps)
+    return BatchSizeResult(size, Status.FOUND, "fake", 1000, probes, model, None, 3, 5.0, 1.0, {})
+
+
+def test_the_fastest_at_a_global_batch_is_not_the_largest() -> None:
+    rows = []
+    for name, steps in (("base", ((8, 0.8), (16, 1.6))), ("checkpointing", ((8, 1.0), (64, 8.0)))):
+        result = result_of(*steps)
+        plan = plan_accumulation(64, result.batch_size)
+        assert plan.exact is not None
+        one = seconds_of_step(result, plan.exact.batch_size)
+        assert one is not None
+        seconds = one * plan.exact.gradient_accumulation_steps
+        rows.append(StrategyRow(parse_strategy(name), result, plan=plan, split_seconds=seconds))
+    comparison = Comparison("fake", 1000, True, tuple(rows), 64)
+    assert comparison.largest is rows[1]
+    assert comparison.fastest is rows[0]
+    assert rows[0].samples_per_second == pytest.approx(10)
+    assert rows[0].seconds_per_1000_samples == pytest.approx(100)

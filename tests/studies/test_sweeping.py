@@ -1,0 +1,166 @@
+"""Many example sizes in few probes, without a device and on the CPU."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from fakes import FakeProber
+from torch import nn
+
+from batchfinder.errors import UsageError
+from batchfinder.estimator import estimate_max_batch
+from batchfinder.finder import run_search
+from batchfinder.results.probe import Outcome, Probe
+from batchfinder.studies.over import combinations
+from batchfinder.studies.sweep import sweep_max_batch
+from batchfinder.studies.sweeping import SizeSweep
+from batchfinder.studies.swept import Sweep, SweepRow
+
+LENGTHS = (128, 256, 384, 512, 768, 1024, 1536, 2048)
+BUDGET = 24 * 2**30
+
+
+def prober(x: float, **changes: Any) -> FakeProber:
+    """A device on which an example has a linear and a quadratic part, as in a transformer."""
+    each = 40_000 * x + 40 * x * x
+    options = {"budget_bytes": BUDGET, "fixed_bytes": 2**30, "bytes_per_sample": each}
+    return FakeProber(**{**options, **changes})
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {},
+        {"fragmentation": 0.04},
+        {"noise": 0.004, "seed": 3},
+        {"confirm_extra": 0.01},
+        {"is_repeatable": False, "noise": 0.01, "seed": 1},
+    ],
+    ids=str,
+)
+def test_eight_lengths_take_few_probes_and_end_where_a_search_of_their_own_does(
+    kind: dict[str, Any],
+) -> None:
+    finder = SizeSweep((1, None, 1))
+    counts = []
+    for x in (128, 2048, 512, 256, 384, 1024, 768, 1536):
+        device = prober(x, **kind)
+        answer = finder.find(device, x)
+        counts.append(len(answer.probes))
+        assert answer.batch_size in device.confirmed
+        alone = run_search(prober(x, **kind)).batch_size
+        # Where readings differ from run to run, so do the answers of two searches.
+        least = min(math.floor(alone * (0.95 if device.is_repeatable else 0.9)), alone - 1)
+        assert least <= answer.batch_size, (x, answer.batch_size, alone)
+        assert answer.batch_size <= math.ceil(alone * 1.05) + 1
+    assert sum(counts[1:]) <= 13
+    assert sum(counts) <= 20 or counts[0] > 8  # the first is a search like any other
+
+
+def test_a_size_that_tells_nothing_has_a_search_of_its_own() -> None:
+    finder = SizeSweep((1, None, 1))
+    for each in (10, 30):
+        alone = run_search(FakeProber(bytes_per_sample=each)).batch_size
+        assert finder.find(FakeProber(bytes_per_sample=each), None).batch_size == alone
+
+
+def test_bounds_hold_and_nothing_may_fit() -> None:
+    finder = SizeSweep((8, 64, 8))
+    assert finder.find(prober(128), 128).batch_size == 64
+    assert finder.find(prober(2048), 2048).batch_size % 8 == 0
+    device = prober(2**17)
+    assert finder.find(device, 2**17).batch_size == 0
+    assert all(size % 8 == 0 and 8 <= size <= 64 for size in device.sizes)
+
+
+def build(seq_len: int, depth: int = 1) -> tuple[nn.Module, Any]:
+    if seq_len > 4096:
+        raise ValueError(f"at most 4096 positions, not {seq_len}")
+    layers = [nn.Linear(16, 16) for _ in range(depth)]
+    return nn.Sequential(*layers), (torch.randn(2, seq_len, 16), torch.randn(2, seq_len, 16))
+
+
+def test_estimates_are_those_of_each_value() -> None:
+    sweep = sweep_max_batch(build, {"seq_len": [64, 256]}, gpu="t4", memory_limit="3GiB")
+    for row in sweep.rows:
+        alone = estimate_max_batch(*build(row.values["seq_len"]), gpu="t4", memory_limit="3GiB")
+        assert row.batch_size == alone.batch_size
+        assert row.elements == 2 * 16 * row.values["seq_len"]
+    assert sweep.max_tokens == min(row.batch_size * (row.length or 0) for row in sweep.rows)
+    data = sweep.to_dict()
+    assert [row["seq_len"] for row in data["rows"]] == [64, 256]
+    assert not sweep.is_measured
+
+
+def test_on_the_device_every_size_is_confirmed_in_the_order_given() -> None:
+    sweep = sweep_max_batch(build, {"seq_len": [8, 4]}, device="cpu", max_batch_size=4)
+    assert [row.values["seq_len"] for row in sweep.rows] == [8, 4]
+    assert all(row.batch_size == 4 and row.confirmed_steps >= 6 for row in sweep.rows)
+
+
+def test_a_value_that_the_target_rejects_says_why_and_the_others_go_on() -> None:
+    over = {"seq_len": [64, 8192], "depth": [1, 2]}
+    sweep = sweep_max_batch(build, over, gpu="t4", max_batch_size=8)
+    assert [row.batch_size for row in sweep.rows] == [8, 8, 0, 0]
+    assert sweep.rows[2].note == "ValueError: at most 4096 positions, not 8192"
+    assert sweep.max_tokens is None
+    assert sweep.buckets == {}
+
+
+def test_if_every_value_is_rejected_the_first_error_is_raised() -> None:
+    with pytest.raises(ValueError, match="not 8192"):
+        sweep_max_batch(build, {"seq_len": [8192, 9000]}, gpu="t4")
+
+
+def test_make_batch_may_take_the_argument() -> None:
+    def make_batch(batch_size: int, *, length: int) -> Any:
+        return torch.randn(batch_size, length, 16), torch.randn(batch_size, length, 16)
+
+    sweep = sweep_max_batch(
+        nn.Linear(16, 16), {"length": [32, 64]}, make_batch=make_batch, gpu="t4", max_batch_size=16
+    )
+    assert [row.elements for row in sweep.rows] == [1024, 2048]
+    with pytest.raises(UsageError, match="takes no argument lenght; did you mean length"):
+        sweep_max_batch(nn.Linear(1, 1), {"lenght": [1]}, make_batch=make_batch, gpu="t4")
+    with pytest.raises(UsageError, match="nothing takes the argument length"):
+        sweep_max_batch(nn.Linear(1, 1), {"length": [1]}, gpu="t4")
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ({}, "over one or two arguments, not 0"),
+        ({"a": [1], "b": [1], "c": [1]}, "not 3"),
+        ({"a": []}, "a has no values"),
+        ({"a": [1, 1]}, "a has a value twice"),
+    ],
+)
+def test_values_that_make_no_sweep_are_refused(over: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        combinations(over)
+
+
+def swept(*rows: tuple[int, int], elements: int = 2) -> Sweep:
+    found = [
+        SweepRow(
+            {"seq_len": n}, size, (Probe(size, Outcome.FITS, 3, 1.0, confirmed=True),), elements * n
+        )
+        for n, size in rows
+    ]
+    return Sweep(("seq_len",), "fake", 1000, True, tuple(found))
+
+
+def test_a_budget_of_tokens_is_safe_for_all_lengths() -> None:
+    sweep = swept((512, 96), (1024, 44), (2048, 19))
+    assert sweep.max_tokens == 19 * 2048
+    assert all(sweep.max_tokens // length <= size for length, size in sweep.buckets.items())
+    assert sweep.buckets == {512: 96, 1024: 44, 2048: 19}
+    assert swept((512, 96), (1024, 0)).max_tokens is None
+
+
+def test_images_by_their_side_have_no_budget_of_tokens() -> None:
+    rows = [SweepRow({"side": n}, 8, (), 3.0 * n * n) for n in (32, 64)]
+    assert Sweep(("side",), "fake", 1000, True, tuple(rows)).max_tokens is None
