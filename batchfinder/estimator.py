@@ -48,6 +48,7 @@ def estimate_max_batch(
     optimizer: OptimizerSpec | None = None,
     step: StepFunction | None = None,
     make_batch: MakeBatch | None = None,
+    loader: Any = None,
     memory_limit: str | int | None = None,
     headroom: float = 0.05,
     precision: str = "fp32",
@@ -67,7 +68,7 @@ def estimate_max_batch(
 
     Args:
         model: the module to train. Or a :class:`TrainingSetup` in place of all arguments up to
-            ``make_batch``, or a ``transformers.Trainer``, which supplies those not given.
+            ``loader``, or a ``transformers.Trainer``, which supplies those not given.
         sample: one batch of any size, as the DataLoader yields it, with the longest sequences.
         gpu: a name from ``batchfinder gpus``, or a :class:`Gpu`. Use :func:`find_gpu` and
             ``dataclasses.replace`` to change a known one.
@@ -76,7 +77,11 @@ def estimate_max_batch(
             ``torch.optim``. Default: AdamW.
         step: ``step(model, batch) -> loss``, in place of forward pass and loss, or
             ``step(model, batch) -> None`` for a complete training step.
-        make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample.
+        make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample; or
+            ``make_batch(batch_size, step)``, where step 0 gets the longest batch.
+        loader: your DataLoader, a data set or ``(data set, collate function)``, in place of the
+            sample: a confirmation trains on batches drawn from it, the longest first and last. The
+            loader itself is not used up or changed.
         memory_limit: memory of the GPU to use at most: bytes, or text such as ``"24GiB"``.
         headroom: fraction of the memory to keep free, from 0 to below 1.
         precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` for autocast (fp16 with a GradScaler).
@@ -110,7 +115,9 @@ def estimate_max_batch(
         >>> estimate_max_batch(model, sample, gpu="rtx3090", max_batch_size=64).batch_size
         64
     """
-    setup, warnings = completed(setup_of(model, sample, loss_fn, optimizer, step, make_batch))
+    setup, warnings = completed(
+        setup_of(model, sample, loss_fn, optimizer, step, make_batch, loader)
+    )
     options = ProbeOptions(
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
         headroom=headroom,
@@ -145,6 +152,7 @@ def estimate_peak_memory(
     optimizer: OptimizerSpec | None = None,
     step: StepFunction | None = None,
     make_batch: MakeBatch | None = None,
+    loader: Any = None,
     headroom: float = 0.0,
     precision: str = "fp32",
     accumulate: bool = False,
@@ -157,7 +165,7 @@ def estimate_peak_memory(
 
     Args:
         model: the module to train. Or a :class:`TrainingSetup` in place of all arguments up to
-            ``make_batch``, or a ``transformers.Trainer``, which supplies those not given.
+            ``loader``, or a ``transformers.Trainer``, which supplies those not given.
         sample: one batch of any size, as the DataLoader yields it, with the longest sequences.
         batch_size: examples per forward/backward pass.
         gpu: a name from ``batchfinder gpus``, or a :class:`Gpu`. Use :func:`find_gpu` and
@@ -167,7 +175,11 @@ def estimate_peak_memory(
             ``torch.optim``. Default: AdamW.
         step: ``step(model, batch) -> loss``, in place of forward pass and loss, or
             ``step(model, batch) -> None`` for a complete training step.
-        make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample.
+        make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample; or
+            ``make_batch(batch_size, step)``, where step 0 gets the longest batch.
+        loader: your DataLoader, a data set or ``(data set, collate function)``, in place of the
+            sample: a confirmation trains on batches drawn from it, the longest first and last. The
+            loader itself is not used up or changed.
         headroom: fraction of the memory that must stay free for the size to fit.
         precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` for autocast (fp16 with a GradScaler).
         accumulate: simulate gradient accumulation.
@@ -200,7 +212,9 @@ def estimate_peak_memory(
     batch_size = whole_number("batch_size", batch_size)
     if batch_size < 1:
         raise UsageError(f"batch_size must be at least 1, not {batch_size}")
-    setup, warnings = completed(setup_of(model, sample, loss_fn, optimizer, step, make_batch))
+    setup, warnings = completed(
+        setup_of(model, sample, loss_fn, optimizer, step, make_batch, loader)
+    )
     options = ProbeOptions(
         headroom=headroom,
         precision=precision,

@@ -15,6 +15,7 @@ from batchfinder.search.deadline import deadline_in
 from batchfinder.search.head_start import HeadStart
 from batchfinder.searching import OnProbe
 from batchfinder.searching import run_search as run_search
+from batchfinder.simulation.rehearsal import rehearsal_of
 from batchfinder.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def find_max_batch(
     optimizer: OptimizerSpec | None = None,
     step: StepFunction | None = None,
     make_batch: MakeBatch | None = None,
+    loader: Any = None,
     device: str | torch.device | None = None,
     memory_limit: str | int | None = None,
     headroom: float = 0.05,
@@ -70,7 +72,7 @@ def find_max_batch(
     in. Where the process cannot be forked they are tried in it, with a warning.
 
     Args:
-        model: the module to train; or instead of this and the next five a :class:`TrainingSetup`,
+        model: the module to train; or instead of this and the next six a :class:`TrainingSetup`,
             or a ``transformers.Trainer``, which brings those of them that are not given.
         sample: one batch as the DataLoader yields it, of any size: a pytree of tensors with the
             batch dimension first, with the longest sequences that there will be.
@@ -81,7 +83,11 @@ def find_max_batch(
             ``torch.optim``. Default: what a LightningModule configures, else AdamW.
         step: ``step(model, batch) -> loss``, in place of forward pass and loss; or
             ``step(model, batch) -> None`` in place of all of it: it trains by itself.
-        make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample.
+        make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample; or
+            ``make_batch(batch_size, step)``, where step 0 gets the longest batch.
+        loader: your DataLoader, a data set or ``(data set, collate function)``, in place of the
+            sample: a confirmation trains on batches drawn from it, the longest first and last. The
+            loader itself is not used up or changed.
         device: such as ``"cuda:0"`` or ``"cpu"``. Default: the model's own if that is an
             accelerator, else the accelerator there is, else the CPU.
         memory_limit: as if the device had no more than this: bytes, or text as ``"24GiB"``.
@@ -145,7 +151,9 @@ def find_max_batch(
     from batchfinder.training.setup import setup_of
 
     deadline = deadline_in(time_limit)
-    setup, warnings = completed(setup_of(model, sample, loss_fn, optimizer, step, make_batch))
+    setup, warnings = completed(
+        setup_of(model, sample, loss_fn, optimizer, step, make_batch, loader)
+    )
     bounds = whole_bounds(min_batch_size, max_batch_size, multiple_of)
     check_bounds(*bounds)
     options = ProbeOptions(
@@ -175,9 +183,7 @@ def find_max_batch(
                 measures_throughput=throughput,
                 deadline=deadline,
                 head_start=HeadStart(
-                    estimate,
-                    is_asked_for=start_from_estimate,
-                    may_pay=options.may_start_from_estimate,
+                    estimate if start_from_estimate else None, rehearsal_of(prober)
                 ),
             )
             result = replace(

@@ -96,6 +96,7 @@ def run_search(
             multiple_of=multiple_of,
             is_repeatable=prober.is_repeatable,
             guess=head_start.of(prober, bounds) if head_start else None,
+            rehearses=head_start is not None and head_start.rehearses,
             prices=prices,
             confirmed=seen,
             deadline=deadline,
@@ -111,8 +112,9 @@ def run_search(
         finding = search_from(next_size)
     _check(finding, deadline)
     of_the_estimate = head_start.notes if head_start else []
+    may_expand = _may_expand(prober)
     of_the_finding = warnings_about(
-        finding, prober, max_batch_size, multiple_of, may_expand=_may_expand(prober)
+        finding, prober, max_batch_size, multiple_of, may_expand=may_expand, probes=probes
     )
     warnings = [*of_the_estimate, *prober.warnings, *of_the_finding]
     bounds = (min_batch_size, max_batch_size, multiple_of)

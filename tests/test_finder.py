@@ -38,7 +38,7 @@ from batchfinder.reporting.answer import details
 from batchfinder.results.probe import LEAK_WARNING
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.conclusion import conclude, stopped_early
-from batchfinder.search.head_start import SLOW_STEP_SECONDS, HeadStart
+from batchfinder.search.head_start import HeadStart
 from batchfinder.simulation.guess import guess_batch_size
 
 TARGETS = Path(__file__).parent / "targets"
@@ -104,6 +104,15 @@ def test_where_the_allocator_is_fragmented_the_sizes_left_out_are_named() -> Non
         f"sizes between {result.batch_size} and {result.next_failure.batch_size} were not tried: "
         "the allocator's memory is fragmented there"
     )
+
+
+def test_where_a_confirmation_runs_out_at_a_size_that_a_probe_ran_that_setting_is_named() -> None:
+    prober = FakeProber(
+        budget_bytes=10_000, confirm_extra=0.03, reserved_extra=0.01, device="cuda:0 Paper"
+    )
+    (hint,) = run_search(prober).warnings
+    assert hint.startswith("the allocator fragments from step to step: a batch of 964 ran out of")
+    assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in hint
 
 
 @pytest.mark.parametrize(
@@ -178,7 +187,7 @@ def test_where_each_step_leaves_memory_behind_the_heap_is_not_blamed() -> None:
 def head_start(model: nn.Module) -> HeadStart:
     sample = torch.randn(2, 1024), torch.randn(2, 1024)
     setup, options = TrainingSetup(model, sample, optimizer="sgd"), ProbeOptions()
-    return HeadStart(partial(guess_batch_size, setup, options), is_asked_for=True, may_pay=True)
+    return HeadStart(partial(guess_batch_size, setup, options))
 
 
 def test_the_search_starts_from_the_estimate_and_says_how_good_it_was() -> None:
@@ -207,37 +216,22 @@ def test_without_an_estimate_the_search_says_why(device: str, model: nn.Module, 
     assert why in result.warnings[0]
 
 
-def estimate_of_80(*_: object) -> tuple[int | None, list[str]]:
-    return 80, ["a note"]
-
-
 def no_estimate(*_: object) -> tuple[int | None, list[str]]:
     raise RuntimeError("the user's code does not run without data")
 
 
-@pytest.mark.parametrize(
-    ("device", "step_seconds", "options", "estimated"),
-    [
-        ("cuda:0 Paper", SLOW_STEP_SECONDS, {}, 80),
-        ("cuda:0 Paper", SLOW_STEP_SECONDS / 2, {}, None),
-        ("cpu", SLOW_STEP_SECONDS, {}, None),
-        ("cuda:0 Paper", SLOW_STEP_SECONDS, {"compiled": True}, None),
-        ("cuda:0 Paper", SLOW_STEP_SECONDS, {"strategy": "ddp"}, None),
-    ],
-)
-def test_a_slow_search_starts_from_an_estimate_by_itself(
-    device: str, step_seconds: float, options: dict[str, Any], estimated: int | None
-) -> None:
-    prober = FakeProber(device=device, step_seconds=step_seconds)
-    start = HeadStart(
-        estimate_of_80, is_asked_for=False, may_pay=ProbeOptions(**options).may_start_from_estimate
-    )
+@pytest.mark.parametrize("size", [88, 90, None])
+def test_what_two_small_confirmations_tell_is_confirmed_next(size: int | None) -> None:
+    prober = FakeProber()
+    start = HeadStart(rehearse=lambda: size)
 
     result = run_search(prober, head_start=start)
 
-    assert (result.batch_size, result.estimated_batch_size) == (90, estimated)
-    assert (prober.sizes[2] == 80) is (estimated == 80)
-    assert result.warnings == ()
+    assert (result.batch_size, result.estimated_batch_size) == (90, None)
+    assert prober.confirmed[0] < prober.confirmed[1] < 90 / 4
+    assert size in (None, prober.confirmed[2])
+    if size == 90:
+        assert prober.sizes[3:] == [90, 91]
 
 
 @pytest.mark.parametrize(("largest_probe", "per_sample"), [(64, 20), (600, 10)])
@@ -303,18 +297,8 @@ def test_a_probe_that_ran_above_the_confirmed_size_is_not_the_answer() -> None:
     assert result.confirmed_steps == 3
 
 
-def test_an_estimate_that_nobody_asked_for_never_fails_the_search() -> None:
-    start = HeadStart(no_estimate, is_asked_for=False, may_pay=True)
-
-    result = run_search(
-        FakeProber(device="cuda:0 Paper", step_seconds=SLOW_STEP_SECONDS), head_start=start
-    )
-
-    assert (result.batch_size, result.estimated_batch_size, result.warnings) == (90, None, ())
-
-
 def test_no_estimate_is_made_where_the_smallest_size_fails() -> None:
-    start = HeadStart(no_estimate, is_asked_for=True, may_pay=True)
+    start = HeadStart(no_estimate)
 
     result = run_search(FakeProber(fixed_bytes=2000), head_start=start)
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import click
 
+from batchfinder.cli.cache import cache
+from batchfinder.cli.check import check
 from batchfinder.cli.language_models import language_model_options
 from batchfinder.cli.options import (
     chart_option,
@@ -79,7 +81,7 @@ def cli() -> None:
 @click.option(
     "--start-from-estimate",
     is_flag=True,
-    help="Start from what `estimate` expects of this GPU. [default: where full steps take 1 s]",
+    help="Start from what `estimate` expects of this GPU.",
 )
 @click.option(
     "--global-batch-size",
@@ -245,6 +247,8 @@ def gpus(**options: Any) -> None:
     exit_with(list_gpus, **options)
 
 
+cli.add_command(cache)
+cli.add_command(check)
 cli.add_command(compare)
 cli.add_command(sweep)
 

@@ -58,6 +58,7 @@ def estimate_batch_size(
     overhead: str | None,
     sample: str | None,
     input_spec: str | None,
+    loader: str | None,
     pairs: Sequence[str],
     headroom: str,
     precision: str,
@@ -88,8 +89,7 @@ def estimate_batch_size(
     """
     check_bounds(min_batch_size, max_batch_size, multiple_of)
     largest = _cluster(strategy, world_size)
-    if report is not None:
-        check_report(report)  # before the work
+    check_report(report)
     gpus = gpus_of(gpu_names, memory, overhead)
     is_hf = is_language_model(target)
     of_language_model = arguments_by_length(
@@ -124,6 +124,7 @@ def estimate_batch_size(
                     {**arguments, **own},
                     sample=sample,
                     input_spec=input_spec,
+                    loader=loader,
                     optimizer=optimizer,
                 )
             warnings += remarks

@@ -27,6 +27,7 @@ from batchfinder.search.bounds import Bounds, check_bounds
 from batchfinder.search.deadline import deadline_in
 from batchfinder.search.head_start import HeadStart
 from batchfinder.search.prober import Prober
+from batchfinder.simulation.rehearsal import rehearsal_of
 from batchfinder.training.arguments import parse_arguments
 from batchfinder.units import parse_bytes, parse_percentage
 
@@ -48,6 +49,7 @@ def find_batch_size(
     *,
     sample: str | None,
     input_spec: str | None,
+    loader: str | None,
     pairs: Sequence[str],
     device: str | None,
     memory_limit: str | None,
@@ -87,8 +89,7 @@ def find_batch_size(
         BatchFinderError: whatever keeps the search from ending well.
     """
     with refusals_told():
-        if report is not None:
-            check_report(report)
+        check_report(report)
         is_rank_0 = check_job(strategy).rank == 0
         check_bounds(min_batch_size, max_batch_size, multiple_of)
         options = ProbeOptions(
@@ -112,7 +113,8 @@ def find_batch_size(
             raise UsageError(f"--global-batch-size belongs to training, and --mode is {mode}.")
         if global_batch_size is not None and global_batch_size < 1:
             raise UsageError(f"--global-batch-size must be at least 1, not {global_batch_size}")
-        source = SetupSource(target, parse_arguments(pairs), sample, input_spec, optimizer)
+        arguments = parse_arguments(pairs)
+        source = SetupSource(target, arguments, sample, input_spec, loader, optimizer)
         deadline = deadline_in(time_limit)
         if deadline is not None and strategy is not None:
             raise UsageError("--time-limit is for a single process: the clocks of ranks differ")
@@ -138,7 +140,7 @@ def find_batch_size(
         _worker_prober,
         probe_timeout_seconds=probe_timeout,
         show_output=verbose,
-        estimate=estimate if start_from_estimate or options.may_start_from_estimate else None,
+        estimate=estimate if start_from_estimate else None,
     )
     with TerminalReporter(quiet=quiet or not is_rank_0, verbose=verbose) as reporter:
         return search_in_terminal(
@@ -152,9 +154,8 @@ def find_batch_size(
             measures_throughput=throughput,
             recall=lambda prober: None if memory is None else _recalled(memory, prober),
             make_head_start=lambda prober: HeadStart(
-                partial(_estimate_of, prober, start_from_estimate),
-                is_asked_for=start_from_estimate,
-                may_pay=options.may_start_from_estimate,
+                partial(_estimate_of, prober) if start_from_estimate else None,
+                rehearsal_of(prober),
             ),
         )
 
@@ -217,9 +218,9 @@ def _worker_prober(
 
 
 def _estimate_of(
-    prober: Prober, is_asked_for: bool, device: str, budget_bytes: int, bounds: Bounds
+    prober: Prober, device: str, budget_bytes: int, bounds: Bounds
 ) -> tuple[int | None, list[str]]:
     """The estimate that the prober's worker makes beside its steps."""
     if not isinstance(prober, Supervisor):
         return None, []
-    return prober.estimate(is_asked_for=is_asked_for)
+    return prober.estimate()

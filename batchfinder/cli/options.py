@@ -20,6 +20,12 @@ SHARED_OPTIONS = (
         "(1000: integers are below it).",
     ),
     click.option(
+        "--loader",
+        metavar="TARGET",
+        help="Function that returns your DataLoader or data set, as FILE.py:FUNCTION: train on "
+        "batches of it, the longest first.",
+    ),
+    click.option(
         "--arg",
         "pairs",
         metavar="NAME=VALUE",
@@ -88,7 +94,7 @@ SHARED_OPTIONS = (
 )
 """The options of both `find` and `estimate`: the training step, and the sizes allowed."""
 
-HEADROOM_AND_SIZES = (SHARED_OPTIONS[3], *SHARED_OPTIONS[-3:])
+HEADROOM_AND_SIZES = (SHARED_OPTIONS[4], *SHARED_OPTIONS[-3:])
 
 SEARCH_OPTIONS = (
     click.option(
@@ -103,7 +109,7 @@ SEARCH_OPTIONS = (
         help="Neither use the answer of an earlier search nor remember this one.",
     ),
 )
-"""The options of both `find` and `run`."""
+"""How long a search may take, and whether it is remembered."""
 
 
 def search_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -23,6 +23,8 @@ class SearchMemory:
         command: the command, for people.
         facts: what the answer depends on, as plain data; more may come with :meth:`recall`.
 
+    Attributes:
+        key: of all facts; empty before :meth:`recall`.
     """
 
     def __init__(self, command: str, facts: Mapping[str, Any]) -> None:
@@ -30,7 +32,7 @@ class SearchMemory:
         self._facts: dict[str, Any] = {**facts, "batchfinder": VERSION, "settings": surroundings()}
         self._command = command
         self._cache: AnswerCache | None = AnswerCache()
-        self._key = ""
+        self.key = ""
 
     def recall(self, **facts: Any) -> CachedAnswer | None:
         """Return the answer of an earlier search; None if there is none.
@@ -40,9 +42,9 @@ class SearchMemory:
         """
         self._facts.update(facts)
         text = json.dumps(self._facts, sort_keys=True, default=str)
-        self._key = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+        self.key = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
         try:
-            return self._cache.recall(self._key) if self._cache else None
+            return self._cache.recall(self.key) if self._cache else None
         except CacheError as error:
             self._give_up(error)
             return None
@@ -58,10 +60,10 @@ class SearchMemory:
             The result, with a warning if something failed.
         """
         is_new = result.remembered_from is None and Remembered.is_worth_it(result)
-        if self._cache is not None and self._key and is_new:
+        if self._cache is not None and self.key and is_new:
             try:
                 facts = json.loads(json.dumps({**self._facts, **evidence}, default=str))
-                self._cache.remember(self._key, self._command, facts, result.to_dict())
+                self._cache.remember(self.key, self._command, facts, result.to_dict())
             except CacheError as error:
                 self._give_up(error)
         return replace(result, warnings=(*result.warnings, *self._warnings))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,8 @@ import click
 
 from batchfinder.cli.output import deliver
 from batchfinder.errors import UsageError
-from batchfinder.search.bounds import check_bounds
+from batchfinder.search.bounds import Bounds, check_bounds
+from batchfinder.search.deadline import deadline_in
 from batchfinder.units import parse_bytes, parse_percentage
 
 # A size at most this share larger than the answer failed: one closer would take one to three more
@@ -19,7 +21,12 @@ from batchfinder.units import parse_bytes, parse_percentage
 RESOLUTION = 0.03
 
 if TYPE_CHECKING:
+    from batchfinder.cli.remembering import SearchMemory
+    from batchfinder.launching.options import RunOptions
+    from batchfinder.launching.prober import LaunchProber
+    from batchfinder.launching.template import Template
     from batchfinder.results.probe import Probe
+    from batchfinder.results.remembered import Remembered
     from batchfinder.results.result import BatchSizeResult
 
 
@@ -35,6 +42,8 @@ def run_command(
     steps: int,
     mode: str,
     timeout: float | None,
+    time_limit: float | None,
+    no_cache: bool,
     global_batch_size: int | None,
     settings: Sequence[str],
     files: Sequence[str],
@@ -62,12 +71,11 @@ def run_command(
     from batchfinder.reporting.terminal import TerminalReporter
     from batchfinder.search.plan import Prices
 
-    if report is not None:
-        check_report(report)
+    check_report(report)
     if global_batch_size is not None:
         max_batch_size = min(max_batch_size or global_batch_size, global_batch_size)
     first, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
-    template = Template([*command_line], _parse(settings), tuple(files), global_batch_size)
+    template = Template([*command_line], parse_settings(settings), tuple(files), global_batch_size)
     options = RunOptions(
         device=device,
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
@@ -77,6 +85,9 @@ def run_command(
         timeout_seconds=timeout,
         show_output=verbose,
     )
+    deadline = deadline_in(time_limit)
+    bounds = (min_batch_size, max_batch_size, multiple_of)
+    memory = None if no_cache else _memory_of(template, options, bounds)
     before = files_in(Path.cwd())
     prices = Prices(confirm=1, resolution=RESOLUTION)  # each launch confirms
     shown = 0
@@ -94,6 +105,8 @@ def run_command(
     def tell(prober: LaunchProber, result: BatchSizeResult) -> None:
         warnings = filter(None, [left_behind(before, files_in(Path.cwd()))])
         result = prober.conclude(result)
+        if memory is not None:
+            result = memory.keep(result)
         result = replace(result, warnings=(*result.warnings, *warnings))
         command = prober.command(result)
         reporter.finish()
@@ -110,13 +123,47 @@ def run_command(
             reporter,
             tell,
             headroom=options.headroom,
-            bounds=(min_batch_size, max_batch_size, multiple_of),
+            bounds=bounds,
             show_probe=show_launches,
             prices=prices,
+            deadline=deadline,
+            recall=lambda prober: _recalled(memory, prober) if memory else None,
         )
 
 
-def _parse(settings: Sequence[str]) -> dict[str, str]:
+def _memory_of(template: Template, options: RunOptions, bounds: Bounds) -> SearchMemory:
+    """Return the memory of searches with this command, on the code as it is."""
+    from batchfinder.cli.remembering import SearchMemory
+    from batchfinder.probing.code import digests, modules_beside
+
+    named = [word for word in template.arguments if Path(word).is_file()]
+    facts = {
+        "template": asdict(template),
+        "options": asdict(options),
+        "bounds": bounds,
+        "folder": str(Path.cwd()),
+        "code": digests([*named, *template.files, *modules_beside(named)]),
+    }
+    return SearchMemory(f"run {shlex.join(template.arguments)}", facts)
+
+
+def _recalled(memory: SearchMemory, prober: LaunchProber) -> Remembered | None:
+    """Return the answer of an earlier search on as much memory; None if there is none."""
+    place = {"device": prober.device, "processes": prober.processes}
+    answer = memory.recall(**place, versions=prober.versions)
+    found = answer.remembered() if answer else None
+    is_repeatable = prober.is_repeatable
+    if found and found.suits(prober.budget_bytes, is_repeatable=is_repeatable):
+        return found
+    return None
+
+
+def parse_settings(settings: Sequence[str]) -> dict[str, str]:
+    """Read the texts ``NAME=VALUE`` of ``--env``.
+
+    Raises:
+        UsageError: a text that is no such pair.
+    """
     pairs = {}
     for setting in settings:
         name, equals, value = setting.partition("=")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,7 +11,8 @@ from torch.utils._pytree import tree_unflatten
 from torch.utils.data import BatchSampler, DataLoader
 
 from batchfinder.errors import UsageError
-from batchfinder.training.frameworks.trainer_batch import LongestBatch, longest_batch
+from batchfinder.training.data.drawn import DataBatches, Drawn
+from batchfinder.training.frameworks.trainer_batch import batches_of_trainer
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import Trainer
 from batchfinder.training.state.snapshot import preserved_state
@@ -38,7 +40,7 @@ class Loaders:
             return None
         return length
 
-    def longest(self) -> LongestBatch:
+    def longest(self) -> DataBatches:
         """Return a batch of the longest examples, as the loaders make one.
 
         Raises:
@@ -50,13 +52,18 @@ class Loaders:
         remarks = tuple(remark for one in found for remark in one.remarks)
         if all(one.make_batch is None for one in found):
             sample = tree_unflatten([one.sample for one in found], combined._spec)
-            return LongestBatch(sample, None, remarks)
-        makers = [one.make_batch or BatchMaker(one.sample).make for one in found]
+            return DataBatches(sample, None, remarks)
+        makers: list[Any] = [
+            partial(one.make_batch, step=0)
+            if isinstance(one.make_batch, Drawn)
+            else one.make_batch or BatchMaker(one.sample).make
+            for one in found
+        ]
 
         def make_batch(batch_size: int) -> Any:
             return tree_unflatten([make(batch_size) for make in makers], combined._spec)
 
-        return LongestBatch(None, make_batch, remarks)
+        return DataBatches(None, make_batch, remarks)
 
     def check_resizable(self) -> None:
         """Refuse loaders passed to ``fit`` that cannot be made again with another batch size.
@@ -121,9 +128,9 @@ class Loaders:
         return made
 
 
-def _longest_of(loader: Any) -> LongestBatch:
+def _longest_of(loader: Any) -> DataBatches:
     if getattr(loader, "batch_sampler", None) is None:  # the data set makes whole batches
         with preserved_state():
-            return LongestBatch(next(iter(loader)), None)
+            return DataBatches(next(iter(loader)), None)
     as_trainer = SimpleNamespace(train_dataset=loader.dataset, get_train_dataloader=lambda: loader)
-    return longest_batch(cast("Trainer", as_trainer))
+    return batches_of_trainer(cast("Trainer", as_trainer))

@@ -109,6 +109,8 @@ class LaunchProber:
             size_above = self._template.allowed(failure.batch_size)
             failure = NextFailure(size_above, failure.outcome, failure.reason)
         fits = [probe for probe in probes.values() if probe.fits]
+        if result.status is Status.TIME_LIMIT:  # every launch confirms, also where none was asked
+            size = max(size, *(probe.batch_size for probe in fits))
         return replace(
             result,
             batch_size=size,

@@ -6,9 +6,9 @@ Imports no torch until a probe is made of a run.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from batchfinder import errors
 from batchfinder.errors import (
@@ -32,6 +32,19 @@ _PEER_LOST = re.compile(
 )
 
 
+class Recording(NamedTuple):
+    """What a confirmation asked the caching allocator for.
+
+    Attributes:
+        held: bytes of each block that was in use before, by address.
+        steps: the events of each step. An event is the bytes that were asked for, or ``~i`` for the
+            release of the i-th block, counted through the blocks held and all steps.
+    """
+
+    held: Sequence[int]
+    steps: Sequence[Sequence[int]]
+
+
 @dataclass(frozen=True)
 class Attempt:
     """A probe, and what it says of the process that it ran in.
@@ -46,6 +59,7 @@ class Attempt:
         restoring_seconds: the time it took to put the training state back.
         error: what was raised instead of a probe; None if nothing was.
         lost: why the process was cut off through no fault of its own; empty if it was not.
+        recording: of a confirmation that fitted, on CUDA; None: it could not be recorded.
     """
 
     probe: Probe
@@ -56,6 +70,7 @@ class Attempt:
     restoring_seconds: float = 0.0
     error: BatchFinderError | None = None
     lost: str = ""
+    recording: Recording | None = None
 
     @classmethod
     def of_error(cls, error: BatchFinderError, batch_size: int = 0) -> Attempt:
@@ -87,6 +102,7 @@ class Attempt:
             "restoring_seconds": self.restoring_seconds,
             "error": None if self.error is None else error_to_dict(self.error),
             "lost": self.lost,
+            "recording": self.recording,
         }
 
     @classmethod
@@ -103,6 +119,7 @@ class Attempt:
                 "probe": Probe.from_dict(data["probe"]),
                 "warnings": tuple(data["warnings"]),
                 "error": data["error"] and error_from_dict(data["error"]),
+                "recording": data["recording"] and Recording(*data["recording"]),
             }
         )
 
@@ -140,6 +157,7 @@ class Run:
     failure: Failure | None = None
     where: str = ""
     note: str = ""
+    recording: Recording | None = None
 
     @property
     def is_only_probable(self) -> bool:

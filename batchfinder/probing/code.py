@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 # Variables that change how much memory a step uses, or which device it uses.
@@ -46,6 +46,21 @@ def digests(files: Iterable[str]) -> dict[str, str]:
         if _is_users(path) and (digest := digest_of(path)):
             found[str(path)] = digest
     return found
+
+
+def modules_beside(scripts: Iterable[str]) -> Iterator[str]:
+    """Yield the Python files in the folders of some scripts and below, which they may import.
+
+    Args:
+        scripts: paths of files; only Python files count.
+    """
+    for top in {Path(script).parent for script in scripts if script.endswith(".py")}:
+        for name, folders, files in os.walk(top):
+            if "pyvenv.cfg" in files or name.endswith(("site-packages", "node_modules")):
+                folders.clear()
+                continue
+            folders[:] = [folder for folder in folders if not folder.startswith((".", "__"))]
+            yield from (str(Path(name, file)) for file in files if file.endswith(".py"))
 
 
 def digest_of(path: Path) -> str:

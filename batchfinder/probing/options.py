@@ -77,15 +77,6 @@ class ProbeOptions:
         if self.confirm_steps < 1:
             raise UsageError(f"confirm_steps must be at least 1, not {self.confirm_steps}")
 
-    @property
-    def may_start_from_estimate(self) -> bool:
-        """True if an estimate may start the search although the user did not ask for one.
-
-        Ranks must all try the same sizes, but their clocks differ. A compiled step uses less memory
-        than is simulated.
-        """
-        return self.strategy is None and not self.compiled
-
     def to_dict(self) -> dict[str, Any]:
         """The options as plain data, ready for JSON."""
         return asdict(self)

@@ -6,6 +6,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from batchfinder.probing.devices.oom import (
 )
 from batchfinder.probing.devices.oom_table import Tier
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.recording import recording
 from batchfinder.probing.steadiness import PeakWatch, left_behind
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import IN_VALIDATION, LEAK_WARNING, THRASHING_NOTE
@@ -37,14 +39,12 @@ WARM_UP_STEPS = 2
 
 VALIDATIONS = 2  # at the end of a confirmation, each with a step in what it has left
 SMALL = 2  # the least that is trained on for the states of a training: layers may refuse 1
-VARIED_STEPS = 8  # of a confirmation where lengths vary: the longest batch first and last
-
 # A probe that flushes the allocator's cache gets this many steps to do without.
 THRASHING_STEPS = 2
 
 
 class ProbeSession:
-    """Runs probes of one training step.
+    """Runs probes of one training step, one after the other.
 
     Args:
         setup: what to train; the first probe brings it to the device.
@@ -96,14 +96,14 @@ class ProbeSession:
 
     @property
     def warnings(self) -> list[str]:
-        """Texts for the user."""
+        """What the user should know of the step and its batches."""
         of_step = self._made_step.warnings if self._made_step else []
         return [*self.batches.warnings, *of_step, *self._leaks]
 
     def clean(self) -> None:
-        """Give back what the last probe left.
+        """Give back all that the last probe left.
 
-        Never call it while an exception is handled, whose frames hold the tensors; nor once the
+        Never call it while an exception is handled, whose frames hold the tensors, or once the
         device's context is broken (https://github.com/pytorch/pytorch/issues/25873).
         """
         if self._made_step is not None:
@@ -112,7 +112,7 @@ class ProbeSession:
         self.device.release_cache()
 
     def is_at_baseline(self) -> bool:
-        """Whether the process holds no more than before."""
+        """Whether the process holds no more than before any large probe."""
         return self._baseline is None or self._baseline.is_kept_by(self.device)
 
     def _attempt(self, batch_size: int, confirm: bool) -> Attempt:
@@ -120,10 +120,10 @@ class ProbeSession:
         is_as_new = self.device.leaves_no_trace or not self.is_used
         was_clean = is_as_new and self.is_at_baseline()
 
-        # A failure that may be memory is believed only when it comes again after all has been
-        # freed. Nothing of the failed frame is alive any more in ``sleep``.
+        # A probable failure counts if it comes again. In ``sleep`` the failed frame has been freed.
         retrying = Retrying(
             retry=retry_if_result(lambda run: run.is_only_probable),
+            # But not while other ranks wait in the middle of the step.
             stop=stop_after_attempt(1 if self.options.strategy else 2),
             sleep=lambda _: self.clean(),
             retry_error_callback=lambda state: state.outcome and state.outcome.result(),
@@ -131,8 +131,7 @@ class ProbeSession:
         run: Run = retrying(self._run, batch_size, confirm)
         if left_behind(run.in_use_after_steps):
             self._leaks = [LEAK_WARNING]
-        is_broken = run.failure is not None and run.failure.tier is Tier.POISONED
-        if not is_broken:
+        if not (is_broken := run.failure is not None and run.failure.tier is Tier.POISONED):
             self.clean()
         if self._baseline is None and run.failure is None and not confirm:
             self._baseline = Baseline.of(self.device, self.budget_bytes)
@@ -140,7 +139,7 @@ class ProbeSession:
         is_spoilt = run.failure is not None and not self.device.leaves_no_trace
         is_reusable = not is_broken and not is_spoilt and self.is_at_baseline()
         is_believed = was_clean and not (self.options.strategy and run.is_only_probable)
-        return Attempt(probe, is_believed, is_reusable, is_broken)
+        return Attempt(probe, is_believed, is_reusable, is_broken, recording=run.recording)
 
     def _run(self, batch_size: int, confirm: bool) -> Run:
         run = Run()
@@ -149,6 +148,8 @@ class ProbeSession:
             with torch.inference_mode(False), torch.enable_grad():
                 steps = self._confirm if confirm else self._probe
                 steps(batch_size, run)
+                self._step_of_setup.check_loss()
+                self._step_of_setup.check_optimizers()
         except Exception as error:
             run.failure = classify(error, handled)
             if run.failure is None:
@@ -165,7 +166,7 @@ class ProbeSession:
         return run
 
     def _after_failure(self, failure: Failure, run: Run) -> Failure:
-        """Read how much the failing step had got; the device may say why a kernel has failed."""
+        """Read how much the failing step had got; what waiting for the device shows counts too."""
         try:
             self._read_peaks(run)
         except RuntimeError as error:
@@ -176,7 +177,7 @@ class ProbeSession:
 
     @property
     def _step_of_setup(self) -> TrainingStep:
-        # Made inside the first probe: a model too large for the device is an OOM like any other.
+        # Made in the first probe: a model too large for the device is an OOM like any other.
         if self._made_step is None:
             self._made_step = self.make_step(
                 self.setup,
@@ -202,16 +203,14 @@ class ProbeSession:
         self._steps(batch_size, 1 if self.is_used else WARM_UP_STEPS, run)
 
     def _steps(self, batch_size: int, steps: int, run: Run) -> None:
-        next_batch = self._begin(batch_size, is_first=not self.is_used)
+        next_batch = partial(self._begin(batch_size, is_first=not self.is_used), 0)
         for _ in range(steps):
-            self._step(batch_size, lambda _: next_batch(0), run)
+            self._step(batch_size, next_batch, run)
         for _ in range(THRASHING_STEPS - 1):
             if not self.device.leaves_no_trace or self.all_agree(not run.allocation_retries):
                 break
-            self._step(batch_size, lambda _: next_batch(0), run)
+            self._step(batch_size, next_batch, run)
         self._validate(run)
-        self._step_of_setup.check_loss()
-        self._step_of_setup.check_optimizers()
         if run.allocation_retries:
             run.note = THRASHING_NOTE
 
@@ -221,46 +220,51 @@ class ProbeSession:
         return self._loader(batch_size)
 
     def _loader(self, batch_size: int) -> Callable[[int], Any]:
-        """Return a function that brings the batch of a step to the device."""
+        """Return a function that brings the batch of a step, by its number, to the device."""
         device = self.device.torch_device
         if device.type == "cpu" or self.batches.varies:
             return lambda step: move_batch(self.batches.make(batch_size, step=step), device)
-        host_batch = self.batches.make(batch_size)
+        host_batch = self.batches.make(batch_size)  # once; each step gets a copy on the device
         return lambda _: move_batch(host_batch, device)
 
     def _confirm(self, batch_size: int, run: Run) -> None:
         next_batch = self._begin(batch_size, is_first=True)
         watch = PeakWatch(
             self.budget_bytes,
-            least_steps=max(self.options.confirm_steps, VARIED_STEPS * self.batches.varies),
+            least_steps=self.options.confirm_steps,
             peaks_wander=not self.device.leaves_no_trace,
             headroom_bytes=self.budget_bytes / (1 - self.options.headroom) - self.budget_bytes,
+            batches_vary=self.batches.varies,
         )
-        for _ in range(watch.most_steps):
-            watch.note(self._step(batch_size, next_batch, run), run.allocation_retries)
-            # Ranks end together; one that settled earlier is judged as if it trained alone.
-            if self.all_agree(watch.is_over):
-                break
-        for _ in range(VALIDATIONS if self._step_of_setup.eval_batch_size else 0):
-            self._validate(run)
-            self._step(batch_size, next_batch, run)
-        self._step_of_setup.check_loss()
-        self._step_of_setup.check_optimizers()
+        steps_are_alike = not self.batches.varies
+        with (
+            self.device.limited_to(watch.allowed_bytes),
+            recording(self.device.torch_device if steps_are_alike else None) as recorder,
+        ):
+            for _ in range(watch.most_steps):
+                batch = partial(next_batch, watch.batch_number)
+                watch.note(self._step(batch_size, batch, run), run.allocation_retries)
+                recorder.end_step()
+                # Ranks end together; one that settled earlier is judged as if it trained alone.
+                if self.all_agree(watch.is_over):
+                    break
+            run.recording = recorder.recording()
+            for _ in range(VALIDATIONS if self._step_of_setup.eval_batch_size else 0):
+                self._validate(run)
+                self._step(batch_size, partial(next_batch, 0), run)
         run.note = watch.objection()
 
-    def _step(self, batch_size: int, next_batch: Callable[[int], Any], run: Run) -> int:
+    def _step(self, batch_size: int, next_batch: Callable[[], Any], run: Run) -> int:
         """One step; its peak in bytes."""
         step = self._step_of_setup
         self.is_used = True
         run.steps += 1
         run.samples += batch_size * step.micro_batches
         started = time.perf_counter()
-        retries_before = self.device.allocation_retries()
-        self.device.reset_peaks()
+        retries = self.device.allocation_retries()
         hooks = [lambda: self._read(Phase.FORWARD, run)] if self.device.leaves_no_trace else []
-        # Where batches vary, the longest one comes again at the end of each round.
-        number = (run.steps - 1) % (VARIED_STEPS - 1)
-        for batch in step.fetch(lambda: next_batch(number)):
+        self.device.reset_peaks()
+        for batch in step.fetch(next_batch):
             step.forward_backward(batch, *hooks)
             hooks = []  # from here on gradients are alive
             del batch  # the step itself keeps it as long as training does
@@ -268,7 +272,7 @@ class ProbeSession:
         self.device.reset_peaks()
         step.optimizer_step()
         peak = max(peak, self._read(Phase.OPTIMIZER_STEP, run))
-        run.allocation_retries = self.device.allocation_retries() - retries_before
+        run.allocation_retries = self.device.allocation_retries() - retries
         run.steps_seconds.append(time.perf_counter() - started)
         run.in_use_after_steps.append(self.device.in_use_bytes())
         self.on_step()
@@ -286,8 +290,7 @@ class ProbeSession:
 
     def _read(self, phase: Phase, run: Run) -> int:
         peaks = self._read_peaks(run)
-        before = run.phase_peak_bytes.get(phase, 0)
-        run.phase_peak_bytes[phase] = max(before, peaks.allocated_bytes)
+        run.phase_peak_bytes[phase] = max(run.phase_peak_bytes.get(phase, 0), peaks.allocated_bytes)
         return peaks.reserved_bytes
 
     def _read_peaks(self, run: Run) -> Peaks:

@@ -32,13 +32,13 @@ MOST_BEND = 2.0
 
 # The weight of each part, where the allocator holds no more than its tensors and where it does.
 PLAIN = {"exact": 0.62, "served": 0.0, "between": 0.2, "near": 0.1, "more": 0.06}
-FRAGMENTED = {"exact": 0.1, "served": 0.5, "between": 0.25, "near": 0.2, "more": 0.03}
+FRAGMENTED = {"exact": 0.1, "served": 0.4, "between": 0.2, "near": 0.1, "more": 0.2}
 # Where verdicts do not repeat, steps wander above what a probe read.
-WANDERING = {"exact": 0.6, "served": 0.0, "between": 0.1, "near": 0.2, "more": 0.1}
+WANDERING = {"exact": 0.6, "served": 0.0, "between": 0.1, "near": 0.2, "more": 0.2}
 UNTOLD = 0.02
 
-# Once a confirmation has refuted a probe, this is the likeliest by far.
-MORE_WHEN_REFUTED = 1.0
+# The answer is hardly ever below this share of what ran, however little probes prove.
+LEAST_OF_RAN = 1 / 4
 
 # Where a caching allocator's answer is, as a share of where the tensors' line ends: 0.965 in 20 of
 # 20 searches after a reading at three quarters, and hardly ever above 0.985. Where what it holds
@@ -50,14 +50,18 @@ PLAIN_CACHED, LEAST_PLAIN = 0.98, 0.96
 # In 17 of the 48 the answer is where the line of what the allocator holds ends, to 0.2 %.
 SERVED, SERVED_DEVIATION = 0.998, 0.002
 
-# What steps need beyond a probe, as a share of the size, in the median.
-MORE = 0.08
+# Once a confirmation has refuted a probe, this is the likeliest by far.
+MORE_WHEN_REFUTED = 3.0
 
-# A confirmation that reads this much more than probes explains by itself why one was refuted.
+# What steps need beyond a probe, as a share of the size, in the median.
+MORE = 0.06
+
+# A confirmation that reads less than this beyond probes reads as they do.
 EXPLAINED = 1 / 200
 
 # How far off an estimate is, as a share of it (scripts/bench_counted_search.py).
 ESTIMATE_DEVIATION = 0.005
+ESTIMATE = 10
 
 
 class Line(NamedTuple):
@@ -81,12 +85,10 @@ class Lines(NamedTuple):
     Attributes:
         tensors: the end of what tensors hold.
         allocator: the end of all that the allocator holds.
-        is_unexplained: a confirmation has refuted a probe, but none read more than probes do.
     """
 
     tensors: Line
     allocator: Line
-    is_unexplained: bool
 
 
 class Part(NamedTuple):
@@ -102,28 +104,24 @@ class Belief:
 
     Args:
         parts: what may be going on.
-        low: the largest size that is proved.
         high: the smallest size that failed.
-        least: no size is below.
-
-    Attributes:
-        doubt: the probability that a probe at ``low`` proved nothing.
+        doubt: the probability that a probe that fits proves nothing.
     """
 
-    def __init__(self, parts: list[Part], low: float, high: float, least: float) -> None:
-        self._least = least
-        ends = [(weight, at_least, at_least(high), floor) for weight, at_least, floor in parts]
-        self._parts = [(weight, at_least, end) for weight, at_least, end, _ in ends]
-        self._mass = sum(
-            weight * max(0.0, at_least(floor) - end) for weight, at_least, end, floor in ends
-        )
-        self.doubt = max(0.0, 1 - self.at_least(low))
+    def __init__(self, parts: list[Part], high: float, doubt: float = 0) -> None:
+        self.doubt = doubt
+        self._parts = [(*part, part.at_least(high)) for part in parts if part.floor < high]
+        self._mass = self._above(0)
 
     def at_least(self, size: float) -> float:
         """The probability that the answer is at least this size."""
-        size = max(size, self._least)
-        left = sum(weight * max(0.0, part(size) - end) for weight, part, end in self._parts)
-        return min(1.0, left / self._mass)
+        return self._above(size) / self._mass if self._mass else 0.0
+
+    def _above(self, size: float) -> float:
+        return sum(
+            weight * max(0.0, at_least(max(size, floor)) - end)
+            for weight, at_least, floor, end in self._parts
+        )
 
 
 def line(
@@ -173,16 +171,13 @@ def line(
 def lines_of(known: Bracket, noise_bytes: float = 0) -> Lines:
     """The lines through what was read, that of the phase that ends first among them.
 
-    Slopes come from probes: a confirmation, from scratch, may read otherwise. Once one has refuted
-    a probe, the budget counts as smaller by what the largest confirmation read beyond the probes;
-    if it read no more, slopes come from confirmations, and the smallest probe.
+    Slopes come from probes: a confirmation, from scratch, may read otherwise. If one read more than
+    probes do at its size, the budget counts as smaller by as much.
     """
-    both = known.fits | known.confirmed
-    readings = known.fits if known.is_repeatable and len(known.fits) > 1 else both
-    more = excess(known) if known.is_refuted else 1
-    is_unexplained = known.is_refuted and more < 1 + EXPLAINED
-    if is_unexplained and known.confirmed:
-        readings = {min(both): both[min(both)]} | known.confirmed
+    readings = known.fits
+    if not known.is_repeatable or len(readings) < 2:
+        readings = known.fits | known.confirmed
+    more = excess(known)
     readings = {size: probe for size, probe in readings.items() if size < known.high} or readings
     budget_bytes = known.budget_bytes / more
     phases = {phase for probe in readings.values() for phase in probe.phase_peak_bytes}
@@ -199,21 +194,24 @@ def lines_of(known: Bracket, noise_bytes: float = 0) -> Lines:
     tensors = min(ends, default=NO_LINE)
     held = {size: float(probe.peak_reserved_bytes or 0) for size, probe in readings.items()}
     served = line(held, budget_bytes, noise_bytes, APART_WHERE_SEGMENTS)
-    return Lines(tensors, min(tensors, served), is_unexplained)
+    return Lines(tensors, min(tensors, served))
 
 
 def excess(known: Bracket) -> float:
     """Return how many times as much the largest confirmation read as probes do at its size."""
     size = max(known.confirmed, default=0)
-    if not size or not known.fits:
+    readings = known.confirmed[size].phase_peak_bytes if size else {}
+    if not readings:
         return 1
-    peaks = {n: max(probe.phase_peak_bytes.values(), default=0) for n, probe in known.fits.items()}
-    below, above = max((n for n in peaks if n <= size), default=min(peaks)), max(peaks)
-    above = min((n for n in peaks if n >= size), default=above)
-    share = (size - below) / (above - below) if above > below else 0
-    probed = peaks[below] + share * (peaks[above] - peaks[below])
-    confirmed = max(known.confirmed[size].phase_peak_bytes.values(), default=0)
-    return max(1.0, confirmed / probed) if probed else 1
+    phase = max(readings, key=lambda phase: readings[phase])
+    peaks = {n: probe.phase_peak_bytes.get(phase, 0) for n, probe in known.fits.items()}
+    above = min((n for n in peaks if n >= size), default=max(peaks, default=0))
+    below = max((n for n in peaks if n <= APART * above), default=0)
+    if not below:
+        return 1
+    probed = peaks[below] + (size - below) * (peaks[above] - peaks[below]) / (above - below)
+    more = readings[phase] / probed if probed > 0 else 1
+    return more if more > 1 + EXPLAINED else 1
 
 
 def around(end: float, deviation: float) -> AtLeast:
@@ -232,7 +230,7 @@ def between(low: float, high: float) -> AtLeast:
 
 def below(top: float, scale: float) -> AtLeast:
     """The answer is below: by the scale in the median, as a share, and again without a scale."""
-    return lambda size: 1 - scale / (scale + math.log(top / size)) if size < top else 0.0
+    return lambda size: 1 - scale / (scale + 1 - size / top) if size < top else 0.0
 
 
 def anywhere(low: float, high: float) -> AtLeast:
@@ -252,25 +250,30 @@ def believe(known: Bracket, lines: Lines, estimate: float | None = None) -> Beli
     # A bound that was asked for says nothing: what fits beyond it is answered with the last size.
     least, high = known.unit / 4, known.high if known.failure else math.inf
     low, confirmed = max(known.low, least), max(known.low_confirmed, least)
-    parts = [Part(UNTOLD, anywhere(least, known.high), low)]
+    bottom = max(low, LEAST_OF_RAN * known.ran)
+    parts = [Part(UNTOLD, anywhere(bottom, known.high), bottom)]
     if estimate is not None:
-        parts.append(Part(1, around(estimate, ESTIMATE_DEVIATION * estimate), low))
+        parts.append(Part(ESTIMATE, around(estimate, ESTIMATE_DEVIATION * estimate), low))
     end, error = lines.tensors
     if math.isinf(end):
-        return Belief(parts, low, high, least)
+        return Belief(parts, high)
     # Sizes are whole: an exact line ends between two of them.
     error += 0.03 * known.unit + known.spread * end
     weights = FRAGMENTED if known.is_fragmented else PLAIN
     served = (lines.allocator.end if known.is_fragmented else LEAST_PLAIN * end) * SERVED
-    near = CACHED if known.is_fragmented else PLAIN_CACHED
+    near = (CACHED if known.is_fragmented else PLAIN_CACHED) * end
     if not known.verdicts_repeat:
         weights = WANDERING
-    more = MORE_WHEN_REFUTED if lines.is_unexplained else weights["more"]
-    parts += [
-        Part(weights["exact"], around(end, error), low),
-        Part(weights["served"], around(served, SERVED_DEVIATION * served + error), low),
-        Part(weights["between"], between(served * SERVED - error, end * MOST_CACHED + error), low),
-        Part(weights["near"], around(near * end, CACHED_DEVIATION * end + error), low),
-        Part(more, below(end, MORE), confirmed),
-    ]
-    return Belief(parts, low, high, least)
+    top = known.refuted or max(known.ran, end)
+    more = MORE_WHEN_REFUTED if known.refuted else weights["more"]
+    parts.append(Part(more, below(top, MORE), max(confirmed, LEAST_OF_RAN * known.ran)))
+    # Once a confirmation has refuted a probe, a line that ends above it was wrong.
+    if not known.refuted or end < known.high:
+        parts.append(Part(weights["exact"], around(end, error), low))
+        parts.append(Part(weights["near"], around(near, CACHED_DEVIATION * end + error), low))
+    if not known.refuted or served < known.high:
+        bounds = served * SERVED - error, end * MOST_CACHED + error
+        parts.append(Part(weights["between"], between(*bounds), low))
+        deviation = SERVED_DEVIATION * served + error
+        parts.append(Part(weights["served"], around(served, deviation), low))
+    return Belief(parts, high, 0 if known.refuted else weights["more"])

@@ -47,8 +47,9 @@ class Bracket:
         confirmed: the confirmations that did, by size.
         failure: the smallest size that failed; None while there is none.
         is_fragmented: whether the allocator was seen to hold clearly more than its tensors.
-        is_refuted: whether a confirmation failed where probes fit: only confirmations tell then.
-        probes: how many ran, since a confirmation refuted a probe if one did.
+        refuted: the size of the first confirmation that failed where a probe fits; 0 while none
+            did. From then on only confirmations tell.
+        probes: how many ran.
 
     Example:
         >>> from batchfinder.results.result import Outcome
@@ -76,8 +77,8 @@ class Bracket:
         self.confirmed: dict[int, Probe] = {}
         self.failure: Probe | None = None
         self._failed_when_confirmed = False
-        self.is_fragmented = self.is_refuted = False
-        self.probes = self._refuted = 0
+        self.is_fragmented = False
+        self.probes = self.refuted = self._refutations = 0
 
     @property
     def high(self) -> int:
@@ -87,7 +88,7 @@ class Bracket:
     @property
     def low(self) -> int:
         """The largest size that is proved; one unit below the first one while none is."""
-        proofs = self.confirmed if self.is_refuted else self.fits | self.confirmed
+        proofs = self.confirmed if self.refuted else self.fits | self.confirmed
         return max((size for size in proofs if size < self.high), default=self.first - self.unit)
 
     @property
@@ -109,7 +110,7 @@ class Bracket:
     def resolution_at(self, size: float) -> int:
         """How close the bracket would be drawn below a failure at this size."""
         thrashes = self.failure is not None and self.failure.is_thrashing
-        is_loose = self.is_fragmented or self.is_refuted or thrashes
+        is_loose = self.is_fragmented or self.refuted or thrashes
         share = max(self._coarseness, FRAGMENTED_RESOLUTION if is_loose else 0)
         if not self.verdicts_repeat:
             differences = min(MOST_RESOLUTION, DIFFERENCES * self.spread)
@@ -169,10 +170,9 @@ class Bracket:
             if self.failure and size == self.failure.batch_size:  # it had failed by chance
                 self.failure, self.fits[size] = None, probe
             return
-        self.failure, self._failed_when_confirmed = probe, confirm
         grew = probe.steps > STEPS_LIKE_A_PROBE and not probe.is_thrashing
-        if confirm and (size in self.fits or grew):
-            self._refuted += 1
+        self._refutations += confirm and (grew or size <= max(self.fits, default=0))
         # Where verdicts do not repeat, one or two may be chance, but not three.
-        if self._refuted > 2 * (not self.verdicts_repeat) and not self.is_refuted:
-            self.is_refuted, self.probes = True, 0
+        if not self.refuted and self._refutations > 2 * (not self.verdicts_repeat):
+            self.refuted = size
+        self.failure, self._failed_when_confirmed = probe, confirm

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from batchfinder.search.belief import Belief
+from batchfinder.search.bracket import Bracket
 
 # More candidates than this cost time and hardly save steps.
 MOST_CANDIDATES = 30
 
 # What a probe costs beside its steps, in steps at the size expected: without that, a plan would
 # insure itself by many tiny probes.
-OVERHEAD = 0.02
+OVERHEAD = 0.012
 
 
 @dataclass
@@ -25,6 +26,7 @@ class Prices:
         confirm: a confirmation that fits.
         failed_confirm: one that does not.
         failed_probe: a probe that does not; one that does is a step.
+        refuted: what a confirmation that refutes its probe leaves to be done.
         launch: what comes on top of each where a process has to start for it, in steps at the size
             expected. Whoever launches may correct it while a search runs.
         resolution: how close the bracket is drawn at least, as a share of the size: closer is not
@@ -34,6 +36,7 @@ class Prices:
     confirm: float = 3
     failed_confirm: float = 1
     failed_probe: float = 1
+    refuted: float = 4
     launch: float = 0
     resolution: float = 0
 
@@ -45,18 +48,17 @@ class Move(NamedTuple):
     confirm: bool
 
 
-def candidates(
-    belief: Belief, low: int, high: int, unit: int, resolution: Callable[[float], int]
-) -> list[int]:
-    """The sizes worth a thought, from ``low`` to ``high``, in both of which nothing is left to try.
+def candidates(belief: Belief, known: Bracket, high: int) -> list[int]:
+    """The sizes worth a thought, from the largest that is proved to ``high``, which is out.
 
     Down from ``high`` they are one resolution apart where that is not too many; else they are where
     the belief is, each with the one above whose failure would end the search.
     """
+    low, unit, resolution = known.low, known.unit, known.resolution_at
     step = resolution(high)
     if (high - low) // min(step, resolution(max(low, unit))) < MOST_CANDIDATES:
         return [low, *range(high - (high - low - 1) // step * step, high, step), high]
-    sizes = {high - i * step for i in range(4)} | {low, low + step}
+    sizes = {high - i * step for i in range(4)} | {low}
     top, count = belief.at_least(low), MOST_CANDIDATES // 2
     for i in range(count):
         below, above, share = float(low), float(high), top * (i + 0.5) / count
@@ -68,14 +70,7 @@ def candidates(
     return sorted(size for size in sizes if low <= size <= high)
 
 
-def plan(
-    belief: Belief,
-    sizes: list[int],
-    is_confirmed: bool,
-    probes_prove: bool,
-    prices: Prices,
-    resolution: Callable[[float], int],
-) -> Move:
+def plan(belief: Belief, known: Bracket, sizes: list[int], prices: Prices) -> Move:
     """The move with the fewest expected full-size steps.
 
     By dynamic programming over all brackets of candidates: ``costs[i][j]`` is what it takes from
@@ -83,30 +78,38 @@ def plan(
 
     Args:
         belief: where the answer is.
-        sizes: the candidates, at least three; the first is proved, the last one out.
-        is_confirmed: whether the first one was confirmed.
-        probes_prove: whether a probe that fits is worth anything.
+        known: what was seen.
+        sizes: the candidates, at least three; the first is confirmed, the last one out.
         prices: of the moves.
-        resolution: how close the bracket is drawn at a size.
     """
     count = len(sizes)
-    odds_from = _odds(belief, sizes)
-    each = (OVERHEAD + prices.launch) * _expected(belief, sizes)
+    shares = [belief.at_least(size) for size in sizes[:-1]] + [0.0]
+    # Each answer counts by its inverse: costs are shares of it.
+    steps = [
+        max(0.0, above - below) / (low + min(high, 2 * max(low, 1)))
+        for (above, below), (low, high) in zip(pairwise(shares), pairwise(sizes), strict=True)
+    ]
+    odds_from = [*accumulate(reversed(steps), initial=0.0)][::-1]
+    expected = next(
+        (size for size in reversed(sizes[:-1]) if belief.at_least(size) > 0.5), sizes[0]
+    )
+    each = (OVERHEAD + prices.launch) * expected
     costs = [[(0.0, 0.0)] * count for _ in range(count)]
     best = Move(sizes[1], True)
+    probes_prove = known.verdicts_repeat and not known.refuted
+    was_confirmed = sizes[0] in known.confirmed
     for width in range(1, count):
         for i in range(count - width):
             j = i + width
             low, high = sizes[i], sizes[j]
-            end = resolution(high)
+            end = known.resolution_at(high)
             if width == 1 or high - low <= end:
                 rest = max(0.0, math.log2((high - low) / end)) * min(high, 2 * low)
-                # A confirmation that refutes its probe costs about four more steps.
-                last = (prices.confirm + 4 * belief.doubt) * low + each
+                last = (prices.confirm + prices.refuted * belief.doubt) * low + each
                 costs[i][j] = rest + last, rest
                 continue
             mass = odds_from[i] - odds_from[j]
-            least, moves = [math.inf, math.inf], [best, best]
+            least = [math.inf, math.inf]
             for k in range(i + 1, j):
                 size = sizes[k]
                 fits = (odds_from[k] - odds_from[j]) / mass if mass > 0 else (j - k) / (j - i)
@@ -115,33 +118,13 @@ def plan(
                 confirm += fails * prices.failed_confirm * size
                 probe = fits * (size + costs[k][j][0]) + each
                 probe += fails * prices.failed_probe * size
-                is_best_confirmed = confirm < probe or not probes_prove
-                now = confirm if is_best_confirmed else probe
-                for known in (0, 1):
-                    cost = now + fails * costs[i][k][known]
-                    if cost < least[known]:
-                        least[known], moves[known] = cost, Move(size, is_best_confirmed)
+                is_confirmed = confirm <= probe or not probes_prove
+                now = confirm if is_confirmed else probe
+                for is_proved in (0, 1):
+                    cost = now + fails * costs[i][k][is_proved]
+                    if cost < least[is_proved]:
+                        least[is_proved] = cost
+                        if is_proved == was_confirmed:
+                            best = Move(size, is_confirmed)
             costs[i][j] = least[0], least[1]
-            best = moves[is_confirmed]
     return best
-
-
-def _odds(belief: Belief, sizes: list[int]) -> list[float]:
-    """How likely the answer is at least each size, up to a factor.
-
-    Each answer counts by its inverse: costs are shares of it.
-    """
-    shares = [belief.at_least(size) for size in sizes[:-1]] + [0.0]
-    odds = [0.0]
-    for i in range(len(sizes) - 2, -1, -1):
-        odds.append(
-            odds[-1]
-            + max(0.0, shares[i] - shares[i + 1])
-            / (sizes[i] + min(sizes[i + 1], 2 * max(sizes[i], 1)))
-        )
-    return odds[::-1]
-
-
-def _expected(belief: Belief, sizes: list[int]) -> float:
-    """The largest candidate that the answer is as likely above as below."""
-    return next((size for size in reversed(sizes[:-1]) if belief.at_least(size) > 0.5), sizes[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from batchfinder.results.probe import LEAK_WARNING, Outcome, Probe
 from batchfinder.results.result import Status
@@ -29,6 +29,7 @@ def warnings_about(
     multiple_of: int,
     *,
     may_expand: bool,
+    probes: Sequence[Probe] = (),
 ) -> Iterator[str]:
     """Yield what the user should do something about.
 
@@ -38,6 +39,7 @@ def warnings_about(
         max_batch_size: the largest size allowed; None: no limit.
         multiple_of: every size tried is a multiple of this.
         may_expand: the device's allocator has expandable segments, and they are off.
+        probes: all of the search.
     """
     if finding.status is Status.TIME_LIMIT:
         return
@@ -59,11 +61,23 @@ def warnings_about(
         )
     held = finding.answer.peak_allocated_bytes
     ran_out = finding.failure.outcome is Outcome.OOM and used_the_budget
-    if held and ran_out and held < MOSTLY_TENSORS * prober.budget_bytes and may_expand:
+    if not (held and ran_out and may_expand):
+        return
+    setting = (
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, for search and training, may leave room "
+        "for more"
+    )
+    ran = max((p.batch_size for p in probes if p.fits and not p.confirmed), default=0)
+    refuted = [p.batch_size for p in probes if p.confirmed and not p.fits and p.batch_size <= ran]
+    if held < MOSTLY_TENSORS * prober.budget_bytes:
         yield (
             f"the allocator is so fragmented that tensors take only {format_bytes(held)} of the "
-            f"{format_bytes(prober.budget_bytes)}; PYTORCH_CUDA_ALLOC_CONF="
-            "expandable_segments:True, for search and training, may leave room for more"
+            f"{format_bytes(prober.budget_bytes)}; {setting}"
+        )
+    elif refuted:
+        yield (
+            f"the allocator fragments from step to step: a batch of {min(refuted)} ran out of "
+            f"memory after a few, though one step of {ran} ran; {setting}"
         )
 
 

@@ -9,7 +9,7 @@ bracket: ``low``, the largest size that is proved, and ``high``, the smallest th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -24,9 +24,9 @@ from batchfinder.search.plan import Move, Prices, candidates, plan
 RunProbe: TypeAlias = Callable[[int, bool], Probe]
 """``run(batch_size, confirm) -> Probe``: what the search does not want to know more of."""
 
-MakeGuess: TypeAlias = Callable[[Mapping[int, Probe], float], int | None]
-"""``guess(probes, predicted) -> batch size``: where the answer may be, by something else than two
-small probes, given by their sizes, and the maximum that they predict; None: unknown."""
+MakeGuess: TypeAlias = Callable[[], "int | None"]
+"""``guess() -> batch size``: where the answer may be, by something else than two small sizes that
+have run; None: unknown."""
 
 # Batches are made in host memory, whose end is not tested: no size is more than this many times the
 # largest that has run, where its memory was seen to rise and where it was not.
@@ -35,6 +35,9 @@ BLIND_GROWTH = 16
 
 # The second size is at most this many times the first: large enough to show a slope, and cheap.
 SECOND_GROWTH = 64
+
+# The largest of the sizes that are confirmed to be recorded, as a share of what is predicted.
+REHEARSED = 1 / 8
 
 # While nothing was read beyond half of what is predicted, a reading at three quarters pays for
 # itself. What small sizes show is trusted to a thousandth of the budget: allocators round.
@@ -83,6 +86,7 @@ def search(
     multiple_of: int = 1,
     is_repeatable: bool = True,
     guess: MakeGuess | None = None,
+    rehearses: bool = False,
     prices: Prices | None = None,
     confirmed: Sequence[Probe] = (),
     deadline: Deadline | None = None,
@@ -98,6 +102,7 @@ def search(
         is_repeatable: whether a size that ran one step will run many, in any process. If not, how
             much readings differ decides how close the answer is drawn.
         guess: asked once where the answer may be, when two sizes have run; confirmed next.
+        rehearses: confirm these two, for the guess to know what confirmations ask for.
         prices: of each move; default: a confirmation takes 3 steps, or 6 if not repeatable.
         confirmed: confirmations that ran before.
         deadline: ends the search in time, with the largest size confirmed by then; None if there
@@ -143,14 +148,21 @@ def search(
         known.record(probe, True)
     while not known.is_closed:
         move = _opening(known, is_open=largest is None)
+        if rehearses and guess is not None:
+            move = _rehearsal(known) or move
         if move is None and guess is not None and known.failure is None:
-            predicted = lines_of(known).tensors.end
-            estimate, guess = guess(known.fits, predicted), None
-            # What tensors take leaves no room for more than is predicted.
-            if estimate is not None and known.low < estimate < min(known.high, predicted + 1):
+            estimate = guess()
+            # What tensors take leaves no room for more than is predicted; recordings know better.
+            most = known.high if rehearses else min(known.high, lines_of(known).tensors.end + 1)
+            if estimate is not None and rehearses and known.low == estimate in known.confirmed:
+                # The size above: what was recorded tells it from this one, a probe does not.
+                move = _at(known, estimate + known.resolution_at(estimate), confirm=True)
+            elif estimate is not None and known.low < estimate < most:
                 move = _at(known, estimate, confirm=True)
             else:
                 estimate = None
+            # Recordings of a larger size tell more.
+            guess = guess if rehearses and estimate is not None else None
         move = move or _planned(known, prices, estimate, is_open=largest is None)
         if deadline is not None:
             move = deadline.move(known, move)
@@ -188,6 +200,34 @@ def _opening(known: Bracket, *, is_open: bool) -> Move | None:
     return None
 
 
+def _rehearsal(known: Bracket) -> Move | None:
+    """The next of two or three small sizes to confirm, for their requests to be recorded.
+
+    The larger, the more alike steps are to those at the answer; at an eighth of what is predicted,
+    all that is recorded costs less than a full-size step.
+    """
+    if known.failure is not None or not known.ran or known.first == known.last:
+        return None  # nothing can be recorded, or needs to be
+    readings, recorded = known.fits | known.confirmed, len(known.confirmed)
+    end = lines_of(known).tensors.end
+    if math.isinf(end) and len(readings) == 1:  # all of the peak may be due to the samples
+        peak = max(readings[known.ran].phase_peak_bytes.values(), default=0) or 1
+        end = known.ran * known.budget_bytes / peak
+    if (
+        math.isinf(end)
+        or 2 * known.ran > end
+        or recorded > 2
+        or (recorded == 2 and 2 * known.ran > REHEARSED * end)
+    ):
+        return None
+    size = math.floor(min(REHEARSED * end, known.ran * SECOND_GROWTH) / known.unit) * known.unit
+    if size <= known.ran:
+        next_size = known.ran + known.unit
+        is_small = 3 * next_size <= end or known.first in known.confirmed
+        size = next_size if is_small else known.first
+    return Move(size, True) if size < min(end, known.high) else None
+
+
 def _planned(known: Bracket, prices: Prices, estimate: int | None, *, is_open: bool) -> Move:
     """The next move by belief and plan."""
     lines, ran = lines_of(known), known.ran
@@ -206,17 +246,15 @@ def _planned(known: Bracket, prices: Prices, estimate: int | None, *, is_open: b
     belief = believe(known, lines, estimate)
     reach = math.floor(growth * ran / known.unit) * known.unit
     high = min(known.high, max(known.low + 2 * known.unit, reach))
-    sizes = candidates(belief, known.low, high, known.unit, known.resolution_at)
+    sizes = candidates(belief, known, high)
     if len(sizes) < 3:
         return _bisect(known)
     failure = known.failure
     if failure is not None and failure.is_thrashing:
         prices = replace(prices, failed_confirm=THRASHING_CONFIRM, failed_probe=THRASHING_PROBE)
-    elif failure is not None and known.is_refuted:
+    elif failure is not None and failure.confirmed:
         prices = replace(prices, failed_confirm=min(failure.steps, prices.confirm))
-    probes_prove = not known.is_refuted and known.verdicts_repeat
-    is_confirmed = known.low in known.confirmed
-    return plan(belief, sizes, is_confirmed, probes_prove, prices, known.resolution_at)
+    return plan(belief, known, sizes, prices)
 
 
 def _at(known: Bracket, size: float, *, confirm: bool = False) -> Move:
@@ -224,7 +262,7 @@ def _at(known: Bracket, size: float, *, confirm: bool = False) -> Move:
     on_grid = math.floor(min(size, known.high) / known.unit) * known.unit
     on_grid = min(max(on_grid, known.low + known.unit), known.high - known.unit)
     would_end = known.high - on_grid <= known.resolution
-    return Move(on_grid, confirm or would_end or known.is_refuted)
+    return Move(on_grid, confirm or would_end or bool(known.refuted))
 
 
 def _bisect(known: Bracket) -> Move:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing, suppress
-from functools import partial
 
 from batchfinder.finder import run_search
 from batchfinder.probing.choose import choose_prober
@@ -12,7 +11,7 @@ from batchfinder.results.result import BatchSizeResult
 from batchfinder.search.head_start import HeadStart
 from batchfinder.simulation.explanation import explain
 from batchfinder.simulation.gpus import NO_GPU
-from batchfinder.simulation.guess import guess_batch_size
+from batchfinder.simulation.rehearsal import rehearsal_of
 from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.studies.applied import Applied, applied
 from batchfinder.studies.comparison import (
@@ -99,11 +98,7 @@ def _search(study: Study, step: Applied) -> BatchSizeResult:
             min_batch_size=smallest,
             max_batch_size=largest,
             multiple_of=multiple_of,
-            head_start=HeadStart(
-                partial(guess_batch_size, step.setup, step.options),
-                is_asked_for=False,
-                may_pay=step.options.may_start_from_estimate,
-            ),
+            head_start=HeadStart(rehearse=rehearsal_of(prober)),
         )
 
 

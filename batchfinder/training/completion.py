@@ -6,15 +6,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from batchfinder.errors import SampleError
+from batchfinder.errors import SampleError, UsageError
+from batchfinder.training.data.drawn import DataBatches
+from batchfinder.training.data.lengths import padding_remarks
+from batchfinder.training.data.loader import batches_of_loader
 from batchfinder.training.frameworks.lightning import (
     OwnTrainingStep,
+    batches_of_module,
     own_optimizer,
     trains_itself,
 )
 from batchfinder.training.frameworks.manual_optimization import ManualStep, optimizes_by_hand
 from batchfinder.training.frameworks.model_hints import sample_from_model
-from batchfinder.training.frameworks.trainer_batch import longest_batch
+from batchfinder.training.frameworks.trainer_batch import batches_of_trainer
 from batchfinder.training.frameworks.transformers_trainer import (
     TrainerOptimizer,
     TrainerStep,
@@ -27,7 +31,7 @@ from batchfinder.training.target import call_with_arguments
 from batchfinder.training.tree import described_shapes, named_tensors
 
 
-def completed(
+def completed(  # noqa: C901 - each source of batches in its turn
     setup: TrainingSetup,
     *,
     sample_function: Callable[..., Any] | None = None,
@@ -41,7 +45,7 @@ def completed(
     targets. A Trainer of transformers brings its model, loss, optimizer and data.
 
     Args:
-        setup: what the target returned; its own sample, or ``make_batch``, comes first.
+        setup: what the target returned; its own loader, sample, or ``make_batch`` comes first.
         sample_function: what ``--sample`` names; called with those of the arguments it accepts.
         arguments: what ``--arg`` gives.
         input_spec: what ``--input`` gives, such as ``"float32[3,224,224] int64[]:1000"``.
@@ -51,7 +55,8 @@ def completed(
 
     Raises:
         SampleError: there is no sample.
-        UsageError: the input text has no meaning, or the function needs arguments.
+        UsageError: the input text has no meaning, the function needs arguments, or the setup has
+            both a loader and a sample.
 
     Example:
         >>> setup = TrainingSetup(torch.nn.Linear(4, 2))
@@ -71,19 +76,34 @@ def completed(
             "mode here, as a Trainer trains it. Try model.train() before your own loop."
         )
     is_hint = False
-    if setup.sample is None and setup.make_batch is None:
+    if setup.loader is not None:
+        if setup.sample is not None or setup.make_batch is not None:
+            raise UsageError("there is both a loader and a sample or make_batch. Try one of them.")
+        setup = _with_batches(setup, batches_of_loader(setup.loader), warnings)
+    elif setup.sample is None and setup.make_batch is None:
         sample = _given_sample(sample_function, arguments or {}, input_spec)
+        own = None
         if sample is None and trainer is not None and trainer.train_dataset is not None:
-            longest = longest_batch(trainer)
-            warnings += longest.remarks
-            setup = replace(setup, sample=longest.sample, make_batch=longest.make_batch)
+            own = batches_of_trainer(trainer)
+        elif sample is None and trains_itself(setup.model):
+            own = batches_of_module(setup.model, warnings.append)
+        if own is not None:
+            setup = _with_batches(setup, own, warnings)
         elif sample is not None:
             setup = replace(setup, sample=sample)
         else:
             setup, warning = _with_hint(setup)
             warnings.append(warning)
             is_hint = True
+    if setup.make_batch is None and not is_hint:
+        warnings += padding_remarks(setup.sample)
     return _trained_by_module(setup, with_its_step=not is_hint), warnings
+
+
+def _with_batches(setup: TrainingSetup, batches: DataBatches, warnings: list[str]) -> TrainingSetup:
+    """A setup with the batches of a data set in place of its loader; adds to the warnings."""
+    warnings += batches.remarks
+    return replace(setup, sample=batches.sample, make_batch=batches.make_batch, loader=None)
 
 
 def _trained_by(trainer: Trainer, setup: TrainingSetup) -> TrainingSetup:
@@ -131,7 +151,8 @@ def _with_hint(setup: TrainingSetup) -> tuple[TrainingSetup, str]:
         raise SampleError(
             "there is no example batch: return (model, sample) from the target, write a function "
             "build_sample beside it, or give --sample FILE.py:FUNCTION or "
-            '--input "float32[3,224,224] int64[]:1000" (from Python: sample or make_batch)'
+            '--input "float32[3,224,224] int64[]:1000" or --loader FILE.py:FUNCTION '
+            "(from Python: sample, make_batch or loader)"
         )
     warning = (
         "no sample was given: the answer holds for the example input that the model carries "

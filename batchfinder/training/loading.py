@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from batchfinder.errors import SampleError
 from batchfinder.training.completion import completed
 from batchfinder.training.frameworks.language_model import described, is_language_model, maker_of
 from batchfinder.training.input_spec import parse_input_spec
@@ -23,6 +24,7 @@ def load_setup(
     *,
     sample: str | None = None,
     input_spec: str | None = None,
+    loader: str | None = None,
     optimizer: str | None = None,
 ) -> tuple[TrainingSetup, list[str]]:
     """Load a target and complete it: its sample, and how it is trained.
@@ -32,6 +34,7 @@ def load_setup(
         arguments: keyword arguments for the target's function.
         sample: what yields the example batch, written as a target; None: see ``completed``.
         input_spec: the shapes of an example batch as text; None: see ``completed``.
+        loader: what returns the user's loader, written as a target; in place of every sample.
         optimizer: name of a class of ``torch.optim``; None: the setup's own.
 
     Returns:
@@ -42,7 +45,7 @@ def load_setup(
         Exception: whatever the user's functions raise.
     """
     remarks: list[str] = []
-    is_given = sample is not None or input_spec is not None
+    is_given = any(value is not None for value in (sample, input_spec, loader))
     if is_language_model(target):
         make = maker_of(target)
         refuse_unknown_arguments(target, arguments, make)
@@ -50,6 +53,11 @@ def load_setup(
         remarks = [described(target, setup, **arguments)]
     else:
         setup = load_target(target, arguments, use_build_sample=not is_given)
+    if loader is not None:
+        made = call_with_arguments(load_function(loader), arguments)
+        if made is None:
+            raise SampleError(f"{loader} returned None; it must return a DataLoader or a data set")
+        setup = dataclasses.replace(setup, sample=None, make_batch=None, loader=made)
     ignored = _ignored(setup, sample, input_spec)
     setup, warnings = completed(
         setup,
@@ -64,7 +72,9 @@ def load_setup(
 def _ignored(setup: TrainingSetup, sample: str | None, input_spec: str | None) -> list[str]:
     """What is to be said of an option that was given and has no effect."""
     given = [("--sample", sample), ("--input", input_spec)]
-    if setup.sample is not None or setup.make_batch is not None:
+    if setup.loader is not None:
+        why = "the loader brings the batches"
+    elif setup.sample is not None or setup.make_batch is not None:
         why = "the target brings batches of its own"
     else:
         why = "--sample comes first"

@@ -34,11 +34,12 @@ class BatchMaker:
         sample: a batch as the DataLoader yields it, of any size from 1 on, on any device.
         make_batch: ``make_batch(batch_size) -> batch``; used in place of the sample. With a second
             positional argument it gets the number of the step, from 0 on: lengths may vary then,
-            and step 0 must have the longest batch.
+            and step 0 must have the longest batch. Beside a sample, which step 0 repeats then, it
+            makes the later ones.
         batch_dim: which dimension of the tensors counts the examples; default 0, the first.
 
     Attributes:
-        batch_size: the sample's; None with ``make_batch``.
+        batch_size: the sample's; None if ``make_batch`` makes the batch of step 0.
         warnings: which tensors and lists stay as they are, as that may not be meant.
         varies: the batches of different steps may differ in shape.
 
@@ -64,7 +65,7 @@ class BatchMaker:
         if make_batch is not None and self.varies:
             self._make_batch = self._numbered(make_batch)
         self._checked = False
-        if make_batch is None:
+        if make_batch is None or (self.varies and sample is not None):
             self._sample = map_leaves(_on_host, sample)
             self.batch_size = common_size(self._sample, batch_dim)
             self._warn_of_others()
@@ -84,7 +85,7 @@ class BatchMaker:
         Raises:
             SampleError: ``make_batch`` returned no batch of the size asked for.
         """
-        if self._make_batch is None:
+        if self._make_batch is None or (self.batch_size is not None and step == 0):
             return map_leaves(
                 lambda _, leaf: self._resized(leaf, batch_size, most_elements),
                 self._sample,

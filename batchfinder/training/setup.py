@@ -69,7 +69,13 @@ class TrainingSetup:
         step: ``step(model, batch) -> loss``, in place of forward pass and loss function; its
             backward pass and the step of ``optimizer`` follow. Or ``step(model, batch) -> None``,
             in place of all of it: it runs its own backward passes and optimizers.
-        make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample.
+        make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample. Or
+            ``make_batch(batch_size, step) -> batch``, where lengths vary from step to step: step 0
+            gets the longest batch. Beside a sample, which is the longest then, it is only asked for
+            later steps.
+        loader: in place of a sample: the DataLoader that you train with, or a data set, or
+            ``(data set, collate function)``. Batches of any size are drawn from its data set: the
+            longest first, others in the order of its sampler from a fixed seed.
 
     Example:
         >>> import torch
@@ -82,6 +88,7 @@ class TrainingSetup:
     optimizer: OptimizerSpec | None = None
     step: StepFunction | None = None
     make_batch: MakeBatch | None = None
+    loader: Any = None
 
     @property
     def functions(self) -> list[Any]:

@@ -26,7 +26,6 @@ from parts.case import RESULTS, ROOT, SURVIVAL_STEPS, run_for_json, save, surviv
 from parts.paper_devices import FAMILIES, LIMITS_GIB, PRECISIONS, costs_table
 
 from batchfinder import BatchSizeResult, find_max_batch
-from batchfinder.search import head_start
 from batchfinder.training.loading import load_setup
 from batchfinder.units import GIB
 
@@ -38,7 +37,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--start-from-estimate", action="store_true")
     options = parser.parse_args()
-    head_start.SLOW_STEP_SECONDS = math.inf  # how busy this machine is must not decide
     name = "search_counted" + ("_from_estimate" if options.start_from_estimate else "")
     warnings.simplefilter("ignore")  # of models without a learning-rate scheduler, and the like
     rows: list[dict[str, Any]] = []

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from parts.case import RESULTS, ROOT, SURVIVAL_STEPS, save
+from parts.hook_cost import print_costs
 from parts.script_list import SCRIPTS, Script
 
 RESULT_FILE = RESULTS / "scripts.json"
@@ -40,6 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--get", action="store_true", help="show how to get scripts and data")
+    parser.add_argument("--cost", action="store_true", help="measure what the hook costs")
     parser.add_argument("--only", action="append", metavar="NAME", help="or a part of it")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--output", type=Path, default=RESULT_FILE)
@@ -47,6 +49,9 @@ def main() -> None:
     folder = options.folder.resolve()
     if options.get:
         print("\n".join(how_to_get(folder)))
+        return
+    if options.cost:
+        print_costs(folder)
         return
     rows: dict[str, Any] = {}
     if options.output.exists():

@@ -49,7 +49,7 @@ class Fault:
         kill: "worker": kill the process that did the deed; "host": the process it was forked from.
         hog_bytes: memory that another process allocates after the deed.
         api: "in_process": a search in one process, with the state compared; "loading": workers
-            with little patience while they load; "": the command line.
+            with little patience while they load; "run": a foreign script; "": the command line.
         patience_seconds: a search that has not ended by then has not survived.
         after_seconds: send the signal this long after the start instead.
     """

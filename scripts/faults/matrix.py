@@ -27,6 +27,7 @@ from typing import Any
 
 from ending import Ending, judge
 from faults import ONCE, ROOM_BYTES, SHORT, Fault, all_faults
+from run_faults import run_command, run_faults
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from parts.case import RESULTS, ROOT, save
@@ -59,7 +60,7 @@ def main() -> None:
     if options.only and options.output.exists():
         results = json.loads(options.output.read_text()) | {"reference": reference}
     results["not_tried"] = []
-    for fault in all_faults(reference):
+    for fault in (*all_faults(reference), *run_faults()):
         title = f"{fault.group}: {fault.name}"
         if options.only and not any(part in title for part in options.only):
             continue
@@ -191,6 +192,8 @@ def command(fault: Fault, once: Path) -> list[str]:
         name: str(once) if value == ONCE else value for name, value in fault.arguments.items()
     }
     here = Path(__file__).parent
+    if fault.api == "run":
+        return run_command(fault)
     if fault.api:
         script = str(here / "in_process.py")
         return [sys.executable, script, fault.api, json.dumps(arguments)]

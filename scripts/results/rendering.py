@@ -225,6 +225,24 @@ def faults(rows: Sequence[Row]) -> str:
     return markdown_table(("faults", "tried", "survived"), lines)
 
 
+def scripts(rows: Mapping[str, Row]) -> str:
+    """Show one line for each public script."""
+    header = ("script", "device", "memory", "answer", "launches", "50 steps there", "5 % more")
+    lines = [
+        (
+            name,
+            row["device"],
+            f"{row['gib']:g} GiB",
+            row["batch_size"] or "none",
+            row["launches"],
+            "train" if row["survives"] else "**no**",
+            "out of memory" if row["next_fails"] else "**no failure**",
+        )
+        for name, row in rows.items()
+    ]
+    return markdown_table(header, lines)
+
+
 def coverage(rows: Sequence[Row]) -> str:
     """Count how the estimates of each task ended."""
     tasks = dict.fromkeys(row["task"] for row in rows)

@@ -23,7 +23,6 @@ from batchfinder.cli.find import NOT_ACCUMULATED_WARNING
 from batchfinder.errors import BatchFinderError, UserCodeError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.source import SetupSource
-from batchfinder.search.head_start import SLOW_STEP_SECONDS
 
 TARGETS = Path(__file__).parents[1] / "targets"
 
@@ -105,11 +104,6 @@ def test_the_shell_completes_commands_and_options(words: str, offered: str) -> N
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
     assert done.stdout == f"plain,{offered}\n"
-
-
-def test_help_says_from_which_steps_on_an_estimate_is_made() -> None:
-    said = " ".join(CliRunner().invoke(cli, ["find", "--help"]).stdout.split())
-    assert f"[default: where full steps take {SLOW_STEP_SECONDS:g} s]" in said
 
 
 def test_quiet_is_one_line() -> None:
@@ -266,15 +260,21 @@ def test_every_option_reaches_the_prober() -> None:
         return small_device()
 
     options = (
-        "--sample data.py:batch --input float32[3] --arg depth=12 --arg name=gpt --device cuda:1 "
-        "--memory-limit 24GiB --headroom 7.5% --precision bf16 --optimizer sgd --accumulate "
+        "--sample data.py:batch --input float32[3] --loader data.py:loader --arg depth=12 "
+        "--arg name=gpt --device cuda:1 --memory-limit 24GiB --headroom 7.5% --precision bf16 "
+        "--optimizer sgd --accumulate "
         "--compile --max-batch-size 2 --confirm-steps 5"
     )
     done = CliRunner().invoke(cli, ["find", "a.py:build", *options.split()], obj=make_prober)
     assert done.exit_code == 0, done.output
     ((source, probe_options),) = given
     assert source == SetupSource(
-        "a.py:build", {"depth": 12, "name": "gpt"}, "data.py:batch", "float32[3]", "sgd"
+        "a.py:build",
+        {"depth": 12, "name": "gpt"},
+        sample="data.py:batch",
+        input_spec="float32[3]",
+        loader="data.py:loader",
+        optimizer="sgd",
     )
     assert probe_options == ProbeOptions(
         device="cuda:1",
@@ -298,9 +298,9 @@ def test_the_help_names_every_option() -> None:
     done = CliRunner().invoke(cli, ["find", "--help"])
     assert done.exit_code == 0
     options = (
-        "sample input arg device memory-limit headroom precision optimizer accumulate compile "
-        "min-batch-size max-batch-size multiple-of confirm-steps probe-timeout global-batch-size "
-        "json quiet verbose"
+        "sample input loader arg device memory-limit headroom precision optimizer accumulate "
+        "compile min-batch-size max-batch-size multiple-of confirm-steps probe-timeout "
+        "global-batch-size json quiet verbose"
     )
     assert all(f"--{option}" in done.stdout for option in options.split())
 

@@ -81,6 +81,21 @@ def test_updates_by_hand_count_as_steps() -> None:
     assert answer_of(run_script("--manner", "by_hand", options=options))["batch_size"] == 16
 
 
+def test_forward_passes_count_in_mode_eval() -> None:
+    options = ("--json", "--mode", "eval", "--min-batch-size", "16")
+    answer = answer_of(run_script("--manner", "evaluates", options=options))
+    assert (answer["batch_size"], answer["warnings"]) == (16, [])
+    assert answer["confirmed_steps"] >= 6
+
+
+@pytest.mark.slow
+def test_a_python_without_the_hook_is_named_at_once() -> None:
+    waiting = "import time; time.sleep(600)"
+    result = run("--device", "cpu", "--", sys.executable, "-I", "-c", waiting, "{batch_size}")
+    assert result.exit_code == 1
+    assert "no Python of the command loaded the hook" in result.stderr
+
+
 def test_batch_norm_starts_from_two() -> None:
     options = ("--json", "--max-batch-size", "2")
     answer = answer_of(run_script("--manner", "norm", options=options))

@@ -37,6 +37,9 @@ def main() -> None:
     if manner == "hangs":
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         time.sleep(600)
+    if manner == "evaluates":
+        evaluate(model, size, options.steps)
+        return
     for _ in range(options.steps):
         for _ in range(options.accumulation):
             try:
@@ -51,6 +54,13 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
     Path("end.txt").write_text("the script came to its end")
+
+
+def evaluate(model: nn.Module, size: int, steps: int) -> None:
+    """Run forward passes only."""
+    with torch.no_grad():
+        for _ in range(steps):
+            model.eval()(torch.randn(size, 8))
 
 
 def _options() -> argparse.Namespace:

@@ -104,9 +104,9 @@ class RankProber(RankedProber, Supervisor):
     def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
         return self._probe(batch_size, confirm)
 
-    def estimate(self, *, is_asked_for: bool) -> tuple[int | None, list[str]]:
+    def estimate(self) -> tuple[int | None, list[str]]:
         """The least of the ranks' estimates; see :class:`Supervisor`."""
-        said = self.meeting.gather(super().estimate(is_asked_for=is_asked_for))
+        said = self.meeting.gather(super().estimate())
         sizes = [size for size, _ in said]
         return None if None in sizes else min(sizes), said[0][1]
 

@@ -157,7 +157,7 @@ def facts_of(setup: TrainingSetup, batches: BatchMaker, device: Device) -> dict[
     """What ranks that train together have to have in common, in words."""
     parameters = list(setup.model.parameters())
     # Of one example: the samples of two ranks may well be batches of different sizes.
-    example = named_tensors(batches.make(1)) if setup.make_batch is None else []
+    example = named_tensors(batches.make(1)) if batches.batch_size is not None else []
     shapes = [f"{path} {tensor.dtype} {[*tensor.shape]}".strip() for path, tensor in example]
     return {
         "the kind of device": device.torch_device.type,

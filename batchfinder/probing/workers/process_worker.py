@@ -30,9 +30,6 @@ LOADING_SECONDS = 3600.0
 # Most estimates take seconds. One that takes longer than this is given up.
 LONGEST_ESTIMATE_SECONDS = 300.0
 
-# Where a worker has to make the estimate itself, between its steps, it has to save this much.
-LEAST_PATIENCE_SECONDS = 2.0
-
 # Seconds within which a process ends its fork when asked to.
 ENDING_SECONDS = 15.0
 
@@ -157,31 +154,24 @@ class ProcessWorker:
             self._step_times.note(batch_size, attempt.probe.step_seconds)
         return attempt
 
-    def estimate(self, patience_seconds: float) -> tuple[int | None, list[str]]:
+    def estimate(self) -> tuple[int | None, list[str]]:
         """The estimate that was ordered on the start.
-
-        Args:
-            patience_seconds: how long to wait for it.
 
         Returns:
             The size, None if there is no estimate (yet), and texts for the user.
         """
-        patience = min(patience_seconds, LONGEST_ESTIMATE_SECONDS)
         if self._estimate is None and not self._restarts:
-            if patience < LEAST_PATIENCE_SECONDS:
-                return None, []
-            # The worker itself has to make it, which cannot be given up on the way.
-            patience = LONGEST_ESTIMATE_SECONDS
-            self._send(estimate=True)
+            self._send(estimate=True)  # the worker itself has to make it
         try:
             if self._estimate is None and self._process is not None:
-                self._receive(patience, until_estimate=True)
+                self._receive(LONGEST_ESTIMATE_SECONDS, until_estimate=True)
         except WorkerHungError:
             if not self._restarts:
                 self.end()  # it is still busy with it
         except (WorkerDiedError, WorkerGarbledError):
             self.end()
-        late = f"the search started without an estimate: none came within {patience:.0f} s"
+        seconds = f"{LONGEST_ESTIMATE_SECONDS:.0f} s"
+        late = f"the search started without an estimate: none came within {seconds}"
         return self._estimate or (None, [late])
 
     def fingerprint(self) -> dict[str, Any] | None:

@@ -25,6 +25,7 @@ class SetupSource:
         arguments: keyword arguments of the target's function.
         sample: what yields the example batch, written as a target; None: see ``completed``.
         input_spec: the shapes of an example batch as text; None: see ``completed``.
+        loader: what returns the user's loader, written as a target; None: none.
         optimizer: name of a class of ``torch.optim``, in place of the setup's; None: the setup's.
     """
 
@@ -32,6 +33,7 @@ class SetupSource:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     sample: str | None = None
     input_spec: str | None = None
+    loader: str | None = None
     optimizer: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -42,6 +44,7 @@ class SetupSource:
             "arguments": pickle.dumps(dict(self.arguments)).hex(),
             "sample": self.sample,
             "input_spec": self.input_spec,
+            "loader": self.loader,
             "optimizer": self.optimizer,
         }
 
@@ -80,6 +83,7 @@ def load_from(source: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
             pickle.loads(bytes.fromhex(source["arguments"])),
             sample=source["sample"],
             input_spec=source["input_spec"],
+            loader=source["loader"],
             optimizer=source["optimizer"],
         )
 

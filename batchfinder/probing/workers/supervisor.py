@@ -5,13 +5,12 @@ Imports no torch.
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import replace
 from typing import Any
 
 from batchfinder.errors import BatchTooSmallError, UserCodeError, WorkerError
-from batchfinder.probing.attempt import Attempt
+from batchfinder.probing.attempt import Attempt, Recording
 from batchfinder.probing.notes import Notes
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.place import AtPlace, Place
@@ -23,11 +22,6 @@ NOT_CLEAN_WARNING = (
     "an earlier probe left memory in use, or holes in it, so the answer may be too small; "
     "use batchfinder find for a fresh process per probe"
 )
-
-
-# An estimate saves about six full-size steps in the mean (scripts/bench_counted_search.py). It is
-# waited for no longer than a third of that.
-WORTH_STEPS = 2
 
 
 class Supervisor(AtPlace):
@@ -44,6 +38,7 @@ class Supervisor(AtPlace):
     Attributes:
         seconds_by_part: where the time went, beside the steps.
         seconds_before: the time that the first start took.
+        recordings: what confirmations asked the allocator for, by size.
 
     Raises:
         BatchFinderError, UserCodeError: as the start of the worker.
@@ -55,9 +50,9 @@ class Supervisor(AtPlace):
         self.worker, self.options = worker, options
         self.notes = Notes()
         self.seconds_by_part = {"loading": 0.0, "estimate": 0.0, "restoring": 0.0}
+        self.recordings: dict[int, Recording] = {}
         self._estimate_order = estimate
         self._is_fit = self._is_used = False
-        self._largest: Probe | None = None
         try:
             self.place = self._start()
         except BaseException:
@@ -80,11 +75,8 @@ class Supervisor(AtPlace):
         self._blame_the_size(problem)
         raise problem
 
-    def estimate(self, *, is_asked_for: bool) -> tuple[int | None, list[str]]:
+    def estimate(self) -> tuple[int | None, list[str]]:
         """The estimate that was ordered.
-
-        Args:
-            is_asked_for: whether the user wants it; else it is waited for no longer than it saves.
 
         Returns:
             The size, None if there is none in time, and texts for the user.
@@ -92,19 +84,10 @@ class Supervisor(AtPlace):
         if not isinstance(self.worker, ProcessWorker):
             return None, []
         started = time.monotonic()
-        found = self.worker.estimate(math.inf if is_asked_for else self._worth_waiting_seconds())
+        found = self.worker.estimate()
         self.seconds_by_part["estimate"] += time.monotonic() - started
         self._is_fit &= self.worker.is_running
         return found
-
-    def _worth_waiting_seconds(self) -> float:
-        """How long an estimate is worth waiting for: clearly less than what it saves."""
-        if self._largest is None or not self._largest.step_seconds:
-            return 0.0
-        peak = self._largest.peak_allocated_bytes or self.place.budget_bytes
-        # A step that fills the budget takes longer by as much as it needs more memory.
-        full_step = self._largest.step_seconds * max(1.0, self.place.budget_bytes / peak)
-        return WORTH_STEPS * full_step
 
     def fingerprint(self) -> dict[str, Any] | None:
         """What the answer depends on; None if the worker cannot tell."""
@@ -149,8 +132,8 @@ class Supervisor(AtPlace):
         self._is_used = True
         self.notes.add(*attempt.warnings)
         self.seconds_by_part["restoring"] += attempt.restoring_seconds
-        if attempt.probe.fits:
-            self._largest = attempt.probe
+        if attempt.recording is not None and attempt.probe.fits:
+            self.recordings[attempt.probe.batch_size] = attempt.recording
         if attempt.probe.fits and self.options.warm_up_batch_size is None:
             self.options = replace(self.options, warm_up_batch_size=attempt.probe.batch_size)
 

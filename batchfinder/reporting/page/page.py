@@ -14,12 +14,14 @@ from batchfinder.reporting.page.sections import sections_of
 from batchfinder.results.version import VERSION
 
 
-def check_report(file: str) -> None:
-    """Check that a page can be written, before the work that it will show.
+def check_report(file: str | None) -> None:
+    """Check that a page can be written, before the work that it will show; None: no page.
 
     Raises:
         UsageError: the name does not end in .html, or its folder does not exist.
     """
+    if file is None:
+        return
     path = Path(file)
     if path.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"a report is a page, so {file} must end in .html")

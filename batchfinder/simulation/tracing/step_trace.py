@@ -146,7 +146,7 @@ class StepTraces:
     @property
     def makes_own_batches(self) -> bool:
         """True if large batches need no host memory, unlike those of ``make_batch``."""
-        return self._setup.make_batch is None
+        return self._batches.batch_size is not None
 
     def hold_for(self, capability: ComputeCapability) -> bool:
         """Return True if a GPU runs the same kernels."""

@@ -20,6 +20,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from batchfinder.errors import StepError
+from batchfinder.training.data.drawn import DataBatches
+from batchfinder.training.data.loader import batches_of_loader
 from batchfinder.training.frameworks.methods import methods_replaced
 from batchfinder.training.loss import call_model
 from batchfinder.training.parallel import is_wrapped, unwrapped
@@ -151,6 +153,29 @@ def _through_forward(
 
     with methods_replaced(module, forward=redirected) as put_back:
         return model(*arguments)
+
+
+def batches_of_module(model: nn.Module, warn: Callable[[str], None]) -> DataBatches | None:
+    """Choose batches of a LightningModule's own ``train_dataloader``, if it has one that works.
+
+    Args:
+        model: the module.
+        warn: called where it has one that does not work before training.
+    """
+    module: Any = unwrapped(model)
+    method = getattr(module, "train_dataloader", None)
+    if method is None or method.__module__.partition(".")[0] in _LIGHTNING:
+        return None
+    try:
+        loader = method()
+    except Exception as error:  # noqa: BLE001 - mostly its data is not prepared yet
+        line = f"{type(error).__name__}: {error}".partition("\n")[0]
+        warn(
+            f"train_dataloader of the LightningModule failed before training ({line}), so its data "
+            "is not used; give --loader FILE.py:FUNCTION (from Python: loader)"
+        )
+        return None
+    return batches_of_loader(loader, "train_dataloader of the LightningModule")
 
 
 def own_optimizer(model: nn.Module) -> Optimizer:

@@ -122,6 +122,7 @@ SCRIPTS = (
         " --max_length 128 --packing --num_train_epochs 20 --eos_token [end]"
         " --per_device_train_batch_size {batch_size} --output_dir {scratch} --report_to none",
         3,
+        device="cpu",
     ),
     Script(
         "diffusers train_unconditional.py",
@@ -142,14 +143,6 @@ SCRIPTS = (
         3,
         environment={"YOLO_CONFIG_DIR": "{scratch}"},
         device="cpu",
-    ),
-    Script(
-        "Lightning autoencoder",
-        "Lightning-AI/pytorch-lightning",
-        "lightning/examples/pytorch/basics",
-        "python autoencoder.py --data.batch_size {batch_size} --trainer.default_root_dir {scratch}",
-        0.6,
-        links={"../../Datasets": "."},
     ),
     Script(
         "Lightning-Hydra template",

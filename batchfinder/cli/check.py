@@ -1,0 +1,274 @@
+"""``batchfinder check``: does one batch size train?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from batchfinder.cli.options import SHARED_OPTIONS
+from batchfinder.cli.signals import terminated_as_ctrl_c
+from batchfinder.errors import UsageError
+from batchfinder.results.probe import Probe
+from batchfinder.results.result import SCHEMA_VERSION
+from batchfinder.search.bounds import check_bounds
+from batchfinder.search.prober import Prober
+from batchfinder.units import format_bytes, parse_bytes, parse_percentage
+
+TRAINS, DOES_NOT = 0, 3
+
+
+@dataclass(frozen=True)
+class Check:
+    """Whether a batch size trains.
+
+    Attributes:
+        batch_size: examples per forward/backward pass.
+        trains: whether it does, within the limit.
+        device: the device's name.
+        limit_bytes: what a step may use: the budget, or ``--max-memory`` if that is less.
+        peak_bytes: the peak memory; None if it was not read.
+        steps: full steps that ran; 0 in an estimate.
+        reason: why it does not train; "" if it does.
+    """
+
+    batch_size: int
+    trains: bool
+    device: str
+    limit_bytes: int
+    peak_bytes: int | None
+    steps: int
+    reason: str
+
+    @property
+    def margin_bytes(self) -> int | None:
+        """How much of the limit the peak leaves; None if there is no peak, or no room."""
+        return self.limit_bytes - self.peak_bytes if self.trains and self.peak_bytes else None
+
+    def __str__(self) -> str:
+        if not self.trains:
+            return (
+                f"Batch size {self.batch_size} does not train on {self.device}: {self.reason}. "
+                f"A step may use {format_bytes(self.limit_bytes)}"
+            )
+        line = f"Batch size {self.batch_size} trains on {self.device}"
+        if self.margin_bytes is not None and self.peak_bytes is not None:
+            share = self.margin_bytes / self.limit_bytes
+            peak, limit = format_bytes(self.peak_bytes), format_bytes(self.limit_bytes)
+            line += f"     peak {peak} of {limit}"
+            line += f"     margin {format_bytes(self.margin_bytes)} ({share:.1%})"
+        return f"{line}     {f'{self.steps} steps' if self.steps else 'estimated'}"
+
+
+def check_batch_size(
+    words: Sequence[str],
+    *,
+    batch_size: int,
+    gpu: str | None,
+    device: str | None,
+    memory_limit: str | None,
+    max_memory: str | None,
+    headroom: str,
+    settings: Sequence[str],
+    as_json: bool,
+    verbose: bool,
+    **training: Any,
+) -> int:
+    """Run the command; see ``batchfinder check --help`` for the options.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        BatchFinderError: whatever keeps the size from being tried.
+    """
+    check_bounds(batch_size, batch_size, 1)
+    most = None if max_memory is None else parse_bytes(max_memory)
+    limit = None if memory_limit is None else parse_bytes(memory_limit)
+    share = parse_percentage(headroom, "--headroom")
+    is_target = len(words) == 1 and "{" not in words[0] and not settings
+    if gpu is not None:
+        if not is_target:
+            raise UsageError("--gpu needs a target. Try batchfinder check train.py:build_model")
+        found = _estimated(words[0], batch_size, gpu, share, most, training)
+    else:
+        with terminated_as_ctrl_c() as why:
+            try:
+                if is_target:
+                    prober = _target_prober(words[0], device, limit, share, verbose, training)
+                else:
+                    given = [
+                        name for name, value in training.items() if value and name in _OF_TARGET
+                    ]
+                    if given:
+                        raise UsageError(f"{_OF_TARGET[given[0]]} is for a target, not a command")
+                    if training["precision"] != "fp32":
+                        raise UsageError("--precision is for a target, not a command")
+                    prober = _launcher(words, batch_size, device, limit, share, settings, verbose)
+                with closing(prober):
+                    probe = prober.probe(batch_size, confirm=True)
+                    found = _judged(probe, prober, most)
+            except KeyboardInterrupt:
+                return why[-1]
+    if as_json:
+        data = {"schema_version": SCHEMA_VERSION, **vars(found), "margin_bytes": found.margin_bytes}
+        click.echo(json.dumps(data, allow_nan=False))
+    else:
+        click.echo(str(found))
+    return TRAINS if found.trains else DOES_NOT
+
+
+_OF_TARGET = {
+    "sample": "--sample",
+    "input_spec": "--input",
+    "pairs": "--arg",
+    "optimizer": "--optimizer",
+    "accumulate": "--accumulate",
+    "compiled": "--compile",
+}
+
+
+def _judged(probe: Probe, prober: Prober, most: int | None) -> Check:
+    peak = probe.peak_reserved_bytes or max(probe.phase_peak_bytes.values(), default=0)
+    reason = "" if probe.fits else probe.note or "out of memory"
+    trains, limit = probe.fits, min(prober.budget_bytes, most or prober.budget_bytes)
+    if trains and most is not None and peak > most:
+        trains, reason = False, f"its peak of {format_bytes(peak)} is above --max-memory"
+    return Check(probe.batch_size, trains, prober.device, limit, peak or None, probe.steps, reason)
+
+
+def _target_prober(
+    target: str,
+    device: str | None,
+    limit: int | None,
+    headroom: float,
+    verbose: bool,
+    training: dict[str, Any],
+) -> Prober:
+    from batchfinder.probing.options import ProbeOptions
+    from batchfinder.probing.workers.process import WorkerProcess
+    from batchfinder.probing.workers.process_worker import ProcessWorker
+    from batchfinder.probing.workers.source import SetupSource
+    from batchfinder.probing.workers.supervisor import Supervisor
+    from batchfinder.training.arguments import parse_arguments
+
+    options = ProbeOptions(
+        device=device,
+        memory_limit=limit,
+        headroom=headroom,
+        precision=training["precision"],
+        accumulate=training["accumulate"],
+        compiled=training["compiled"],
+    )
+    source = SetupSource(
+        target,
+        parse_arguments(training["pairs"]),
+        training["sample"],
+        training["input_spec"],
+        training["optimizer"],
+    )
+    return Supervisor(ProcessWorker(lambda: WorkerProcess(verbose), source), options)
+
+
+def _launcher(
+    words: Sequence[str],
+    batch_size: int,
+    device: str | None,
+    limit: int | None,
+    headroom: float,
+    settings: Sequence[str],
+    verbose: bool,
+) -> Prober:
+    from batchfinder.cli.run import parse_settings
+    from batchfinder.launching.options import RunOptions
+    from batchfinder.launching.prober import LaunchProber
+    from batchfinder.launching.template import Template
+    from batchfinder.search.plan import Prices
+
+    template = Template([*words], parse_settings(settings))
+    options = RunOptions(device=device, memory_limit=limit, headroom=headroom, show_output=verbose)
+    return LaunchProber(template, options, batch_size, Prices(confirm=1))
+
+
+def _estimated(
+    target: str,
+    batch_size: int,
+    gpu: str,
+    headroom: float,
+    most: int | None,
+    training: dict[str, Any],
+) -> Check:
+    import contextlib
+    import sys
+
+    from batchfinder.estimator import estimate_peak_memory
+    from batchfinder.simulation.tracing.autocast import cuda_autocast_on_cpu
+    from batchfinder.training.arguments import parse_arguments
+    from batchfinder.training.loading import load_setup
+
+    # Output of the target and its steps must not mix with the answer.
+    with contextlib.redirect_stdout(sys.stderr):
+        with cuda_autocast_on_cpu():
+            setup, _ = load_setup(
+                target,
+                parse_arguments(training["pairs"]),
+                sample=training["sample"],
+                input_spec=training["input_spec"],
+                optimizer=training["optimizer"],
+            )
+        estimate = estimate_peak_memory(
+            setup,
+            batch_size=batch_size,
+            gpu=gpu,
+            headroom=headroom,
+            precision=training["precision"],
+            accumulate=training["accumulate"],
+        )
+    limit = int(estimate.gpu.total_bytes * (1 - headroom))
+    limit = min(limit, most or limit)
+    trains = estimate.fits and estimate.peak_bytes <= limit
+    reason = "" if trains else f"its estimated peak is {format_bytes(estimate.peak_bytes)}"
+    name = f"{estimate.gpu.name} (simulated)"
+    return Check(batch_size, trains, name, limit, estimate.peak_bytes, 0, reason)
+
+
+def _with_options(command: Any) -> Any:
+    own = (
+        click.option("--batch-size", type=int, metavar="N", required=True, help="Try this size."),
+        click.option("--gpu", metavar="NAME", help="Estimate it for this GPU, as a10g."),
+        click.option("--device", metavar="D", help="cuda:0, cpu ... [default: an accelerator]"),
+        click.option("--memory-limit", metavar="SIZE", help="Use no more memory than this."),
+        click.option("--max-memory", metavar="SIZE", help="Exit 3 if the peak is above this."),
+        *SHARED_OPTIONS[:6],
+        click.option("--accumulate", is_flag=True, help="Measure with gradient accumulation."),
+        click.option("--compile", "compiled", is_flag=True, help="Train through torch.compile."),
+        click.option(
+            "--env", "settings", metavar="NAME=VALUE", multiple=True, help="Set it for COMMAND."
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout."),
+        click.option("-v", "--verbose", is_flag=True, help="Show what the code prints."),
+    )
+    for option in reversed(own):
+        command = option(command)
+    return command
+
+
+@click.command(short_help="Does one batch size train?")
+@_with_options
+@click.argument("words", metavar="TARGET | -- COMMAND...", nargs=-1, required=True)
+def check(**options: Any) -> None:
+    """Say whether a batch size trains, by one confirmation.
+
+    TARGET is the same as for `find`. COMMAND is the same as for `run`:
+    batchfinder check --batch-size 64 -- python train.py --batch-size {batch_size}
+
+    Exit status: 0 it trains, 1 error, 2 usage, 3 it does not train, 130 Ctrl-C, 143 SIGTERM.
+    """
+    from batchfinder.cli.app import exit_with, expect_no_numpy
+
+    expect_no_numpy()
+    exit_with(check_batch_size, **options)

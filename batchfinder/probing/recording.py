@@ -1,0 +1,97 @@
+"""What a confirmation asks PyTorch's caching allocator for, recorded step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from batchfinder.probing.attempt import Recording
+
+# More events than this many would take longer to send and to replay than the steps they save.
+MOST_EVENTS = 400_000
+
+
+class Recorder:
+    """Records the requests of a few steps; made by :func:`recording`.
+
+    Args:
+        index: of the CUDA device.
+    """
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._ends: list[int] = []
+        blocks = [
+            (block["address"], block["requested_size"])
+            for segment in torch.cuda.memory._snapshot()["segments"]
+            if segment["device"] == index
+            for block in segment["blocks"]
+            if block["state"] == "active_allocated"
+        ]
+        self._held = sorted(blocks)
+
+    def end_step(self) -> None:
+        """Note that a step has ended."""
+        self._ends.append(len(self._trace()))
+
+    def recording(self) -> Recording | None:
+        """Return what was recorded; None where it cannot be replayed.
+
+        It cannot where several streams share the memory, or something was too much to keep.
+        """
+        trace = self._trace()
+        streams = {entry["stream"] for entry in trace if entry["action"] == "alloc"}
+        if len(streams) > 1 or len(trace) > MOST_EVENTS:
+            return None
+        numbers = {address: number for number, (address, _) in enumerate(self._held)}
+        count, start, steps = len(numbers), 0, []
+        for end in self._ends:
+            events: list[int] = []
+            for entry in trace[start:end]:
+                if entry["action"] == "alloc":
+                    numbers[entry["addr"]] = count
+                    count += 1
+                    events.append(entry["size"])
+                elif entry["action"] == "free_completed" and entry["addr"] in numbers:
+                    events.append(~numbers.pop(entry["addr"]))
+            steps.append(tuple(events))
+            start = end
+        return Recording(tuple(size for _, size in self._held), tuple(steps))
+
+    def _trace(self) -> list[dict[str, Any]]:
+        trace: list[dict[str, Any]] = torch.cuda.memory._snapshot()["device_traces"][self._index]
+        return trace
+
+
+class NoRecorder:
+    """In place of a recorder, where nothing can be recorded."""
+
+    def end_step(self) -> None:
+        """Do nothing."""
+
+    def recording(self) -> None:
+        """Return None."""
+
+
+@contextmanager
+def recording(device: torch.device | None) -> Iterator[Recorder | NoRecorder]:
+    """Record what the allocator is asked for, where that can be.
+
+    Some builds of PyTorch cannot, other devices neither, and a recording of the user's own goes on.
+
+    Args:
+        device: where the steps run; None: do not record.
+    """
+    record = getattr(torch.cuda.memory, "_record_memory_history", None)
+    is_on = getattr(torch._C, "_cuda_isHistoryEnabled", lambda: True)
+    if device is None or device.type != "cuda" or record is None or is_on():
+        yield NoRecorder()
+        return
+    record(enabled="all", context=None, max_entries=2 * MOST_EVENTS)
+    try:
+        yield Recorder(device.index)
+    finally:
+        record(enabled=None)

@@ -1,0 +1,206 @@
+"""The largest batch size by two recorded confirmations, replayed at other sizes. Imports no torch.
+
+A training step asks for the same blocks at every batch size, each larger by as much for each
+example. So recordings at two small sizes say what steps at any size ask for, whatever model and
+kernels they run, and the simulated allocator says whether that fits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from batchfinder.probing.attempt import Recording
+from batchfinder.probing.steadiness import MAX_CONFIRM_STEPS, PeakWatch
+from batchfinder.probing.workers.supervisor import Supervisor
+from batchfinder.search.prober import Prober
+from batchfinder.simulation.allocator.caching import (
+    AllocatorSettings,
+    Block,
+    CachingAllocator,
+    DeviceFullError,
+)
+from batchfinder.simulation.allocator.expandable import ExpandableAllocator
+
+# Requests of two steps are the same if the larger has grown by no more than the batch size, but for
+# rounding. Where they are not, so many are looked at to find where both go on alike.
+ROUNDING_BYTES = 4096
+MOST_SKIPPED = 40
+ALIKE = 6
+
+
+def rehearsal_of(prober: Prober) -> Callable[[], int | None] | None:
+    """Return what replays a prober's recordings; None if it makes none, or trains with others.
+
+    Args:
+        prober: tries the sizes; the time that replays take is added to its account.
+    """
+    if not isinstance(prober, Supervisor) or not prober.device.startswith("cuda"):
+        return None
+    if prober.options.strategy is not None:
+        return None
+
+    def rehearse() -> int | None:
+        started, settings = time.monotonic(), AllocatorSettings.of_this_process()
+        steps = prober.options.confirm_steps
+        size = rehearsed(prober.recordings, prober.budget_bytes, settings, steps)
+        prober.seconds_by_part["estimate"] += time.monotonic() - started
+        return size
+
+    return rehearse
+
+
+def rehearsed(
+    recordings: Mapping[int, Recording],
+    budget_bytes: int,
+    settings: AllocatorSettings,
+    least_steps: int = 3,
+) -> int | None:
+    """Return the largest size whose steps fit when they are replayed.
+
+    Args:
+        recordings: at least two confirmations, by size; the two largest count.
+        budget_bytes: what the allocator may hold.
+        settings: of the allocator.
+        least_steps: of a confirmation.
+
+    Returns:
+        The size; None where the recordings tell nothing.
+    """
+    sizes = sorted(recordings)[-2:]
+    if len(sizes) < 2 or not all(recordings[size].steps for size in sizes):
+        return None
+    rehearsal = Rehearsal(sizes[0], recordings[sizes[0]], sizes[1], recordings[sizes[1]])
+
+    def fits(batch_size: int) -> bool:
+        kind = ExpandableAllocator if settings.expandable_segments else CachingAllocator
+        return rehearsal.fits(batch_size, kind(budget_bytes, settings), least_steps)
+
+    low, high = sizes[1], 2 * sizes[1]
+    if not fits(low):
+        return None
+    while fits(high):
+        low, high = high, 2 * high
+        if high > 2**40 // sizes[1]:
+            return None  # what was recorded does not grow
+    while high - low > max(1, high // 1000):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+class Rehearsal:
+    """Steps of a confirmation at any size.
+
+    Args:
+        small, large: two sizes.
+        recorded: what the smaller one asked for.
+        model: what the larger one asked for; its events are replayed.
+    """
+
+    def __init__(self, small: int, recorded: Recording, large: int, model: Recording) -> None:
+        self._large, self._held = large, model.held
+        self._steps = model.steps
+        self._growth = []
+        for number, step in enumerate(model.steps):
+            smaller = recorded.steps[min(number, len(recorded.steps) - 1)]
+            asked = [size for size in step if size >= 0]
+            pairs = paired([size for size in smaller if size >= 0], asked, large / small)
+            self._growth.append(
+                [
+                    (size - other) / (large - small) if other is not None else size / large
+                    for size, other in zip(asked, pairs, strict=True)
+                ]
+            )
+        counts = [len(growth) for growth in self._growth]
+        # The last step can be repeated if it is as the one before.
+        self._repeats = len(counts) > 1 and counts[-1] == counts[-2]
+        self._last_count = counts[-1]
+
+    def fits(self, batch_size: int, allocator: CachingAllocator, least_steps: int = 3) -> bool:
+        """Return True if the allocator serves a confirmation.
+
+        Args:
+            batch_size: examples per forward/backward pass.
+            allocator: a fresh one; it is changed.
+            least_steps: of the confirmation.
+        """
+        assert allocator.capacity_bytes is not None
+        watch = PeakWatch(allocator.capacity_bytes, least_steps=least_steps, peaks_wander=False)
+        blocks: list[Block | None] = []
+        try:
+            blocks += [allocator.malloc(size) if size else None for size in self._held]
+            allocator.release_cached()
+            for number in range(MAX_CONFIRM_STEPS):
+                repeats = max(0, number - len(self._steps) + 1)
+                if repeats and not self._repeats:
+                    break
+                retries = allocator.retries
+                allocator.peak_reserved_bytes = allocator.reserved_bytes
+                self._run(number - repeats, batch_size, blocks, repeats, allocator)
+                watch.note(allocator.peak_reserved_bytes, allocator.retries - retries)
+                if watch.is_over:
+                    break
+        except DeviceFullError:
+            return False
+        return not watch.objection()
+
+    def _run(
+        self,
+        number: int,
+        batch_size: int,
+        blocks: list[Block | None],
+        repeats: int,
+        allocator: CachingAllocator,
+    ) -> None:
+        growth, count, more = self._growth[number], 0, batch_size - self._large
+        malloc, free, shift = allocator.malloc, allocator.free, repeats * self._last_count
+        first = len(self._held)  # blocks held from the start are the same in every step
+        for event in self._steps[number]:
+            if event >= 0:
+                size = round(event + growth[count] * more)
+                blocks.append(malloc(size) if size > 0 else None)
+                count += 1
+            else:
+                index = ~event if ~event < first else ~event + shift
+                block, blocks[index] = blocks[index], None
+                if block is not None:
+                    free(block)
+
+
+def paired(small: Sequence[int], large: Sequence[int], ratio: float) -> list[int | None]:
+    """Return for each request of a large step the one of a small step that it was; None: none.
+
+    Example:
+        >>> paired([1000, 8], [2000, 5000, 8], ratio=2)
+        [1000, None, 8]
+    """
+
+    def alike(i: int, j: int) -> bool:
+        return (
+            i < len(small)
+            and j < len(large)
+            and (small[i] - ROUNDING_BYTES <= large[j] <= ratio * small[i] + ROUNDING_BYTES)
+        )
+
+    pairs: list[int | None] = []
+    i = 0
+    for j in range(len(large)):
+        if len(pairs) > j:
+            continue
+        if not alike(i, j) and i < len(small):
+            skips = sorted(
+                ((a, b) for a in range(MOST_SKIPPED) for b in range(MOST_SKIPPED)), key=sum
+            )
+            left = len(small) - i, len(large) - j
+            for a, b in skips:
+                length = min(ALIKE, left[0] - a, left[1] - b)
+                if length > 0 and all(alike(i + a + k, j + b + k) for k in range(length)):
+                    pairs += [None] * b
+                    i += a
+                    break
+            if len(pairs) > j:
+                continue
+        pairs.append(small[i] if alike(i, j) else None)
+        i += pairs[-1] is not None
+    return pairs

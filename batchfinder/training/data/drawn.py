@@ -1,0 +1,167 @@
+"""Batches of any size out of a data set: the longest first, others as its sampler draws them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import RandomSampler
+
+from batchfinder.errors import SampleError
+from batchfinder.training.data.lengths import MOST_EXAMPLES, Lengths, lengths_of
+from batchfinder.training.sample import BatchMaker
+from batchfinder.training.setup import MakeBatch
+from batchfinder.training.tree import described_shapes, named_tensors
+
+Collate = Callable[[list[Any]], Any]
+
+# A confirmation trains on this many batches that differ, then starts over with the longest.
+DRAWN_BATCHES = 7
+
+# Every search and every worker process draws the same batches.
+SEED = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class DataBatches:
+    """The batches to try in place of those of a data set; one of the first two may be None.
+
+    Attributes:
+        sample: a batch of the longest examples, which may be repeated.
+        make_batch: ``make_batch(batch_size, step)`` where lengths vary; ``make_batch(batch_size)``
+            where they do not, but a repeated sample would be another batch.
+        remarks: texts for the user.
+    """
+
+    sample: Any
+    make_batch: MakeBatch | None
+    remarks: tuple[str, ...] = ()
+
+
+class Collated:
+    """``make_batch(batch_size) -> batch``: some examples in turn, through a collator.
+
+    Args:
+        collate: the user's.
+        examples: at least one.
+    """
+
+    def __init__(self, collate: Collate, examples: list[Any]) -> None:
+        self._collate = collate
+        self._examples = examples
+
+    def __call__(self, batch_size: int) -> Any:
+        """A batch of the examples, each as often as another or once more."""
+        count = len(self._examples)
+        # Copies, since collators change what they are given, as the labels that they pad.
+        return self._collate([copy.copy(self._examples[i % count]) for i in range(batch_size)])
+
+
+class Drawn:
+    """``make_batch(batch_size, step) -> batch``: the longest in step 0, later ones as drawn.
+
+    Args:
+        longest: makes the batch of step 0.
+        collate: the user's.
+        dataset: examples by their place.
+        places: in the order in which a sampler drew them. They repeat when they are used up.
+    """
+
+    def __init__(
+        self, longest: Collated, collate: Collate, dataset: Any, places: Sequence[int]
+    ) -> None:
+        self._longest = longest
+        self._collate = collate
+        self._dataset = dataset
+        self._places = places
+
+    def __call__(self, batch_size: int, step: int) -> Any:
+        """The batch of a step; from 2048 examples on, examples of a batch repeat."""
+        if step == 0:
+            return self._longest(batch_size)
+        count = min(batch_size, MOST_EXAMPLES)
+        first = (step - 1) * count
+        places = (self._places[i % len(self._places)] for i in range(first, first + count))
+        return Collated(self._collate, [self._dataset[place] for place in places])(batch_size)
+
+
+def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> DataBatches:
+    """Choose the batches to try of a data set.
+
+    Args:
+        dataset: has a length, and examples by their place. Its examples are read in this process.
+        collate: makes a batch of a list of examples.
+        sampler: iterates over places in the data set, in training; it stays as it is. None: any
+            order.
+        owner: of the data set, for messages, such as "the Trainer".
+
+    Raises:
+        SampleError: there are no examples.
+        Exception: what data set, collator and sampler raise.
+    """
+    if not len(dataset):
+        raise SampleError(f"the data set of {owner} has no examples. Try one with at least one.")
+    lengths = lengths_of(dataset)
+    remarks = []
+    if not lengths.are_sure:
+        remarks.append(
+            f"the longest batch tried is as long as the longest of {lengths.looked_at} examples "
+            f"of {owner}'s {len(dataset)}; give a sample as long as any in training"
+        )
+    longest = Collated(collate, [dataset[place] for place in lengths.longest])
+    count = len(lengths.longest)
+    batch = longest(count)
+    is_repeatable = _as_when_repeated(batch, longest, 2 * count)
+    make_batch: MakeBatch | None = None if is_repeatable else longest
+    if _shapes_vary(dataset, collate, lengths):
+        make_batch = Drawn(
+            longest, collate, dataset, drawn_places(sampler or RandomSampler(dataset))
+        )
+    return DataBatches(batch if is_repeatable else None, make_batch, tuple(remarks))
+
+
+def drawn_places(sampler: Any) -> list[int]:
+    """Return the first places that a copy of a sampler draws from a fixed seed.
+
+    Example:
+        >>> sorted(drawn_places(RandomSampler("abc")))
+        [0, 1, 2]
+    """
+    sampler = copy.copy(sampler)
+    if isinstance(getattr(sampler, "generator", None), torch.Generator):
+        sampler.generator = torch.Generator().manual_seed(SEED)
+    torch.manual_seed(SEED)
+    random.seed(SEED)
+    return list(itertools.islice(sampler, DRAWN_BATCHES * MOST_EXAMPLES))
+
+
+def _as_when_repeated(batch: Any, make: Collated, batch_size: int) -> bool:
+    """Whether a larger batch is the smaller one with its examples repeated.
+
+    It is not where a collator packs texts into one row, or joins the patches of all images.
+    """
+    try:
+        repeated = BatchMaker(batch).make(batch_size)
+    except SampleError:
+        return False
+    return _shapes(repeated) == _shapes(make(batch_size))
+
+
+def _shapes_vary(dataset: Any, collate: Collate, lengths: Lengths) -> bool:
+    """Whether short and long examples make batches of different shapes: not all is padded."""
+    if not lengths.vary:
+        return False
+    shortest, longest = (
+        Collated(collate, [dataset[place] for place in places])(len(lengths.longest))
+        for places in (lengths.shortest, lengths.longest)
+    )
+    return _shapes(shortest) != _shapes(longest)
+
+
+def _shapes(batch: Any) -> str:
+    return described_shapes(named_tensors(batch))

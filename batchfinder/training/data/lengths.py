@@ -1,0 +1,144 @@
+"""How long the examples of a data set are, and which is the longest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from numbers import Number
+from typing import Any
+
+from torch import Tensor
+
+from batchfinder.training.tree import named_tensors
+
+# The most examples to look at for the longest; the first few tell whether lengths differ at all.
+# Always the same ones, since worker processes and ranks look for themselves.
+MOST_EXAMPLES = 2048
+FIRST_EXAMPLES = 64
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The longest and the shortest examples of a data set, by their places in it.
+
+    Attributes:
+        longest: for each of an example's values (inputs and labels, say) the place of the longest.
+        shortest: the same for the shortest.
+        vary: not all examples are of one length.
+        looked_at: number of examples looked at.
+        are_sure: no other example can be longer: all were looked at, or all are of one length.
+    """
+
+    longest: list[int]
+    shortest: list[int]
+    vary: bool
+    looked_at: int
+    are_sure: bool
+
+
+def lengths_of(dataset: Any) -> Lengths:
+    """Look for the longest examples of a data set.
+
+    Up to 2048 examples are looked at, evenly over the data set, or 64 where these are all of the
+    same length.
+
+    Args:
+        dataset: has a length, at least 1, and examples by their place.
+
+    Example:
+        >>> lengths_of(["a", "abc", "ab"])
+        Lengths(longest=[1], shortest=[0], vary=True, looked_at=3, are_sure=True)
+    """
+    size = len(dataset)
+    places = _spread(range(size), MOST_EXAMPLES)
+    few = _lengths_at(dataset, _spread(places, FIRST_EXAMPLES), size)
+    if not few.vary:
+        return replace(few, are_sure=True)
+    return _lengths_at(dataset, places, size)
+
+
+def _spread(places: range, most: int) -> range:
+    """At most this many of some places, evenly over them."""
+    return places[:: -(-len(places) // most)]
+
+
+def _lengths_at(dataset: Any, places: range, size: int) -> Lengths:
+    """The longest and the shortest of each value; of several as long, the first."""
+    longest: dict[Any, tuple[int, int]] = {}
+    shortest: dict[Any, tuple[int, int]] = {}
+    for place in places:
+        for key, length in _lengths(dataset[place]):
+            if length > longest.setdefault(key, (length, place))[0]:
+                longest[key] = length, place
+            if length < shortest.setdefault(key, (length, place))[0]:
+                shortest[key] = length, place
+
+    def places_in(found: dict[Any, tuple[int, int]]) -> list[int]:
+        return sorted({place for _, place in found.values()})
+
+    return Lengths(
+        places_in(longest),
+        places_in(shortest),
+        vary=longest != shortest,
+        looked_at=len(places),
+        are_sure=len(places) == size,
+    )
+
+
+def _lengths(example: Any) -> Iterator[tuple[Any, int]]:
+    """How long each value of an example is."""
+    if isinstance(example, Mapping):
+        items = list(example.items())
+    elif isinstance(example, list | tuple) and not _is_of_numbers(example):
+        items = list(enumerate(example))
+    elif _is_single(example) or not hasattr(example, "__dict__"):
+        items = [("", example)]
+    else:
+        items = list(vars(example).items())  # transformers' own collators take such objects too
+    for key, value in items:
+        yield key, _length(value)
+
+
+def _is_of_numbers(value: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether it is a text by its tokens: only the first is asked, as all would take seconds."""
+    return bool(value) and isinstance(value[0], Number)
+
+
+def _is_single(value: Any) -> bool:
+    return isinstance(value, Tensor) or hasattr(value, "size")
+
+
+def _length(value: Any) -> int:
+    """A text by its tokens or characters, an image by its pixels, a list of such by their sum."""
+    if isinstance(value, Tensor):
+        return value.numel()
+    size = getattr(value, "size", None)
+    if isinstance(size, int):  # an array
+        return size
+    if isinstance(size, tuple):  # an image of PIL
+        return int(size[0] * size[1])
+    if isinstance(value, Mapping):
+        return sum(map(_length, value.values()))
+    if not hasattr(value, "__len__"):
+        return 1
+    is_nested = isinstance(value, list | tuple) and not _is_of_numbers(value)
+    return sum(map(_length, value)) if is_nested else len(value)
+
+
+def padding_remarks(sample: Any) -> list[str]:
+    """Return what to say of a sample whose attention mask ends in zeros: its texts were padded.
+
+    Example:
+        >>> padding_remarks({"attention_mask": torch.tensor([[1, 1], [1, 1]])})
+        []
+        >>> len(padding_remarks({"attention_mask": torch.tensor([[1, 1], [1, 0]])}))
+        1
+    """
+    for path, mask in named_tensors(sample):
+        if "attention_mask" in path and mask.dim() == 2 and mask.numel() and not mask[:, -1].all():
+            return [
+                f"the sample pads its sequences to {mask.shape[1]}: the answer holds where every "
+                "batch has this length; batches of varying length fragment the allocator, so give "
+                "--loader FILE.py:FUNCTION (from Python: loader) to train on yours"
+            ]
+    return []

@@ -1,0 +1,83 @@
+"""The batches of a user's loader, at any size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import BatchSampler, IterableDataset, default_collate
+
+from batchfinder.errors import SampleError
+from batchfinder.training.data.drawn import DataBatches, batches_of
+from batchfinder.training.state.snapshot import preserved_state
+
+_OR_GIVE = (
+    "Try make_batch=make_batch(batch_size, step) in a TrainingSetup, or the longest batch that "
+    "there is as the sample."
+)
+
+
+def batches_of_loader(loader: Any, owner: str = "the loader") -> DataBatches:
+    """Choose the batches to try of a loader's data set.
+
+    The loader is not iterated over. Its sampler is copied, and its worker processes do not start.
+
+    Args:
+        loader: a DataLoader; a data set, whose examples ``default_collate`` makes batches of; or
+            ``(data set, collate function)``.
+        owner: of the data set, for messages.
+
+    Raises:
+        SampleError: batches of another size cannot be drawn from it.
+        Exception: what data set, collate function and sampler raise.
+
+    Example:
+        >>> batches_of_loader([torch.zeros(3), torch.ones(3)]).sample
+        tensor([[0., 0., 0.]])
+    """
+    dataset, collate, sampler = _parts(loader, owner)
+    with preserved_state(sampler, collate):
+        return batches_of(dataset, collate, sampler, owner)
+
+
+def has_places(dataset: Any) -> bool:
+    """Whether examples can be read by their place, so that batches of any size can be made."""
+    return (
+        hasattr(dataset, "__len__")
+        and hasattr(dataset, "__getitem__")
+        and not isinstance(dataset, IterableDataset | dict)
+    )
+
+
+def sampler_of(loader: Any) -> Any:
+    """Return what draws the places of a DataLoader's batches; None if its batches are its own."""
+    batches = getattr(loader, "batch_sampler", None)
+    while batches is not None and type(batches) is not BatchSampler:
+        batches = getattr(batches, "batch_sampler", None)  # Accelerate wraps it
+    return None if batches is None else batches.sampler
+
+
+def _parts(loader: Any, owner: str) -> tuple[Any, Any, Any]:
+    """Data set, collate function, and sampler; None: any order."""
+    if isinstance(loader, tuple) and len(loader) == 2 and callable(loader[1]):
+        dataset, collate, sampler = *loader, None
+    elif hasattr(loader, "dataset") and hasattr(loader, "collate_fn"):
+        dataset, collate, sampler = loader.dataset, loader.collate_fn, sampler_of(loader)
+    else:
+        dataset, collate, sampler = loader, default_collate, None
+    if not has_places(dataset):
+        raise SampleError(
+            f"{owner} reads {type(dataset).__name__}, which has no examples by their place "
+            f"(__len__ and __getitem__), so batches of other sizes cannot be made of it. {_OR_GIVE}"
+        )
+    if dataset is loader or isinstance(loader, tuple) or sampler is not None:
+        return dataset, collate, sampler
+    batches = getattr(loader, "batch_sampler", None)
+    if batches is None:
+        raise SampleError(
+            f"{owner} makes no batches (batch_size=None), so their size cannot be changed. "
+            f"{_OR_GIVE}"
+        )
+    raise SampleError(
+        f"the batches of {owner} are made by {type(batches).__name__}, so their size cannot be "
+        "changed. Try (loader.dataset, loader.collate_fn) as the loader: it draws at random."
+    )

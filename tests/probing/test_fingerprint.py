@@ -1,0 +1,84 @@
+"""The key of a remembered answer: every change of the set-up has another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from batchfinder.cli.remembering import SearchMemory
+from batchfinder.probing.code import digests
+from batchfinder.probing.fingerprint import fingerprint
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.training.setup import TrainingSetup
+
+SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "GLIBC_TUNABLES", "OMP_NUM_THREADS")
+OPTIONS: tuple[dict[str, Any], ...] = (
+    *({"precision": name} for name in ("bf16", "fp16")),
+    *({"headroom": share} for share in (0.0, 0.1, 0.2)),
+    *({"memory_limit": 2**power} for power in range(28, 36)),
+    *({"confirm_steps": steps} for steps in (4, 8)),
+    *({"device": name} for name in ("cpu", "cuda:0", "cuda:1")),
+    *({"accumulate": True}, {"compiled": True}, {"batch_dim": 1}),
+)
+
+
+def network(width: int = 8, dropout: float = 0.1, kind: type[nn.Module] = nn.ReLU) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, width), kind(), nn.Dropout(dropout), nn.Linear(width, 2))
+
+
+def frozen() -> nn.Module:
+    model = network()
+    model[0].requires_grad_(False)  # type: ignore[index]
+    return model
+
+
+def setups() -> Iterator[Callable[[], TrainingSetup]]:
+    sample = torch.zeros(2, 4)
+    for width in (9, 16, 32, 64):
+        yield lambda width=width: TrainingSetup(network(width), sample)  # type: ignore[misc]
+    for dropout in (0.0, 0.2, 0.3):
+        yield lambda p=dropout: TrainingSetup(network(dropout=p), sample)  # type: ignore[misc]
+    for kind in (nn.GELU, nn.SiLU, nn.Tanh):
+        yield lambda kind=kind: TrainingSetup(network(kind=kind), sample)  # type: ignore[misc]
+    yield lambda: TrainingSetup(network().eval(), sample)
+    yield lambda: TrainingSetup(network().double(), sample)
+    yield lambda: TrainingSetup(network().bfloat16(), sample)
+    yield lambda: TrainingSetup(frozen(), sample)
+    yield lambda: TrainingSetup(nn.Sequential(network(), nn.Linear(2, 2)), sample)
+    for batch in (sample.double(), torch.zeros(2, 5), torch.zeros(3, 4), (sample,), {"x": sample}):
+        yield lambda batch=batch: TrainingSetup(network(), batch)  # type: ignore[misc]
+    for name in ("sgd", "adam", "rmsprop"):
+        yield lambda name=name: TrainingSetup(network(), sample, optimizer=name)  # type: ignore[misc]
+
+
+def key(setup: TrainingSetup, **options: Any) -> str:
+    memory = SearchMemory("find", {"options": ProbeOptions(**options).to_dict()})
+    memory.recall(setup=fingerprint(setup))
+    return memory.key
+
+
+def test_no_change_of_a_set_up_keeps_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain: Callable[[], TrainingSetup] = partial(TrainingSetup, network(), torch.zeros(2, 4))
+    assert key(plain()) == key(TrainingSetup(network(), torch.ones(2, 4)))
+    keys = [key(plain()), *(key(make()) for make in setups())]
+    keys += [key(plain(), **options) for options in OPTIONS]
+    for name in SETTINGS:
+        monkeypatch.setenv(name, "changed:1")
+        keys.append(key(plain()))
+    assert len(keys) > 48
+    assert len({*keys}) == len(keys)
+
+
+def test_files_count_by_content_and_installed_ones_do_not(tmp_path: Path) -> None:
+    file = tmp_path / "blocks.py"
+    file.write_text("width = 8")
+    before = digests([str(file), torch.__file__])
+    assert [*before] == [str(file.resolve())]
+    file.write_text("width = 9")
+    assert digests([str(file)]) != before

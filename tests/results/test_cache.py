@@ -1,0 +1,84 @@
+"""The file of remembered answers, and what is done with one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fakes import FakeProber
+
+from batchfinder.errors import CacheError
+from batchfinder.results.cache import FILE, AnswerCache
+from batchfinder.results.remembered import Remembered
+from batchfinder.results.result import BatchSizeResult, Status
+from batchfinder.searching import run_search
+
+WRITER = """
+import sys
+from pathlib import Path
+from batchfinder.results.cache import AnswerCache
+cache = AnswerCache(Path(sys.argv[1]))
+for number in range(40):
+    key = f"{sys.argv[2]}-{number}"
+    cache.remember(key, "find", {}, {"batch_size": number})
+    assert cache.recall(key).result["batch_size"] == number
+"""
+
+
+def remembered(result: BatchSizeResult) -> Remembered:
+    return Remembered.of(result.to_dict(), "2026-01-02 03:04+00:00")
+
+
+def test_two_processes_lose_no_row(tmp_path: Path) -> None:
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), name]) for name in "ab"
+    ]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    cache = AnswerCache(tmp_path)
+    assert len(cache.answers()) == 80
+    assert len(cache.answers("a-")) == 40
+    assert (cache.clear(), cache.answers()) == (80, [])
+
+
+def test_a_damaged_file_is_an_error_and_can_be_cleared(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("no database " * 100)
+    cache = AnswerCache(tmp_path)
+    with pytest.raises(CacheError, match="batchfinder cache clear"):
+        cache.recall("a")
+    assert cache.clear() == 0
+    cache.remember("a", "find", {}, {})
+    assert cache.recall("a") is not None
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CacheError, match="BATCHFINDER_CACHE"):
+        AnswerCache(tmp_path / "file").remember("a", "find", {}, {})
+
+
+def test_a_remembered_answer_takes_one_confirmation() -> None:
+    first = run_search(FakeProber())
+    prober = FakeProber()
+    again = run_search(prober, remembered=remembered(first))
+    assert prober.sizes == prober.confirmed == [90]
+    assert (again.batch_size, again.status) == (90, Status.FOUND)
+    assert (again.next_failure, again.memory_model) == (first.next_failure, first.memory_model)
+    assert again.remembered_from == "2026-01-02 03:04+00:00"
+
+
+@pytest.mark.parametrize("change", [{"bytes_per_sample": 9}, {"bytes_per_sample": 20}])
+def test_what_has_changed_unseen_is_found_by_the_confirmation(change: dict[str, float]) -> None:
+    answer = remembered(run_search(FakeProber()))
+    found = run_search(FakeProber(**change), remembered=answer)  # type: ignore[arg-type]
+    assert (found.batch_size, found.remembered_from) == (
+        run_search(FakeProber(**change)).batch_size,  # type: ignore[arg-type]
+        None,
+    )
+
+
+@pytest.mark.parametrize(("share", "suits"), [(1.0, True), (0.9, False), (1.01, False)])
+def test_another_amount_of_memory_is_another_search(share: float, suits: bool) -> None:
+    answer = remembered(run_search(FakeProber()))
+    assert answer.suits(round(share * 1000), is_repeatable=True) is suits
