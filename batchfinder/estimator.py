@@ -173,8 +173,7 @@ def estimate_peak_memory(
         loss_fn: ``loss_fn(output, batch) -> loss``. Default: inferred from the output.
         optimizer: an instance, a factory ``factory(params)``, or the name of a class of
             ``torch.optim``. Default: AdamW.
-        step: ``step(model, batch) -> loss``, in place of forward pass and loss, or
-            ``step(model, batch) -> None`` for a complete training step.
+        step: ``step(model, batch) -> loss``, or ``-> None`` for a complete training step.
         make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample; or
             ``make_batch(batch_size, step)``, where step 0 gets the longest batch.
         loader: your DataLoader, a data set or ``(data set, collate function)``, in place of the
@@ -184,7 +183,7 @@ def estimate_peak_memory(
         precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` for autocast (fp16 with a GradScaler).
         accumulate: simulate gradient accumulation.
         mode: ``"eval"`` or ``"inference"`` for forward passes without training.
-        eval_batch_size: also simulate a validation after every step, with batches of this size.
+        eval_batch_size: also simulate a validation with batches of this size.
         batch_dim: index of the batch dimension.
         expandable_segments: simulate ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
 
@@ -196,11 +195,7 @@ def estimate_peak_memory(
         BatchFinderWarning: for each of the estimate's ``warnings``.
 
     Raises:
-        UsageError: an argument is invalid, or the GPU is unknown.
-        SampleError: there is no usable example batch.
-        DeviceError: the process overhead leaves no memory for training.
-        StepError: the step cannot run without data; the message says where.
-        Exception: whatever the model or one of the functions raises.
+        Exception: as :func:`estimate_max_batch`.
 
     Example:
         >>> import torch
