@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import click
 
-from batchfinder.cli.options import OUTPUT_OPTIONS, SHARED_OPTIONS
+from batchfinder.cli.options import OUTPUT_OPTIONS, STUDY_OPTIONS
 
 GPU_OPTIONS = (
     click.option(
@@ -36,7 +36,7 @@ COMPARE_OPTIONS = (
         "most]",
     ),
     *DEVICE_OPTIONS,
-    *SHARED_OPTIONS,
+    *STUDY_OPTIONS,
     click.option(
         "--world-size",
         type=int,
@@ -65,7 +65,7 @@ SWEEP_OPTIONS = (
     ),
     *GPU_OPTIONS,
     *DEVICE_OPTIONS,
-    *SHARED_OPTIONS,
+    *STUDY_OPTIONS,
     *OUTPUT_OPTIONS,
 )
 
