@@ -14,7 +14,7 @@ from batchfinder.units import MIB, format_bytes
 STEADY_STEPS = 2
 MAX_CONFIRM_STEPS = 10
 
-# Steps of a confirmation if batches vary in length. The longest batch comes first and last.
+# Least number of steps to confirm if batches vary in length. The longest batch is first and last.
 VARIED_STEPS = 8
 
 # Fraction of the budget kept free on a caching allocator if batches vary in length, because other
@@ -79,7 +79,8 @@ class PeakWatch:
             well below the budget. It never becomes False again.
         is_over: True once the confirmation may end, passed or not. It never becomes False again.
         most_steps: the number of steps after which the confirmation ends in any case.
-        allowed_bytes: memory that the steps may use. It is below the budget if batches vary.
+        allowed_bytes: memory that the steps may use. On a caching allocator it is below the budget
+            if batches vary.
 
     Example:
         >>> watch = PeakWatch(budget_bytes=1000, least_steps=3, peaks_wander=False)
@@ -151,7 +152,7 @@ class PeakWatch:
         return ""
 
     def _excess_bytes(self, share: float = 1) -> float:
-        """Return the bytes by which some step is expected to exceed its limit; 0 if steady."""
+        """Return by how many bytes some step will exceed its limit; 0 or less if none will."""
         if not self._peaks_wander:
             return 0
         usual = highest_to_expect(self._peaks, share * DEVIATIONS)
