@@ -57,7 +57,7 @@ def choose_prober(setup: TrainingSetup, options: ProbeOptions) -> Prober:
 
 
 def strategy_of_this_job(model: object) -> str | None:
-    """Return the strategy by which the current process group trains a model; None if alone."""
+    """Return the strategy of the current process group for a model; None if it trains alone."""
     if (
         not isinstance(model, nn.Module)
         or not dist.is_available()

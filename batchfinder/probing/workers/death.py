@@ -51,7 +51,7 @@ def attempt_of_death(
 
 
 def _printed_reason(output: str) -> str | None:
-    """Return the out-of-memory error in the last lines of a dead process; None if none."""
+    """Return the out-of-memory error in the last lines of a dead process; None without one."""
     # Imported here, because they import torch, which this process does not need otherwise.
     from batchfinder.probing.devices.oom import classify_text
     from batchfinder.probing.devices.oom_table import Tier

@@ -19,7 +19,9 @@ from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.tree import named_tensors
 
+# The backend of torch.distributed for each kind of accelerator. Others use gloo.
 _BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
+# Time limit to connect to the store of the groups.
 _CONNECTING_SECONDS = 60.0
 
 

@@ -190,7 +190,7 @@ class Here:
                 # Restore the random generators that make_batch uses too.
                 made_by = reachable((self._setup.make_batch,))
                 opened.enter_context(undone([put for thing in made_by for put in generator(thing)]))
-                # The limit ignores memory that is already cached, and probes need a fresh allocator.
+                # The limit ignores memory that is cached already. Probes need a fresh allocator.
                 self._device.release_cache()
             opened.enter_context(self._device.limited_to(self.place.budget_bytes))
             if self._restores:

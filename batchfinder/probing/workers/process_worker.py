@@ -30,7 +30,7 @@ LOADING_SECONDS = 3600.0
 # Time limit for an estimate. Most estimates take seconds.
 LONGEST_ESTIMATE_SECONDS = 300.0
 
-# Time limit for a process to end its fork when it is told to.
+# Time limit for a process to end its fork on request.
 ENDING_SECONDS = 15.0
 
 

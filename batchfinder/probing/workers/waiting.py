@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from batchfinder.errors import WorkerHungError, WorkerReleasedError
 
-# Time between two checks during a wait whether to give it up.
+# Time between two checks whether to give up a wait.
 GIVEN_UP_EVERY_SECONDS = 0.1
 
 T = TypeVar("T")
