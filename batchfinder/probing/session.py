@@ -1,4 +1,4 @@
-"""One process's work on one training step: run a batch size, read the peaks, clean up."""
+"""Run probes of one training step in one process: run a size, read the peaks, clean up."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from batchfinder.units import format_bytes
 # The optimizer allocates its states in its first step, so only the second one shows the peak.
 WARM_UP_STEPS = 2
 
-VALIDATIONS = 2  # at the end of a confirmation, each with a step in what it has left
-SMALL = 2  # the least that is trained on for the states of a training: layers may refuse 1
-# A probe that flushes the allocator's cache gets this many steps to do without.
+VALIDATIONS = 2  # run at the end of a confirmation; a step follows each, in the memory it left
+SMALL = 2  # least batch size to train on for gradients and states: some layers refuse 1
+# Steps that a probe gets, at most, to run without flushing the allocator's cache.
 THRASHING_STEPS = 2
 
 
@@ -47,14 +47,14 @@ class ProbeSession:
     """Runs probes of one training step, one after the other.
 
     Args:
-        setup: what to train; the first probe brings it to the device.
-        batches: makes a batch of any size.
-        device: where the step runs; its limit has been set.
-        budget_bytes: what the steps may use.
-        options: of the search.
-        on_step: called as each step ends.
-        all_agree: asks all ranks that train together, and says whether each says yes.
-        make_step: makes the training step; default: by the mode of the options.
+        setup: the training setup. The first probe moves it to the device.
+        batches: makes batches of any size.
+        device: the device of the step. Its memory limit is already set.
+        budget_bytes: memory that the steps may use.
+        options: the options of the search.
+        on_step: called after each step.
+        all_agree: asks all ranks that train together; returns True if each says yes.
+        make_step: makes the training step; None to choose it by the mode of the options.
     """
 
     def __init__(
@@ -83,28 +83,28 @@ class ProbeSession:
         self._leaks: list[str] = []
 
     def probe(self, batch_size: int) -> Attempt:
-        """One full step at a batch size, with the optimizer's states in place.
+        """Run full steps at a batch size until one has the optimizer's states in place.
 
         Raises:
-            Exception: what the user's code raised, unless that means out of memory.
+            Exception: the user's code raised it, and it does not mean out of memory.
         """
         return self._attempt(batch_size, confirm=False)
 
     def confirm(self, batch_size: int) -> Attempt:
-        """Run full steps from scratch until the peak is steady; raise what :meth:`probe` raises."""
+        """Run full steps from scratch until the peak is steady. Raises the errors of ``probe``."""
         return self._attempt(batch_size, confirm=True)
 
     @property
     def warnings(self) -> list[str]:
-        """What the user should know of the step and its batches."""
+        """Warnings about the step and its batches."""
         of_step = self._made_step.warnings if self._made_step else []
         return [*self.batches.warnings, *of_step, *self._leaks]
 
     def clean(self) -> None:
-        """Give back all that the last probe left.
+        """Release all memory that the last probe left.
 
-        Never call it while an exception is handled, whose frames hold the tensors, or once the
-        device's context is broken (https://github.com/pytorch/pytorch/issues/25873).
+        Never call it while an exception is handled, because its frames hold the tensors. Never call
+        it after the device's context broke (https://github.com/pytorch/pytorch/issues/25873).
         """
         if self._made_step is not None:
             self._made_step.release()
@@ -112,7 +112,7 @@ class ProbeSession:
         self.device.release_cache()
 
     def is_at_baseline(self) -> bool:
-        """Whether the process holds no more than before any large probe."""
+        """Return True if the process holds no more memory than before any large probe."""
         return self._baseline is None or self._baseline.is_kept_by(self.device)
 
     def _attempt(self, batch_size: int, confirm: bool) -> Attempt:
@@ -120,10 +120,10 @@ class ProbeSession:
         is_as_new = self.device.leaves_no_trace or not self.is_used
         was_clean = is_as_new and self.is_at_baseline()
 
-        # A probable failure counts if it comes again. In ``sleep`` the failed frame has been freed.
+        # A probable failure counts if it repeats. When ``sleep`` runs, the failed frame is free.
         retrying = Retrying(
             retry=retry_if_result(lambda run: run.is_only_probable),
-            # But not while other ranks wait in the middle of the step.
+            # No second attempt with other ranks: they wait in the middle of the step.
             stop=stop_after_attempt(1 if self.options.strategy else 2),
             sleep=lambda _: self.clean(),
             retry_error_callback=lambda state: state.outcome and state.outcome.result(),
@@ -143,7 +143,7 @@ class ProbeSession:
 
     def _run(self, batch_size: int, confirm: bool) -> Run:
         run = Run()
-        handled = sys.exc_info()[1]  # by the caller: not an error of the step
+        handled = sys.exc_info()[1]  # the caller handles it: not an error of the step
         try:
             with torch.inference_mode(False), torch.enable_grad():
                 steps = self._confirm if confirm else self._probe
@@ -166,7 +166,7 @@ class ProbeSession:
         return run
 
     def _after_failure(self, failure: Failure, run: Run) -> Failure:
-        """Read how much the failing step had got; what waiting for the device shows counts too."""
+        """Read the peaks of the failing step. An error while waiting for the device counts too."""
         try:
             self._read_peaks(run)
         except RuntimeError as error:
@@ -220,11 +220,11 @@ class ProbeSession:
         return self._loader(batch_size)
 
     def _loader(self, batch_size: int) -> Callable[[int], Any]:
-        """Return a function that brings the batch of a step, by its number, to the device."""
+        """Return a function that moves the batch of a step, by its number, to the device."""
         device = self.device.torch_device
         if device.type == "cpu" or self.batches.varies:
             return lambda step: move_batch(self.batches.make(batch_size, step=step), device)
-        host_batch = self.batches.make(batch_size)  # once; each step gets a copy on the device
+        host_batch = self.batches.make(batch_size)  # made once; each step copies it to the device
         return lambda _: move_batch(host_batch, device)
 
     def _confirm(self, batch_size: int, run: Run) -> None:
@@ -245,7 +245,7 @@ class ProbeSession:
                 batch = partial(next_batch, watch.batch_number)
                 watch.note(self._step(batch_size, batch, run), run.allocation_retries)
                 recorder.end_step()
-                # Ranks end together; one that settled earlier is judged as if it trained alone.
+                # Ranks end together. Each rank is still judged on its own peaks.
                 if self.all_agree(watch.is_over):
                     break
             run.recording = recorder.recording()
@@ -255,7 +255,7 @@ class ProbeSession:
         run.note = watch.objection()
 
     def _step(self, batch_size: int, next_batch: Callable[[], Any], run: Run) -> int:
-        """One step; its peak in bytes."""
+        """Run one step and return its peak memory in bytes."""
         step = self._step_of_setup
         self.is_used = True
         run.steps += 1
@@ -266,8 +266,8 @@ class ProbeSession:
         self.device.reset_peaks()
         for batch in step.fetch(next_batch):
             step.forward_backward(batch, *hooks)
-            hooks = []  # from here on gradients are alive
-            del batch  # the step itself keeps it as long as training does
+            hooks = []  # gradients are alive from here on
+            del batch  # the step keeps it as long as training would
         peak = self._read(Phase.FORWARD_BACKWARD, run)
         self.device.reset_peaks()
         step.optimizer_step()
