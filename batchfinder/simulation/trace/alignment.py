@@ -60,7 +60,7 @@ def _curve(traces: Sequence[Trace], index: int, points: Sequence[tuple[int, int]
     line = Curve(after - slope * large, slope)
     is_checked = further and not traces[1].storages[index].optional
     curve = _bent(line, points) if is_checked else line
-        # A line that starts below 0 bytes would mislead: the storage bends somewhere.
+    # A line that starts below 0 bytes would mislead: the storage bends somewhere.
     if curve is None or curve.shrinks or curve.fixed_bytes < -round_request(1):
         raise _not_in_line(traces, index)
     return curve
