@@ -1,4 +1,4 @@
-"""Replay a trace in an allocator: does the batch size fit, and what are the peaks?"""
+"""Replay a trace in an allocator, to find its peaks and whether the batch size fits."""
 
 from __future__ import annotations
 

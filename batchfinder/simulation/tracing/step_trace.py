@@ -62,7 +62,7 @@ class StepTraces:
         setup: what to train.
         options: options of the steps: precision, accumulation, batch dimension.
         capability: compute capability of the GPU to simulate; see also :meth:`hold_for`.
-        cluster: the job of which a rank trains. Default: a single GPU.
+        cluster: the job in which the GPU is one rank. Default: a single GPU.
 
     Attributes:
         are_general: False once a few traces turn out not to predict other sizes.
