@@ -102,6 +102,7 @@ class Comparison:
         is_measured: True if the rows come from real training steps.
         rows: one row for each strategy; the first changes nothing.
         global_batch_size: the requested examples of an optimizer step; None if not requested.
+        base: what the first row trains with, such as ``"bf16, AdamW"``.
         warnings: problems of all rows that the user should act on.
     """
 
@@ -110,6 +111,7 @@ class Comparison:
     is_measured: bool
     rows: tuple[StrategyRow, ...]
     global_batch_size: int | None = None
+    base: str = ""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -139,6 +141,7 @@ class Comparison:
             "budget_bytes": self.budget_bytes,
             "is_measured": self.is_measured,
             "global_batch_size": self.global_batch_size,
+            "base": self.base,
             "largest": largest.strategy.name if largest else None,
             "fastest": fastest.strategy.name if fastest else None,
             "rows": [row.to_dict() for row in self.rows],
