@@ -102,7 +102,7 @@ class Comparison:
         is_measured: True if the rows come from real training steps.
         rows: one row for each strategy; the first changes nothing.
         global_batch_size: the requested examples of an optimizer step; None if not requested.
-        base: what the first row trains with, such as ``"bf16, AdamW"``.
+        base: precision and optimizer of the first row, such as ``"bf16, AdamW"``.
         warnings: problems of all rows that the user should act on.
     """
 

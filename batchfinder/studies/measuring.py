@@ -60,7 +60,7 @@ def measure_strategies(
 
 
 def measured_comparison(study: Study, rows: Sequence[StrategyRow]) -> Comparison:
-    """Return what the rows that there are amount to: at least the first, which has a result."""
+    """Return the comparison of the finished rows. The first row must have a result."""
     base = rows[0].result
     assert base is not None
     return Comparison(

@@ -39,7 +39,7 @@ class Study:
 
     @property
     def base(self) -> str:
-        """What is trained with where a strategy leaves it open, as ``"bf16, AdamW"``."""
+        """The training without any strategy, such as ``"bf16, AdamW"``."""
         optimizer = self.setup.optimizer
         if optimizer is None:
             name = "AdamW"

@@ -102,7 +102,7 @@ class SizeSweep:
     def _next(self, x: float, level: float, low: int, high: int, failures: int) -> int:
         """Return the next size to confirm; ``low`` if that is close enough."""
         end = self.scaling.batch_size_at(x, level)
-        if not low:  # the prediction was too high, and nobody knows by how much
+        if not low:  # the prediction was too high by an unknown amount
             return self._on_grid(high * (1 - CLOSE * 2**failures))
         if high <= self._last:
             return self._on_grid((low + high) / 2)

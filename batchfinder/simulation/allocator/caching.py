@@ -1,6 +1,6 @@
 """A simulation of PyTorch's caching allocator for CUDA, under a capacity.
 
-An allocator reserves other amounts than tensors request. It takes segments from the device, cuts
+The allocator reserves more memory than tensors request. It gets segments from the device, cuts
 them into blocks, and keeps freed blocks for later. It returns whole segments only when the device
 is full. Whether a training step fits depends on these rules, not on the sum of its tensors.
 
@@ -120,11 +120,11 @@ class CachingAllocator:
             :class:`~batchfinder.simulation.allocator.expandable.ExpandableAllocator`.
 
     Attributes:
-        allocated_bytes: in use now, after rounding; ``torch.cuda.memory_allocated()``.
-        reserved_bytes: taken from the device now; ``torch.cuda.memory_reserved()``.
+        allocated_bytes: bytes in use now, after rounding; ``torch.cuda.memory_allocated()``.
+        reserved_bytes: bytes reserved on the device now; ``torch.cuda.memory_reserved()``.
         peak_allocated_bytes: the most bytes that were in use.
         peak_reserved_bytes: the most bytes that were reserved.
-        retries: how often the cache was returned to the device to serve a request.
+        retries: the number of times that the cache was returned to the device to serve a request.
 
     Example:
         >>> allocator = CachingAllocator(capacity_bytes=24 * 2**20)

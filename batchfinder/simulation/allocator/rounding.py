@@ -1,4 +1,4 @@
-"""The bytes that PyTorch's caching allocator uses for a request.
+"""Rounding of requests in PyTorch's caching allocator, in bytes.
 
 Source: the constants and rules of ``c10/core/AllocatorConfig.h`` and
 ``c10/cuda/CUDACachingAllocator.cpp`` of PyTorch.

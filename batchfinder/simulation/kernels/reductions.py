@@ -2,7 +2,7 @@
 
 Each block leaves its part in a buffer. The buffer is larger than the parts: each output uses as
 much as a block's whole row of outputs. So it can be 1 MiB for each multiprocessor, and four times
-as much for ``max.dim``. The numbers are those of NVIDIA's GPUs. They are used for AMD's too.
+as much for ``max.dim``. The numbers are for NVIDIA's GPUs, and are used for AMD's too.
 
 Sources: ``aten/src/ATen/native/cuda/Reduce.cuh`` of PyTorch, ``get_dim_to_split`` in
 ``aten/src/ATen/TensorIterator.cpp``; for the parts, ``ReduceMomentKernel.cu``,

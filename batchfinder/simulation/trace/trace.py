@@ -58,7 +58,7 @@ class Rule(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The bytes at the batch size that was traced, on no specific GPU."""
+        """Bytes at the batch size that was traced, on no specific GPU."""
         return self.bytes_of(*self.amounts, NO_GPU)
 
 
@@ -170,7 +170,7 @@ class GeneralTrace:
     def _parts(
         self,
     ) -> tuple[list[int], list[tuple[int, float, float]], list[tuple[int, Curve]]]:
-        """The sizes without growth, and the curves that grow, mostly in whole bytes."""
+        """The sizes at batch size 0, and the storages that grow, mostly in whole bytes."""
         lines = []
         parabolas = []
         for index, curve in enumerate(self.curves):
@@ -227,7 +227,7 @@ class GeneralTrace:
         return max(curves, key=lambda curve: curve.bytes_at(batch_size), default=Curve(0))
 
     def upper_bound(self, capacity_bytes: int) -> int | None:
-        """Return a batch size that no size that fits can exceed; None if nothing grows.
+        """Return an upper bound of the batch sizes that fit; None if nothing grows.
 
         This needs no allocator: above this size, the storages alive at once do not fit.
         """

@@ -138,7 +138,7 @@ class StepTraces:
         traces = [self._at(size) for size in TRACED_SIZES]
         try:
             lines = align(*traces)
-            if lines.has_offsets:  # two points may also lie on a curve
+            if lines.has_offsets:  # a curve may also go through two points
                 check_lines(lines, self._trace(CHECKED_SIZE, forward_only=True))
         except NotInLineError:
             return align(*traces, *(self._at(size) for size in FURTHER_SIZES))
