@@ -53,8 +53,8 @@ def replay(
 ) -> Replay:
     """Replay every allocation and release of a trace, then repeat its last step.
 
-    Tensors that a step leaves for the next one move to other addresses, so memory that is enough
-    for two steps may not be enough for the third. Steps are repeated until the reserved bytes are
+    Tensors that a step leaves for the next one move to other addresses. Memory that is enough for
+    two steps may therefore not be enough for the third. Steps are repeated until the reserved bytes are
     steady and no step flushes the cache, as in a confirmation.
 
     Args:

@@ -2,8 +2,8 @@
 
 Sources: ``aten/src/ATen/native/transformers/cuda/attention_backward.cu`` and
 ``.../cuda/flash_attn/flash_api.cpp`` of PyTorch. The tile sizes of the memory-efficient kernel
-were derived from the requests that PyTorch's own allocator receives, on every generation of GPUs
-and for head sizes from 16 to 256.
+were derived from the requests to PyTorch's own allocator. The requests cover every generation of
+GPUs and head sizes from 16 to 256.
 """
 
 from __future__ import annotations
