@@ -54,8 +54,8 @@ def replay(
     """Replay every allocation and release of a trace, then repeat its last step.
 
     Tensors that a step leaves for the next one move to other addresses. Memory that is enough for
-    two steps may therefore not be enough for the third. Steps are repeated until the reserved bytes are
-    steady and no step flushes the cache, as in a confirmation.
+    two steps may therefore not be enough for the third. Steps are repeated until the reserved bytes
+    are steady and no step flushes the cache, as in a confirmation.
 
     Args:
         trace: a few training steps.
