@@ -17,7 +17,7 @@ from batchfinder.simulation.prober import STAGES_OF_PHASE, SimulatedProber
 from batchfinder.simulation.tracing.step_trace import StepTraces
 
 # Fractions by which the real peak may exceed the simulated one, or be smaller. Measured by
-# scripts/bench_estimate.py.
+# scripts/benchmarks/bench_estimate.py.
 MORE_THAN_SIMULATED = 0.05
 LESS_THAN_SIMULATED = 0.02
 
