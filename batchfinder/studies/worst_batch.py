@@ -12,29 +12,29 @@ from batchfinder.search.bounds import whole_number
 from batchfinder.training.state.snapshot import preserved_state
 from batchfinder.training.tree import named_tensors
 
-# The most examples to weigh, evenly over the data set: more would take minutes where each is read
-# from a disk.
+# The most examples to weigh, spread evenly over the data set. More would need minutes if each is
+# read from a disk.
 MOST_EXAMPLES = 2048
 
 
 def worst_batch(data: Any, batch_size: int, *, collate_fn: Callable[..., Any] | None = None) -> Any:
     """Make a batch of the heaviest examples of a data set: the longest, with the most boxes.
 
-    With it as the sample, an answer holds for an epoch over data of varying size. An example weighs
-    as many numbers as its own batch has; the heaviest in each tensor come first. Of more than 2048
-    examples, 2048 are looked at.
+    Used as the sample, it makes the answer hold for an epoch over data of varying size. The weight
+    of an example is the number of elements in a batch of it alone. The heaviest example of each
+    tensor comes first. In larger data sets, at most 2048 examples are weighed.
 
     Args:
-        data: a DataLoader, or a data set with ``len()`` and examples by their place.
-        batch_size: examples in the batch. Where the data set has fewer, they repeat.
-        collate_fn: makes a batch of a list of examples. Default: the loader's, else PyTorch's.
+        data: a DataLoader, or a data set with ``len()`` whose examples have an index.
+        batch_size: examples in the batch. They repeat if the data set has fewer.
+        collate_fn: makes a batch from a list of examples. Default: the loader's, or else PyTorch's.
 
     Returns:
-        What ``collate_fn`` returned.
+        The batch that ``collate_fn`` returned.
 
     Raises:
         UsageError: the batch size is not positive.
-        SampleError: the data set has no examples, or none by their place.
+        SampleError: the data set has no examples, or they have no index.
         Exception: whatever the data set or the collate function raises.
 
     Example:
@@ -61,7 +61,7 @@ def worst_batch(data: Any, batch_size: int, *, collate_fn: Callable[..., Any] | 
     places = range(0, len(dataset), stride)
     with preserved_state(dataset, collate):
         weights = {place: _weights(collate([dataset[place]])) for place in places}
-        # A batch is as long as its longest input and its longest target, each of another example.
+        # A batch is as long as its longest input and target, which may be in different examples.
         names = dict.fromkeys(name for each in weights.values() for name in each)
         heaviest = sorted(places, key=lambda place: -sum(weights[place].values()))
         first = [max(heaviest, key=lambda place: weights[place].get(name, 0)) for name in names]

@@ -62,7 +62,7 @@ class StepTraces:
         setup: what to train.
         options: options of the steps: precision, accumulation, batch dimension.
         capability: compute capability of the GPU to simulate; see also :meth:`hold_for`.
-        cluster: the job of which a rank trains. Default: a single GPU.
+        cluster: the job in which the GPU is one rank. Default: a single GPU.
 
     Attributes:
         are_general: False once a few traces turn out not to predict other sizes.
@@ -137,7 +137,7 @@ class StepTraces:
         traces = [self._at(size) for size in TRACED_SIZES]
         try:
             lines = align(*traces)
-            if lines.has_offsets:  # two points may also lie on a curve
+            if lines.has_offsets:  # a curve may also go through two points
                 check_lines(lines, self._trace(CHECKED_SIZE, forward_only=True))
         except NotInLineError:
             return align(*traces, *(self._at(size) for size in FURTHER_SIZES))
