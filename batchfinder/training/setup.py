@@ -104,7 +104,7 @@ def setup_of(model: nn.Module | Trainer | TrainingSetup, *given: Any) -> Trainin
         given: the other attributes of a setup, in their order.
 
     Raises:
-        UsageError: ``given`` comes with a setup, or the model is not a module.
+        UsageError: ``given`` comes with a setup, or the model is neither a module nor a Trainer.
     """
     if isinstance(model, TrainingSetup):
         setup = model

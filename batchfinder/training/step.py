@@ -38,15 +38,15 @@ def check_precision(precision: str) -> None:
 class TrainingStep:
     """The step of a setup on a device.
 
-    What training keeps alive from step to step is kept alive here too. In a plain loop at module
-    level, ``for ...: batch = to(device); output = model(batch); loss = ...``, each variable holds
-    its old value until the new one takes its place: the old batch until the next one is on the
-    device, the old output during the forward pass, the old loss until the new one is computed.
-    Steps of frameworks keep what those keep (:class:`~batchfinder.training.source.KeptUntil`).
+    It keeps alive what training keeps alive from step to step. In a plain loop at module level,
+    ``for ...: batch = to(device); output = model(batch); loss = ...``, each variable holds its old
+    value until it gets a new one: the old batch until the next one is on the device, the old output
+    during the forward pass, the old loss until the new one is computed. For a framework's step,
+    :class:`~batchfinder.training.source.KeptUntil` says how long they live.
 
     Args:
-        setup: what to train. Its model is brought to the device and into training mode.
-        device: where to train.
+        setup: the setup to train. Its model moves to the device and into training mode.
+        device: the device to train on.
         precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` with autocast (fp16: and a GradScaler).
         compiled: run the model through ``torch.compile`` with a dynamic batch dimension.
         accumulate: train with gradient accumulation.
@@ -55,9 +55,9 @@ class TrainingStep:
         is_sharded: the caller has sharded the model, or will shard the optimizer.
 
     Attributes:
-        optimizer: made from the setup, or the user's own.
-        micro_batches: number that a step needs to show its peak: 2 with accumulation, because the
-            gradients of the first are alive in the second.
+        optimizer: the optimizer made from the setup, or the user's own.
+        micro_batches: the number that a step needs to reach its peak memory: 2 with accumulation,
+            because the gradients of the first are alive in the second.
         trains_itself: the user's step returned None, so it ran its own backward pass and optimizer.
         warnings: what the user should know about the step, such as a NaN loss.
         keeps_gradients: the gradients of the last step live until the next backward pass.
@@ -80,7 +80,7 @@ class TrainingStep:
         is_sharded: bool = False,
     ) -> None:
         check_precision(precision)
-        # Sharding brings the model to the device itself, block by block, and casts by itself.
+        # Sharding moves the model to the device itself, block by block, and casts by itself.
         is_sharded_here = strategy == "fsdp" and not is_wrapped(setup.model)
         if is_sharded_here:
             move_beside(setup, device, homes_of(setup.model))
@@ -107,8 +107,8 @@ class TrainingStep:
         }
         self._added = [option for option, is_asked in asked.items() if is_asked]
         self._autocast_dtype = None if is_sharded_here else AUTOCAST_DTYPES[precision]
-        # From a scale of 1 no first step overflows and is skipped, which would leave the
-        # optimizer without its states. The scale changes no tensor's size.
+        # A scale of 1 keeps the first step from overflowing. An overflow would skip it, and the
+        # optimizer would have no states. The scale changes no tensor's size.
         self._scaler = (
             torch.amp.GradScaler(device.type, init_scale=1.0) if precision == "fp16" else None
         )
@@ -119,7 +119,7 @@ class TrainingStep:
         self._batch_size = 0
         self._old_output = OldOutput(device, batch_dim)
         self._stand_in: list[Tensor] | None = None
-        for scaler in reachable(setup.functions):  # the user's own, also from a scale of 1
+        for scaler in reachable(setup.functions):  # the user's own start at 1 too
             if isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled():
                 scaler.load_state_dict({**scaler.state_dict(), "scale": 1.0})
         self._has_old_gradients = False
@@ -128,9 +128,9 @@ class TrainingStep:
         """Prepare for steps at a batch size.
 
         Args:
-            batch_size: examples in each micro-batch.
-            is_first: training starts here; otherwise the step goes on from a step before, whose
-                output is alive.
+            batch_size: the number of examples in each micro-batch.
+            is_first: True if training starts here; False if the output of an earlier step is
+                alive.
         """
         self._batch_size = batch_size
         if not is_first and self._source.kept_until is KeptUntil.NEXT:
@@ -151,7 +151,7 @@ class TrainingStep:
                     self._kept = [None, None, None]
                 yield next_batch()
             return
-        # The last ones go when all of the next are there.
+        # The old micro-batches are released once all new ones are on the device.
         count = max(self.micro_batches, self._source.batches_ahead)
         self._ahead = [next_batch() for _ in range(count)]
         for place in range(self.micro_batches):
@@ -221,8 +221,8 @@ class TrainingStep:
             self._scaler.step(self.optimizer)
             self._scaler.update()
             if not self.optimizer.state:
-                # Gradients overflowed even so, and the step was skipped. Later steps are not, and
-                # what they allocate has to be seen.
+                # Gradients overflowed even at a scale of 1, and the step was skipped. Run it
+                # anyway: its allocations must be measured, because later steps have them too.
                 self.optimizer.step()
         if self.keeps_gradients:
             self._has_old_gradients = True
@@ -239,7 +239,7 @@ class TrainingStep:
             )
 
     def check_optimizers(self) -> None:
-        """Warn about optimizers of another model, and about those that made no step."""
+        """Warn about optimizers of another model, and about optimizers that made no step."""
         given = self.setup.optimizer
         if isinstance(given, Optimizer) and not _trains(given, self.setup.model):
             self._warn(
@@ -257,7 +257,7 @@ class TrainingStep:
                 )
 
     def release(self) -> None:
-        """Let go of the batches, the output and the gradients of the last step."""
+        """Release the batches, the output and the gradients of the last step."""
         if self._stand_in is None and self._kept[1] is not None and self._batch_size:
             self._old_output.note(self._kept[1], self._batch_size)
         self._stand_in = None
