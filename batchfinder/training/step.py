@@ -59,7 +59,7 @@ class TrainingStep:
         micro_batches: the number that a step needs to reach its peak memory: 2 with accumulation,
             because the gradients of the first are alive in the second.
         trains_itself: the user's step returned None, so it ran its own backward pass and optimizer.
-        warnings: what the user should know about the step, such as a NaN loss.
+        warnings: texts for the user, such as a warning about a NaN loss.
         keeps_gradients: the gradients of the last step live until the next backward pass.
 
     Raises:

@@ -134,8 +134,8 @@ def repeat_examples(examples: Tensor, dim: int, batch_size: int) -> Tensor:
     sizes[dim] = batch_size
     # Use the strides of a dense tensor: an expanded tensor has strides that make it overlap.
     strides = torch.empty_like(examples, device="meta").stride()
-    # Outermost dimension first. At equal strides, a dimension of size 1 goes inside, because its
-    # stride has no meaning. So images of one channel stay channels_last.
+    # Outermost dimension first. At equal strides, a dimension of size 1 goes inside (except the
+    # batch dimension): its stride has no meaning. So images of one channel stay channels_last.
     order = sorted(
         range(len(sizes)), key=lambda d: (-strides[d], d != dim and examples.shape[d] == 1)
     )
