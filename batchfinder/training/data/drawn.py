@@ -20,7 +20,7 @@ from batchfinder.training.tree import described_shapes, named_tensors
 
 Collate = Callable[[list[Any]], Any]
 
-# Different batches in a confirmation. After them it starts over with the longest.
+# The number of different batches in a confirmation. After them it starts over with the longest.
 DRAWN_BATCHES = 7
 
 # The seed of the sampler. It is fixed so that all searches and workers draw the same batches.

@@ -39,7 +39,7 @@ class Lengths:
 def lengths_of(dataset: Any) -> Lengths:
     """Find the longest examples of a data set.
 
-    First 64 examples are read, spread evenly over the data set. If they differ in length, up to
+    At first, 64 examples are read, spread evenly over the data set. If they differ in length, up to
     2048 are read.
 
     Args:

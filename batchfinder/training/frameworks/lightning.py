@@ -1,10 +1,10 @@
-"""How a LightningModule says that it is trained: by its own step and with its own optimizer.
+"""Train a LightningModule by its own step, with its own optimizer and data.
 
-Lightning is not imported; any module with these two methods is taken for one.
+Lightning is not imported. Any module with ``training_step`` and ``configure_optimizers`` counts.
 
 Sources: the documentation of ``LightningModule``
-(https://lightning.ai/docs/pytorch/stable/common/lightning_module.html), and for the way through
-``forward`` Lightning's own strategies, which call it so.
+(https://lightning.ai/docs/pytorch/stable/common/lightning_module.html), and Lightning's strategies,
+which also call ``training_step`` through ``forward``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LIGHTNING = ("lightning", "pytorch_lightning")
 
 
 def trains_itself(model: nn.Module) -> bool:
-    """Whether a module, wrapped for data-parallel training or not, brings its step and optimizer.
+    """Return True if a module, wrapped for data-parallel training or not, has step and optimizer.
 
     Example:
         >>> trains_itself(nn.Linear(4, 2))
@@ -38,7 +38,7 @@ def trains_itself(model: nn.Module) -> bool:
     """
     module = unwrapped(model)
     methods = [getattr(module, name, None) for name in ("training_step", "configure_optimizers")]
-    # Those of the base class do nothing: then the user's loop trains the module.
+    # The methods of the base class do nothing. Then the user's loop trains the module.
     return all(
         callable(method) and method.__module__.partition(".")[0] not in _LIGHTNING
         for method in methods
@@ -48,9 +48,10 @@ def trains_itself(model: nn.Module) -> bool:
 class OwnTrainingStep(StepSource):
     """A LightningModule's ``training_step``, as Lightning's automatic optimization runs it.
 
-    Lightning keeps gradients until the backward pass, and what a step returned and its batch until
-    the optimizer has stepped: ``Closure`` in lightning/pytorch/loops/optimization/automatic.py,
-    ``advance`` in lightning/pytorch/loops/training_epoch_loop.py.
+    Lightning keeps gradients until the next backward pass. It keeps the batch and the result of a
+    step until the optimizer has stepped. Sources: ``Closure`` in
+    lightning/pytorch/loops/optimization/automatic.py, ``advance`` in
+    lightning/pytorch/loops/training_epoch_loop.py.
     """
 
     name = "training_step"
@@ -78,15 +79,18 @@ class OwnTrainingStep(StepSource):
 
 
 def call_training_step(model: nn.Module, batch: Any) -> Any:
-    """What a LightningModule's ``training_step`` returns for the first batch of an epoch.
+    """Call a LightningModule's ``training_step`` on a batch, as on the first of an epoch.
 
     Args:
-        model: the module; also as DistributedDataParallel or ``fully_shard`` wrap it.
-        batch: as the DataLoader yields it.
+        model: the module, or DistributedDataParallel or ``fully_shard`` around it.
+        batch: a batch as the DataLoader yields it.
+
+    Returns:
+        The result of ``training_step``.
 
     Raises:
         StepError: the module is compiled, or asks for its Trainer.
-        Exception: what ``training_step`` raises, running out of memory included.
+        Exception: what ``training_step`` raises, including out-of-memory errors.
     """
     module: Any = unwrapped(model)
     if isinstance(module, OptimizedModule):
@@ -102,7 +106,7 @@ def call_training_step(model: nn.Module, batch: Any) -> Any:
 
 
 def takes_index(function: Callable[..., Any]) -> bool:
-    """Whether a ``training_step`` takes the index of the batch beside the batch."""
+    """Return True if a ``training_step`` takes the index of the batch after the batch."""
     parameters = inspect.signature(function).parameters.values()
     kinds = [parameter.kind for parameter in parameters]
     positional = [k for k in kinds if k in (k.POSITIONAL_ONLY, k.POSITIONAL_OR_KEYWORD)]
@@ -111,7 +115,7 @@ def takes_index(function: Callable[..., Any]) -> bool:
 
 @contextmanager
 def _explained(method: str, advice: str) -> Iterator[None]:
-    """Say what to do where a method asks for the Trainer, which is not there yet."""
+    """Give advice if a method fails because it asks for the Trainer, which does not exist yet."""
     try:
         yield
     except RuntimeError as error:
@@ -124,10 +128,10 @@ def _explained(method: str, advice: str) -> Iterator[None]:
 
 
 def _through_forward(model: nn.Module, module: Any, arguments: tuple[Any, ...]) -> Any:
-    """Call ``training_step`` in the place of ``forward``, around which wrappers do their work."""
+    """Call ``training_step`` in place of ``forward``, so that wrappers around ``forward`` run."""
 
     def redirected(*arguments: Any) -> Any:
-        put_back()  # the step itself may well call it
+        put_back()  # the step itself may call forward
         return module.training_step(*arguments)
 
     with methods_replaced(module, forward=redirected) as put_back:
@@ -139,7 +143,7 @@ def batches_of_module(model: nn.Module, warn: Callable[[str], None]) -> DataBatc
 
     Args:
         model: the module.
-        warn: called where it has one that does not work before training.
+        warn: called if its ``train_dataloader`` fails before training.
     """
     module: Any = unwrapped(model)
     method = getattr(module, "train_dataloader", None)
@@ -147,7 +151,7 @@ def batches_of_module(model: nn.Module, warn: Callable[[str], None]) -> DataBatc
         return None
     try:
         loader = method()
-    except Exception as error:  # noqa: BLE001 - mostly its data is not prepared yet
+    except Exception as error:  # noqa: BLE001 - usually the data is not prepared yet
         line = f"{type(error).__name__}: {error}".partition("\n")[0]
         warn(
             f"train_dataloader of the LightningModule failed before training ({line}), so its data "
@@ -158,10 +162,10 @@ def batches_of_module(model: nn.Module, warn: Callable[[str], None]) -> DataBatc
 
 
 def own_optimizer(model: nn.Module) -> Optimizer:
-    """The optimizer that a LightningModule configures; its schedulers are left alone.
+    """Return the optimizer that a LightningModule configures. Its schedulers are ignored.
 
     Raises:
-        StepError: there is none, or more than one; or the module asks for its Trainer.
+        StepError: there is no optimizer, or more than one; or the module asks for its Trainer.
         Exception: what ``configure_optimizers`` raises.
     """
     optimizers, _ = own_optimizers(model)
@@ -174,7 +178,7 @@ def own_optimizer(model: nn.Module) -> Optimizer:
 
 
 def own_optimizers(model: nn.Module) -> tuple[list[Optimizer], list[Any]]:
-    """The optimizers that a LightningModule configures, and its schedulers.
+    """Return the optimizers and the schedulers that a LightningModule configures.
 
     Raises:
         StepError: there is no optimizer; or the module asks for its Trainer.
@@ -196,7 +200,11 @@ def own_optimizers(model: nn.Module) -> tuple[list[Optimizer], list[Any]]:
 
 
 def _configured(parts: Any) -> Iterator[Any]:
-    """One; a list; a list beside one of schedulers; or a dict, or a list of dicts, with them."""
+    """Yield the optimizers and schedulers in a result of ``configure_optimizers``.
+
+    The result is an optimizer, a dict, a list of either, or a list of optimizers and a list of
+    schedulers.
+    """
     if isinstance(parts, Optimizer | LRScheduler):
         yield parts
     elif isinstance(parts, Mapping):
