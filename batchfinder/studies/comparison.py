@@ -102,6 +102,7 @@ class Comparison:
         is_measured: whether the rows come from real training steps.
         rows: one for each strategy; the first changes nothing.
         global_batch_size: examples of an optimizer step that were asked for; None if none were.
+        base: what the first row trains with, such as ``"bf16, AdamW"``.
         warnings: what the user should know of all rows.
     """
 
@@ -110,6 +111,7 @@ class Comparison:
     is_measured: bool
     rows: tuple[StrategyRow, ...]
     global_batch_size: int | None = None
+    base: str = ""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -139,6 +141,7 @@ class Comparison:
             "budget_bytes": self.budget_bytes,
             "is_measured": self.is_measured,
             "global_batch_size": self.global_batch_size,
+            "base": self.base,
             "largest": largest.strategy.name if largest else None,
             "fastest": fastest.strategy.name if fastest else None,
             "rows": [row.to_dict() for row in self.rows],

@@ -69,6 +69,7 @@ def estimate_strategies(
             False,
             tuple(of_gpu),
             study.global_batch_size,
+            study.base,
             told_once,
         )
         for gpu, of_gpu in zip(gpus, rows, strict=True)

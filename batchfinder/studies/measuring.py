@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 
 from batchfinder.finder import run_search
@@ -35,22 +35,19 @@ _NEEDS_RANKS = (
 
 def measure_strategies(
     study: Study,
-    on_row: Callable[[Strategy], None] = lambda _: None,
     on_end: Callable[[StrategyRow], None] = lambda _: None,
 ) -> Comparison:
     """Search with every strategy on the device.
 
     Args:
         study: the question.
-        on_row: called with each strategy before its search.
-        on_end: called with each row.
+        on_end: called with each row as it ends.
 
     Raises:
         Exception: what the first strategy, which changes nothing, fails with.
     """
     rows: list[StrategyRow] = []
     for strategy in study.strategies:
-        on_row(strategy)
         try:
             row = _measured(study, strategy)
         except Exception as error:
@@ -59,10 +56,21 @@ def measure_strategies(
             row = StrategyRow(strategy, note=reason_of(error))
         rows.append(row)
         on_end(row)
+    return measured_comparison(study, rows)
+
+
+def measured_comparison(study: Study, rows: Sequence[StrategyRow]) -> Comparison:
+    """Return what the rows that there are amount to: at least the first, which has a result."""
     base = rows[0].result
     assert base is not None
     return Comparison(
-        base.device, base.budget_bytes, True, tuple(rows), study.global_batch_size, base.warnings
+        base.device,
+        base.budget_bytes,
+        True,
+        tuple(rows),
+        study.global_batch_size,
+        study.base,
+        base.warnings,
     )
 
 

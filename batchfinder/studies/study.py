@@ -13,7 +13,7 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.results.accumulation import AccumulationPlan, plan_accumulation
 from batchfinder.search.bounds import Bounds, check_bounds, whole_number
 from batchfinder.studies.strategies import Strategy, parse_strategy, usual_strategies
-from batchfinder.training.optimizer import DEFAULT_OPTIMIZER
+from batchfinder.training.optimizer import DEFAULT_OPTIMIZER, find_optimizer
 from batchfinder.training.setup import TrainingSetup
 
 
@@ -36,6 +36,19 @@ class Study:
     bounds: Bounds
     world_size: int = 1
     global_batch_size: int | None = None
+
+    @property
+    def base(self) -> str:
+        """What is trained with where a strategy leaves it open, as ``"bf16, AdamW"``."""
+        optimizer = self.setup.optimizer
+        if optimizer is None:
+            name = "AdamW"
+        elif isinstance(optimizer, str):
+            name = find_optimizer(optimizer).__name__
+        else:
+            name = type(optimizer).__name__ if isinstance(optimizer, Optimizer) else "own optimizer"
+        accumulates = ["gradient accumulation"] if self.options.accumulate else []
+        return ", ".join([self.options.precision, name, *accumulates])
 
     def ranks_of(self, strategy: Strategy) -> int:
         """Return how many ranks train together."""

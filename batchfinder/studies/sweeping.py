@@ -26,8 +26,8 @@ CLOSE = 0.05
 # How much further than predicted one more example may reach: predictions are a few percent off.
 REACH = 0.03
 
-# Confirmations at one example size. More mean that sizes tell nothing of each other: then it has
-# a whole search of its own.
+# Confirmations at one example size. If none of them fits, sizes tell nothing of each other, and it
+# has a whole search of its own.
 MOST_TRIES = 5
 
 
@@ -80,11 +80,10 @@ class SizeSweep:
         level = self._level * prober.budget_bytes
         if len(self.scaling.per_sample_bytes) == 1:
             self._read_half_way(run, x, level)
-        low, high, tries = 0, self._last + self._unit, 0
+        low, high = 0, self._last + self._unit
         size = self._on_grid(self.scaling.batch_size_at(x, level))
-        while tries < MOST_TRIES:
+        for tries in range(MOST_TRIES):
             probe = run(min(max(size, self._first), high - self._unit), confirm=True)
-            tries += 1
             if probe.fits:
                 low = probe.batch_size
                 self._learn(x, probe)
@@ -92,19 +91,19 @@ class SizeSweep:
                 high = probe.batch_size
             if high - low <= max(self._unit, CLOSE * high) or high <= self._first:
                 break
-            size = self._next(x, level, low, high)
+            size = self._next(x, level, low, high, tries)
             if size <= low:
                 break
-        else:
+        if not low and high > self._first:
             return self._searched(prober, None, answer)
         answer.batch_size = low
         return answer
 
-    def _next(self, x: float, level: float, low: int, high: int) -> int:
+    def _next(self, x: float, level: float, low: int, high: int, failures: int) -> int:
         """Return the next size to confirm; ``low`` if that is close enough."""
         end = self.scaling.batch_size_at(x, level)
-        if not low:  # the prediction was too high
-            return self._on_grid(min(end, high) * (1 - CLOSE))
+        if not low:  # the prediction was too high, and nobody knows by how much
+            return self._on_grid(high * (1 - CLOSE * 2**failures))
         if high <= self._last:
             return self._on_grid((low + high) / 2)
         if end * (1 + REACH) < max(low + self._unit, low * (1 + CLOSE)):

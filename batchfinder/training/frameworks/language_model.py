@@ -24,7 +24,7 @@ from batchfinder.training.source import KeptUntil, StepSource
 
 PREFIX = "hf:"
 METHODS = ("full", "lora", "qlora", "dpo")
-ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "sdpa"}
+ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "batchfinder_unmasked"}
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _DEFAULT_RANK = 16
 
@@ -190,13 +190,33 @@ def _made(config: str, dtype: torch.dtype, attention: str) -> Any:
             "config.json in it."
         ) from error
     known.use_cache = False
+    if attention == ATTENTION["flash"]:
+        transformers.AttentionInterface.register(attention, _flash_attention)
+        transformers.AttentionMaskInterface.register(attention, lambda *_, **__: None)
     try:
         return transformers.AutoModelForCausalLM.from_config(
             known, dtype=dtype, attn_implementation=attention
         )
     except ValueError as error:
         reason = str(error).strip().partition("\n")[0]
-        raise TargetError(f"{config} is no causal language model: {reason}") from error
+        raise TargetError(f"no causal language model from {config}: {reason}") from error
+
+
+def _flash_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Compute what FlashAttention does, by PyTorch's copy of it: no mask, grouped keys as given."""
+    output = nn.functional.scaled_dot_product_attention(
+        query, key, value, dropout_p=dropout, scale=scaling, is_causal=True, enable_gqa=True
+    )
+    return output.transpose(1, 2).contiguous(), None
 
 
 def _quantize(model: Any, kind: str, dtype: torch.dtype, double: bool) -> None:
