@@ -50,10 +50,8 @@ def language_model(
     Args:
         config: a folder with a ``config.json``, that file, or a name on the Hugging Face hub.
         seq: the number of tokens in each example.
-        method: ``"full"``, ``"lora"``, ``"qlora"`` or ``"dpo"``. Default: LoRA if ``lora`` or
-            ``quantize`` is set, else full.
-        lora: the rank of the adapters; 0: rank 16 for ``"lora"``, ``"qlora"`` and quantized models,
-            else no adapters.
+        method: ``"full"``, ``"lora"``, ``"qlora"``, ``"dpo"``. Default: by ``lora``, ``quantize``.
+        lora: the rank of the adapters; 0: 16 if ``method`` or ``quantize`` needs some, else none.
         quantize: ``"4bit"`` (nf4), ``"8bit"``, or ``""`` for no quantization.
         precision: the dtype of the weights and of autocast: bf16, fp16 or fp32. With fp16, the
             trained weights are in fp32.
@@ -101,8 +99,7 @@ class LanguageModelStep(StepSource):
     """``step(model, batch) -> loss`` as ``Trainer.training_step`` makes it.
 
     Args:
-        lower: the dtype of autocast around the forward pass; its outputs become fp32. None: no
-            autocast.
+        lower: the dtype of autocast in the forward pass, with outputs in fp32; None: no autocast.
     """
 
     name = "the language model"
@@ -212,7 +209,7 @@ def _flash_attention(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Compute what FlashAttention does, by PyTorch's copy of it: no mask, grouped keys as given."""
+    """Run PyTorch's copy of FlashAttention, with no mask and without repeating grouped keys."""
     output = nn.functional.scaled_dot_product_attention(
         query, key, value, dropout_p=dropout, scale=scaling, is_causal=True, enable_gqa=True
     )
