@@ -1,4 +1,4 @@
-"""The text of ``--arg NAME=VALUE`` as keyword arguments. Imports no torch."""
+"""Read the text of ``--arg NAME=VALUE`` as keyword arguments. Imports no torch."""
 
 from __future__ import annotations
 

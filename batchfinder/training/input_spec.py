@@ -1,4 +1,4 @@
-"""The text of ``--input``: tensors described by dtype and shape."""
+"""Make a sample from the text of ``--input``, which gives a dtype and a shape per tensor."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class BatchMaker:
 
 
 def _takes_step(make_batch: Callable[..., Any]) -> bool:
-    """Return whether ``make_batch`` requires a second positional argument."""
+    """Return True if ``make_batch`` requires a second positional argument."""
     try:
         parameters = [*inspect.signature(make_batch).parameters.values()]
     except (TypeError, ValueError):  # some callables have no signature

@@ -143,7 +143,7 @@ class TrainingStep:
             next_batch: fetches one micro-batch to the device.
 
         Yields:
-            Each micro-batch when the one before it has been trained on.
+            Each micro-batch, after training on the one before it.
         """
         if self._source.batches_ahead is None:
             for _ in range(self.micro_batches):
@@ -201,7 +201,7 @@ class TrainingStep:
                     torch._dynamo.maybe_mark_dynamic(tensor, self._batch_dim)
         self._kept = [batch, *self._kept[1:]]
         with self._autocast():
-            # Each assignment ends the life of the value that it replaces, and not earlier.
+            # The old value lives until the assignment replaces it, as in a training loop.
             self._kept[1] = self._source(self._model, batch)
             self._stand_in = None
             self._kept[2] = self._source.loss_of(self._kept[1], batch)
@@ -290,6 +290,6 @@ class TrainingStep:
 
 
 def _trains(optimizer: Optimizer, model: nn.Module) -> bool:
-    """Return whether an optimizer holds any parameter of a model."""
+    """Return True if an optimizer holds any parameter of a model."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     return any(id(parameter) in held for parameter in model.parameters())

@@ -144,7 +144,7 @@ def drawn_places(sampler: Any) -> list[int]:
 def _as_when_repeated(batch: Any, make: Collated, batch_size: int) -> bool:
     """Return True if a larger batch has the shapes of the smaller one with repeated examples.
 
-    It does not if a collator packs texts into one row, or joins the patches of all images.
+    It has others if a collator packs texts into one row, or joins the patches of all images.
     """
     try:
         repeated = BatchMaker(batch).make(batch_size)

@@ -26,7 +26,7 @@ PREFIX = "hf:"
 METHODS = ("full", "lora", "qlora", "dpo")
 ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "batchfinder_unmasked"}
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_DEFAULT_RANK = 16
+_DEFAULT_RANK = 16  # of adapters, if they are needed and no rank is given
 
 
 def language_model(

@@ -30,7 +30,7 @@ _LIGHTNING = ("lightning", "pytorch_lightning")
 
 
 def trains_itself(model: nn.Module) -> bool:
-    """Return True if a module, wrapped for data-parallel training or not, has step and optimizer.
+    """Return True if a module, also inside a data-parallel wrapper, has its own step and optimizer.
 
     Example:
         >>> trains_itself(nn.Linear(4, 2))

@@ -25,8 +25,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+# Container types whose items are followed and restored; also their subclasses.
 CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
-# These refer to nothing else, and a list may have millions of them.
+# Types that are not followed. They refer to nothing else, and a list may have millions of them.
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 _BATCHFINDER = str(Path(__file__).parents[2]) + os.sep
