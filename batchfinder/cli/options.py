@@ -52,6 +52,19 @@ SHARED_OPTIONS = (
         help="Train with this class of torch.optim. [default: the target's, or adamw]",
     ),
     click.option(
+        "--mode",
+        type=click.Choice(["train", "eval", "inference"]),
+        default="train",
+        show_default=True,
+        help="Run forward passes only: beside a training's states (eval), or without (inference).",
+    ),
+    click.option(
+        "--eval-batch-size",
+        type=int,
+        metavar="N",
+        help="Also validate after every step, with batches of N examples.",
+    ),
+    click.option(
         "--accumulate",
         is_flag=True,
         help="Measure with gradient accumulation: gradients stay alive in the next forward pass.",

@@ -148,15 +148,23 @@ class Run:
 
     steps: int = 0
     samples: int = 0
-    step_seconds: float | None = None
+    steps_seconds: list[float] = field(default_factory=list)
     allocated_bytes: int = 0
     reserved_bytes: int = 0
     phase_peak_bytes: dict[Phase, int] = field(default_factory=dict)
     allocation_retries: int = 0
     in_use_after_steps: list[int] = field(default_factory=list)
     failure: Failure | None = None
+    where: str = ""
     note: str = ""
     recording: Recording | None = None
+
+    @property
+    def is_only_probable(self) -> bool:
+        """True for a failure that means memory only if it comes again."""
+        from batchfinder.probing.devices.oom_table import Tier  # needs torch
+
+        return self.failure is not None and self.failure.tier is Tier.PROBABLE
 
 
 def to_probe(run: Run, batch_size: int, confirm: bool, seconds: float) -> Probe:
@@ -167,7 +175,7 @@ def to_probe(run: Run, batch_size: int, confirm: bool, seconds: float) -> Probe:
     if run.failure is not None:
         is_memory = run.failure.tier in (Tier.CERTAIN, Tier.PROBABLE)
         outcome = Outcome.OOM if is_memory else Outcome.FAILED
-        note = run.failure.reason
+        note = run.where + run.failure.reason
     elif run.note:
         outcome = Outcome.OOM
     return Probe(
@@ -176,7 +184,8 @@ def to_probe(run: Run, batch_size: int, confirm: bool, seconds: float) -> Probe:
         steps=run.steps,
         samples=run.samples,
         seconds=seconds,
-        step_seconds=run.step_seconds,
+        step_seconds=run.steps_seconds[-1] if run.steps_seconds else None,
+        steps_seconds=tuple(run.steps_seconds),
         peak_allocated_bytes=run.allocated_bytes or None,
         peak_reserved_bytes=run.reserved_bytes or None,
         phase_peak_bytes=run.phase_peak_bytes,

@@ -8,6 +8,8 @@ from typing import Any
 
 from batchfinder.errors import UsageError
 
+MODES = ("train", "eval", "inference")
+
 
 @dataclass(frozen=True)
 class ProbeOptions:
@@ -26,6 +28,9 @@ class ProbeOptions:
         warm_up_batch_size: the size that a new process is warmed up with: the first that ran in an
             earlier one; None while none has.
         strategy: ``"ddp"`` or ``"fsdp"``: how the ranks of a job train together; None: one alone.
+        mode: ``"train"``, ``"eval"`` or ``"inference"``: what a step is.
+        eval_batch_size: examples of each batch of a validation after each step; None: no
+            validation, unless a framework says so.
 
     Raises:
         UsageError: a value makes no sense.
@@ -42,8 +47,25 @@ class ProbeOptions:
     batch_dim: int = 0
     warm_up_batch_size: int | None = None
     strategy: str | None = None
+    mode: str = "train"
+    eval_batch_size: int | None = None
 
     def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise UsageError(f"mode is train, eval or inference, not {self.mode!r}")
+        if self.eval_batch_size is not None and self.eval_batch_size < 1:
+            raise UsageError(f"eval_batch_size must be at least 1, not {self.eval_batch_size}")
+        if self.mode != "train":
+            of_training = {
+                "accumulate": self.accumulate,
+                "eval_batch_size": self.eval_batch_size,
+                "strategy": self.strategy,
+            }
+            for name, value in of_training.items():
+                if value:
+                    raise UsageError(
+                        f"{name} belongs to training, and mode is {self.mode}. Try without it."
+                    )
         if self.strategy not in (None, "ddp", "fsdp"):
             raise UsageError(f"strategy is ddp or fsdp, not {self.strategy!r}")
         if self.precision not in ("fp32", "bf16", "fp16"):

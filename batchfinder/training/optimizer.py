@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
 import torch
 import torch._dynamo  # the first optimizer imports it, possibly under a memory limit
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from batchfinder.errors import StepError, UsageError
-from batchfinder.training.setup import OptimizerOfModel, OptimizerSpec
+from batchfinder.training.setup import OptimizerOfModel, OptimizerSpec, TrainingSetup
+from batchfinder.training.state.reach import reachable
 
 DEFAULT_OPTIMIZER = "adamw"
 
@@ -120,6 +121,31 @@ def _without_closure(optimizer: Optimizer) -> Optimizer:
             "let step(model, batch) call it with your closure, and return None"
         )
     return optimizer
+
+
+def remarks_on_optimizers(setup: TrainingSetup) -> Iterator[str]:
+    """Yield warnings about optimizers of another model, and about those that made no step."""
+    given = setup.optimizer
+    if isinstance(given, Optimizer) and not _trains(given, setup.model):
+        yield (
+            f"the optimizer, {type(given).__name__}, holds no parameter of the model. "
+            "Make it from model.parameters()"
+        )
+    for optimizer in reachable(setup.functions):
+        if not isinstance(optimizer, Optimizer):
+            continue
+        is_plain = isinstance(optimizer, SGD) and not optimizer.defaults["momentum"]
+        if not optimizer.state and not is_plain:
+            yield (
+                f"{type(optimizer).__name__}, which the step reaches, made no step, so the "
+                "memory of its states is not counted. Call its step() in every training step"
+            )
+
+
+def _trains(optimizer: Optimizer, model: nn.Module) -> bool:
+    """Return whether an optimizer holds any parameter of a model."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return any(id(parameter) in held for parameter in model.parameters())
 
 
 def _or(names: list[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -40,6 +41,9 @@ class StepSource(Protocol):
         returns_loss: it must return a loss; otherwise it may return None, if it trains by itself.
         kept_until: when output and loss are released; without ``batches_ahead`` the batch too.
         takes_bf16: a step that trains by itself may run under bf16 autocast.
+        eval_batch_size: examples of each batch in the validation that is a part of this training;
+            None: the user has to say so.
+        clears_gradients: gradients are gone by the time a validation begins.
     """
 
     name: str
@@ -49,12 +53,24 @@ class StepSource(Protocol):
     returns_loss: bool = True
     kept_until: KeptUntil = KeptUntil.NEXT
     takes_bf16: bool = False
+    eval_batch_size: int | None = None
+    clears_gradients: bool = False
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         """Run the forward pass and return its output."""
 
     def loss_of(self, output: Any, batch: Any) -> Tensor | None:
         """Return the loss of the output; None if the step has trained by itself."""
+
+    def evaluate(self, model: nn.Module, batch: Any) -> Any:
+        """Run forward pass and loss of a validation; return what is kept until the next batch."""
+        output = self(model, batch)
+        self.loss_of(output, batch)
+        return output
+
+    def infer(self, model: nn.Module, batch: Any) -> Any:
+        """Run the forward pass of the model alone, and return its output."""
+        return call_model(model, batch)
 
 
 class PlainLoop(StepSource):
@@ -83,6 +99,16 @@ class PlainLoop(StepSource):
             self._warn(warning)
         return loss
 
+    def evaluate(self, model: nn.Module, batch: Any) -> Any:
+        """Run the forward pass, and the loss if there is one in eval mode."""
+        output = self(model, batch)
+        if self._loss_fn is not None:
+            call_loss(self._loss_fn, output, batch)
+        else:
+            with suppress(StepError):  # detectors return no loss in eval mode
+                default_loss(output, batch)
+        return output
+
 
 class UserStep(StepSource):
     """The user's ``step(model, batch)``, which returns the loss, or an output that has one."""
@@ -101,6 +127,26 @@ class UserStep(StepSource):
         """Return the loss that the step returned, alone or in its output."""
         loss = own_loss(output)
         return output if loss is None else loss
+
+    def evaluate(self, model: nn.Module, batch: Any) -> Any:
+        """Call the step, which must not train without gradients.
+
+        Raises:
+            StepError: it does.
+        """
+        try:
+            return self._step(model, batch)
+        except RuntimeError as error:
+            if "does not require grad" not in str(error):
+                raise
+            raise StepError(
+                "step runs its backward pass in a validation too. Try `if "
+                "torch.is_grad_enabled():` around its backward pass and optimizer step"
+            ) from error
+
+    def infer(self, model: nn.Module, batch: Any) -> Any:
+        """Call the step: it alone knows how the model is called."""
+        return self.evaluate(model, batch)
 
 
 class OldOutput:

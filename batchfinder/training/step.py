@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch import Tensor
+from torch.optim import Optimizer
 
 from batchfinder.errors import StepError, UsageError
-from batchfinder.training.optimizer import make_optimizer
-from batchfinder.training.parallel import is_wrapped, parallelized
+from batchfinder.training.modes.evaluation import Evaluation
+from batchfinder.training.optimizer import make_optimizer, remarks_on_optimizers
+from batchfinder.training.parallel import is_wrapped, parallelized, unwrapped
 from batchfinder.training.placement import homes_of, move_beside, move_to_device
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.source import (
@@ -29,20 +30,13 @@ from batchfinder.training.tree import named_tensors
 AUTOCAST_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def check_precision(precision: str) -> None:
-    """Raise a UsageError unless the precision is fp32, bf16 or fp16."""
-    if precision not in AUTOCAST_DTYPES:
-        raise UsageError(f"precision is fp32, bf16 or fp16, not {precision!r}")
-
-
 class TrainingStep:
     """The step of a setup on a device.
 
-    It keeps alive what training keeps alive from step to step. In a plain loop at module level,
-    ``for ...: batch = to(device); output = model(batch); loss = ...``, each variable holds its old
-    value until it gets a new one: the old batch until the next one is on the device, the old output
-    during the forward pass, the old loss until the new one is computed. For a framework's step,
-    :class:`~batchfinder.training.source.KeptUntil` says how long they live.
+    What training keeps alive from step to step is kept alive here too. In a plain loop at module
+    level, ``for ...: batch = to(device); output = model(batch); loss = ...``, each variable holds
+    its old value until the new one takes its place. Steps of frameworks keep what those keep
+    (:class:`~batchfinder.training.source.KeptUntil`).
 
     Args:
         setup: the setup to train. Its model moves to the device and into training mode.
@@ -53,6 +47,8 @@ class TrainingStep:
         batch_dim: the index of the batch dimension.
         strategy: ``"ddp"`` or ``"fsdp"``, together with the other ranks; None: alone.
         is_sharded: the caller has sharded the model, or will shard the optimizer.
+        eval_batch_size: examples of each batch in the validation that follows every step. Default:
+            what the framework that trains says, else no validation.
 
     Attributes:
         optimizer: the optimizer made from the setup, or the user's own.
@@ -61,6 +57,7 @@ class TrainingStep:
         trains_itself: the user's step returned None, so it ran its own backward pass and optimizer.
         warnings: texts for the user, such as a warning about a NaN loss.
         keeps_gradients: the gradients of the last step live until the next backward pass.
+        eval_batch_size: examples of each batch of :meth:`validate`; None: no validation follows.
 
     Raises:
         StepError: the model has nothing to train, or is on the meta device.
@@ -78,9 +75,11 @@ class TrainingStep:
         batch_dim: int = 0,
         strategy: str | None = None,
         is_sharded: bool = False,
+        eval_batch_size: int | None = None,
     ) -> None:
-        check_precision(precision)
-        # Sharding moves the model to the device itself, block by block, and casts by itself.
+        if precision not in AUTOCAST_DTYPES:
+            raise UsageError(f"precision is fp32, bf16 or fp16, not {precision!r}")
+        # Sharding brings the model to the device itself, block by block, and casts by itself.
         is_sharded_here = strategy == "fsdp" and not is_wrapped(setup.model)
         if is_sharded_here:
             move_beside(setup, device, homes_of(setup.model))
@@ -92,8 +91,10 @@ class TrainingStep:
             move_to_device(setup, device)
         self.setup = setup
         self.device = device
-        self.optimizer = make_optimizer(setup.optimizer, setup.model)
+        self.optimizer = self._make_optimizer()
         self._source = source_of(setup, self._warn)
+        self.eval_batch_size = eval_batch_size or self._source.eval_batch_size
+        self._validates = bool(self.eval_batch_size)
         self.keeps_gradients = self._source.keeps_gradients
         self.micro_batches = 2 if accumulate or self._source.accumulates else 1
         self._ahead: list[Any] = []
@@ -115,6 +116,9 @@ class TrainingStep:
         self._compiled = compiled
         self._batch_dim = batch_dim
         self._model: Any = torch.compile(model) if compiled else model
+        # Not through DistributedDataParallel, whose buffers ranks would wait for.
+        self._evaluated_model: Any = self._model if compiled else unwrapped(model)
+        self._evaluation = self._make_evaluation()
         self._kept: list[Any] = [None, None, None]  # batch, output, loss
         self._batch_size = 0
         self._old_output = OldOutput(device, batch_dim)
@@ -124,13 +128,16 @@ class TrainingStep:
                 scaler.load_state_dict({**scaler.state_dict(), "scale": 1.0})
         self._has_old_gradients = False
 
-    def begin(self, batch_size: int, *, is_first: bool) -> None:
+    def begin(
+        self, batch_size: int, small_batch: Callable[[], Any] | None = None, *, is_first: bool
+    ) -> None:
         """Prepare for steps at a batch size.
 
         Args:
-            batch_size: the number of examples in each micro-batch.
-            is_first: True if training starts here; False if the output of an earlier step is
-                alive.
+            batch_size: examples in each micro-batch.
+            small_batch: fetches a batch to train on first, where the mode needs that.
+            is_first: training starts here; otherwise the step goes on from a step before, whose
+                output is alive.
         """
         self._batch_size = batch_size
         if not is_first and self._source.kept_until is KeptUntil.NEXT:
@@ -145,6 +152,9 @@ class TrainingStep:
         Yields:
             Each micro-batch, after training on the one before it.
         """
+        if self._validates and not self.keeps_gradients and not self.trains_itself:
+            # Kept for a validation: most loops clear them when the next step begins.
+            self.optimizer.zero_grad(set_to_none=True)
         if self._source.batches_ahead is None:
             for _ in range(self.micro_batches):
                 if self._source.kept_until is KeptUntil.STEP:
@@ -201,7 +211,6 @@ class TrainingStep:
                     torch._dynamo.maybe_mark_dynamic(tensor, self._batch_dim)
         self._kept = [batch, *self._kept[1:]]
         with self._autocast():
-            # The old value lives until the assignment replaces it, as in a training loop.
             self._kept[1] = self._source(self._model, batch)
             self._stand_in = None
             self._kept[2] = self._source.loss_of(self._kept[1], batch)
@@ -220,14 +229,23 @@ class TrainingStep:
         else:
             self._scaler.step(self.optimizer)
             self._scaler.update()
-            if not self.optimizer.state:
-                # Gradients overflowed even at a scale of 1, and the step was skipped. Run it
-                # anyway: its allocations must be measured, because later steps have them too.
+            if not self.optimizer.state:  # the gradients overflowed; those of later steps do not
                 self.optimizer.step()
         if self.keeps_gradients:
             self._has_old_gradients = True
-        else:
+        elif not self._validates or self._source.clears_gradients:
             self.optimizer.zero_grad(set_to_none=True)
+
+    def validate(self, next_batch: Callable[[], Any]) -> None:
+        """Run the validation that follows the step, beside all that training keeps.
+
+        Args:
+            next_batch: fetches one batch of ``eval_batch_size`` examples to the device.
+        """
+        for batch in self._evaluation.fetch(next_batch):
+            self._evaluation.forward(batch)
+        if self._source.kept_until is not KeptUntil.NEXT:
+            self._evaluation.release()
 
     def check_loss(self) -> None:
         """Warn if the last loss was not a number. Waits for the device."""
@@ -239,22 +257,9 @@ class TrainingStep:
             )
 
     def check_optimizers(self) -> None:
-        """Warn about optimizers of another model, and about optimizers that made no step."""
-        given = self.setup.optimizer
-        if isinstance(given, Optimizer) and not _trains(given, self.setup.model):
-            self._warn(
-                f"the optimizer, {type(given).__name__}, holds no parameter of the model. "
-                "Make it from model.parameters()"
-            )
-        for optimizer in reachable(self.setup.functions):
-            if not isinstance(optimizer, Optimizer):
-                continue
-            is_plain = isinstance(optimizer, SGD) and not optimizer.defaults["momentum"]
-            if not optimizer.state and not is_plain:
-                self._warn(
-                    f"{type(optimizer).__name__}, which the step reaches, made no step, so the "
-                    "memory of its states is not counted. Call its step() in every training step"
-                )
+        """Warn about optimizers of another model, and about those that made no step."""
+        for remark in remarks_on_optimizers(self.setup):
+            self._warn(remark)
 
     def release(self) -> None:
         """Release the batches, the output and the gradients of the last step."""
@@ -263,8 +268,15 @@ class TrainingStep:
         self._stand_in = None
         self._kept = [None, None, None]
         self._ahead = []
+        self._evaluation.release()
         self.optimizer.zero_grad(set_to_none=True)
         self._has_old_gradients = False
+
+    def _make_optimizer(self) -> Optimizer:
+        return make_optimizer(self.setup.optimizer, self.setup.model)
+
+    def _make_evaluation(self) -> Evaluation:
+        return Evaluation(self._evaluated_model, self._source.evaluate, self._autocast)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self._autocast_dtype is None:
@@ -285,11 +297,4 @@ class TrainingStep:
             )
 
     def _warn(self, warning: str) -> None:
-        if warning not in self.warnings:
-            self.warnings.append(warning)
-
-
-def _trains(optimizer: Optimizer, model: nn.Module) -> bool:
-    """Return True if an optimizer holds any parameter of a model."""
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    return any(id(parameter) in held for parameter in model.parameters())
+        self.warnings += [warning] * (warning not in self.warnings)

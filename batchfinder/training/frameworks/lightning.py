@@ -23,6 +23,7 @@ from batchfinder.errors import StepError
 from batchfinder.training.data.drawn import DataBatches
 from batchfinder.training.data.loader import batches_of_loader
 from batchfinder.training.frameworks.methods import methods_replaced
+from batchfinder.training.loss import call_model
 from batchfinder.training.parallel import is_wrapped, unwrapped
 from batchfinder.training.source import KeptUntil, StepSource
 
@@ -37,12 +38,13 @@ def trains_itself(model: nn.Module) -> bool:
         False
     """
     module = unwrapped(model)
-    methods = [getattr(module, name, None) for name in ("training_step", "configure_optimizers")]
-    # The methods of the base class do nothing. Then the user's loop trains the module.
-    return all(
-        callable(method) and method.__module__.partition(".")[0] not in _LIGHTNING
-        for method in methods
-    )
+    names = ("training_step", "configure_optimizers")
+    return all(_is_own(getattr(module, name, None)) for name in names)
+
+
+def _is_own(method: Any) -> bool:
+    """Whether a method is the user's: those of the base class do nothing."""
+    return callable(method) and method.__module__.partition(".")[0] not in _LIGHTNING
 
 
 class OwnTrainingStep(StepSource):
@@ -77,16 +79,18 @@ class OwnTrainingStep(StepSource):
             )
         return loss
 
+    def evaluate(self, model: nn.Module, batch: Any) -> Any:
+        """Return what ``validation_step`` returns, or the forward pass if there is none."""
+        return call_validation_step(model, batch)
 
-def call_training_step(model: nn.Module, batch: Any) -> Any:
-    """Call a LightningModule's ``training_step`` on a batch, as on the first of an epoch.
+
+def call_training_step(model: nn.Module, batch: Any, method: str = "training_step") -> Any:
+    """What a LightningModule's ``training_step`` returns for the first batch of an epoch.
 
     Args:
-        model: the module, or DistributedDataParallel or ``fully_shard`` around it.
-        batch: a batch as the DataLoader yields it.
-
-    Returns:
-        The result of ``training_step``.
+        model: the module; also as DistributedDataParallel or ``fully_shard`` wrap it.
+        batch: as the DataLoader yields it.
+        method: another of its methods that take the same arguments.
 
     Raises:
         StepError: the module is compiled, or asks for its Trainer.
@@ -98,11 +102,23 @@ def call_training_step(model: nn.Module, batch: Any) -> Any:
             "torch.compile does not reach the training_step of a LightningModule; give a step that "
             "calls the model: TrainingSetup(model, sample, step=)"
         )
-    arguments = (batch, 0) if takes_index(module.training_step) else (batch,)
-    with _explained("training_step", "give a step: TrainingSetup(model, sample, step=)"):
+    function = getattr(module, method)
+    arguments = (batch, 0) if takes_index(function) else (batch,)
+    with _explained(method, "give a step: TrainingSetup(model, sample, step=)"):
         if is_wrapped(model):
-            return _through_forward(model, module, arguments)
-        return module.training_step(*arguments)
+            return _through_forward(model, module, function, arguments)
+        return function(*arguments)
+
+
+def call_validation_step(model: nn.Module, batch: Any) -> Any:
+    """What a LightningModule's ``validation_step`` returns; its forward pass if it has none.
+
+    Raises:
+        StepError, Exception: as :func:`call_training_step`.
+    """
+    if not _is_own(getattr(unwrapped(model), "validation_step", None)):
+        return call_model(model, batch)
+    return call_training_step(model, batch, "validation_step")
 
 
 def takes_index(function: Callable[..., Any]) -> bool:
@@ -127,12 +143,14 @@ def _explained(method: str, advice: str) -> Iterator[None]:
         ) from error
 
 
-def _through_forward(model: nn.Module, module: Any, arguments: tuple[Any, ...]) -> Any:
-    """Call ``training_step`` in place of ``forward``, so that wrappers around ``forward`` run."""
+def _through_forward(
+    model: nn.Module, module: Any, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> Any:
+    """Call a function in the place of ``forward``, around which wrappers do their work."""
 
     def redirected(*arguments: Any) -> Any:
-        put_back()  # the step itself may call forward
-        return module.training_step(*arguments)
+        put_back()  # the step itself may well call it
+        return function(*arguments)
 
     with methods_replaced(module, forward=redirected) as put_back:
         return model(*arguments)

@@ -12,7 +12,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from batchfinder.training.frameworks.lightning import call_training_step, own_optimizers
+from batchfinder.training.frameworks.lightning import (
+    call_training_step,
+    call_validation_step,
+    own_optimizers,
+)
 from batchfinder.training.frameworks.methods import methods_replaced
 from batchfinder.training.parallel import unwrapped
 from batchfinder.training.source import KeptUntil, StepSource
@@ -52,6 +56,10 @@ class ManualStep(StepSource):
 
     def loss_of(self, output: Any, batch: Any) -> None:
         """Return None: the step has trained by itself."""
+
+    def evaluate(self, model: nn.Module, batch: Any) -> Any:
+        """Return what ``validation_step`` returns, or the forward pass if there is none."""
+        return call_validation_step(model, batch)
 
 
 def _in_the_trainers_place(

@@ -15,6 +15,7 @@ import copy
 import inspect
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from torch.optim import Optimizer
 
 from batchfinder.errors import StepError
 from batchfinder.training.frameworks.methods import methods_replaced
+from batchfinder.training.frameworks.trainer_evaluation import GatheredEvaluation
+from batchfinder.training.loss import call_model
 from batchfinder.training.parallel import unwrapped
 from batchfinder.training.setup import Trainer
 from batchfinder.training.source import KeptUntil, StepSource
@@ -53,6 +56,7 @@ class TrainerStep(StepSource):
 
     name = "compute_loss of the Trainer"
     kept_until = KeptUntil.BACKWARD
+    clears_gradients = True
 
     def __init__(self, trainer: Trainer) -> None:
         for option in ("deepspeed", "fsdp"):
@@ -70,6 +74,8 @@ class TrainerStep(StepSource):
                 "batch of prompts: return (model, sample) in place of it, with the longest "
                 "completions that there will be, and give its loss as step"
             )
+        self._evaluation = GatheredEvaluation.of(trainer)
+        self.eval_batch_size = self._evaluation.batch_size if self._evaluation else None
         self._trainer = _without_data(trainer)
         vars(self._trainer).update({k: _own(value) for k, value in vars(self._trainer).items()})
         self.held = {
@@ -85,23 +91,15 @@ class TrainerStep(StepSource):
         """Return the same step with copies of what it holds; the Trainer is shared."""
         step = copy.copy(self)
         step.held = copy.deepcopy(self.held, memo)
+        step._evaluation = self._evaluation and replace(self._evaluation)
         return step
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the loss of a batch that is on the model's device."""
         module = unwrapped(model)
-        model.train()  # all of its parts, as ``training_step`` does
-        args = self._trainer.args
-        _save_activations(module, args)
-        acting = _acting(
-            self._trainer,
-            **self.held,
-            model=module,
-            model_wrapped=model,
-            current_gradient_accumulation_steps=getattr(args, "gradient_accumulation_steps", 1),
-            # The batch is already on its device, which may differ from the arguments' device.
-            _prepare_input=_unchanged,
-        )
+        model.train()  # every part, whatever mode it had, as ``training_step`` does
+        _save_activations(module, self._trainer.args)
+        acting = self._acting_on(model)
         items = _items_in(acting, batch)
         if hasattr(acting, "_prepare_inputs"):
             batch = acting._prepare_inputs(batch)
@@ -113,6 +111,40 @@ class TrainerStep(StepSource):
         """Return the loss, which is all that ``compute_loss`` returns."""
         loss: Tensor = output
         return loss
+
+    def evaluate(self, model: nn.Module, batch: Any) -> Any:
+        """Return loss, logits and labels as ``prediction_step`` does.
+
+        Beside them is what ``evaluation_loop`` has gathered on the device by the last batch.
+        """
+        acting = self._acting_on(model)
+        if not hasattr(acting, "prediction_step"):
+            return call_model(model, batch)
+        only_loss = not acting.compute_metrics or acting.args.prediction_loss_only
+        gathered = self._evaluation or GatheredEvaluation()
+        with gathered.before_last_batch(), in_precision(acting.model, _lower_precision(acting)):
+            results = acting.prediction_step(model, batch, only_loss)
+            if not only_loss:
+                results = gathered.with_last_batch(acting, *results)
+        return results
+
+    def infer(self, model: nn.Module, batch: Any) -> Any:
+        """Call the model as ``predict`` does, on a batch without labels."""
+        labels = getattr(self._trainer, "label_names", None) or ["labels"]
+        return call_model(model, {k: v for k, v in batch.items() if k not in labels})
+
+    def _acting_on(self, model: nn.Module) -> Any:
+        args = self._trainer.args
+        return _acting(
+            self._trainer,
+            **self.held,
+            model=unwrapped(model),
+            model_wrapped=model,
+            current_gradient_accumulation_steps=getattr(args, "gradient_accumulation_steps", 1),
+            # The batch is where it belongs, which need not be the device of the arguments.
+            _prepare_input=_unchanged,
+            compute_loss_context_manager=contextlib.nullcontext,  # see in_precision
+        )
 
 
 class TrainerOptimizer:
