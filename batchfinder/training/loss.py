@@ -149,7 +149,7 @@ def _plain(output: Any) -> Any:
 
 
 def _prediction(output: Any) -> Tensor | None:
-    """Return what to compare with the targets: the output, its logits, or its first tensor."""
+    """Return the tensor to compare with the targets: the output, its logits or first tensor."""
     if isinstance(output, Tensor):
         return output
     logits = output.get("logits") if isinstance(output, Mapping) else None

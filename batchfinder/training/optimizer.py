@@ -124,7 +124,7 @@ def _without_closure(optimizer: Optimizer) -> Optimizer:
 
 
 def remarks_on_optimizers(setup: TrainingSetup) -> Iterator[str]:
-    """Yield warnings about optimizers of another model, and about those that made no step."""
+    """Yield warnings about optimizers of another model, and optimizers that made no step."""
     given = setup.optimizer
     if isinstance(given, Optimizer) and not _trains(given, setup.model):
         yield (
@@ -143,7 +143,7 @@ def remarks_on_optimizers(setup: TrainingSetup) -> Iterator[str]:
 
 
 def _trains(optimizer: Optimizer, model: nn.Module) -> bool:
-    """Return whether an optimizer holds any parameter of a model."""
+    """Return True if an optimizer holds any parameter of a model."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     return any(id(parameter) in held for parameter in model.parameters())
 

@@ -141,7 +141,7 @@ def _repeated_children(parent: nn.Module) -> list[nn.Module]:
 
 
 def _parameter_users(model: nn.Module) -> dict[int, int]:
-    """Return how many modules hold each parameter of a model, by the parameter's id."""
+    """Count the modules that hold each parameter of a model, by the parameter's id."""
     return Counter(
         id(parameter)
         for _, module in model.named_modules(remove_duplicate=False)

@@ -41,9 +41,9 @@ class StepSource(Protocol):
         returns_loss: it must return a loss; otherwise it may return None, if it trains by itself.
         kept_until: when output and loss are released; without ``batches_ahead`` the batch too.
         takes_bf16: a step that trains by itself may run under bf16 autocast.
-        eval_batch_size: examples of each batch in the validation that is a part of this training;
-            None: the user has to say so.
-        clears_gradients: gradients are gone by the time a validation begins.
+        eval_batch_size: the number of examples in each batch of the validation that is part of
+            this training; None: only the user may ask for a validation.
+        clears_gradients: the step clears the gradients before a validation begins.
     """
 
     name: str
@@ -63,13 +63,13 @@ class StepSource(Protocol):
         """Return the loss of the output; None if the step has trained by itself."""
 
     def evaluate(self, model: nn.Module, batch: Any) -> Any:
-        """Run forward pass and loss of a validation; return what is kept until the next batch."""
+        """Run forward pass and loss of a validation. Return the part kept until the next batch."""
         output = self(model, batch)
         self.loss_of(output, batch)
         return output
 
     def infer(self, model: nn.Module, batch: Any) -> Any:
-        """Run the forward pass of the model alone, and return its output."""
+        """Run only the forward pass of the model, and return its output."""
         return call_model(model, batch)
 
 
@@ -100,7 +100,7 @@ class PlainLoop(StepSource):
         return loss
 
     def evaluate(self, model: nn.Module, batch: Any) -> Any:
-        """Run the forward pass, and the loss if there is one in eval mode."""
+        """Run the forward pass, and the loss if the model allows one in eval mode."""
         output = self(model, batch)
         if self._loss_fn is not None:
             call_loss(self._loss_fn, output, batch)
@@ -129,10 +129,10 @@ class UserStep(StepSource):
         return output if loss is None else loss
 
     def evaluate(self, model: nn.Module, batch: Any) -> Any:
-        """Call the step, which must not train without gradients.
+        """Call the step with gradients disabled. Then it must not run a backward pass.
 
         Raises:
-            StepError: it does.
+            StepError: the step runs a backward pass.
         """
         try:
             return self._step(model, batch)
@@ -145,7 +145,7 @@ class UserStep(StepSource):
             ) from error
 
     def infer(self, model: nn.Module, batch: Any) -> Any:
-        """Call the step: it alone knows how the model is called."""
+        """Call the step, because only the step knows how to call the model."""
         return self.evaluate(model, batch)
 
 

@@ -33,9 +33,9 @@ AUTOCAST_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 class TrainingStep:
     """The step of a setup on a device.
 
-    What training keeps alive from step to step is kept alive here too. In a plain loop at module
-    level, ``for ...: batch = to(device); output = model(batch); loss = ...``, each variable holds
-    its old value until the new one takes its place. Steps of frameworks keep what those keep
+    It keeps alive what training keeps alive from step to step. In a plain loop at module level,
+    ``for ...: batch = to(device); output = model(batch); loss = ...``, each variable holds its old
+    value until it gets a new one. Frameworks release values earlier
     (:class:`~batchfinder.training.source.KeptUntil`).
 
     Args:
@@ -47,8 +47,8 @@ class TrainingStep:
         batch_dim: the index of the batch dimension.
         strategy: ``"ddp"`` or ``"fsdp"``, together with the other ranks; None: alone.
         is_sharded: the caller has sharded the model, or will shard the optimizer.
-        eval_batch_size: examples of each batch in the validation that follows every step. Default:
-            what the framework that trains says, else no validation.
+        eval_batch_size: the number of examples in each batch of the validation after every step.
+            Default: the framework's own, else no validation.
 
     Attributes:
         optimizer: the optimizer made from the setup, or the user's own.
@@ -57,7 +57,7 @@ class TrainingStep:
         trains_itself: the user's step returned None, so it ran its own backward pass and optimizer.
         warnings: texts for the user, such as a warning about a NaN loss.
         keeps_gradients: the gradients of the last step live until the next backward pass.
-        eval_batch_size: examples of each batch of :meth:`validate`; None: no validation follows.
+        eval_batch_size: the examples in each batch of :meth:`validate`; None: no validation.
 
     Raises:
         StepError: the model has nothing to train, or is on the meta device.
@@ -79,7 +79,7 @@ class TrainingStep:
     ) -> None:
         if precision not in AUTOCAST_DTYPES:
             raise UsageError(f"precision is fp32, bf16 or fp16, not {precision!r}")
-        # Sharding brings the model to the device itself, block by block, and casts by itself.
+        # Sharding moves the model to the device itself, block by block, and casts by itself.
         is_sharded_here = strategy == "fsdp" and not is_wrapped(setup.model)
         if is_sharded_here:
             move_beside(setup, device, homes_of(setup.model))
@@ -116,7 +116,7 @@ class TrainingStep:
         self._compiled = compiled
         self._batch_dim = batch_dim
         self._model: Any = torch.compile(model) if compiled else model
-        # Not through DistributedDataParallel, whose buffers ranks would wait for.
+        # Not DistributedDataParallel: its ranks would wait for each other to sync buffers.
         self._evaluated_model: Any = self._model if compiled else unwrapped(model)
         self._evaluation = self._make_evaluation()
         self._kept: list[Any] = [None, None, None]  # batch, output, loss
@@ -134,10 +134,10 @@ class TrainingStep:
         """Prepare for steps at a batch size.
 
         Args:
-            batch_size: examples in each micro-batch.
-            small_batch: fetches a batch to train on first, where the mode needs that.
-            is_first: training starts here; otherwise the step goes on from a step before, whose
-                output is alive.
+            batch_size: the number of examples in each micro-batch.
+            small_batch: fetches a batch to train on first, if the mode needs that.
+            is_first: True if training starts here; False if the output of an earlier step is
+                alive.
         """
         self._batch_size = batch_size
         if not is_first and self._source.kept_until is KeptUntil.NEXT:
@@ -153,7 +153,7 @@ class TrainingStep:
             Each micro-batch, after training on the one before it.
         """
         if self._validates and not self.keeps_gradients and not self.trains_itself:
-            # Kept for a validation: most loops clear them when the next step begins.
+            # Gradients were kept for the validation. Most loops clear them when a step begins.
             self.optimizer.zero_grad(set_to_none=True)
         if self._source.batches_ahead is None:
             for _ in range(self.micro_batches):
@@ -229,7 +229,7 @@ class TrainingStep:
         else:
             self._scaler.step(self.optimizer)
             self._scaler.update()
-            if not self.optimizer.state:  # the gradients overflowed; those of later steps do not
+            if not self.optimizer.state:  # an overflow skipped it; later steps run
                 self.optimizer.step()
         if self.keeps_gradients:
             self._has_old_gradients = True
@@ -237,7 +237,7 @@ class TrainingStep:
             self.optimizer.zero_grad(set_to_none=True)
 
     def validate(self, next_batch: Callable[[], Any]) -> None:
-        """Run the validation that follows the step, beside all that training keeps.
+        """Run the validation after the step, while everything that training keeps is alive.
 
         Args:
             next_batch: fetches one batch of ``eval_batch_size`` examples to the device.
@@ -257,7 +257,7 @@ class TrainingStep:
             )
 
     def check_optimizers(self) -> None:
-        """Warn about optimizers of another model, and about those that made no step."""
+        """Warn about optimizers of another model, and about optimizers that made no step."""
         for remark in remarks_on_optimizers(self.setup):
             self._warn(remark)
 

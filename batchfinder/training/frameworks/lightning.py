@@ -43,7 +43,7 @@ def trains_itself(model: nn.Module) -> bool:
 
 
 def _is_own(method: Any) -> bool:
-    """Whether a method is the user's: those of the base class do nothing."""
+    """Return True if a method is the user's. The methods of the base class do nothing."""
     return callable(method) and method.__module__.partition(".")[0] not in _LIGHTNING
 
 
@@ -61,7 +61,7 @@ class OwnTrainingStep(StepSource):
     kept_until = KeptUntil.STEP
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
-        """Return what ``training_step`` returns for the first batch of an epoch."""
+        """Return the result of ``training_step`` for the first batch of an epoch."""
         return call_training_step(model, batch)
 
     def loss_of(self, output: Any, batch: Any) -> Tensor:
@@ -80,17 +80,20 @@ class OwnTrainingStep(StepSource):
         return loss
 
     def evaluate(self, model: nn.Module, batch: Any) -> Any:
-        """Return what ``validation_step`` returns, or the forward pass if there is none."""
+        """Return the result of ``validation_step``, or of the forward pass if there is none."""
         return call_validation_step(model, batch)
 
 
 def call_training_step(model: nn.Module, batch: Any, method: str = "training_step") -> Any:
-    """What a LightningModule's ``training_step`` returns for the first batch of an epoch.
+    """Call a LightningModule's ``training_step`` on a batch, as on the first of an epoch.
 
     Args:
-        model: the module; also as DistributedDataParallel or ``fully_shard`` wrap it.
-        batch: as the DataLoader yields it.
-        method: another of its methods that take the same arguments.
+        model: the module, or DistributedDataParallel or ``fully_shard`` around it.
+        batch: a batch as the DataLoader yields it.
+        method: the name of the method, if it is another one with the same arguments.
+
+    Returns:
+        The result of the method.
 
     Raises:
         StepError: the module is compiled, or asks for its Trainer.
@@ -111,10 +114,11 @@ def call_training_step(model: nn.Module, batch: Any, method: str = "training_ste
 
 
 def call_validation_step(model: nn.Module, batch: Any) -> Any:
-    """What a LightningModule's ``validation_step`` returns; its forward pass if it has none.
+    """Call a LightningModule's ``validation_step``, or its forward pass if it has none.
 
     Raises:
-        StepError, Exception: as :func:`call_training_step`.
+        StepError: the module is compiled, or asks for its Trainer.
+        Exception: what the method raises, including out-of-memory errors.
     """
     if not _is_own(getattr(unwrapped(model), "validation_step", None)):
         return call_model(model, batch)
@@ -146,10 +150,10 @@ def _explained(method: str, advice: str) -> Iterator[None]:
 def _through_forward(
     model: nn.Module, module: Any, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> Any:
-    """Call a function in the place of ``forward``, around which wrappers do their work."""
+    """Call a function in place of ``forward``, so that wrappers around ``forward`` run."""
 
     def redirected(*arguments: Any) -> Any:
-        put_back()  # the step itself may well call it
+        put_back()  # the step itself may call forward
         return function(*arguments)
 
     with methods_replaced(module, forward=redirected) as put_back:

@@ -58,7 +58,7 @@ class ManualStep(StepSource):
         """Return None: the step has trained by itself."""
 
     def evaluate(self, model: nn.Module, batch: Any) -> Any:
-        """Return what ``validation_step`` returns, or the forward pass if there is none."""
+        """Return the result of ``validation_step``, or of the forward pass if there is none."""
         return call_validation_step(model, batch)
 
 

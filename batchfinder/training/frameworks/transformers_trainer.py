@@ -97,7 +97,7 @@ class TrainerStep(StepSource):
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the loss of a batch that is on the model's device."""
         module = unwrapped(model)
-        model.train()  # every part, whatever mode it had, as ``training_step`` does
+        model.train()  # all of its parts, as ``training_step`` does
         _save_activations(module, self._trainer.args)
         acting = self._acting_on(model)
         items = _items_in(acting, batch)
@@ -115,7 +115,7 @@ class TrainerStep(StepSource):
     def evaluate(self, model: nn.Module, batch: Any) -> Any:
         """Return loss, logits and labels as ``prediction_step`` does.
 
-        Beside them is what ``evaluation_loop`` has gathered on the device by the last batch.
+        The results that ``evaluation_loop`` has gathered before the last batch are on the device.
         """
         acting = self._acting_on(model)
         if not hasattr(acting, "prediction_step"):
@@ -141,7 +141,7 @@ class TrainerStep(StepSource):
             model=unwrapped(model),
             model_wrapped=model,
             current_gradient_accumulation_steps=getattr(args, "gradient_accumulation_steps", 1),
-            # The batch is where it belongs, which need not be the device of the arguments.
+            # The batch is already on its device, which may differ from the arguments' device.
             _prepare_input=_unchanged,
             compute_loss_context_manager=contextlib.nullcontext,  # see in_precision
         )
