@@ -1,4 +1,4 @@
-"""From "adamw", a factory or an instance to an optimizer over the model's parameters."""
+"""Make an optimizer over the model's parameters from a name, a factory or an instance."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
-import torch._dynamo  # as making the first optimizer does, which may be under a memory limit
+import torch._dynamo  # the first optimizer imports it, possibly under a memory limit
 from torch import nn
 from torch.optim import SGD, Optimizer
 
@@ -21,22 +21,24 @@ DEFAULT_OPTIMIZER = "adamw"
 
 
 def optimizer_names() -> dict[str, type[Optimizer]]:
-    """The classes of ``torch.optim`` that a plain training step can use, by lower-case name."""
+    """Return the ``torch.optim`` classes that plain training steps can use, by lower-case name."""
     return {
         name.lower(): cls
         for name, cls in vars(torch.optim).items()
         if inspect.isclass(cls)
         and issubclass(cls, Optimizer)
-        # The base class, and the one whose step needs a closure that recomputes the loss.
+        # Optimizer is the base class. The step of LBFGS needs a closure that recomputes the loss.
         and name not in ("Optimizer", "LBFGS")
     }
 
 
 def find_optimizer(name: str) -> type[Optimizer]:
-    """The class of ``torch.optim`` with this name, whatever its case.
+    """Return the class of ``torch.optim`` with this name; upper and lower case are the same.
+
+    A Trainer's name of an optimizer of bitsandbytes, such as adamw_8bit, is accepted too.
 
     Raises:
-        UsageError: there is none; names the nearest.
+        UsageError: there is none. The text names the nearest ones.
 
     Example:
         >>> find_optimizer("adamw")
@@ -59,7 +61,7 @@ def find_optimizer(name: str) -> type[Optimizer]:
 
 
 def _of_bitsandbytes(name: str) -> type[Optimizer] | None:
-    """Return its class by a Trainer's name, such as adamw_8bit or paged_adamw_8bit."""
+    """Return the class for a Trainer's name, such as paged_adamw_8bit; None for other names."""
     key = name.lower().replace("_", "")
     if not key.startswith("paged") and not key.endswith("bit"):
         return None
@@ -71,17 +73,17 @@ def _of_bitsandbytes(name: str) -> type[Optimizer] | None:
 
 
 def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:
-    """An optimizer over the model's trainable parameters.
+    """Make an optimizer over the model's trainable parameters.
 
     Args:
-        spec: an instance, returned as it is; a factory called with the parameters; a name; None
+        spec: an instance, returned unchanged; a factory to call with the parameters; a name; None
             for AdamW with its default settings.
-        model: where the parameters come from.
+        model: the owner of the parameters.
 
     Raises:
         StepError: the model has nothing to train, the factory made something else, or the
             optimizer's step demands a closure.
-        UsageError: no optimizer has this name, or it is nothing of all that.
+        UsageError: no optimizer has this name, or ``spec`` has another type.
     """
     if isinstance(spec, Optimizer):
         return _without_closure(spec)
@@ -111,7 +113,7 @@ def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:
 
 
 def _without_closure(optimizer: Optimizer) -> Optimizer:
-    """The optimizer, unless its step demands a function that computes loss and gradients anew."""
+    """Return the optimizer. Raise a StepError if its step demands a closure for the loss."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise StepError(
@@ -122,7 +124,7 @@ def _without_closure(optimizer: Optimizer) -> Optimizer:
 
 
 def remarks_on_optimizers(setup: TrainingSetup) -> Iterator[str]:
-    """Yield warnings about optimizers of another model, and about those that made no step."""
+    """Yield warnings about optimizers of another model, and optimizers that made no step."""
     given = setup.optimizer
     if isinstance(given, Optimizer) and not _trains(given, setup.model):
         yield (
@@ -141,7 +143,7 @@ def remarks_on_optimizers(setup: TrainingSetup) -> Iterator[str]:
 
 
 def _trains(optimizer: Optimizer, model: nn.Module) -> bool:
-    """Return whether an optimizer holds any parameter of a model."""
+    """Return True if an optimizer holds any parameter of a model."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     return any(id(parameter) in held for parameter in model.parameters())
 

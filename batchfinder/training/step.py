@@ -33,31 +33,31 @@ AUTOCAST_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 class TrainingStep:
     """The step of a setup on a device.
 
-    What training keeps alive from step to step is kept alive here too. In a plain loop at module
-    level, ``for ...: batch = to(device); output = model(batch); loss = ...``, each variable holds
-    its old value until the new one takes its place. Steps of frameworks keep what those keep
+    It keeps alive what training keeps alive from step to step. In a plain loop at module level,
+    ``for ...: batch = to(device); output = model(batch); loss = ...``, each variable holds its old
+    value until it gets a new one. Frameworks release values earlier
     (:class:`~batchfinder.training.source.KeptUntil`).
 
     Args:
-        setup: what to train. Its model is brought to the device and into training mode.
-        device: where to train.
+        setup: the setup to train. Its model moves to the device and into training mode.
+        device: the device to train on.
         precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` with autocast (fp16: and a GradScaler).
         compiled: run the model through ``torch.compile`` with a dynamic batch dimension.
         accumulate: train with gradient accumulation.
         batch_dim: the index of the batch dimension.
         strategy: ``"ddp"`` or ``"fsdp"``, together with the other ranks; None: alone.
         is_sharded: the caller has sharded the model, or will shard the optimizer.
-        eval_batch_size: examples of each batch in the validation that follows every step. Default:
-            what the framework that trains says, else no validation.
+        eval_batch_size: the number of examples in each batch of the validation after every step.
+            Default: the framework's own, else no validation.
 
     Attributes:
-        optimizer: made from the setup, or the user's own.
-        micro_batches: number that a step needs to show its peak: 2 with accumulation, because the
-            gradients of the first are alive in the second.
+        optimizer: the optimizer made from the setup, or the user's own.
+        micro_batches: the number that a step needs to reach its peak memory: 2 with accumulation,
+            because the gradients of the first are alive in the second.
         trains_itself: the user's step returned None, so it ran its own backward pass and optimizer.
-        warnings: what the user should know about the step, such as a NaN loss.
+        warnings: texts for the user, such as a warning about a NaN loss.
         keeps_gradients: the gradients of the last step live until the next backward pass.
-        eval_batch_size: examples of each batch of :meth:`validate`; None: no validation follows.
+        eval_batch_size: the examples in each batch of :meth:`validate`; None: no validation.
 
     Raises:
         StepError: the model has nothing to train, or is on the meta device.
@@ -79,7 +79,7 @@ class TrainingStep:
     ) -> None:
         if precision not in AUTOCAST_DTYPES:
             raise UsageError(f"precision is fp32, bf16 or fp16, not {precision!r}")
-        # Sharding brings the model to the device itself, block by block, and casts by itself.
+        # Sharding moves the model to the device itself, block by block, and casts by itself.
         is_sharded_here = strategy == "fsdp" and not is_wrapped(setup.model)
         if is_sharded_here:
             move_beside(setup, device, homes_of(setup.model))
@@ -108,22 +108,22 @@ class TrainingStep:
         }
         self._added = [option for option, is_asked in asked.items() if is_asked]
         self._autocast_dtype = None if is_sharded_here else AUTOCAST_DTYPES[precision]
-        # From a scale of 1 no first step overflows and is skipped, which would leave the
-        # optimizer without its states. The scale changes no tensor's size.
+        # A scale of 1 keeps the first step from overflowing. An overflow would skip it, and the
+        # optimizer would have no states. The scale changes no tensor's size.
         self._scaler = (
             torch.amp.GradScaler(device.type, init_scale=1.0) if precision == "fp16" else None
         )
         self._compiled = compiled
         self._batch_dim = batch_dim
         self._model: Any = torch.compile(model) if compiled else model
-        # Not through DistributedDataParallel, whose buffers ranks would wait for.
+        # Not DistributedDataParallel: its ranks would wait for each other to sync buffers.
         self._evaluated_model: Any = self._model if compiled else unwrapped(model)
         self._evaluation = self._make_evaluation()
         self._kept: list[Any] = [None, None, None]  # batch, output, loss
         self._batch_size = 0
         self._old_output = OldOutput(device, batch_dim)
         self._stand_in: list[Tensor] | None = None
-        for scaler in reachable(setup.functions):  # the user's own, also from a scale of 1
+        for scaler in reachable(setup.functions):  # the user's own start at 1 too
             if isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled():
                 scaler.load_state_dict({**scaler.state_dict(), "scale": 1.0})
         self._has_old_gradients = False
@@ -134,10 +134,10 @@ class TrainingStep:
         """Prepare for steps at a batch size.
 
         Args:
-            batch_size: examples in each micro-batch.
-            small_batch: fetches a batch to train on first, where the mode needs that.
-            is_first: training starts here; otherwise the step goes on from a step before, whose
-                output is alive.
+            batch_size: the number of examples in each micro-batch.
+            small_batch: fetches a batch to train on first, if the mode needs that.
+            is_first: True if training starts here; False if the output of an earlier step is
+                alive.
         """
         self._batch_size = batch_size
         if not is_first and self._source.kept_until is KeptUntil.NEXT:
@@ -150,10 +150,10 @@ class TrainingStep:
             next_batch: fetches one micro-batch to the device.
 
         Yields:
-            Each micro-batch when the one before it has been trained on.
+            Each micro-batch, after training on the one before it.
         """
         if self._validates and not self.keeps_gradients and not self.trains_itself:
-            # Kept for a validation: most loops clear them when the next step begins.
+            # Gradients were kept for the validation. Most loops clear them when a step begins.
             self.optimizer.zero_grad(set_to_none=True)
         if self._source.batches_ahead is None:
             for _ in range(self.micro_batches):
@@ -161,7 +161,7 @@ class TrainingStep:
                     self._kept = [None, None, None]
                 yield next_batch()
             return
-        # The last ones go when all of the next are there.
+        # The old micro-batches are released once all new ones are on the device.
         count = max(self.micro_batches, self._source.batches_ahead)
         self._ahead = [next_batch() for _ in range(count)]
         for place in range(self.micro_batches):
@@ -229,7 +229,7 @@ class TrainingStep:
         else:
             self._scaler.step(self.optimizer)
             self._scaler.update()
-            if not self.optimizer.state:  # the gradients overflowed; those of later steps do not
+            if not self.optimizer.state:  # an overflow skipped it; later steps run
                 self.optimizer.step()
         if self.keeps_gradients:
             self._has_old_gradients = True
@@ -237,7 +237,7 @@ class TrainingStep:
             self.optimizer.zero_grad(set_to_none=True)
 
     def validate(self, next_batch: Callable[[], Any]) -> None:
-        """Run the validation that follows the step, beside all that training keeps.
+        """Run the validation after the step, while everything that training keeps is alive.
 
         Args:
             next_batch: fetches one batch of ``eval_batch_size`` examples to the device.
@@ -257,12 +257,12 @@ class TrainingStep:
             )
 
     def check_optimizers(self) -> None:
-        """Warn about optimizers of another model, and about those that made no step."""
+        """Warn about optimizers of another model, and about optimizers that made no step."""
         for remark in remarks_on_optimizers(self.setup):
             self._warn(remark)
 
     def release(self) -> None:
-        """Let go of the batches, the output and the gradients of the last step."""
+        """Release the batches, the output and the gradients of the last step."""
         if self._stand_in is None and self._kept[1] is not None and self._batch_size:
             self._old_output.note(self._kept[1], self._batch_size)
         self._stand_in = None

@@ -1,4 +1,4 @@
-"""What the evaluation of a ``Trainer`` gathers on the device before it comes to an end.
+"""Simulate the results that the evaluation of a ``Trainer`` gathers on the device.
 
 Source: ``Trainer.evaluation_loop`` and ``EvalLoopContainer`` of Transformers
 (https://github.com/huggingface/transformers/blob/main/src/transformers/trainer.py).
@@ -22,13 +22,13 @@ from batchfinder.training.tree import named_tensors
 class GatheredEvaluation:
     """The logits and labels that an evaluation keeps on the device for ``compute_metrics``.
 
-    Each batch is concatenated to those before it, so old and new tensors exist together. A few
-    batches run here; blocks stand in for what all the others have left.
+    Each batch is concatenated to the batches before it, so old and new tensors exist together. Only
+    a few batches run here. Blocks of the same size replace the results of all others.
 
     Attributes:
-        batch_size: examples of each batch.
-        examples: examples that are gathered before they go to the host.
-        is_concatenated: the batches are concatenated, not kept in a list.
+        batch_size: the number of examples in each batch.
+        examples: the number of examples that are gathered before they move to the host.
+        is_concatenated: True if the batches are concatenated, False if they are kept in a list.
     """
 
     batch_size: int = 0
@@ -40,12 +40,12 @@ class GatheredEvaluation:
 
     @classmethod
     def of(cls, trainer: Trainer) -> GatheredEvaluation | None:
-        """The evaluation of a Trainer; None if it has no data to evaluate on."""
+        """Return the evaluation of a Trainer; None if it has no data to evaluate on."""
         dataset = getattr(trainer, "eval_dataset", None)
         batch_size = getattr(trainer.args, "per_device_eval_batch_size", None)
         if not dataset or not batch_size:
             return None
-        if isinstance(dataset, dict):  # one evaluation for each
+        if isinstance(dataset, dict):  # one evaluation per data set
             dataset = max(dataset.values(), key=_length)
         examples = _length(dataset)
         steps = getattr(trainer.args, "eval_accumulation_steps", None)
@@ -58,7 +58,7 @@ class GatheredEvaluation:
 
     @contextmanager
     def before_last_batch(self) -> Iterator[None]:
-        """Hold what all batches before the last have left, once a batch has shown its size."""
+        """Hold blocks for the results of all earlier batches, once a batch has shown their size."""
         self._old = self._blocks(self.examples - self.batch_size)
         try:
             yield
@@ -66,13 +66,13 @@ class GatheredEvaluation:
             self._old = []
 
     def with_last_batch(self, acting: Any, loss: Any, logits: Any, labels: Any) -> Any:
-        """Return the results of the last batch, as they are gathered.
+        """Return the results of the last batch as the Trainer gathers them.
 
         Args:
             acting: the Trainer.
-            loss: of the batch.
-            logits: of the batch.
-            labels: of the batch.
+            loss: the loss of the batch.
+            logits: the logits of the batch.
+            labels: the labels of the batch.
 
         Raises:
             Exception: what ``preprocess_logits_for_metrics`` raises; out-of-memory errors.
@@ -83,12 +83,12 @@ class GatheredEvaluation:
         self._bytes_per_example = [tensor.nbytes / len(tensor) for tensor in tensors]
         self._device = tensors[0].device if tensors else None
         if self.is_concatenated:
-            self._blocks(self.examples)  # beside the old ones, for a moment
+            self._blocks(self.examples)  # these exist together with the old ones for a moment
         return loss, logits, labels
 
     def _blocks(self, examples: int) -> list[Tensor]:
         sizes = [int(size * max(0, examples)) for size in self._bytes_per_example]
-        # Filled: on the CPU, memory that has not been written to does not count.
+        # The blocks are filled because on the CPU only memory that was written to counts.
         return [torch.full((n,), 1, dtype=torch.uint8, device=self._device) for n in sizes]
 
 

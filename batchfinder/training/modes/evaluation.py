@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import nn
 
-# The second forward pass has the output of the first beside it, and shows the peak.
+# The forward passes that reach the peak memory: in the second, the output of the first is alive.
 BATCHES = 2
 
 
 class Evaluation:
     """The loop ``for ...: batch = to(device); output = model(batch)`` without gradients.
 
-    Each variable holds its old value until the new one takes its place.
+    Each variable holds its old value until it gets a new one.
 
     Args:
-        model: what ``run`` is called with.
-        run: ``run(model, batch) -> output``; what it returns is kept until the next output.
+        model: the model to pass to ``run``.
+        run: ``run(model, batch) -> output``. The output is kept until the next one.
         autocast: makes the context of each forward pass.
     """
 
@@ -36,7 +36,7 @@ class Evaluation:
         self._kept: list[Any] = [None, None]
 
     def fetch(self, next_batch: Callable[[], Any]) -> Iterator[Any]:
-        """Yield the batches that show the peak, each when the one before it has run."""
+        """Yield as many batches as the peak needs, each after the one before it has run."""
         for _ in range(BATCHES):
             yield next_batch()
 
@@ -51,13 +51,13 @@ class Evaluation:
             self._kept[1] = self._run(self._model, batch)
 
     def release(self) -> None:
-        """Let go of the last batch and its output."""
+        """Release the last batch and its output."""
         self._kept = [None, None]
 
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Run a block in eval mode; afterwards each module is in the mode that it was in.
+    """Run a block in eval mode. Afterwards each module is in its old mode again.
 
     Example:
         >>> layer = nn.Dropout()
@@ -73,7 +73,7 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        # By its own method: some modules merge weights in eval mode, and split them here.
+        # Call train() itself: some modules merge weights in eval mode, and split them here.
         model.train(in_training)
         for module in model.modules():
             module.training = True

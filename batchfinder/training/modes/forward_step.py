@@ -1,4 +1,4 @@
-"""Steps without training: validation beside the states of a training, and inference."""
+"""Steps without training: validation during a training, and inference."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from batchfinder.training.step import TrainingStep
 
 
 class EvalStep(TrainingStep):
-    """Forward passes and losses of a validation, while a training waits for its end.
+    """Forward passes and losses of a validation during a training.
 
-    Gradients and optimizer states are on the device, as training leaves them.
+    The gradients and optimizer states of the training are on the device.
     """
 
     def __init__(self, setup: TrainingSetup, device: torch.device, **options: Any) -> None:
@@ -30,7 +30,7 @@ class EvalStep(TrainingStep):
     def begin(
         self, batch_size: int, small_batch: Callable[[], Any] | None = None, *, is_first: bool
     ) -> None:
-        """Train on a small batch, for the gradients, the states and the workspaces of kernels."""
+        """Train on a small batch to allocate gradients, optimizer states and kernel workspaces."""
         if small_batch is not None:
             self._trains = True
             super().forward_backward(small_batch())
@@ -73,7 +73,7 @@ class InferenceStep(EvalStep):
         """Do nothing: nothing is trained."""
 
     def _make_optimizer(self) -> Optimizer:
-        return SGD([nn.Parameter(torch.empty(0))])  # of nothing
+        return SGD([nn.Parameter(torch.empty(0))])  # an optimizer of no weights
 
     def _make_evaluation(self) -> Evaluation:
         return Evaluation(self._evaluated_model, self._source.infer, self._autocast)
