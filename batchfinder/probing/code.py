@@ -95,7 +95,9 @@ def surroundings() -> dict[str, str]:
 
 def _is_users(path: Path) -> bool:
     parts = {"site-packages", "dist-packages"} & {*path.parts}
-    return not parts and not any(folder in path.parents for folder in (_OURS, *_INSTALLED))
+    return not parts and not any(
+        folder in path.parents for folder in (_OURS, *_INSTALLED, *_SYSTEM)
+    )
 
 
 def _text(path: Path) -> str:
