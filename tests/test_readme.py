@@ -16,7 +16,7 @@ from marks import needs_fully_shard
 from processes import REPOSITORY, idle_bytes, run_python
 
 from batchfinder import BatchSizeResult, Probe
-from batchfinder.finder import run_search
+from batchfinder.search.run import run_search
 from batchfinder.units import MIB
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")

@@ -21,7 +21,7 @@ from batchfinder.search.deadline import Deadline
 from batchfinder.search.head_start import HeadStart
 from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Prober
-from batchfinder.searching import run_search
+from batchfinder.search.run import run_search
 
 EXIT_STATUS = {
     Status.FOUND: 0,
@@ -60,9 +60,9 @@ def search_in_terminal(
         bounds: the smallest size, the largest or None, and what each is a multiple of.
         show_probe: called with the prober and each probe.
         make_head_start: makes the estimate to start from.
-        prices: see :func:`~batchfinder.searching.run_search`.
+        prices: see :func:`~batchfinder.search.run.run_search`.
         deadline: ends the search in time; None: there is no limit.
-        measures_throughput: see :func:`~batchfinder.searching.run_search`.
+        measures_throughput: see :func:`~batchfinder.search.run.run_search`.
         recall: finds the answer of an earlier search.
 
     Returns:
