@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from batchfinder.studies.comparison import Comparison
     from batchfinder.studies.sweep import sweep_max_batch
     from batchfinder.studies.swept import Sweep
+    from batchfinder.studies.worst_batch import worst_batch
     from batchfinder.training.setup import TrainingSetup
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "set_max_batch",
     "sweep_max_batch",
     "watch_memory",
+    "worst_batch",
 ]
 
 # Names are imported on first use. Some of them need PyTorch, which takes seconds to import: the
@@ -85,6 +87,7 @@ _MODULES = {
     "set_max_batch": "integrations.transformers",
     "watch_memory": "integrations.watch",
     "sweep_max_batch": "studies.sweep",
+    "worst_batch": "studies.worst_batch",
 }
 
 

@@ -53,6 +53,8 @@ def estimate_max_batch(
     headroom: float = 0.05,
     precision: str = "fp32",
     accumulate: bool = False,
+    mode: str = "train",
+    eval_batch_size: int | None = None,
     min_batch_size: int = 1,
     max_batch_size: int | None = None,
     multiple_of: int = 1,
@@ -84,6 +86,8 @@ def estimate_max_batch(
         headroom: fraction of the memory to keep free, from 0 to below 1.
         precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` for autocast (fp16 with a GradScaler).
         accumulate: simulate gradient accumulation.
+        mode: ``"eval"`` or ``"inference"`` for forward passes without training.
+        eval_batch_size: also simulate a validation after every step, with batches of this size.
         min_batch_size: the smallest size to try.
         max_batch_size: the largest size to try.
         multiple_of: only multiples of this are tried.
@@ -120,6 +124,8 @@ def estimate_max_batch(
         precision=precision,
         accumulate=accumulate,
         batch_dim=batch_dim,
+        mode=mode,
+        eval_batch_size=eval_batch_size,
     )
     (estimate,) = estimate_on_gpus(
         setup,
@@ -150,6 +156,8 @@ def estimate_peak_memory(
     headroom: float = 0.0,
     precision: str = "fp32",
     accumulate: bool = False,
+    mode: str = "train",
+    eval_batch_size: int | None = None,
     batch_dim: int = 0,
     expandable_segments: bool = False,
 ) -> PeakEstimate:
@@ -165,8 +173,7 @@ def estimate_peak_memory(
         loss_fn: ``loss_fn(output, batch) -> loss``. Default: inferred from the output.
         optimizer: an instance, a factory ``factory(params)``, or the name of a class of
             ``torch.optim``. Default: AdamW.
-        step: ``step(model, batch) -> loss``, in place of forward pass and loss, or
-            ``step(model, batch) -> None`` for a complete training step.
+        step: ``step(model, batch) -> loss``, or ``-> None`` for a complete training step.
         make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample; or
             ``make_batch(batch_size, step)``, where step 0 gets the longest batch.
         loader: your DataLoader, a data set or ``(data set, collate function)``, in place of the
@@ -175,6 +182,8 @@ def estimate_peak_memory(
         headroom: fraction of the memory that must stay free for the size to fit.
         precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` for autocast (fp16 with a GradScaler).
         accumulate: simulate gradient accumulation.
+        mode: ``"eval"`` or ``"inference"`` for forward passes without training.
+        eval_batch_size: also simulate a validation with batches of this size.
         batch_dim: index of the batch dimension.
         expandable_segments: simulate ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
 
@@ -186,11 +195,7 @@ def estimate_peak_memory(
         BatchFinderWarning: for each of the estimate's ``warnings``.
 
     Raises:
-        UsageError: an argument is invalid, or the GPU is unknown.
-        SampleError: there is no usable example batch.
-        DeviceError: the process overhead leaves no memory for training.
-        StepError: the step cannot run without data; the message says where.
-        Exception: whatever the model or one of the functions raises.
+        Exception: as :func:`estimate_max_batch`.
 
     Example:
         >>> import torch
@@ -206,7 +211,12 @@ def estimate_peak_memory(
         setup_of(model, sample, loss_fn, optimizer, step, make_batch, loader)
     )
     options = ProbeOptions(
-        headroom=headroom, precision=precision, accumulate=accumulate, batch_dim=batch_dim
+        headroom=headroom,
+        precision=precision,
+        accumulate=accumulate,
+        batch_dim=batch_dim,
+        mode=mode,
+        eval_batch_size=eval_batch_size,
     )
     device = find_gpu(gpu) if isinstance(gpu, str) else gpu
     settings = AllocatorSettings(expandable_segments=expandable_segments)

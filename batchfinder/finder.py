@@ -54,6 +54,9 @@ def find_max_batch(
     batch_dim: int | None = None,
     strategy: str | None = None,
     start_from_estimate: bool = False,
+    throughput: bool = False,
+    mode: str = "train",
+    eval_batch_size: int | None = None,
     time_limit: float | None = None,
     on_probe: OnProbe | None = None,
 ) -> BatchSizeResult:
@@ -106,6 +109,13 @@ def find_max_batch(
         start_from_estimate: after two small sizes, confirm the size that :func:`estimate_max_batch`
             expects for this device. Default: a single process on CUDA expects a size from the
             memory requests that two small confirmations recorded.
+        throughput: also time steps at sizes below the answer; see the result's ``throughput``. It
+            takes at most as long again.
+        mode: ``"eval"``: run forward passes and losses in eval mode without gradients, while the
+            gradients and optimizer states of a training are in memory. ``"inference"``: run forward
+            passes with the model alone in memory. Default: train.
+        eval_batch_size: also run a validation after every step, with batches of this size.
+            Default: none, or a ``transformers.Trainer``'s own if it has an ``eval_dataset``.
         time_limit: seconds after which the search ends with the largest size confirmed by then. A
             running step is not interrupted. Default: no limit.
         on_probe: called with each :class:`Probe` as it ends.
@@ -156,6 +166,8 @@ def find_max_batch(
         confirm_steps=confirm_steps,
         batch_dim=batch_dim or 0,
         strategy=strategy or strategy_of_this_job(setup.model),
+        mode=mode,
+        eval_batch_size=eval_batch_size,
     )
     if deadline is not None and options.strategy is not None:
         raise UsageError("time_limit is for a single process: the clocks of ranks differ")
@@ -168,12 +180,18 @@ def find_max_batch(
                 max_batch_size=bounds[1],
                 multiple_of=bounds[2],
                 on_probe=on_probe,
+                measures_throughput=throughput,
                 deadline=deadline,
                 head_start=HeadStart(
                     estimate if start_from_estimate else None, rehearsal_of(prober)
                 ),
             )
-            result = replace(result, warnings=(*warnings, *result.warnings))
+            result = replace(
+                result,
+                warnings=(*warnings, *result.warnings),
+                mode=mode,
+                eval_batch_size=eval_batch_size,
+            )
             if isinstance(prober, RankedProber):
                 result = prober.agreed(result)
         except UserCodeError as error:

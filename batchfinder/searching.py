@@ -11,6 +11,8 @@ from batchfinder.probing.workers.supervisor import Supervisor
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.remembered import Remembered
 from batchfinder.results.result import BatchSizeResult, Status
+from batchfinder.results.throughput import Throughput
+from batchfinder.search.bounds import Bounds
 from batchfinder.search.conclusion import conclude, memory_model_of
 from batchfinder.search.deadline import Deadline
 from batchfinder.search.head_start import HeadStart
@@ -18,6 +20,7 @@ from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Prober
 from batchfinder.search.remarks import notes_about, warnings_about
 from batchfinder.search.search import Finding, RunProbe, search
+from batchfinder.search.throughput import measure_throughput
 from batchfinder.simulation.allocator.caching import AllocatorSettings
 
 OnProbe = Callable[[Probe], None]
@@ -35,6 +38,7 @@ def run_search(
     prices: Prices | None = None,
     deadline: Deadline | None = None,
     remembered: Remembered | None = None,
+    measures_throughput: bool = False,
 ) -> BatchSizeResult:
     """Search with any prober and return the result.
 
@@ -50,6 +54,7 @@ def run_search(
         deadline: ends the search in time; None without a limit.
         remembered: an earlier answer, confirmed first. If the confirmation proves it, it is the
             answer again. None if there is none.
+        measures_throughput: True to also time steps at smaller sizes once the answer is known.
 
     Returns:
         The result.
@@ -112,6 +117,8 @@ def run_search(
         finding, prober, max_batch_size, multiple_of, may_expand=may_expand, probes=probes
     )
     warnings = [*of_the_estimate, *prober.warnings, *of_the_finding]
+    bounds = (min_batch_size, max_batch_size, multiple_of)
+    throughput = _timed(finding, run, probes, bounds) if measures_throughput else None
     seconds = time.monotonic() - started
     model = memory_model_of(proved.probes, prober.is_repeatable) if proved else None
     result = conclude(prober, probes, finding, seconds, warnings, model)
@@ -121,6 +128,7 @@ def run_search(
         estimated_batch_size=head_start.batch_size if head_start else None,
         seconds_by_part=_seconds_by_part(prober, probes, result.seconds),
         remembered_from=proved.saved if proved else None,
+        throughput=throughput,
     )
 
 
@@ -147,6 +155,17 @@ def _confirmed_again(
     # No probe has run, so a failure in a later step refutes none.
     seen.append(probe if probe.fits else replace(probe, steps=min(1, probe.steps)))
     return None
+
+
+def _timed(
+    finding: Finding, run: RunProbe, probes: list[Probe], bounds: Bounds
+) -> Throughput | None:
+    """How fast training is at sizes up to the answer; None if there is no answer."""
+    if finding.answer is None or finding.status not in (Status.FOUND, Status.CAPPED):
+        return None
+    smallest, _, multiple_of = bounds
+    answer = finding.answer.batch_size
+    return measure_throughput(run, [*probes], answer, smallest=smallest, multiple_of=multiple_of)
 
 
 def _may_expand(prober: Prober) -> bool:

@@ -58,6 +58,7 @@ def cli() -> None:
     type=click.Choice(["ddp", "fsdp"]),
     help="Train on all ranks of a job that torchrun started.",
 )
+@click.option("--throughput", is_flag=True, help="Also find the smallest size that is as fast.")
 @click.option("--compile", "compiled", is_flag=True, help="Train through torch.compile.")
 @click.option(
     "--confirm-steps",

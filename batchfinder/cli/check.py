@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from batchfinder.cli.options import SHARED_OPTIONS
+from batchfinder.cli.options import (
+    MODE_OPTIONS,
+    STEP_OPTIONS,
+    TARGET_OPTIONS,
+    accumulate_option,
+    headroom_option,
+)
 from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import UsageError
 from batchfinder.results.probe import Probe
@@ -125,6 +131,8 @@ def check_batch_size(
 _OF_TARGET = {
     "sample": "--sample",
     "input_spec": "--input",
+    "loader": "--loader",
+    "eval_batch_size": "--eval-batch-size",
     "pairs": "--arg",
     "optimizer": "--optimizer",
     "accumulate": "--accumulate",
@@ -154,7 +162,6 @@ def _target_prober(
     from batchfinder.probing.workers.process_worker import ProcessWorker
     from batchfinder.probing.workers.source import SetupSource
     from batchfinder.probing.workers.supervisor import Supervisor
-    from batchfinder.training.arguments import parse_arguments
 
     options = ProbeOptions(
         device=device,
@@ -163,15 +170,22 @@ def _target_prober(
         precision=training["precision"],
         accumulate=training["accumulate"],
         compiled=training["compiled"],
+        mode=training["mode"],
+        eval_batch_size=training["eval_batch_size"],
     )
-    source = SetupSource(
-        target,
-        parse_arguments(training["pairs"]),
-        training["sample"],
-        training["input_spec"],
-        training["optimizer"],
-    )
+    source = SetupSource(target, **_setup_of(training))
     return Supervisor(ProcessWorker(lambda: WorkerProcess(verbose), source), options)
+
+
+def _setup_of(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that say what to load."""
+    from batchfinder.training.arguments import parse_arguments
+
+    names = ("sample", "input_spec", "loader", "optimizer")
+    return {
+        "arguments": parse_arguments(training["pairs"]),
+        **{name: training[name] for name in names},
+    }
 
 
 def _launcher(
@@ -207,19 +221,12 @@ def _estimated(
 
     from batchfinder.estimator import estimate_peak_memory
     from batchfinder.simulation.tracing.autocast import cuda_autocast_on_cpu
-    from batchfinder.training.arguments import parse_arguments
     from batchfinder.training.loading import load_setup
 
     # Output of the target and its steps must not mix with the answer.
     with contextlib.redirect_stdout(sys.stderr):
         with cuda_autocast_on_cpu():
-            setup, _ = load_setup(
-                target,
-                parse_arguments(training["pairs"]),
-                sample=training["sample"],
-                input_spec=training["input_spec"],
-                optimizer=training["optimizer"],
-            )
+            setup, _ = load_setup(target, **_setup_of(training))
         estimate = estimate_peak_memory(
             setup,
             batch_size=batch_size,
@@ -227,6 +234,8 @@ def _estimated(
             headroom=headroom,
             precision=training["precision"],
             accumulate=training["accumulate"],
+            mode=training["mode"],
+            eval_batch_size=training["eval_batch_size"],
         )
     limit = int(estimate.gpu.total_bytes * (1 - headroom))
     limit = min(limit, most or limit)
@@ -243,8 +252,11 @@ def _with_options(command: Any) -> Any:
         click.option("--device", metavar="D", help="cuda:0, cpu ... [default: an accelerator]"),
         click.option("--memory-limit", metavar="SIZE", help="Use no more memory than this."),
         click.option("--max-memory", metavar="SIZE", help="Exit 3 if the peak is above this."),
-        *SHARED_OPTIONS[:6],
-        click.option("--accumulate", is_flag=True, help="Measure with gradient accumulation."),
+        *TARGET_OPTIONS,
+        headroom_option,
+        *STEP_OPTIONS,
+        *MODE_OPTIONS,
+        accumulate_option,
         click.option("--compile", "compiled", is_flag=True, help="Train through torch.compile."),
         click.option(
             "--env", "settings", metavar="NAME=VALUE", multiple=True, help="Set it for COMMAND."

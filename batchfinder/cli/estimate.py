@@ -63,6 +63,8 @@ def estimate_batch_size(
     headroom: str,
     precision: str,
     optimizer: str | None,
+    mode: str,
+    eval_batch_size: int | None,
     accumulate: bool,
     min_batch_size: int,
     max_batch_size: int | None,
@@ -99,6 +101,8 @@ def estimate_batch_size(
         headroom=parse_percentage(headroom, "--headroom"),
         precision="fp32" if is_hf else precision,  # the step of hf: brings its own autocast
         accumulate=accumulate,
+        mode=mode,
+        eval_batch_size=eval_batch_size,
     )
     settings = AllocatorSettings(expandable_segments=expandable_segments)
     calibration = Calibration.load()

@@ -57,6 +57,9 @@ def find_batch_size(
     precision: str,
     optimizer: str | None,
     strategy: str | None,
+    throughput: bool,
+    mode: str,
+    eval_batch_size: int | None,
     accumulate: bool,
     compiled: bool,
     min_batch_size: int,
@@ -95,6 +98,8 @@ def find_batch_size(
             headroom=parse_percentage(headroom, "--headroom"),
             precision=precision,
             strategy=strategy,
+            mode=mode,
+            eval_batch_size=eval_batch_size,
             accumulate=accumulate,
             compiled=compiled,
             confirm_steps=confirm_steps,
@@ -104,6 +109,8 @@ def find_batch_size(
                 f"--probe-timeout must be above 0 seconds, not {probe_timeout:g}; leave it out for "
                 "a limit by the steps seen"
             )
+        if global_batch_size is not None and mode != "train":
+            raise UsageError(f"--global-batch-size belongs to training, and --mode is {mode}.")
         if global_batch_size is not None and global_batch_size < 1:
             raise UsageError(f"--global-batch-size must be at least 1, not {global_batch_size}")
         arguments = parse_arguments(pairs)
@@ -118,6 +125,7 @@ def find_batch_size(
     def tell(_: Prober, result: BatchSizeResult) -> None:
         if not is_rank_0:
             return
+        result = replace(result, mode=mode, eval_batch_size=eval_batch_size)
         if memory is not None:
             result = memory.keep(result)
         result, plan = _planned(result, global_batch_size, accumulate)
@@ -143,6 +151,7 @@ def find_batch_size(
             bounds=bounds,
             show_probe=lambda _, probe: reporter.probe(probe),
             deadline=deadline,
+            measures_throughput=throughput,
             recall=lambda prober: None if memory is None else _recalled(memory, prober),
             make_head_start=lambda prober: HeadStart(
                 partial(_estimate_of, prober) if start_from_estimate else None,

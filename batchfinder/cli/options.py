@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import click
 
-SHARED_OPTIONS = (
+TARGET_OPTIONS = (
     click.option(
         "--sample",
         metavar="TARGET",
@@ -32,13 +32,15 @@ SHARED_OPTIONS = (
         multiple=True,
         help="Pass a keyword argument to the target's function. Repeatable.",
     ),
-    click.option(
-        "--headroom",
-        metavar="PCT",
-        default="5",
-        show_default=True,
-        help="Keep this percentage of the memory free.",
-    ),
+)
+headroom_option = click.option(
+    "--headroom",
+    metavar="PCT",
+    default="5",
+    show_default=True,
+    help="Keep this percentage of the memory free.",
+)
+STEP_OPTIONS = (
     click.option(
         "--precision",
         type=click.Choice(["fp32", "bf16", "fp16"]),
@@ -51,11 +53,28 @@ SHARED_OPTIONS = (
         metavar="NAME",
         help="Train with this class of torch.optim. [default: the target's, or adamw]",
     ),
+)
+MODE_OPTIONS = (
     click.option(
-        "--accumulate",
-        is_flag=True,
-        help="Measure with gradient accumulation: gradients stay alive in the next forward pass.",
+        "--mode",
+        type=click.Choice(["train", "eval", "inference"]),
+        default="train",
+        show_default=True,
+        help="Run forward passes only: beside a training's states (eval), or without (inference).",
     ),
+    click.option(
+        "--eval-batch-size",
+        type=int,
+        metavar="N",
+        help="Also validate after every step, with batches of N examples.",
+    ),
+)
+accumulate_option = click.option(
+    "--accumulate",
+    is_flag=True,
+    help="Measure with gradient accumulation: gradients stay alive in the next forward pass.",
+)
+SIZE_OPTIONS = (
     click.option(
         "--min-batch-size",
         type=int,
@@ -79,9 +98,26 @@ SHARED_OPTIONS = (
         help="Try only multiples of this.",
     ),
 )
+STUDY_OPTIONS = (
+    *TARGET_OPTIONS,
+    headroom_option,
+    *STEP_OPTIONS,
+    accumulate_option,
+    *SIZE_OPTIONS,
+)
+"""The training step and the sizes allowed, for commands that search several times."""
+
+SHARED_OPTIONS = (
+    *TARGET_OPTIONS,
+    headroom_option,
+    *STEP_OPTIONS,
+    *MODE_OPTIONS,
+    accumulate_option,
+    *SIZE_OPTIONS,
+)
 """The options of both `find` and `estimate`: the training step, and the sizes allowed."""
 
-HEADROOM_AND_SIZES = (SHARED_OPTIONS[4], *SHARED_OPTIONS[-3:])
+HEADROOM_AND_SIZES = (headroom_option, *SIZE_OPTIONS)
 
 SEARCH_OPTIONS = (
     click.option(

@@ -47,6 +47,7 @@ def search_in_terminal(
     make_head_start: Callable[[P], HeadStart | None] = lambda _: None,
     prices: Prices | None = None,
     deadline: Deadline | None = None,
+    measures_throughput: bool = False,
     recall: Callable[[P], Remembered | None] = lambda _: None,
 ) -> int:
     """Search, and report also what a search that was cut short has found.
@@ -61,6 +62,7 @@ def search_in_terminal(
         make_head_start: makes the estimate to start from.
         prices: see :func:`~batchfinder.searching.run_search`.
         deadline: ends the search in time; None: there is no limit.
+        measures_throughput: see :func:`~batchfinder.searching.run_search`.
         recall: finds the answer of an earlier search.
 
     Returns:
@@ -98,6 +100,7 @@ def search_in_terminal(
                         head_start=make_head_start(prober),
                         prices=prices,
                         deadline=deadline,
+                        measures_throughput=measures_throughput,
                         remembered=recall(prober),
                     )
         except _TimeIsUp:

@@ -1,4 +1,4 @@
-"""How one batch size is tried, and what the device says about it.
+"""Try one batch size, and read what the device says about it.
 
 Read ``options``, ``devices/device``, ``session`` (a few steps at one size), ``steadiness``,
 ``attempt``, then ``workers``, ``ranks`` and ``choose``. May import ``training``, ``search``,

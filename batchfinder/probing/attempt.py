@@ -1,6 +1,6 @@
-"""One batch size tried once: the record of how it ended, and what its steps have shown.
+"""The record of one tried batch size: how it ended and what its steps showed.
 
-Imports no torch until a probe is made of a run.
+Imports torch only when a run is turned into a probe.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from batchfinder.results.probe import Outcome, Probe
 if TYPE_CHECKING:
     from batchfinder.probing.devices.oom import Failure
 
-# A rank's step raises one of these when another rank has gone. The first stand in every error of
-# gloo's connections, the others in ncclRemoteError and in ProcessGroupNCCL's words for an abort.
+# A rank's step raises an error with one of these texts when another rank has ended. Every error of
+# gloo's connections has one of the first. ncclRemoteError and an abort by ProcessGroupNCCL have the
+# others.
 # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/types.html#ncclresult-t
 _PEER_LOST = re.compile(
     r"gloo/(transport|rendezvous)/|connectFullMesh failed|ncclRemoteError"
@@ -33,12 +34,12 @@ _PEER_LOST = re.compile(
 
 
 class Recording(NamedTuple):
-    """What a confirmation asked the caching allocator for.
+    """The memory requests of a confirmation to the caching allocator.
 
     Attributes:
-        held: bytes of each block that was in use before, by address.
-        steps: the events of each step. An event is the bytes that were asked for, or ``~i`` for the
-            release of the i-th block, counted through the blocks held and all steps.
+        held: the size in bytes of each block that was in use before, ordered by address.
+        steps: the events of each step. An event is the number of bytes requested, or ``~i`` for the
+            release of the i-th block. Blocks are counted through ``held`` and then all steps.
     """
 
     held: Sequence[int]
@@ -47,19 +48,21 @@ class Recording(NamedTuple):
 
 @dataclass(frozen=True)
 class Attempt:
-    """A probe, and what it says of the process that it ran in.
+    """A probe, and the state in which it left its process.
 
     Attributes:
         probe: the outcome.
-        is_believed: whether a failure speaks for the size; else only a second one in a fresh
-            process does.
-        is_reusable: whether the process can be used for another probe.
-        is_broken: whether nothing runs on the device any more in this process.
+        is_believed: True if a failure proves that the size fails. If False, only a second failure
+            in a fresh process proves it.
+        is_reusable: True if the process can run another probe.
+        is_broken: True if nothing can run on the device in this process any more.
         warnings: texts for the user.
-        restoring_seconds: the time it took to put the training state back.
-        error: what was raised instead of a probe; None if nothing was.
-        lost: why the process was cut off through no fault of its own; empty if it was not.
-        recording: of a confirmation that fitted, on CUDA; None: it could not be recorded.
+        restoring_seconds: time spent on restoring the training state.
+        error: the error that was raised instead of a probe; None if there was none.
+        lost: the reason why this process was stopped although it did not fail itself; empty if it
+            was not stopped.
+        recording: the memory requests of a confirmation that fitted, on CUDA; None if there is no
+            recording.
     """
 
     probe: Probe
@@ -74,7 +77,7 @@ class Attempt:
 
     @classmethod
     def of_error(cls, error: BatchFinderError, batch_size: int = 0) -> Attempt:
-        """The record where an error came instead of a probe."""
+        """Return the record of an error that was raised instead of a probe."""
         text = str(error)
         probe = Probe(batch_size, Outcome.FAILED, steps=0, seconds=0.0, note=text)
         if isinstance(error, WorkerReleasedError) or _PEER_LOST.search(text):
@@ -83,16 +86,16 @@ class Attempt:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether the size has to be tried again in a fresh process."""
+        """True if the size must be tried again in a fresh process."""
         return not self.probe.fits and not self.is_believed
 
     @property
     def has_ended(self) -> bool:
-        """Whether the probe came to an end of its own, good or bad."""
+        """True if the probe ran to its own end, whatever the outcome."""
         return self.error is None and not self.lost
 
     def to_dict(self) -> dict[str, Any]:
-        """The attempt as plain data, ready for JSON."""
+        """Return the attempt as plain data, ready for JSON."""
         return {
             "probe": self.probe.to_dict(),
             "is_believed": self.is_believed,
@@ -107,10 +110,10 @@ class Attempt:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Attempt:
-        """The inverse of :meth:`to_dict`.
+        """Return the attempt from the data of :meth:`to_dict`.
 
         Raises:
-            KeyError, ValueError, TypeError: the data is not that of an attempt.
+            KeyError, ValueError, TypeError: the data does not describe an attempt.
         """
         known = {name: data[name] for name in cls.__dataclass_fields__}
         return cls(
@@ -125,7 +128,7 @@ class Attempt:
 
 
 def error_to_dict(error: BatchFinderError) -> dict[str, str]:
-    """An error of ours as plain data, ready for JSON."""
+    """Return one of batchfinder's errors as plain data, ready for JSON."""
     return {
         "kind": type(error).__name__,
         "message": str(error),
@@ -134,7 +137,7 @@ def error_to_dict(error: BatchFinderError) -> dict[str, str]:
 
 
 def error_from_dict(data: Mapping[str, str]) -> BatchFinderError:
-    """The inverse of :func:`error_to_dict`."""
+    """Return the error from the data of :func:`error_to_dict`."""
     if data["kind"] == UserCodeError.__name__:
         return UserCodeError(data["message"], data["traceback"])
     kind = getattr(errors, data["kind"], WorkerError)
@@ -148,26 +151,34 @@ class Run:
 
     steps: int = 0
     samples: int = 0
-    step_seconds: float | None = None
+    steps_seconds: list[float] = field(default_factory=list)
     allocated_bytes: int = 0
     reserved_bytes: int = 0
     phase_peak_bytes: dict[Phase, int] = field(default_factory=dict)
     allocation_retries: int = 0
     in_use_after_steps: list[int] = field(default_factory=list)
     failure: Failure | None = None
+    where: str = ""
     note: str = ""
     recording: Recording | None = None
 
+    @property
+    def is_only_probable(self) -> bool:
+        """True for a failure that means out of memory only if it repeats."""
+        from batchfinder.probing.devices.oom_table import Tier  # imports torch
+
+        return self.failure is not None and self.failure.tier is Tier.PROBABLE
+
 
 def to_probe(run: Run, batch_size: int, confirm: bool, seconds: float) -> Probe:
-    """The probe that a run amounts to, once it has ended."""
-    from batchfinder.probing.devices.oom_table import Tier  # needs torch
+    """Return the probe of a run that has ended."""
+    from batchfinder.probing.devices.oom_table import Tier  # imports torch
 
     outcome, note = Outcome.FITS, run.note
     if run.failure is not None:
         is_memory = run.failure.tier in (Tier.CERTAIN, Tier.PROBABLE)
         outcome = Outcome.OOM if is_memory else Outcome.FAILED
-        note = run.failure.reason
+        note = run.where + run.failure.reason
     elif run.note:
         outcome = Outcome.OOM
     return Probe(
@@ -176,7 +187,8 @@ def to_probe(run: Run, batch_size: int, confirm: bool, seconds: float) -> Probe:
         steps=run.steps,
         samples=run.samples,
         seconds=seconds,
-        step_seconds=run.step_seconds,
+        step_seconds=run.steps_seconds[-1] if run.steps_seconds else None,
+        steps_seconds=tuple(run.steps_seconds),
         peak_allocated_bytes=run.allocated_bytes or None,
         peak_reserved_bytes=run.reserved_bytes or None,
         phase_peak_bytes=run.phase_peak_bytes,

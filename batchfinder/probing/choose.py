@@ -1,4 +1,4 @@
-"""In this process or in forks of it: which prober a call of ``find_max_batch`` gets."""
+"""Choose the prober for a call of ``find_max_batch``: in this process, or in forks of it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _TORCHRUN = "torchrun --nproc-per-node N -m batchfinder find FILE.py:FUNCTION --
 
 
 def choose_prober(setup: TrainingSetup, options: ProbeOptions) -> Prober:
-    """The prober for a setup of this process.
+    """Return the prober for a setup of this process.
 
-    On accelerators sizes are tried in this process. Where an out-of-memory spoils the process that
-    it happens in, as on the CPU, they are tried in forks of it, if it can be forked.
+    On accelerators, sizes are tried in this process. On the CPU, an out-of-memory error spoils its
+    process, so sizes are tried in forks of this process if it can be forked.
 
     Raises:
-        UsageError: this is a worker itself, or the strategy is not for this process.
-        BatchFinderError: see the probers.
+        UsageError: this is a worker itself, or the strategy cannot be used in this process.
+        BatchFinderError: the prober could not start.
     """
     if is_worker():
         raise UsageError(
@@ -57,7 +57,7 @@ def choose_prober(setup: TrainingSetup, options: ProbeOptions) -> Prober:
 
 
 def strategy_of_this_job(model: object) -> str | None:
-    """How the ranks of the process group that there is will train a model; None: there is none."""
+    """Return the strategy of the current process group for a model; None if it trains alone."""
     if (
         not isinstance(model, nn.Module)
         or not dist.is_available()
@@ -69,7 +69,7 @@ def strategy_of_this_job(model: object) -> str | None:
 
 
 def _choose_for_ranks(setup: TrainingSetup, options: ProbeOptions) -> Prober:
-    # Not at the top: builds of PyTorch without torch.distributed work for a single process.
+    # Imported here, so that builds of PyTorch without torch.distributed work for one process.
     from batchfinder.probing.ranks.in_process import InProcessRankProber
     from batchfinder.probing.ranks.meeting import open_meeting
 
@@ -85,7 +85,7 @@ def _choose_for_ranks(setup: TrainingSetup, options: ProbeOptions) -> Prober:
         )
     meeting = open_meeting()
     is_spoilt = not choose_device(options.device, setup.model).leaves_no_trace
-    # One rank's warning is the warning of all.
+    # If one rank has to warn, all ranks warn.
     is_spoilt = any(meeting.gather(is_spoilt))
     prober = InProcessRankProber(setup, options, meeting)
     if is_spoilt:

@@ -1,4 +1,4 @@
-"""The files of the user's code by content, and the settings around them. Imports no torch."""
+"""Digests of the user's code files, and the settings around them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-# Variables that change how much memory a step uses, or which device it uses.
+# Prefixes of environment variables that change a step's memory or its device.
 _SETTINGS = (
     *("PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "CUDA_", "CUBLAS", "CUDNN_", "NVIDIA_", "NCCL_"),
     *("HIP_", "ROCR_", "XLA_", "MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "OMP_", "MKL_"),
     *("OPENBLAS_", "ACCELERATE_"),
 )
-# Written in any process that has compiled something; it says nothing of memory.
+# Set in any process that has compiled something. It does not affect memory.
 _NO_SETTINGS = ("TORCHINDUCTOR_CACHE_DIR",)
 
 _DRIVER = Path("/proc/driver/nvidia")
 
-# Larger files are known by their size and time: reading them takes longer than a probe.
+# Larger files are identified by size and modification time, because reading them takes longer than
+# a probe. In bytes.
 MOST_BYTES = 64 * 1024**2
 
 _OURS = Path(__file__).parents[1]
@@ -30,15 +31,15 @@ _INSTALLED = tuple(
     if name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 
-# Files there tell of the machine and the moment.
+# Files in these folders describe the machine and its current state.
 _SYSTEM = tuple(map(Path, ("/proc", "/sys", "/dev", "/etc", "/run")))
 
 
 def digests(files: Iterable[str]) -> dict[str, str]:
-    """Return a digest of each file by its path, without Python's own and installed packages'.
+    """Return a digest of each file by path, except files of Python and installed packages.
 
     Args:
-        files: paths, of any kind; those that cannot be read are left out.
+        files: paths. Files that cannot be read are left out.
     """
     found = {}
     for file in sorted(set(files)):
@@ -49,10 +50,10 @@ def digests(files: Iterable[str]) -> dict[str, str]:
 
 
 def modules_beside(scripts: Iterable[str]) -> Iterator[str]:
-    """Yield the Python files in the folders of some scripts and below, which they may import.
+    """Yield the Python files that scripts may import: in their folders and below.
 
     Args:
-        scripts: paths of files; only Python files count.
+        scripts: paths of files. Files other than Python files are ignored.
     """
     for top in {Path(script).parent for script in scripts if script.endswith(".py")}:
         for name, folders, files in os.walk(top):
@@ -94,7 +95,9 @@ def surroundings() -> dict[str, str]:
 
 def _is_users(path: Path) -> bool:
     parts = {"site-packages", "dist-packages"} & {*path.parts}
-    return not parts and not any(folder in path.parents for folder in (_OURS, *_INSTALLED))
+    return not parts and not any(
+        folder in path.parents for folder in (_OURS, *_INSTALLED, *_SYSTEM)
+    )
 
 
 def _text(path: Path) -> str:

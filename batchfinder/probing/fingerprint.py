@@ -1,4 +1,4 @@
-"""What the answer of a search depends on, of the user's code, model and batch."""
+"""Fingerprint the user's code, model and batch, on which the answer of a search depends."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from batchfinder.training.tree import map_leaves
 
 _SCALARS = (bool, int, float, str, type(None))
 
-# In the text of functions and objects; another one in each process.
+# A memory address in the repr of a function or object. It differs in each process.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def fingerprint(setup: TrainingSetup, files_read: Iterable[str] = ()) -> dict[str, Any]:
-    """Return what a search's answer depends on, as plain data that equal setups have in common.
+    """Return everything that a search's answer depends on, as plain data.
 
-    It has the content of all of the user's modules that are loaded, versions of packages, and
-    digests of the model (its modules with their settings, shapes and types of parameters and
-    buffers), of the sample's shapes and types, and of the optimizer.
+    Equal setups give equal data. It includes digests of the user's loaded modules and the versions
+    of packages. It also includes digests of the model (modules and their settings, shapes and types
+    of parameters and buffers), of the sample's shapes and types, and of the optimizer.
 
     Args:
-        setup: what to train, complete.
-        files_read: on loading it, such as configuration files.
+        setup: the complete training setup.
+        files_read: files that were read while loading it, such as configuration files.
     """
     modules = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
     return {
@@ -46,14 +46,14 @@ def fingerprint(setup: TrainingSetup, files_read: Iterable[str] = ()) -> dict[st
 
 
 def package_versions() -> dict[str, str]:
-    """Return the version of each package that is loaded and has one."""
+    """Return the version of each loaded package that has one."""
     tops = {name: module for name, module in [*sys.modules.items()] if "." not in name}
     versions = {name: getattr(module, "__version__", None) for name, module in tops.items()}
     return {name: text for name, text in versions.items() if isinstance(text, str)}
 
 
 def _model(model: nn.Module) -> Iterable[str]:
-    with suppress(Exception):  # the user's own code
+    with suppress(Exception):  # runs the user's code
         yield repr(model)
     with suppress(Exception):
         yield repr(getattr(model, "config", None))

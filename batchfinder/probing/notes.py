@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class Notes:
-    """Texts for the user, each once, in the order in which they first came.
+    """Texts for the user, without repeats, in the order in which they first came.
 
     Example:
         >>> notes = Notes()
@@ -20,7 +20,7 @@ class Notes:
         self._texts = dict.fromkeys(texts)
 
     def add(self, *texts: str) -> None:
-        """Add texts that are not there yet."""
+        """Add the texts that are not there yet."""
         self._texts.update(dict.fromkeys(texts))
 
     @property

@@ -1,4 +1,4 @@
-"""How a search tries its sizes: the options that a prober needs, as plain data."""
+"""The options that a prober needs to try sizes, as plain data."""
 
 from __future__ import annotations
 
@@ -8,27 +8,35 @@ from typing import Any
 
 from batchfinder.errors import UsageError
 
+# The kinds of step that a search can measure.
+MODES = ("train", "eval", "inference")
+
 
 @dataclass(frozen=True)
 class ProbeOptions:
     """The options of every probe of one search.
 
     Attributes:
-        device: such as ``"cuda:0"``; None: chosen by the model and the machine.
-        memory_limit: in bytes, as if the device had no more; None: all that is free.
-        budget_bytes: what a step may use; None: from the limit and the headroom.
+        device: the device, such as ``"cuda:0"``; None to choose it by the model and the machine.
+        memory_limit: bytes that the device is assumed to have; None for all free memory.
+        budget_bytes: bytes that a step may use; None to compute it from the limit and headroom.
         headroom: fraction of the memory kept free, from 0 to below 1.
         precision: ``"fp32"``, ``"bf16"`` or ``"fp16"``.
-        accumulate: whether gradients of an earlier micro-batch are alive in the forward pass.
-        compiled: whether the model runs through ``torch.compile``.
-        confirm_steps: the least number of full steps of a confirmation, at least 1.
-        batch_dim: the index of the batch dimension.
-        warm_up_batch_size: the size that a new process is warmed up with: the first that ran in an
-            earlier one; None while none has.
-        strategy: ``"ddp"`` or ``"fsdp"``: how the ranks of a job train together; None: one alone.
+        accumulate: train with gradient accumulation, so that gradients of an earlier micro-batch
+            are alive in the forward pass.
+        compiled: run the model through ``torch.compile``.
+        confirm_steps: least number of full steps of a confirmation, at least 1.
+        batch_dim: index of the batch dimension.
+        warm_up_batch_size: batch size that warms up a new process. It is the first size that ran in
+            an earlier process; None until one has run.
+        strategy: ``"ddp"`` or ``"fsdp"`` if the ranks of a job train together; None if one process
+            trains alone.
+        mode: the kind of step: ``"train"``, ``"eval"`` or ``"inference"``.
+        eval_batch_size: examples of each batch in the validation after each step; None for no
+            validation, unless the framework that trains runs one.
 
     Raises:
-        UsageError: a value makes no sense.
+        UsageError: a value is invalid.
     """
 
     device: str | None = None
@@ -42,8 +50,25 @@ class ProbeOptions:
     batch_dim: int = 0
     warm_up_batch_size: int | None = None
     strategy: str | None = None
+    mode: str = "train"
+    eval_batch_size: int | None = None
 
     def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise UsageError(f"mode is train, eval or inference, not {self.mode!r}")
+        if self.eval_batch_size is not None and self.eval_batch_size < 1:
+            raise UsageError(f"eval_batch_size must be at least 1, not {self.eval_batch_size}")
+        if self.mode != "train":
+            of_training = {
+                "accumulate": self.accumulate,
+                "eval_batch_size": self.eval_batch_size,
+                "strategy": self.strategy,
+            }
+            for name, value in of_training.items():
+                if value:
+                    raise UsageError(
+                        f"{name} belongs to training, and mode is {self.mode}. Try without it."
+                    )
         if self.strategy not in (None, "ddp", "fsdp"):
             raise UsageError(f"strategy is ddp or fsdp, not {self.strategy!r}")
         if self.precision not in ("fp32", "bf16", "fp16"):
@@ -56,10 +81,10 @@ class ProbeOptions:
             raise UsageError(f"confirm_steps must be at least 1, not {self.confirm_steps}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The options as plain data, ready for JSON."""
+        """Return the options as plain data, ready for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ProbeOptions:
-        """The inverse of :meth:`to_dict`."""
+        """Return the options from the data of :meth:`to_dict`."""
         return cls(**data)

@@ -1,4 +1,4 @@
-"""Where sizes are tried: the device, and what a step may use of it. Imports no torch."""
+"""The device of a search, and the memory that a step may use on it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Place:
-    """A device as one search sees it, read once by the process that holds the device.
+    """A device as one search sees it. The process that uses the device reads it once.
 
     Attributes:
-        device: the device's name for people, such as ``"cuda:0 NVIDIA H200"``.
-        capacity_bytes: the device's memory.
-        used_by_others_bytes: memory that other processes hold.
-        budget_bytes: the memory that a step may use.
-        is_repeatable: whether a size that ran one step will run many, in any process.
-        versions: the versions that the answer depends on.
-        limit_warning: a text for the user if the budget cannot be enforced; None if it can.
-        facts: whatever ranks that train together must have in common, in words.
+        device: the device's name shown to people, such as ``"cuda:0 NVIDIA H200"``.
+        capacity_bytes: the total memory of the device.
+        used_by_others_bytes: memory that other processes use.
+        budget_bytes: memory that a step may use.
+        is_repeatable: True if a size that ran one step will run many, in any process.
+        versions: versions of batchfinder, Python, PyTorch and so on that the answer depends on.
+        limit_warning: a warning that the budget cannot be enforced; None if it can.
+        facts: facts that ranks training together must have in common, by their name in messages.
     """
 
     device: str
@@ -32,17 +32,17 @@ class Place:
     facts: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """The place as plain data, ready for JSON."""
+        """Return the place as plain data, ready for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Place:
-        """The inverse of :meth:`to_dict`."""
+        """Return the place from the data of :meth:`to_dict`."""
         return cls(**data)
 
 
 class AtPlace:
-    """A prober's attributes that its place has; see :class:`~batchfinder.search.prober.Prober`."""
+    """The attributes of a :class:`~batchfinder.search.prober.Prober` that its place provides."""
 
     place: Place
 

@@ -1,4 +1,4 @@
-"""What a confirmation asks PyTorch's caching allocator for, recorded step by step."""
+"""Record the memory requests of a confirmation to PyTorch's caching allocator, step by step."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 
 from batchfinder.probing.attempt import Recording
 
-# More events than this many would take longer to send and to replay than the steps they save.
+# The most events to keep. Sending and replaying more takes longer than the steps they save.
 MOST_EVENTS = 400_000
 
 
 class Recorder:
-    """Records the requests of a few steps; made by :func:`recording`.
+    """Records the memory requests of a few steps. :func:`recording` creates it.
 
     Args:
-        index: of the CUDA device.
+        index: the index of the CUDA device.
     """
 
     def __init__(self, index: int) -> None:
@@ -38,9 +38,9 @@ class Recorder:
         self._ends.append(len(self._trace()))
 
     def recording(self) -> Recording | None:
-        """Return what was recorded; None where it cannot be replayed.
+        """Return the recording; None if it cannot be replayed.
 
-        It cannot where several streams share the memory, or something was too much to keep.
+        It cannot be replayed if several streams share the memory, or if it has too many events.
         """
         trace = self._trace()
         streams = {entry["stream"] for entry in trace if entry["action"] == "alloc"}
@@ -67,7 +67,7 @@ class Recorder:
 
 
 class NoRecorder:
-    """In place of a recorder, where nothing can be recorded."""
+    """A recorder that records nothing."""
 
     def end_step(self) -> None:
         """Do nothing."""
@@ -78,12 +78,13 @@ class NoRecorder:
 
 @contextmanager
 def recording(device: torch.device | None) -> Iterator[Recorder | NoRecorder]:
-    """Record what the allocator is asked for, where that can be.
+    """Record the requests to the allocator while the block runs, if possible.
 
-    Some builds of PyTorch cannot, other devices neither, and a recording of the user's own goes on.
+    Nothing is recorded on devices other than CUDA, or if this build of PyTorch cannot record. A
+    recording that the user has started continues, so nothing is recorded then either.
 
     Args:
-        device: where the steps run; None: do not record.
+        device: the device of the steps; None to record nothing.
     """
     record = getattr(torch.cuda.memory, "_record_memory_history", None)
     is_on = getattr(torch._C, "_cuda_isHistoryEnabled", lambda: True)

@@ -1,4 +1,4 @@
-"""One process's work on one training step: run a batch size, read the peaks, clean up."""
+"""Run probes of one training step in one process: run a size, read the peaks, clean up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_attempt
+from tenacity import Retrying, retry_if_result, stop_after_attempt
 
 from batchfinder.errors import DeviceError, too_small
 from batchfinder.probing.attempt import Attempt, Run, to_probe
@@ -27,7 +27,8 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.recording import recording
 from batchfinder.probing.steadiness import PeakWatch, left_behind
 from batchfinder.results.memory_model import Phase
-from batchfinder.results.probe import LEAK_WARNING, THRASHING_NOTE
+from batchfinder.results.probe import IN_VALIDATION, LEAK_WARNING, THRASHING_NOTE
+from batchfinder.training.modes.forward_step import STEP_OF_MODE
 from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
@@ -36,7 +37,9 @@ from batchfinder.units import format_bytes
 # The optimizer allocates its states in its first step, so only the second one shows the peak.
 WARM_UP_STEPS = 2
 
-# A probe that flushes the allocator's cache gets this many steps to do without.
+VALIDATIONS = 2  # run at the end of a confirmation; a step follows each, in the memory it left
+SMALL = 2  # least batch size to train on for gradients and states: some layers refuse 1
+# Steps that a probe gets, at most, to run without flushing the allocator's cache.
 THRASHING_STEPS = 2
 
 
@@ -44,14 +47,14 @@ class ProbeSession:
     """Runs probes of one training step, one after the other.
 
     Args:
-        setup: what to train; the first probe brings it to the device.
-        batches: makes a batch of any size.
-        device: where the step runs; its limit has been set.
-        budget_bytes: what the steps may use.
-        options: of the search.
-        on_step: called as each step ends.
-        all_agree: asks all ranks that train together, and says whether each says yes.
-        make_step: makes the training step.
+        setup: the training setup. The first probe moves it to the device.
+        batches: makes batches of any size.
+        device: the device of the step. Its memory limit is already set.
+        budget_bytes: memory that the steps may use.
+        options: the options of the search.
+        on_step: called after each step.
+        all_agree: asks all ranks that train together; returns True if each says yes.
+        make_step: makes the training step; None to choose it by the mode of the options.
     """
 
     def __init__(
@@ -63,49 +66,45 @@ class ProbeSession:
         options: ProbeOptions,
         on_step: Callable[[], None] = lambda: None,
         all_agree: Callable[[bool], bool] = bool,
-        make_step: Callable[..., TrainingStep] = TrainingStep,
+        make_step: Callable[..., TrainingStep] | None = None,
     ) -> None:
         self.setup = setup
         self.on_step = on_step
         self.all_agree = all_agree
-        self.make_step = make_step
+        self.make_step = make_step or STEP_OF_MODE[options.mode]
         self.batches = batches
         self.device = device
         self.budget_bytes = budget_bytes
         self.options = options
         self.is_used = False
+        self._small = options.warm_up_batch_size
         self._made_step: TrainingStep | None = None
         self._baseline: Baseline | None = None
         self._leaks: list[str] = []
 
     def probe(self, batch_size: int) -> Attempt:
-        """One full step at a batch size, with the optimizer's states in place.
+        """Run full steps at a batch size until one has the optimizer's states in place.
 
         Raises:
-            BatchTooSmallError: a layer needs more than one example.
-            Exception: what the user's code raised, unless that means out of memory.
+            Exception: the user's code raised it, and it does not mean out of memory.
         """
         return self._attempt(batch_size, confirm=False)
 
     def confirm(self, batch_size: int) -> Attempt:
-        """Run full steps from scratch, as training starts, until the peak is steady.
-
-        Raises:
-            Exception: as :meth:`probe`.
-        """
+        """Run full steps from scratch until the peak is steady. Raises the errors of ``probe``."""
         return self._attempt(batch_size, confirm=True)
 
     @property
     def warnings(self) -> list[str]:
-        """What the user should know of the step and its batches."""
+        """Warnings about the step and its batches."""
         of_step = self._made_step.warnings if self._made_step else []
         return [*self.batches.warnings, *of_step, *self._leaks]
 
     def clean(self) -> None:
-        """Give back all that the last probe left.
+        """Release all memory that the last probe left.
 
-        Never call it while an exception is handled, whose frames hold the tensors, or once the
-        device's context is broken (https://github.com/pytorch/pytorch/issues/25873).
+        Never call it while an exception is handled, because its frames hold the tensors. Never call
+        it after the device's context broke (https://github.com/pytorch/pytorch/issues/25873).
         """
         if self._made_step is not None:
             self._made_step.release()
@@ -113,25 +112,21 @@ class ProbeSession:
         self.device.release_cache()
 
     def is_at_baseline(self) -> bool:
-        """Whether the process holds no more than before any large probe."""
+        """Return True if the process holds no more memory than before any large probe."""
         return self._baseline is None or self._baseline.is_kept_by(self.device)
 
     def _attempt(self, batch_size: int, confirm: bool) -> Attempt:
         started = time.perf_counter()
-        # Where probes leave traces, one that fits does too, however little the process holds.
         is_as_new = self.device.leaves_no_trace or not self.is_used
         was_clean = is_as_new and self.is_at_baseline()
 
-        def clean_up(_: RetryCallState | float) -> None:
-            self.clean()
-
-        # A probable failure counts if it comes again. In ``sleep`` the failed frame has been freed.
+        # A probable failure counts if it repeats. When ``sleep`` runs, the failed frame is free.
         retrying = Retrying(
-            retry=retry_if_result(_is_only_probable),
-            # But not while other ranks wait in the middle of the step.
+            retry=retry_if_result(lambda run: run.is_only_probable),
+            # No second attempt with other ranks: they wait in the middle of the step.
             stop=stop_after_attempt(1 if self.options.strategy else 2),
-            sleep=clean_up,
-            retry_error_callback=_last_result,
+            sleep=lambda _: self.clean(),
+            retry_error_callback=lambda state: state.outcome and state.outcome.result(),
         )
         run: Run = retrying(self._run, batch_size, confirm)
         if left_behind(run.in_use_after_steps):
@@ -143,14 +138,13 @@ class ProbeSession:
         probe = to_probe(run, batch_size, confirm, time.perf_counter() - started)
         is_spoilt = run.failure is not None and not self.device.leaves_no_trace
         is_reusable = not is_broken and not is_spoilt and self.is_at_baseline()
-        is_believed = was_clean and not (self.options.strategy and _is_only_probable(run))
+        is_believed = was_clean and not (self.options.strategy and run.is_only_probable)
         return Attempt(probe, is_believed, is_reusable, is_broken, recording=run.recording)
 
     def _run(self, batch_size: int, confirm: bool) -> Run:
         run = Run()
-        handled = sys.exc_info()[1]  # by the caller: not an error of the step
+        handled = sys.exc_info()[1]  # the caller handles it: not an error of the step
         try:
-            # Whatever the caller has turned off.
             with torch.inference_mode(False), torch.enable_grad():
                 steps = self._confirm if confirm else self._probe
                 steps(batch_size, run)
@@ -172,11 +166,10 @@ class ProbeSession:
         return run
 
     def _after_failure(self, failure: Failure, run: Run) -> Failure:
-        """Read how much the failing step had got; what waiting for the device shows counts too."""
+        """Read the peaks of the failing step. An error while waiting for the device counts too."""
         try:
             self._read_peaks(run)
         except RuntimeError as error:
-            # A library only said that its kernel failed; the device says why.
             if (shown := classify(error)) is None:
                 raise
             return shown
@@ -194,6 +187,7 @@ class ProbeSession:
                 accumulate=self.options.accumulate,
                 batch_dim=self.options.batch_dim,
                 strategy=self.options.strategy,
+                eval_batch_size=self.options.eval_batch_size,
             )
         return self._made_step
 
@@ -206,32 +200,35 @@ class ProbeSession:
             run.samples += warm_up.samples
             self.clean()
             self._baseline = Baseline.of(self.device, self.budget_bytes)
-        # Without a warm-up, the second step shows the peak.
         self._steps(batch_size, 1 if self.is_used else WARM_UP_STEPS, run)
 
     def _steps(self, batch_size: int, steps: int, run: Run) -> None:
-        self._step_of_setup.begin(batch_size, is_first=not self.is_used)
-        next_batch = partial(self._loader(batch_size), 0)
+        next_batch = partial(self._begin(batch_size, is_first=not self.is_used), 0)
         for _ in range(steps):
             self._step(batch_size, next_batch, run)
         for _ in range(THRASHING_STEPS - 1):
             if not self.device.leaves_no_trace or self.all_agree(not run.allocation_retries):
                 break
             self._step(batch_size, next_batch, run)
+        self._validate(run)
         if run.allocation_retries:
             run.note = THRASHING_NOTE
 
+    def _begin(self, batch_size: int, *, is_first: bool) -> Callable[[int], Any]:
+        small = self._small = max(SMALL, self._small or batch_size)
+        self._step_of_setup.begin(batch_size, lambda: self._loader(small)(0), is_first=is_first)
+        return self._loader(batch_size)
+
     def _loader(self, batch_size: int) -> Callable[[int], Any]:
-        """Return a function that brings the batch of a step, by its number, to the device."""
+        """Return a function that moves the batch of a step, by its number, to the device."""
         device = self.device.torch_device
         if device.type == "cpu" or self.batches.varies:
             return lambda step: move_batch(self.batches.make(batch_size, step=step), device)
-        host_batch = self.batches.make(batch_size)  # once; each step gets a copy on the device
+        host_batch = self.batches.make(batch_size)  # made once; each step copies it to the device
         return lambda _: move_batch(host_batch, device)
 
     def _confirm(self, batch_size: int, run: Run) -> None:
-        self._step_of_setup.begin(batch_size, is_first=True)
-        next_batch = self._loader(batch_size)
+        next_batch = self._begin(batch_size, is_first=True)
         watch = PeakWatch(
             self.budget_bytes,
             least_steps=self.options.confirm_steps,
@@ -248,14 +245,17 @@ class ProbeSession:
                 batch = partial(next_batch, watch.batch_number)
                 watch.note(self._step(batch_size, batch, run), run.allocation_retries)
                 recorder.end_step()
-                # Ranks end together; one that settled earlier is judged as if it trained alone.
+                # Ranks end together. Each rank is still judged on its own peaks.
                 if self.all_agree(watch.is_over):
                     break
             run.recording = recorder.recording()
+            for _ in range(VALIDATIONS if self._step_of_setup.eval_batch_size else 0):
+                self._validate(run)
+                self._step(batch_size, partial(next_batch, 0), run)
         run.note = watch.objection()
 
     def _step(self, batch_size: int, next_batch: Callable[[], Any], run: Run) -> int:
-        """One step; its peak in bytes."""
+        """Run one step and return its peak memory in bytes."""
         step = self._step_of_setup
         self.is_used = True
         run.steps += 1
@@ -266,17 +266,27 @@ class ProbeSession:
         self.device.reset_peaks()
         for batch in step.fetch(next_batch):
             step.forward_backward(batch, *hooks)
-            hooks = []  # from here on gradients are alive
-            del batch  # the step itself keeps it as long as training does
+            hooks = []  # gradients are alive from here on
+            del batch  # the step keeps it as long as training would
         peak = self._read(Phase.FORWARD_BACKWARD, run)
         self.device.reset_peaks()
         step.optimizer_step()
         peak = max(peak, self._read(Phase.OPTIMIZER_STEP, run))
         run.allocation_retries = self.device.allocation_retries() - retries
-        run.step_seconds = time.perf_counter() - started
+        run.steps_seconds.append(time.perf_counter() - started)
         run.in_use_after_steps.append(self.device.in_use_bytes())
         self.on_step()
         return peak
+
+    def _validate(self, run: Run) -> None:
+        """Run the validation that follows a step, if there is one."""
+        batch_size = self._step_of_setup.eval_batch_size
+        if batch_size:
+            next_batch, run.where = self._loader(batch_size), IN_VALIDATION
+            self.device.reset_peaks()
+            self._step_of_setup.validate(lambda: next_batch(0))
+            self._read(Phase.VALIDATION, run)
+            run.where = ""
 
     def _read(self, phase: Phase, run: Run) -> int:
         peaks = self._read_peaks(run)
@@ -288,13 +298,3 @@ class ProbeSession:
         run.allocated_bytes = max(run.allocated_bytes, peaks.allocated_bytes)
         run.reserved_bytes = max(run.reserved_bytes, peaks.reserved_bytes)
         return peaks
-
-
-def _is_only_probable(run: Run) -> bool:
-    return run.failure is not None and run.failure.tier is Tier.PROBABLE
-
-
-def _last_result(state: RetryCallState) -> Run:
-    assert state.outcome is not None
-    result: Run = state.outcome.result()
-    return result

@@ -1,4 +1,4 @@
-"""Whether the peaks of a few training steps say that many more will run."""
+"""Judge by the peaks of a few training steps whether many more steps will run."""
 
 from __future__ import annotations
 
@@ -9,78 +9,78 @@ from statistics import fmean, stdev
 from batchfinder.results.probe import THRASHING_NOTE
 from batchfinder.units import MIB, format_bytes
 
-# A confirmation goes on until the peak has not grown for this many steps in a row.
+# A confirmation runs until the peak has not grown for STEADY_STEPS steps in a row, and runs at most
+# MAX_CONFIRM_STEPS steps.
 STEADY_STEPS = 2
 MAX_CONFIRM_STEPS = 10
 
-# Where batches vary in length, a confirmation trains on this many: the longest first and last.
+# Least number of steps to confirm if batches vary in length. The longest batch is first and last.
 VARIED_STEPS = 8
 
-# On a caching allocator this share of the budget stays free then, since other orders of the same
-# batches need more. Of 20 orders of BERT's all ran 8 steps at 126, 3 died within 30 steps there,
-# and none did at 124.
+# Fraction of the budget kept free on a caching allocator if batches vary in length, because other
+# orders of the same batches need more. With BERT, 20 orders of batches were tried. At batch size
+# 126 all ran 8 steps, but 3 ran out of memory within 30 steps. At 124 none did.
 VARIED_ROOM = 0.025
 
-# What flushes the allocator's cache in this many steps in a row is taken to do so in all. Fewer may
-# have found a layout that later steps keep, or be on the way to run out of memory.
+# A size that flushes the allocator's cache in this many steps in a row is assumed to do so in all.
+# After fewer, it may have found a layout that later steps keep, or be about to run out of memory.
 MAX_FLUSHING_STEPS = 3
 
-# Growth below this share of the budget is the noise of the readings.
+# Growth below this fraction of the budget is noise of the readings.
 GROWTH_NOISE = 1 / 1000
 
-# What each step leaves in use beyond this is a leak; below it are tables and counters.
+# If each step leaves at least this much more in use, it leaks. Tables and counters need less.
 LEAK_BYTES = MIB
 
-# How many steps it takes to see how much peaks differ, where they do, and how many at most. The
-# peaks of a ViT rose in the seventeenth step to a tenth above those of the first ten. The more are
-# watched the fewer sizes pass that die later (scripts/bench_confirmation.py).
+# The least and the most steps to measure the spread of peaks that differ from step to step. The
+# peaks of a ViT rose in the 17th step to a tenth above the first ten. The more steps are watched,
+# the fewer sizes pass that run out of memory later (scripts/bench_confirmation.py).
 STEPS_FOR_SPREAD = 6
 MAX_STEPS_FOR_SPREAD = 14
 
-# Where peaks differ from step to step, this many standard deviations above their mean must fit into
-# the budget, and this many into the budget and the headroom: few steps tell how much they differ,
-# and the longer one trains the higher the highest.
+# If peaks differ from step to step, mean + DEVIATIONS standard deviations must fit into the budget.
+# Mean + DEVIATIONS_WITH_HEADROOM must fit into the budget plus the headroom. The margins are wide
+# because a few steps measure the spread badly, and longer training reaches higher peaks.
 DEVIATIONS = 3
 DEVIATIONS_WITH_HEADROOM = 4.5
 
-# Stop early where this many fit into the budget alone: beyond them lies one reading
-# of 400 at most, however they are distributed (Chebyshev's inequality); that the first ones
-# hardly differed is weak evidence. With 8 a ViT and a GPT passed after seven calm steps at sizes
-# that needed more than all memory later.
+# Stop early if mean + this many standard deviations fits the budget. At most one reading in 400
+# exceeds that under any distribution (Chebyshev's inequality). First readings that hardly differ
+# are weak evidence: with 8 deviations, a ViT and a GPT passed after seven calm steps at sizes that
+# later needed more than all memory.
 DEVIATIONS_TO_END_EARLY = 20
 
-# That they differ too much is believed after fewer steps where even this share of the deviations
-# does not fit: the spread of three readings is half as large again as the true one in one case of
-# ten.
+# A size is rejected after STEPS_FOR_EXCESS steps if even this fraction of the deviations does not
+# fit. The spread of three readings is at least 1.5 times the true one in one case of ten.
 STEPS_FOR_EXCESS = 4
 SURE_EXCESS = 2 / 3
 
-# Among peaks that wander some step sets a new mark every so often; this many in a row are a trend.
+# Peaks that differ from step to step set a new maximum now and then. Three in a row are a trend.
 MARKS_OF_A_TREND = 3
 
-# A peak below this share of the highest was read too low: memory that was asked for and not written
-# to is seen only where a step sets a new mark.
+# A peak below this fraction of the highest was read too low. Memory that was requested but never
+# written to is seen only if a step sets a new high-water mark.
 READ_TOO_LOW = 0.85
 
 
 class PeakWatch:
-    """Watches the peaks of a confirmation: whether it may end, and what speaks against the size.
+    """Watches the peaks of a confirmation: decides when it may end and whether the size passes.
 
     Args:
-        budget_bytes: what a step may use.
-        least_steps: to watch at least.
-        peaks_wander: whether the same step needs a little more or less each time.
-        headroom_bytes: what lies free beyond the budget.
-        batches_vary: whether the steps train on batches of different shapes.
+        budget_bytes: memory that a step may use.
+        least_steps: least number of steps to watch.
+        peaks_wander: True if the same step needs a little more or less memory each time.
+        headroom_bytes: free memory beyond the budget.
+        batches_vary: True if the steps train on batches of different shapes.
 
     Attributes:
-        is_settled: whether enough steps were watched, and the last ones held no more than those
-            before without flushing the allocator's cache, or where peaks wander, show no trend and
-            stay clear of the budget;
-            once it is so it stays so.
-        is_over: whether it may end, for better or worse; as that.
-        most_steps: after which it will not settle any more.
-        allowed_bytes: what the steps may use.
+        is_settled: True once enough steps were watched and the last ones neither needed more memory
+            nor flushed the allocator's cache. If peaks wander, they must show no trend and stay
+            well below the budget. It never becomes False again.
+        is_over: True once the confirmation may end, passed or not. It never becomes False again.
+        most_steps: the number of steps after which the confirmation ends in any case.
+        allowed_bytes: memory that the steps may use. On a caching allocator it is below the budget
+            if batches vary.
 
     Example:
         >>> watch = PeakWatch(budget_bytes=1000, least_steps=3, peaks_wander=False)
@@ -117,11 +117,11 @@ class PeakWatch:
 
     @property
     def batch_number(self) -> int:
-        """The number of the batch for the next step; 0, the longest, comes once in each round."""
+        """The number of the next step's batch. Batch 0, the longest, comes once in each round."""
         return len(self._peaks) % (VARIED_STEPS - 1)
 
     def note(self, peak_bytes: int, flushes: int = 0) -> None:
-        """Take note of what one more step needed, and of how often it flushed the cache."""
+        """Record the peak of one more step, and how often it flushed the cache."""
         self._peaks.append(peak_bytes)
         self._flushing, self._quiet = (self._flushing + 1, 0) if flushes else (0, self._quiet + 1)
         if len(self._peaks) >= STEPS_FOR_EXCESS:
@@ -137,7 +137,7 @@ class PeakWatch:
         self.is_over |= self.is_settled or self._flushing >= MAX_FLUSHING_STEPS
 
     def objection(self) -> str:
-        """Why the size is not fit for training; "" if it is."""
+        """Return the reason why the size is not fit for training; "" if it is fit."""
         if self._flushing:
             return THRASHING_NOTE
         if (excess := self._excess_bytes()) > 0:
@@ -152,7 +152,7 @@ class PeakWatch:
         return ""
 
     def _excess_bytes(self, share: float = 1) -> float:
-        """By how much some step must be expected to pass what it may; 0: peaks do not wander."""
+        """Return by how many bytes some step will exceed its limit; 0 or less if none will."""
         if not self._peaks_wander:
             return 0
         usual = highest_to_expect(self._peaks, share * DEVIATIONS)
@@ -161,13 +161,16 @@ class PeakWatch:
 
 
 def left_behind(in_use_bytes: Sequence[int]) -> int:
-    """What every step leaves in use, the first one aside, which makes the optimizer's states.
+    """Return the bytes that every step leaves in use.
+
+    The first step is left out, because it creates the optimizer's states.
 
     Args:
-        in_use_bytes: at the end of each step.
+        in_use_bytes: memory in use after each step.
 
     Returns:
-        The bytes of the step that left least; 0 for next to nothing, or too few steps to tell.
+        The bytes of the step that left the least; 0 below ``LEAK_BYTES`` or with fewer than three
+        steps.
 
     Example:
         >>> left_behind([100 * MIB, 130 * MIB, 158 * MIB]) // MIB
@@ -180,14 +183,14 @@ def left_behind(in_use_bytes: Sequence[int]) -> int:
 
 
 def steps_without_growth(peaks: Sequence[int], noise_bytes: float) -> int:
-    """How many of the last steps needed no more than the most that was needed before.
+    """Count the last steps that needed no more memory than the maximum before them.
 
     Args:
         peaks: the peak of each step, in bytes.
-        noise_bytes: a mark is passed only by more than this.
+        noise_bytes: a peak sets a new maximum only if it exceeds the old one by more than this.
 
     Returns:
-        The number of steps; the first one always grows.
+        The number of steps. The first step always counts as growth.
 
     Example:
         >>> steps_without_growth([90, 100, 95, 99], noise_bytes=0)
@@ -201,11 +204,11 @@ def steps_without_growth(peaks: Sequence[int], noise_bytes: float) -> int:
 
 
 def is_rising(peaks: Sequence[int], noise_bytes: float) -> bool:
-    """Whether each of the last few steps needed more than all before it.
+    """Return True if each of the last few steps needed more memory than all steps before it.
 
     Args:
         peaks: the peak of each step, in bytes.
-        noise_bytes: as for :func:`steps_without_growth`.
+        noise_bytes: a peak sets a new maximum only if it exceeds the old one by more than this.
 
     Example:
         >>> is_rising([100, 96, 101, 103, 106], noise_bytes=0)
@@ -220,17 +223,17 @@ def is_rising(peaks: Sequence[int], noise_bytes: float) -> bool:
 
 
 def highest_to_expect(peaks: Sequence[int], deviations: float) -> float:
-    """What a step must be expected to need sooner or later, by the few that ran.
+    """Estimate from a few steps the highest peak that some later step will reach.
 
-    The first step is left out, since memory that it frees lies in the way of later ones; so are
-    peaks that were read too low.
+    The first step is left out, because memory that it frees is in the way of later steps. Peaks
+    that were read too low are left out too.
 
     Args:
         peaks: the peak of each step, in bytes; at least one.
         deviations: the number of standard deviations above the mean.
 
     Returns:
-        The bytes, at least the most that was needed.
+        The bytes, not below the highest peak so far.
 
     Example:
         >>> highest_to_expect([80, 98, 60, 100, 102], deviations=3)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from batchfinder.reporting.plan import plan_lines
+from batchfinder.reporting.speed import speed_details, speed_verdict
 from batchfinder.reporting.wording import allocator_request_bytes, count, one_line
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.memory_model import MemoryModel
-from batchfinder.results.probe import Outcome
+from batchfinder.results.probe import IN_VALIDATION, Outcome
 from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.units import format_bytes, format_seconds
 
@@ -14,6 +16,8 @@ LEVERS = (
     "checkpointing in the model, smaller inputs, a smaller --min-batch-size with gradient "
     "accumulation, or a larger --memory-limit if the device has more."
 )
+
+_KINDS = {"train": "", "eval": "validation ", "inference": "inference "}
 
 # With more ranks, only the lowest and the highest peak are shown.
 _RANKS_SHOWN = 8
@@ -28,6 +32,8 @@ def headline(result: BatchSizeResult) -> list[str]:
     Example: "Max batch size 1042", "2.9 GiB fixed + 126.8 MiB per sample", "6 probes, 8.4 s".
     """
     parts = [_verdict(result)]
+    if result.throughput is not None:
+        parts.append(speed_verdict(result.throughput, result.batch_size))
     if result.batch_size and result.memory_model is not None:
         parts.append(_formula(result.memory_model))
     return [*parts, f"{count(len(result.probes), 'probe')}, {format_seconds(result.seconds)}"]
@@ -50,16 +56,14 @@ def details(
         lines += _why_nothing_fits(result)
     else:
         lines += _next_failure(result, verbose)
-    if result.remembered_from:
-        lines.append(
-            f"Found on {result.remembered_from}, and confirmed again now. "
-            "Try --no-cache to search again."
-        )
+    lines += _circumstances(result)
+    if result.throughput is not None:
+        lines += speed_details(result.throughput)
     lines += _ranks(result)
     if result.estimated_batch_size and result.batch_size:
         lines.append(_guess(result.estimated_batch_size, result.batch_size))
     if plan is not None:
-        lines.append(str(plan))
+        lines += plan_lines(plan, verbose=verbose)
     model = result.memory_model
     if verbose and result.batch_size and model is not None and not model.is_linear:
         # Without -v, the headline's "roughly" says it.
@@ -79,6 +83,20 @@ def details(
     return lines
 
 
+def _circumstances(result: BatchSizeResult) -> list[str]:
+    lines = []
+    if result.remembered_from:
+        lines.append(
+            f"Found on {result.remembered_from}, and confirmed again now. "
+            "Try --no-cache to search again."
+        )
+    if result.eval_batch_size and result.batch_size:
+        lines.append(
+            f"In every confirmation, validations with batches of {result.eval_batch_size} ran too."
+        )
+    return lines
+
+
 def _guess(estimated: int, found: int) -> str:
     off = estimated / found - 1
     verdict = f"{abs(off):.1%} {'above' if off > 0 else 'below'} the answer" if off else "exact"
@@ -87,7 +105,7 @@ def _guess(estimated: int, found: int) -> str:
 
 def _verdict(result: BatchSizeResult) -> str:
     if result.status in (Status.FOUND, Status.CAPPED):
-        return f"Max batch size {result.batch_size}"
+        return f"Max {_KINDS[result.mode]}batch size {result.batch_size}"
     if result.status is Status.NOTHING_FITS:
         failure = result.next_failure
         smallest = "the smallest" if failure is None else f"batch size {failure.batch_size}"
@@ -121,11 +139,13 @@ def _next_failure(result: BatchSizeResult, verbose: bool) -> list[str]:
         return [f"Batch size {failure.batch_size} failed for a reason other than memory: {reason}"]
     if any(p.is_thrashing for p in result.probes if p.batch_size == failure.batch_size):
         return [f"Batch size {failure.batch_size} {reason}, which is slow."]
+    where = " in its validation" if reason.startswith(IN_VALIDATION) else ""
+    reason = reason.removeprefix(IN_VALIDATION)
     is_plain = reason in _PLAIN_REASONS
     if not verbose:
         is_plain |= allocator_request_bytes(reason) is not None
     why = "." if is_plain else f": {reason}"
-    return [f"Batch size {failure.batch_size} runs out of memory{why}"]
+    return [f"Batch size {failure.batch_size} runs out of memory{where}{why}"]
 
 
 def _ranks(result: BatchSizeResult) -> list[str]:
@@ -148,6 +168,11 @@ def _why_nothing_fits(result: BatchSizeResult) -> list[str]:
     if failure is None:
         return [LEVERS]
     reason = one_line(failure.reason)
+    if reason.startswith(IN_VALIDATION):
+        batches = (
+            f"batches of {result.eval_batch_size}" if result.eval_batch_size else "its batches"
+        )
+        return [f"Its validation, with {batches}, runs out of memory. Try a smaller one.", LEVERS]
     probe = next((p for p in result.probes if p.batch_size == failure.batch_size), None)
     request = allocator_request_bytes(reason)
     # Reserved bytes would be too many: the allocator returns its free blocks before it gives up.

@@ -40,6 +40,7 @@ def comparison_table(comparison: Comparison, width: float = math.inf) -> list[st
         rows.append([*cells, _note(row, comparison)])
     beside = "" if comparison.is_measured else " beside the context"
     title = f"{comparison.device}, budget {format_bytes(comparison.budget_bytes)}{beside}"
+    title += f"; {comparison.rows[0].strategy.name}: {comparison.base}" if comparison.base else ""
     return [title, *fitted(rows, width, left=(0, len(head) - 1)), *_blocks(comparison)]
 
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from batchfinder.reporting.wording import allocator_request_bytes, count, one_line
 from batchfinder.results.memory_model import Phase
-from batchfinder.results.probe import Outcome, Probe
+from batchfinder.results.probe import IN_VALIDATION, Outcome, Probe
 from batchfinder.units import format_bytes, format_seconds
 
 BLOCKS = " ▏▎▍▌▋▊▉█"
@@ -30,6 +30,7 @@ _PHASES = {
     Phase.FORWARD: "forward",
     Phase.FORWARD_BACKWARD: "forward/backward",
     Phase.OPTIMIZER_STEP: "optimizer step",
+    Phase.VALIDATION: "validation",
 }
 
 
@@ -119,6 +120,9 @@ class ProbeTable:
             steps = count(probe.steps, "step")
             text += f", confirmed by {steps}" if probe.fits else " when confirming"
         note = one_line(probe.note)
+        if note.startswith(IN_VALIDATION):
+            text += " in the validation"
+            note = note.removeprefix(IN_VALIDATION)
         # The allocator's long message adds little to "OOM"; only --verbose shows it.
         is_plain_oom = probe.outcome is Outcome.OOM and allocator_request_bytes(note) is not None
         return f"{text}: {note}" if note and (self.verbose or not is_plain_oom) else text

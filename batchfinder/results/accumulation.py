@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from batchfinder.errors import UsageError
@@ -47,12 +48,14 @@ class AccumulationPlan:
         exact: the exact split with the fewest steps; None if there is none.
         below: the nearest smaller split with the fewest possible steps; None if not needed.
         above: the nearest larger split with the fewest possible steps; None if not needed.
+        fastest: the exact split that trains fastest; None if no rates are known.
     """
 
     requested: int
     exact: Split | None
     below: Split | None
     above: Split | None
+    fastest: Split | None = None
 
     @property
     def accumulates(self) -> bool:
@@ -65,11 +68,24 @@ class AccumulationPlan:
         if self.exact is None:
             return f"Global batch {self.requested} has no exact split; nearest: {nearest}"
         text = f"Global batch {self.exact}"
-        return f"{text} (far fewer steps: {nearest})" if nearest else text
+        text = f"{text} (far fewer steps: {nearest})" if nearest else text
+        if self.fastest is None or self.fastest == self.exact:
+            return text
+        return f"{text}; fastest: {self.fastest}"
+
+    @property
+    def best(self) -> Split | None:
+        """The split to use: the fastest, else the exact one, else the nearest."""
+        nearest = [split for split in (self.below, self.above) if split]
+        close = min(nearest, key=lambda s: abs(s.global_batch_size - self.requested), default=None)
+        return self.fastest or self.exact or close
 
 
 def plan_accumulation(
-    global_batch_size: int, max_batch_size: int, world_size: int = 1
+    global_batch_size: int,
+    max_batch_size: int,
+    world_size: int = 1,
+    rate_at: Callable[[int], float | None] = lambda _: None,
 ) -> AccumulationPlan:
     """Split a global batch into micro-batches of at most ``max_batch_size``.
 
@@ -77,6 +93,7 @@ def plan_accumulation(
         global_batch_size: examples per optimizer step over all ranks.
         max_batch_size: the largest micro-batch that fits.
         world_size: data-parallel ranks.
+        rate_at: samples per second at a micro-batch size; None where it is unknown.
 
     Returns:
         The exact split with the fewest accumulation steps, or the nearest ones.
@@ -100,15 +117,18 @@ def plan_accumulation(
 
     per_rank = global_batch_size // world_size
     fewest_steps = max(1, -(-per_rank // max_batch_size))
-    exact = None
+    exact = fastest = None
     if per_rank * world_size == global_batch_size:
         # Loop over batch sizes: there are far fewer of them than numbers of steps.
         largest = min(max_batch_size, per_rank)
         batch_size = next(n for n in range(largest, 0, -1) if per_rank % n == 0)
         steps = per_rank // batch_size
         exact = Split(batch_size, steps, world_size)
+        rates = {n: rate_at(n) or 0.0 for n in range(1, largest + 1) if per_rank % n == 0}
+        quick = max(rates, key=lambda n: (rates[n], n))
+        fastest = Split(quick, per_rank // quick, world_size) if rates[quick] else None
         if steps <= 2 * fewest_steps:
-            return AccumulationPlan(global_batch_size, exact, None, None)
+            return AccumulationPlan(global_batch_size, exact, None, None, fastest)
 
     unit = fewest_steps * world_size
     lower = global_batch_size // unit
@@ -118,4 +138,4 @@ def plan_accumulation(
     else:
         per_step = (fewest_steps + 1) * world_size
         above = Split(-(-global_batch_size // per_step), fewest_steps + 1, world_size)
-    return AccumulationPlan(global_batch_size, exact, below, above)
+    return AccumulationPlan(global_batch_size, exact, below, above, fastest)

@@ -11,6 +11,9 @@ from batchfinder.results.memory_model import Phase
 
 THRASHING_NOTE = "runs only by flushing the allocator's cache in every step"
 
+IN_VALIDATION = "in the validation: "
+"""The beginning of a note about a failure in the validation that follows each step."""
+
 LEAK_WARNING = (
     "memory grows with every step and is never released, so training will run out of it at any "
     "batch size unless that growth ends. Try detach() on outputs that you keep from step to step"
@@ -37,6 +40,7 @@ class Probe:
         samples: examples run through the model, including warm-up steps at a smaller size.
         seconds: duration of the whole probe.
         step_seconds: duration of the last complete step; None if none was completed.
+        steps_seconds: duration of each complete step at this size.
         peak_allocated_bytes: most bytes that tensors held at any moment; None if not read.
         peak_reserved_bytes: most bytes that the caching allocator held; None if not read.
         phase_peak_bytes: most bytes that tensors held in each phase. In an estimate,
@@ -64,6 +68,7 @@ class Probe:
     note: str = ""
     rank_peak_bytes: tuple[int | None, ...] = ()
     limiting_rank: int | None = None
+    steps_seconds: tuple[float, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -82,6 +87,7 @@ class Probe:
             "outcome": self.outcome.value,
             "phase_peak_bytes": {phase.value: n for phase, n in self.phase_peak_bytes.items()},
             "rank_peak_bytes": [*self.rank_peak_bytes],
+            "steps_seconds": [*self.steps_seconds],
         }
 
     @classmethod
@@ -98,5 +104,6 @@ class Probe:
                 "outcome": Outcome(data["outcome"]),
                 "phase_peak_bytes": peaks,
                 "rank_peak_bytes": tuple(data["rank_peak_bytes"]),
+                "steps_seconds": tuple(data.get("steps_seconds", ())),
             }
         )

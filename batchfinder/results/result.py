@@ -11,6 +11,7 @@ from typing import Any
 from batchfinder.results.accumulation import AccumulationPlan, plan_accumulation
 from batchfinder.results.memory_model import MemoryModel
 from batchfinder.results.probe import Outcome, Probe
+from batchfinder.results.throughput import Throughput
 from batchfinder.units import format_seconds
 
 SCHEMA_VERSION = 1
@@ -71,6 +72,11 @@ class BatchSizeResult:
         warnings: problems the user should act on, one line each.
         notes: explanations that need no action, one line each.
         estimated_batch_size: the estimate the search started from; None if there was none.
+        throughput: how fast training is at several sizes, and the smallest that is as fast as any;
+            None if it was not measured.
+        mode: ``"train"``; ``"eval"`` or ``"inference"`` for forward passes without training.
+        eval_batch_size: examples of each batch of the validation that followed every step; None if
+            none was asked for.
         seconds_by_part: seconds of ``loading`` (PyTorch and the target), of waiting for an
             ``estimate``, of the ``steps`` of all probes, of ``restoring`` the training state, and
             of the ``rest``. Empty if not measured.
@@ -92,8 +98,11 @@ class BatchSizeResult:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     estimated_batch_size: int | None = None
+    mode: str = "train"
+    eval_batch_size: int | None = None
     seconds_by_part: Mapping[str, float] = field(default_factory=dict)
     remembered_from: str | None = None
+    throughput: Throughput | None = None
 
     def __int__(self) -> int:
         return self.batch_size
@@ -147,7 +156,8 @@ class BatchSizeResult:
             UsageError: a size is not positive, or nothing fits.
         """
         ranks = self.world_size if world_size is None else world_size
-        return plan_accumulation(global_batch_size, self.batch_size, ranks)
+        known = (self.throughput.rate_at,) if self.throughput else ()
+        return plan_accumulation(global_batch_size, self.batch_size, ranks, *known)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data.
@@ -167,6 +177,7 @@ class BatchSizeResult:
             "versions": dict(self.versions),
             "warnings": [*self.warnings],
             "is_final": self.is_final,
+            "throughput": self.throughput and self.throughput.to_dict(),
             "notes": [*self.notes],
             "world_size": self.world_size,
             "rank_peak_bytes": [*self.rank_peak_bytes],

@@ -23,7 +23,7 @@ class Moment:
     Attributes:
         stage: the stage that runs.
         allocated_bytes: most bytes that tensors hold in this part.
-        bytes_by_kind: what they are, by :class:`~batchfinder.simulation.trace.trace.Kind`.
+        bytes_by_kind: the same bytes by :class:`~batchfinder.simulation.trace.trace.Kind`.
     """
 
     stage: Stage

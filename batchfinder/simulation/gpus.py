@@ -17,7 +17,7 @@ from batchfinder.units import GIB, MIB
 # The standard library reads TOML since Python 3.11; before that, the package tomli does.
 _toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
-# The default CUDA version for --gpu: that of current PyTorch builds, which load kernels lazily.
+# The default CUDA version for --gpu. Current PyTorch builds use it, and load kernels lazily.
 CURRENT_CUDA = (12, 8)
 
 
@@ -28,7 +28,7 @@ class Gpu:
     Attributes:
         name: the maker's name.
         total_bytes: total memory, as PyTorch reports it.
-        compute_capability: such as ``(8, 6)``.
+        compute_capability: the compute capability, such as ``(8, 6)``.
         overhead_bytes: memory of a process outside the allocator: context, kernels, handles.
         threads: resident threads on all multiprocessors; some kernels size their workspace by it.
         source: source of the total; "" if there is none.
@@ -66,7 +66,7 @@ def find_gpu(name: str, cuda: tuple[int, int] = CURRENT_CUDA) -> Gpu:
     """Find a GPU by its name; case, spaces and punctuation do not matter.
 
     Args:
-        name: such as ``"rtx3090"`` or ``"A100 80GB"``.
+        name: the GPU's name, such as ``"rtx3090"`` or ``"A100 80GB"``.
         cuda: the CUDA version of the PyTorch build, which decides the overhead.
 
     Raises:
@@ -91,7 +91,7 @@ def find_gpu(name: str, cuda: tuple[int, int] = CURRENT_CUDA) -> Gpu:
 
 
 def unnamed_gpu(total_bytes: int, cuda: tuple[int, int] = CURRENT_CUDA) -> Gpu:
-    """Make a GPU of which only the memory is known; it uses the kernels of an RTX 3090."""
+    """Make a GPU from its total memory. It uses the kernels of an RTX 3090."""
     known = next(row for row in _tables()["gpu"] if row["name"] == "RTX 3090")
     return _to_gpu(known | {"name": "any GPU", "total_gib": total_bytes / GIB, "source": ""}, cuda)
 

@@ -1,4 +1,4 @@
-"""What the simulation expects of the device that is at hand, for a search to start from."""
+"""A simulated estimate for the present device, from which a search starts."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def guess_batch_size(
     budget_bytes: int,
     bounds: Bounds,
 ) -> tuple[int | None, list[str]]:
-    """The largest batch size that the simulation lets into a budget.
+    """Return the largest batch size that fits a budget in the simulation.
 
-    A GPU that ``gpus.toml`` does not know counts as one with as much memory.
+    A GPU that is not in ``gpus.toml`` is simulated as an unnamed one with the same budget.
 
     Args:
-        setup: what to train; it stays as it is.
-        options: of the steps.
-        device: the name of the one at hand, such as ``"cuda:0 NVIDIA H200"``.
-        budget_bytes: what the steps may use.
-        bounds: the smallest size, the largest or None, and what each is a multiple of.
+        setup: what to train. It is not changed.
+        options: options of the steps.
+        device: the name of the present device, such as ``"cuda:0 NVIDIA H200"``.
+        budget_bytes: the bytes that the steps may use.
+        bounds: the smallest size, the largest or None, and what each size is a multiple of.
 
     Returns:
-        The size, or None where the simulation cannot tell; and what the user should know.
+        The size, or None if the simulation cannot find one; and warnings for the user.
 
     Raises:
-        Exception: what the user's code raises.
+        Exception: whatever the user's code raises.
     """
     try:
         first, last = check_bounds(*bounds)
@@ -63,7 +63,7 @@ def _simulated(
     setup: TrainingSetup, options: ProbeOptions, device: str, budget_bytes: int
 ) -> tuple[StepTraces, SimulatedProber]:
     gpu = _gpu(device, budget_bytes)
-    # The budget is what limit, overhead and headroom have left.
+    # The budget already excludes the limit, the overhead and the headroom.
     options = dataclasses.replace(options, memory_limit=None, headroom=0.0)
     traces = StepTraces(setup, options, gpu.compute_capability)
     return traces, SimulatedProber(traces, gpu, options, AllocatorSettings.of_this_process())

@@ -1,4 +1,4 @@
-"""The search for the largest size that fits in a simulation, where each try costs milliseconds."""
+"""A search for the largest size that fits in a simulation, where each try costs milliseconds."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def largest_that_fits(
     multiple of 8. A larger size may still fit because its tensors happen to leave fewer gaps.
 
     Args:
-        room: maps a size to roughly how many more examples fit; below 0: how many too many it has.
-        bound: upper bound of the answer, which should be a few percent below: a trace's bound
-            ignores only fragmentation.
+        room: maps a size to roughly how many more examples fit; below 0, how many do not fit.
+        bound: an upper bound of the answer. A trace's bound ignores only fragmentation, so the
+            answer should be a few percent below.
         smallest: the smallest size to try.
         multiple_of: only multiples of this are tried.
         expected: the first size to try. Default: the bound.

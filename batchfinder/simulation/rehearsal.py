@@ -1,8 +1,8 @@
-"""The largest batch size by two recorded confirmations, replayed at other sizes. Imports no torch.
+"""The largest batch size, by replaying two recorded confirmations at other sizes. No torch.
 
-A training step asks for the same blocks at every batch size, each larger by as much for each
-example. So recordings at two small sizes say what steps at any size ask for, whatever model and
-kernels they run, and the simulated allocator says whether that fits.
+A training step requests the same blocks at every batch size. Each block grows by the same amount
+for each example. So recordings at two small sizes give the requests of a step at any size, for any
+model and kernels. The simulated allocator shows whether those requests fit.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from batchfinder.simulation.allocator.caching import (
 )
 from batchfinder.simulation.allocator.expandable import ExpandableAllocator
 
-# Requests of two steps are the same if the larger has grown by no more than the batch size, but for
-# rounding. Where they are not, so many are looked at to find where both go on alike.
+# Two requests match if the larger has grown at most by the ratio of the batch sizes, plus this
+# rounding in bytes. After a mismatch, up to MOST_SKIPPED requests are skipped in each step, until
+# ALIKE requests in a row match again.
 ROUNDING_BYTES = 4096
 MOST_SKIPPED = 40
 ALIKE = 6
 
 
 def rehearsal_of(prober: Prober) -> Callable[[], int | None] | None:
-    """Return what replays a prober's recordings; None if it makes none, or trains with others.
+    """Return a function that replays a prober's recordings; None if they cannot be replayed.
 
     Args:
-        prober: tries the sizes; the time that replays take is added to its account.
+        prober: the prober that tries the sizes. The time of replays is added to its ``estimate``.
     """
     if not isinstance(prober, Supervisor) or not prober.device.startswith("cuda"):
         return None
@@ -59,13 +60,13 @@ def rehearsed(
     """Return the largest size whose steps fit when they are replayed.
 
     Args:
-        recordings: at least two confirmations, by size; the two largest count.
-        budget_bytes: what the allocator may hold.
-        settings: of the allocator.
-        least_steps: of a confirmation.
+        recordings: at least two confirmations, by size; the two largest sizes are used.
+        budget_bytes: the bytes that the allocator may reserve.
+        settings: settings of the allocator.
+        least_steps: the fewest steps of a confirmation.
 
     Returns:
-        The size; None where the recordings tell nothing.
+        The size; None if the recordings do not determine it.
     """
     sizes = sorted(recordings)[-2:]
     if len(sizes) < 2 or not all(recordings[size].steps for size in sizes):
@@ -82,7 +83,7 @@ def rehearsed(
     while fits(high):
         low, high = high, 2 * high
         if high > 2**40 // sizes[1]:
-            return None  # what was recorded does not grow
+            return None  # the recorded requests do not grow
     while high - low > max(1, high // 1000):
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -90,12 +91,12 @@ def rehearsed(
 
 
 class Rehearsal:
-    """Steps of a confirmation at any size.
+    """Replays the steps of a confirmation at any size.
 
     Args:
-        small, large: two sizes.
-        recorded: what the smaller one asked for.
-        model: what the larger one asked for; its events are replayed.
+        small, large: the two recorded batch sizes.
+        recorded: the requests at the smaller size.
+        model: the requests at the larger size. Its events are replayed.
     """
 
     def __init__(self, small: int, recorded: Recording, large: int, model: Recording) -> None:
@@ -113,7 +114,7 @@ class Rehearsal:
                 ]
             )
         counts = [len(growth) for growth in self._growth]
-        # The last step can be repeated if it is as the one before.
+        # The last step can be repeated if it makes as many requests as the one before.
         self._repeats = len(counts) > 1 and counts[-1] == counts[-2]
         self._last_count = counts[-1]
 
@@ -122,8 +123,8 @@ class Rehearsal:
 
         Args:
             batch_size: examples per forward/backward pass.
-            allocator: a fresh one; it is changed.
-            least_steps: of the confirmation.
+            allocator: a fresh allocator; it is changed.
+            least_steps: the fewest steps of the confirmation.
         """
         assert allocator.capacity_bytes is not None
         watch = PeakWatch(allocator.capacity_bytes, least_steps=least_steps, peaks_wander=False)
@@ -169,7 +170,7 @@ class Rehearsal:
 
 
 def paired(small: Sequence[int], large: Sequence[int], ratio: float) -> list[int | None]:
-    """Return for each request of a large step the one of a small step that it was; None: none.
+    """Return the matching request of a small step for each one of a large step; None: no match.
 
     Example:
         >>> paired([1000, 8], [2000, 5000, 8], ratio=2)

@@ -1,4 +1,4 @@
-"""Replay a trace in an allocator: does the batch size fit, and what are the peaks?"""
+"""Replay a trace in an allocator, to find its peaks and whether the batch size fits."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def replay(
 ) -> Replay:
     """Replay every allocation and release of a trace, then repeat its last step.
 
-    Tensors that a step leaves for the next one move to other addresses, so memory that is enough
-    for two steps may not be enough for the third. Steps are repeated until the reserved bytes are
-    steady and no step flushes the cache, as in a confirmation.
+    Tensors that a step leaves for the next one move to other addresses. Memory that is enough for
+    two steps may therefore not be enough for the third. Steps are repeated until the reserved bytes
+    are steady and no step flushes the cache, as in a confirmation.
 
     Args:
         trace: a few training steps.

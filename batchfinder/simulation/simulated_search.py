@@ -1,4 +1,4 @@
-"""The search of a device on paper: a size costs milliseconds, and the trace bounds the answer."""
+"""The search on a simulated GPU: a try costs milliseconds, and the trace bounds the answer."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from batchfinder.simulation.largest import largest_that_fits
 from batchfinder.simulation.prober import STAGES_OF_PHASE, SimulatedProber
 from batchfinder.simulation.tracing.step_trace import StepTraces
 
-# How far the real peak may lie above and below the simulated one: see scripts/bench_estimate.py.
+# Fractions by which the real peak may exceed the simulated one, or be smaller. Measured by
+# scripts/benchmarks/bench_estimate.py.
 MORE_THAN_SIMULATED = 0.05
 LESS_THAN_SIMULATED = 0.02
 
-# Where each size is traced by itself, on what make_batch returns for it, the search ends here
-# unless a maximum was given: the host has to hold such batches.
+# If each size is traced separately, on a batch from make_batch, the search ends at this size
+# unless a maximum was given: such batches use host memory.
 MOST_MADE = 2**20
 
 
 def search_on_paper(
     prober: SimulatedProber, bounds: Bounds, expected: float | None = None
 ) -> BatchSizeResult:
-    """The largest batch size that fits a simulated GPU, with the size above it that does not.
+    """Find the largest batch size that fits a simulated GPU, and the next one that does not.
 
     Args:
-        prober: of the GPU.
-        bounds: the smallest size, the largest or None, and what each is a multiple of.
-        expected: where the answer is looked for first; None: at the bound of the trace.
+        prober: the prober of the simulated GPU.
+        bounds: the smallest size, the largest or None, and what each size is a multiple of.
+        expected: the first size to try. Default: the bound of the trace.
 
     Raises:
-        StepError, Exception: see :meth:`StepTraces.at`.
+        StepError, Exception: the errors of :meth:`StepTraces.at`.
     """
     started = time.monotonic()
     traces = prober.traces
@@ -59,15 +60,15 @@ def search_on_paper(
         expected=expected,
     )
     if answer and not prober.traces.hold_at(answer):
-        return search_on_paper(prober, bounds)  # with a trace of each size
+        return search_on_paper(prober, bounds)  # now with a trace of each size
     if not answer and smallest not in probes:
-        room(smallest)  # the bound alone ruled it out; the result names what failed
+        room(smallest)  # the bound alone excluded it; the result needs a failed probe
     if answer and answer + multiple_of not in probes and answer + multiple_of <= last:
         room(answer + multiple_of)
-    # Where the trace does not tell the slope, a second size far below does.
+    # If the trace does not give the slope, a second, much smaller size does.
     if answer // 2 >= smallest and not traces.are_general:
         room(answer // 2 // multiple_of * multiple_of or smallest)
-    # That a size below the answer failed was chance, and bounds nothing.
+    # A size below the answer failed by chance, so it is not a bound.
     failed = [size for size, probe in probes.items() if not probe.fits and size > answer]
     failure = probes[min(failed)] if failed else None
     status = Status.FOUND if failure else Status.CAPPED
@@ -81,7 +82,7 @@ def search_on_paper(
 
 
 def _last_size(traces: StepTraces, bounds: Bounds, bound: int | None) -> int:
-    """The largest size that may be tried; one above the bound of the trace is to show that."""
+    """Return the largest size to try: one above the trace's bound, to show that it fails."""
     smallest, max_batch_size, multiple_of = bounds
     if max_batch_size is not None:
         return max_batch_size
@@ -102,13 +103,13 @@ def _remarks_on(finding: Finding, bounds: Bounds) -> Iterator[str]:
 
 
 def expected_size(bound: int | None, answers: Mapping[int, int]) -> float | None:
-    """What a GPU's answer may be.
+    """Return the probable answer for a GPU, from the answers for other GPUs.
 
-    What fragmentation takes grows with the batch, but for a part: answers lie on a line.
+    The memory lost to fragmentation mostly grows with the batch, so answers are nearly on a line.
 
     Args:
-        bound: of the trace on this GPU; None: there is none.
-        answers: those of other GPUs, by their bounds.
+        bound: the bound of the trace on this GPU; None if there is none.
+        answers: the answers for other GPUs, by the bounds on them.
 
     Example:
         >>> expected_size(400, {100: 85, 200: 175})
@@ -118,21 +119,21 @@ def expected_size(bound: int | None, answers: Mapping[int, int]) -> float | None
         return None
     nearest = min(answers, key=lambda other: abs(other - bound))
     farthest = max(answers, key=lambda other: abs(other - nearest))
-    if abs(farthest - nearest) < nearest / 4:  # too close to tell a slope
+    if abs(farthest - nearest) < nearest / 4:  # too close for a reliable slope
         return answers[nearest] * bound / nearest
     slope = (answers[farthest] - answers[nearest]) / (farthest - nearest)
     return answers[nearest] + slope * (bound - nearest)
 
 
 def _memory_model(traces: StepTraces, at_answer: Probe) -> MemoryModel:
-    """Lines through the peaks at the answer: each example adds its share of what grows then."""
+    """Return lines through the peaks at the answer. Their slope is each example's share there."""
     size = at_answer.batch_size
     highest = max(at_answer.phase_peak_bytes.values())
     phases = {}
     for phase, peak in at_answer.phase_peak_bytes.items():
         curve = traces.at(size).highest_at(size, STAGES_OF_PHASE[phase])
         slope = curve.per_sample_at(size)
-        miss = curve.per_pair_bytes * size * size / 4  # of the chord, halfway
+        miss = curve.per_pair_bytes * size * size / 4  # of the chord, halfway to the answer
         phases[phase] = PhaseModel(peak - slope * size, slope, miss / highest)
     return MemoryModel(phases)
 
@@ -140,16 +141,16 @@ def _memory_model(traces: StepTraces, at_answer: Probe) -> MemoryModel:
 def plausible_interval(
     result: BatchSizeResult, traces: StepTraces, bounds: Bounds
 ) -> tuple[int, int]:
-    """What the batch size is if the step needs more, or less, than simulated.
+    """Return the batch sizes if the step needs more, or less, memory than simulated.
 
     Args:
-        result: of the search.
-        traces: that it searched with.
-        bounds: of the search.
+        result: the result of the search.
+        traces: the traces that the search used.
+        bounds: the bounds of the search.
     """
     answer = result.batch_size
     _, max_batch_size, multiple_of = bounds
-    # Nothing ran out of memory: what ends the search is not moved by what a step needs.
+    # If nothing ran out of memory, the end of the search does not depend on the step's memory.
     is_capped = result.status is Status.CAPPED
     largest = answer if is_capped else max_batch_size
     model = result.memory_model
@@ -161,12 +162,12 @@ def plausible_interval(
             at_most = [trace.upper_bound(round(size)) for size in (result.budget_bytes, budget)]
             if at_most[0] is None or at_most[1] is None:
                 return answer
-            # What fragmentation takes; unknown where nothing ran out of memory.
+            # The examples lost to fragmentation; unknown if nothing ran out of memory.
             lost = 0 if is_capped else at_most[0] - answer
             size = at_most[1] - lost
         elif model is None or not model.per_sample_bytes:
             return answer
-        else:  # as steep as between the sizes tried
+        else:  # use the slope between the sizes tried
             taken = _peak_bytes(result) if is_capped else result.budget_bytes
             size = answer + math.floor((budget - taken) / model.per_sample_bytes)
         size = size if largest is None else min(size, largest)
@@ -176,6 +177,6 @@ def plausible_interval(
 
 
 def _peak_bytes(result: BatchSizeResult) -> int:
-    """What is reserved at the answer."""
+    """Return the bytes that are reserved at the answer."""
     at_answer = [probe for probe in result.probes if probe.batch_size == result.batch_size]
     return max(probe.peak_reserved_bytes or 0 for probe in at_answer)

@@ -1,6 +1,6 @@
-"""Many searches, one answer: which lever buys how much, and what fits at which length.
+"""Comparisons of strategies, and sweeps over lengths: many searches with one result.
 
 Read ``strategies``, ``checkpointing``, ``applied``, ``study``, ``comparison``, ``estimating``,
 ``measuring``, then ``compare``; for sweeps ``scaling``, ``sweeping``, ``swept``, ``over``, then
-``sweep``.
+``sweep``, and ``worst_batch``.
 """

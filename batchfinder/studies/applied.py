@@ -1,4 +1,4 @@
-"""A strategy applied to a setup, for as long as a block runs."""
+"""A strategy applied to a setup while a block runs."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Applied:
     """A strategy, ready to train.
 
     Attributes:
-        setup: trains by the strategy; its model is the user's own, changed while the block runs.
-        options: of its steps.
-        blocks: what is recomputed in the backward pass; "" without checkpointing.
+        setup: trains with the strategy. Its model is the user's, changed while the block runs.
+        options: options of its steps.
+        blocks: the modules recomputed in the backward pass, as text; "" without checkpointing.
     """
 
     setup: TrainingSetup
@@ -42,15 +42,15 @@ class Applied:
 
 @contextmanager
 def applied(strategy: Strategy, setup: TrainingSetup, options: ProbeOptions) -> Iterator[Applied]:
-    """Apply a strategy; when the block ends the model is as it was.
+    """Apply a strategy, and restore the model when the block ends.
 
     Args:
         strategy: what to change.
-        setup: the user's.
-        options: of the steps, as the user wants them.
+        setup: the user's setup.
+        options: the user's options of the steps.
 
     Raises:
-        StepError: the strategy is not possible for this model, or here; says why.
+        StepError: this model or this environment does not support the strategy.
     """
     model = setup.model
     blocks = ""
@@ -78,14 +78,14 @@ def applied(strategy: Strategy, setup: TrainingSetup, options: ProbeOptions) -> 
 
 
 def optimizer_of(name: str) -> OptimizerSpec:
-    """Return the optimizer that a strategy names, as a setup takes it.
+    """Return the optimizer that a strategy names, in a form that a setup accepts.
 
     Raises:
-        StepError: it is not here.
+        StepError: it is not available.
     """
     if name == "adamw-fused":
         return functools.partial(torch.optim.AdamW, fused=True)
-    if name == "sgd":  # without momentum it has no states, and few people train so
+    if name == "sgd":  # without momentum it has no states, and such training is rare
         return functools.partial(torch.optim.SGD, lr=0.01, momentum=MOMENTUM)
     if name == "adafactor" and not hasattr(torch.optim, "Adafactor"):
         raise StepError(f"Adafactor needs PyTorch 2.5 or newer, and this is {torch.__version__}")
@@ -104,16 +104,16 @@ def _eight_bit() -> OptimizerSpec:
 
 
 def _remade(optimizer: Optimizer) -> Callable[[Any], Optimizer]:
-    """Return a factory of optimizers like this one, for parameters that take the place of its."""
+    """Return a factory of optimizers like this one, for the parameters that replace its own."""
     known = {key: value for key, value in optimizer.defaults.items() if value is not None}
     return functools.partial(type(optimizer), **known)
 
 
 @contextmanager
 def _in_bf16(model: nn.Module) -> Iterator[None]:
-    """Give a model parameters and buffers of bf16; its own values come back bit for bit.
+    """Convert a model's parameters and buffers to bf16, and restore its values bit for bit.
 
-    They wait in host memory, so that the device has only what pure bf16 needs.
+    The original values wait in host memory, so the device holds only what pure bf16 needs.
     """
     kept = [
         (own, own.device, own.data.cpu(), own.grad, None if own.grad is None else own.grad.data)
@@ -124,7 +124,7 @@ def _in_bf16(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for parameter, device, data, gradient, values in kept:
-            parameter.grad = None  # one of another type would not be taken
+            parameter.grad = None  # a gradient of another dtype would be refused
             parameter.data = data.to(device)
             if gradient is not None and values is not None:
                 gradient.data = values
@@ -139,7 +139,7 @@ def _with_bf16_batches(setup: TrainingSetup) -> TrainingSetup:
 
 
 def _casting(make_batch: MakeBatch) -> MakeBatch:
-    @functools.wraps(make_batch)  # with its signature, which says whether it takes a step
+    @functools.wraps(make_batch)  # keeps its signature, which shows whether it takes a step
     def cast(*args: Any) -> Any:
         return _cast(make_batch(*args))
 

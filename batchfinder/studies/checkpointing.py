@@ -1,4 +1,4 @@
-"""Activation checkpointing of a model that was built without it; afterwards it is as before."""
+"""Activation checkpointing of a model that was built without it. The model is restored later."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from batchfinder.training.state.undo import contents_kept
 
 SELECTIVE = "selective-checkpointing"
 
-# Results that selective checkpointing keeps: they are slow to compute again. The rest is cheap.
+# Results that selective checkpointing keeps, because they are slow to compute again.
 _KEPT = {
     "mm", "addmm", "bmm", "baddbmm", "convolution", "linear",
     "_scaled_dot_product_flash_attention",
@@ -45,10 +45,10 @@ def model_kept(model: nn.Module) -> Iterator[None]:
 
 
 def apply_checkpointing(model: nn.Module, how: str) -> str:
-    """Recompute a model's blocks in the backward pass, in place; see :func:`model_kept`.
+    """Recompute a model's blocks in the backward pass. :func:`model_kept` undoes the change.
 
-    What the model offers comes first (``gradient_checkpointing_enable`` of Transformers,
-    ``set_grad_checkpointing`` of timm), else PyTorch's ``apply_activation_checkpointing``.
+    The model's own method comes first (``gradient_checkpointing_enable`` of Transformers,
+    ``set_grad_checkpointing`` of timm). Otherwise ``apply_activation_checkpointing`` is used.
 
     Args:
         model: any model.
@@ -56,7 +56,7 @@ def apply_checkpointing(model: nn.Module, how: str) -> str:
             matrix products, convolutions and attention.
 
     Returns:
-        What is recomputed, such as ``"12 x Block (blocks.0 to blocks.11)"``.
+        The blocks that are recomputed, such as ``"12 x Block (blocks.0 to blocks.11)"``.
 
     Raises:
         StepError: the model offers no checkpointing and has no repeated blocks.
@@ -83,9 +83,9 @@ def apply_checkpointing(model: nn.Module, how: str) -> str:
 
 
 def _own_checkpointing(model: nn.Module, is_selective: bool) -> str | None:
-    """Switch on what the model offers, and return its name; None if it offers none."""
+    """Turn on the model's own checkpointing and return its name; None if it has none."""
     options = {"use_reentrant": False, **(_selective_options() if is_selective else {})}
-    for kind in ("activation", "gradient"):  # the first since Transformers 5
+    for kind in ("activation", "gradient"):  # "activation" since Transformers 5
         enable = getattr(model, f"{kind}_checkpointing_enable", None)
         if callable(enable) and _ran(enable, **{f"{kind}_checkpointing_kwargs": options}):
             return f"{enable.__name__}()"
@@ -98,7 +98,7 @@ def _own_checkpointing(model: nn.Module, is_selective: bool) -> str | None:
 def _ran(enable: Callable[..., Any], **options: Any) -> bool:
     try:
         enable(**options)
-    except (ValueError, AssertionError, NotImplementedError):  # this model cannot
+    except (ValueError, AssertionError, NotImplementedError):  # the model does not support it
         return False
     return True
 

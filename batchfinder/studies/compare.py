@@ -1,4 +1,4 @@
-"""``compare_strategies()``: which lever buys how much, for one model."""
+"""``compare_strategies()``: the memory and speed that each lever gains for one model."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def compare_strategies(
     multiple_of: int = 1,
     batch_dim: int = 0,
 ) -> Comparison:
-    """Compare what precision, checkpointing, optimizers and sharding give for a model.
+    """Compare precision, checkpointing, optimizers and sharding for a model.
 
-    Each strategy is estimated for a GPU that you need not have, in a second or two; or measured on
-    your device with the proof of :func:`find_max_batch`. The model is afterwards as before.
+    Each strategy is estimated for a GPU that you need not have, in a second or two. Or it is
+    measured on your device with the proof of :func:`find_max_batch`. The model is not changed.
 
     Args:
         model: the module to train. Or a :class:`TrainingSetup`, or a ``transformers.Trainer``.
@@ -67,7 +67,7 @@ def compare_strategies(
             lever alone, and sensible combinations.
         world_size: ranks of the job for ``ddp`` and ``fsdp``.
         global_batch_size: examples of one optimizer step over all ranks. All strategies then
-            accumulate gradients, and the one that takes the shortest time for it is the fastest.
+            accumulate gradients, and the fastest one needs the shortest time for this step.
         loss_fn: ``loss_fn(output, batch) -> loss``. Default: inferred from the output.
         optimizer: an instance, a factory ``factory(params)``, or the name of a class of
             ``torch.optim``, for the strategies that set none. Default: AdamW.
@@ -76,7 +76,7 @@ def compare_strategies(
         device: where to measure. Default: an accelerator if there is one.
         memory_limit: use no more memory than this: bytes, or text such as ``"24GiB"``.
         headroom: fraction of the memory to keep free.
-        precision: of the strategies that do not set it.
+        precision: the precision of the strategies that do not set it.
         min_batch_size: the smallest size to try.
         max_batch_size: the largest size to try.
         multiple_of: only multiples of this are tried.

@@ -16,19 +16,19 @@ STATES = ("parameters", "gradients", "optimizer states")
 
 @dataclass(frozen=True)
 class StrategyRow:
-    """What one strategy gives.
+    """The result of one strategy.
 
     Attributes:
-        strategy: its levers.
+        strategy: the strategy with its levers.
         result: the search, simulated or measured; None if the strategy is impossible.
-        terms: bytes of each term of the memory equation at the largest batch size; empty where
-            only the device was asked.
+        terms: bytes of each term of the memory equation at the largest batch size; empty if the
+            row was measured.
         peak_bytes: peak memory at the largest batch size.
-        model_state_bytes: parameters, gradients and optimizer states.
-        blocks: what is recomputed in the backward pass; "" without checkpointing.
-        note: why the strategy is impossible, or what to know about it; "" if nothing.
-        world_size: ranks that train together.
-        plan: how the global batch size is reached; None if none was asked for.
+        model_state_bytes: bytes of parameters, gradients and optimizer states.
+        blocks: the modules recomputed in the backward pass, as text; "" without checkpointing.
+        note: why the strategy is impossible, or a remark on it; "" if there is none.
+        world_size: the number of ranks that train together.
+        plan: how to reach the global batch size; None if none was requested.
         split_seconds: seconds of one optimizer step at the global batch size; None if unmeasured.
     """
 
@@ -56,12 +56,12 @@ class StrategyRow:
 
     @property
     def split(self) -> Split | None:
-        """The split that the global batch size is reached with: exact, else the nearest."""
+        """The split that reaches the global batch size: the exact one, or else the nearest."""
         return nearest_split(self.plan) if self.plan else None
 
     @property
     def samples_per_second(self) -> float | None:
-        """Examples a second of all ranks at the largest batch size; None if unmeasured."""
+        """Examples per second over all ranks, at the largest batch size; None if unmeasured."""
         seconds = seconds_of_step(self.result, self.batch_size) if self.result else None
         return self.batch_size * self.world_size / seconds if seconds else None
 
@@ -97,12 +97,13 @@ class Comparison:
     """Strategies side by side, on one device.
 
     Attributes:
-        device: its name.
+        device: the name of the device.
         budget_bytes: memory that a step may use.
-        is_measured: whether the rows come from real training steps.
-        rows: one for each strategy; the first changes nothing.
-        global_batch_size: examples of an optimizer step that were asked for; None if none were.
-        warnings: what the user should know of all rows.
+        is_measured: True if the rows come from real training steps.
+        rows: one row for each strategy; the first changes nothing.
+        global_batch_size: the requested examples of an optimizer step; None if not requested.
+        base: precision and optimizer of the first row, such as ``"bf16, AdamW"``.
+        warnings: problems of all rows that the user should act on.
     """
 
     device: str
@@ -110,17 +111,18 @@ class Comparison:
     is_measured: bool
     rows: tuple[StrategyRow, ...]
     global_batch_size: int | None = None
+    base: str = ""
     warnings: tuple[str, ...] = ()
 
     @property
     def largest(self) -> StrategyRow | None:
-        """The first of the rows with the largest batch on a device; None if nothing fits."""
+        """The row with the largest batch size, the first of equals; None if nothing fits."""
         rows = [row for row in self.rows if row.batch_size]
         return max(rows, key=lambda row: row.batch_size, default=None)
 
     @property
     def fastest(self) -> StrategyRow | None:
-        """The row that trains fastest: at the global batch size, else at its largest batch size.
+        """The fastest row: at the global batch size, or else each at its largest batch size.
 
         None if nothing was measured.
         """
@@ -139,6 +141,7 @@ class Comparison:
             "budget_bytes": self.budget_bytes,
             "is_measured": self.is_measured,
             "global_batch_size": self.global_batch_size,
+            "base": self.base,
             "largest": largest.strategy.name if largest else None,
             "fastest": fastest.strategy.name if fastest else None,
             "rows": [row.to_dict() for row in self.rows],
@@ -147,7 +150,7 @@ class Comparison:
 
 
 def nearest_split(plan: AccumulationPlan) -> Split:
-    """Return the exact split of a plan that is not wasteful, else the nearest one."""
+    """Return the exact split of a plan, unless it is wasteful; then the nearest split."""
     near = [split for split in (plan.below, plan.above) if split]
     if plan.exact and not near:
         return plan.exact
@@ -155,10 +158,9 @@ def nearest_split(plan: AccumulationPlan) -> Split:
 
 
 def seconds_of_step(result: BatchSizeResult, batch_size: int) -> float | None:
-    """Return how long a step takes at a batch size, by the steps of a search; None if unknown.
+    """Return the seconds of a step at a batch size, from a search; None if unknown.
 
-    Between two sizes that ran, time is interpolated; below the smallest it is taken as constant.
-
+    Between two sizes that ran, the time is interpolated. Beyond them, it is the nearest size's.
     """
     readings: dict[int, float] = {}
     for probe in result.probes:
@@ -169,7 +171,7 @@ def seconds_of_step(result: BatchSizeResult, batch_size: int) -> float | None:
 
 
 def _interpolated(points: Sequence[tuple[int, float]], at: int) -> float | None:
-    """Return the value at a place between points.
+    """Return the value at a place, interpolated between the points around it.
 
     Example:
         >>> _interpolated([(2, 1.0), (4, 1.5), (8, 2.5)], 6)

@@ -1,4 +1,4 @@
-"""Strategies on simulated GPUs. Steps that differ in their optimizer only share their traces."""
+"""Strategies on simulated GPUs. Steps that differ only in their optimizer share their traces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from batchfinder.studies.study import Study, reason_of
 
 CHANGES_NOTHING = "changes nothing here: as much is kept for the backward pass"
 
-# Bytes that a step may differ by although checkpointing changes nothing, as a share.
+# Checkpointing changes nothing if it saves less than this fraction of the bytes per example.
 _SAME = 0.001
 
 
@@ -33,13 +33,13 @@ def estimate_strategies(
     """Estimate every strategy on each GPU.
 
     Args:
-        study: the question.
-        gpus: at least one.
+        study: the comparison to make.
+        gpus: at least one GPU.
         settings: settings of the caching allocator.
         on_row: called with each strategy before it is traced.
 
     Raises:
-        Exception: what the first strategy, which changes nothing, fails with.
+        Exception: the error of the first strategy, which changes nothing.
     """
     rows: list[list[StrategyRow]] = [[] for _ in gpus]
     warnings: list[str] = []
@@ -69,6 +69,7 @@ def estimate_strategies(
             False,
             tuple(of_gpu),
             study.global_batch_size,
+            study.base,
             told_once,
         )
         for gpu, of_gpu in zip(gpus, rows, strict=True)
@@ -114,9 +115,9 @@ def _estimates(
 
 
 def _step_of(strategy: Strategy, gpus: Sequence[Gpu]) -> Strategy:
-    """Return the strategy that allocates the same until the optimizer's step.
+    """Return the strategy with the same allocations up to the optimizer's step.
 
-    Both 16-bit formats run the same kernels since Ampere, and a GradScaler has a few numbers.
+    Since Ampere, fp16 and bf16 run the same kernels, and a GradScaler needs only a few numbers.
     """
     is_ampere = all(gpu.compute_capability >= (8, 0) for gpu in gpus)
     precision = "bf16" if strategy.precision == "fp16" and is_ampere else strategy.precision
@@ -141,7 +142,7 @@ def _row(
 
 
 def _checked(row: StrategyRow, before: Sequence[StrategyRow]) -> StrategyRow:
-    """Note it if checkpointing changes nothing."""
+    """Add a note to a row if its checkpointing changes nothing."""
     plain = dataclasses.replace(row.strategy, checkpointing=None)
     other = next((known for known in before if known.strategy == plain), None)
     if not row.strategy.checkpointing or other is None or row.note:

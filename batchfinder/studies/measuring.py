@@ -1,8 +1,8 @@
-"""Strategies on a real device, each with the proof of a search."""
+"""Searches with each strategy on a real device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 
 from batchfinder.finder import run_search
@@ -24,7 +24,7 @@ from batchfinder.studies.comparison import (
 from batchfinder.studies.strategies import Strategy
 from batchfinder.studies.study import Study, reason_of
 
-# The kernels of an RTX 3090: which GPU it is does not change the size of the model states.
+# The compute capability of an RTX 3090. The size of the model states is the same on every GPU.
 _ANY_CAPABILITY = (8, 6)
 
 _NEEDS_RANKS = (
@@ -35,22 +35,19 @@ _NEEDS_RANKS = (
 
 def measure_strategies(
     study: Study,
-    on_row: Callable[[Strategy], None] = lambda _: None,
     on_end: Callable[[StrategyRow], None] = lambda _: None,
 ) -> Comparison:
     """Search with every strategy on the device.
 
     Args:
-        study: the question.
-        on_row: called with each strategy before its search.
-        on_end: called with each row.
+        study: the comparison to make.
+        on_end: called with each row as it ends.
 
     Raises:
-        Exception: what the first strategy, which changes nothing, fails with.
+        Exception: the error of the first strategy, which changes nothing.
     """
     rows: list[StrategyRow] = []
     for strategy in study.strategies:
-        on_row(strategy)
         try:
             row = _measured(study, strategy)
         except Exception as error:
@@ -59,10 +56,21 @@ def measure_strategies(
             row = StrategyRow(strategy, note=reason_of(error))
         rows.append(row)
         on_end(row)
+    return measured_comparison(study, rows)
+
+
+def measured_comparison(study: Study, rows: Sequence[StrategyRow]) -> Comparison:
+    """Return the comparison of the finished rows. The first row must have a result."""
     base = rows[0].result
     assert base is not None
     return Comparison(
-        base.device, base.budget_bytes, True, tuple(rows), study.global_batch_size, base.warnings
+        base.device,
+        base.budget_bytes,
+        True,
+        tuple(rows),
+        study.global_batch_size,
+        study.base,
+        base.warnings,
     )
 
 
@@ -104,7 +112,7 @@ def _search(study: Study, step: Applied) -> BatchSizeResult:
 
 def _model_states(step: Applied, batch_size: int) -> int | None:
     """Return the bytes of parameters, gradients and optimizer states; None if unknown."""
-    with suppress(Exception):  # the user's model runs in it, and the search has its answer
+    with suppress(Exception):  # the user's model may fail here; the search already has its answer
         traces = StepTraces(step.setup, step.options, _ANY_CAPABILITY)
         explanation = explain(traces.at(batch_size), batch_size, gpu=NO_GPU, reserved_bytes=0)
         return sum(explanation.terms[name] for name in STATES)

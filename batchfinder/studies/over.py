@@ -1,4 +1,4 @@
-"""Which values are swept, and how they reach the target or its batches."""
+"""The values of a sweep, and how they reach the target or its batches."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MOST_ARGUMENTS = 2
 
 
 def combinations(over: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Return every combination of the swept values, the last argument changing first.
+    """Return every combination of the swept values. The last argument changes first.
 
     Raises:
-        UsageError: there is no value, or too many arguments are swept.
+        UsageError: an argument has no values or a value twice, or too many arguments are swept.
 
     Example:
         >>> combinations({"height": [1, 2], "width": [3]})
@@ -39,7 +39,7 @@ def combinations(over: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def takes(function: Callable[..., Any] | None, name: str) -> bool:
-    """Return whether a function takes an argument by keyword."""
+    """Return True if a function takes an argument by keyword."""
     if function is None:
         return False
     parameters = inspect.signature(function).parameters
@@ -53,7 +53,7 @@ def refuse_unknown(names: Mapping[str, Any], function: Callable[..., Any]) -> No
     """Refuse a swept argument that a function does not take.
 
     Raises:
-        UsageError: names the nearest.
+        UsageError: the function does not take it. The message names the nearest argument.
     """
     for name in names:
         if not takes(function, name):
@@ -64,10 +64,10 @@ def refuse_unknown(names: Mapping[str, Any], function: Callable[..., Any]) -> No
 
 
 def bound(setup: TrainingSetup, values: Mapping[str, Any]) -> TrainingSetup:
-    """Return a setup whose ``make_batch`` has the swept values.
+    """Return a setup that calls ``make_batch`` with the swept values.
 
     Raises:
-        UsageError: there is none, or it does not take them.
+        UsageError: there is no ``make_batch``, or it does not take them.
     """
     if not values:
         return setup
@@ -81,7 +81,7 @@ def bound(setup: TrainingSetup, values: Mapping[str, Any]) -> TrainingSetup:
 
 
 def elements_of(setup: TrainingSetup, batch_dim: int) -> float:
-    """Return how many numbers one example of the batch has."""
+    """Return the number of tensor elements in one example of the batch."""
     batch_size = 2
     batches = BatchMaker(setup.sample, make_batch=setup.make_batch, batch_dim=batch_dim)
     tensors = [tensor for _, tensor in named_tensors(batches.make(batch_size))]

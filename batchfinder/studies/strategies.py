@@ -1,4 +1,4 @@
-"""Strategies: the levers that change what a training step needs, and which are worth a row."""
+"""Strategies: the levers that change a step's memory, and the combinations worth a row."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ BASE = "as it is"
 
 @dataclass(frozen=True)
 class Strategy:
-    """A combination of levers. What a lever leaves open stays as the user has it.
+    """A combination of levers. Anything that no lever sets stays as the user has it.
 
     Attributes:
-        precision: ``"fp32"``, ``"bf16"`` or ``"fp16"``, as in a search; or ``"pure-bf16"``: the
+        precision: ``"fp32"``, ``"bf16"`` or ``"fp16"``, as in a search. With ``"pure-bf16"``, the
             parameters, their gradients and the optimizer's states are bf16 too.
-        checkpointing: ``"checkpointing"``: the blocks are recomputed in the backward pass; or
-            ``"selective-checkpointing"``: all but their matrix products.
+        checkpointing: ``"checkpointing"`` recomputes the blocks in the backward pass.
+            ``"selective-checkpointing"`` keeps products, convolutions and attention.
         optimizer: a name from :func:`optimizer_levers`.
         accumulate: train with gradient accumulation.
         compiled: run the model through ``torch.compile``.
@@ -67,7 +67,7 @@ def parse_strategy(text: str) -> Strategy:
     """Read a strategy, written as its levers with ``+`` between them.
 
     Args:
-        text: such as ``"bf16+checkpointing+sgd"``; ``"base"`` changes nothing.
+        text: the levers, such as ``"bf16+checkpointing+sgd"``; ``"base"`` changes nothing.
 
     Raises:
         UsageError: a lever is unknown, or two change the same thing.
@@ -98,14 +98,14 @@ def parse_strategy(text: str) -> Strategy:
 def usual_strategies(
     *, precision: str, optimizer: str, accumulate: bool, world_size: int, is_measured: bool
 ) -> list[Strategy]:
-    """Return the strategies that tell most: each lever alone, then sensible combinations.
+    """Return the most informative strategies: each lever alone, then sensible combinations.
 
     Args:
-        precision: the base's.
-        optimizer: the name of the base's; a row with the same would tell nothing.
-        accumulate: whether the base accumulates gradients.
-        world_size: ranks; with one there is nothing to share.
-        is_measured: whether the rows run on a device, where compiling changes something.
+        precision: the precision of the base, which changes nothing.
+        optimizer: the name of the base's optimizer. It gets no row of its own.
+        accumulate: True if the base accumulates gradients.
+        world_size: the number of ranks. One rank has nothing to share.
+        is_measured: True if the rows run on a device, where compiling changes something.
     """
     is_low = precision in ("bf16", "fp16")
     low = () if is_low else ("bf16",)

@@ -1,4 +1,4 @@
-"""The question of a comparison: what to train, by which strategies, within which bounds."""
+"""The request for a comparison: what to train, by which strategies, within which bounds."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.results.accumulation import AccumulationPlan, plan_accumulation
 from batchfinder.search.bounds import Bounds, check_bounds, whole_number
 from batchfinder.studies.strategies import Strategy, parse_strategy, usual_strategies
-from batchfinder.training.optimizer import DEFAULT_OPTIMIZER
+from batchfinder.training.optimizer import DEFAULT_OPTIMIZER, find_optimizer
 from batchfinder.training.setup import TrainingSetup
 
 
 @dataclass(frozen=True)
 class Study:
-    """What a comparison asks.
+    """A request for a comparison.
 
     Attributes:
         setup: what to train.
-        options: of the steps, where a strategy leaves them open.
+        options: options of the steps, unless a strategy sets them.
         strategies: one for each row; the first changes nothing.
-        bounds: the smallest size, the largest or None, and what each is a multiple of.
-        world_size: ranks of a job, for the strategies that need several.
-        global_batch_size: examples of one optimizer step; None if any number will do.
+        bounds: the smallest size, the largest or None, and what each size is a multiple of.
+        world_size: the number of ranks for the strategies that need several.
+        global_batch_size: examples of one optimizer step; None for any number.
     """
 
     setup: TrainingSetup
@@ -37,12 +37,25 @@ class Study:
     world_size: int = 1
     global_batch_size: int | None = None
 
+    @property
+    def base(self) -> str:
+        """The training without any strategy, such as ``"bf16, AdamW"``."""
+        optimizer = self.setup.optimizer
+        if optimizer is None:
+            name = "AdamW"
+        elif isinstance(optimizer, str):
+            name = find_optimizer(optimizer).__name__
+        else:
+            name = type(optimizer).__name__ if isinstance(optimizer, Optimizer) else "own optimizer"
+        accumulates = ["gradient accumulation"] if self.options.accumulate else []
+        return ", ".join([self.options.precision, name, *accumulates])
+
     def ranks_of(self, strategy: Strategy) -> int:
-        """Return how many ranks train together."""
+        """Return the number of ranks that train together with a strategy."""
         return self.world_size if strategy.parallel else 1
 
     def plan_of(self, strategy: Strategy, batch_size: int) -> AccumulationPlan | None:
-        """Return how a strategy reaches the global batch size; None if there is none to reach."""
+        """Return how a strategy reaches the global batch size; None if it cannot or need not."""
         if self.global_batch_size is None or not batch_size:
             return None
         return plan_accumulation(self.global_batch_size, batch_size, self.ranks_of(strategy))
@@ -58,7 +71,7 @@ def study_of(
     global_batch_size: int | None = None,
     is_measured: bool = False,
 ) -> Study:
-    """Check a question, and fill in the strategies if none are named.
+    """Check a request for a comparison, and fill in the strategies if none are named.
 
     Raises:
         UsageError: a number or a strategy is invalid.
@@ -87,7 +100,7 @@ def study_of(
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a strategy is impossible, on one line."""
+    """Return the reason why a strategy is impossible, on one line."""
     lines = str(error).strip().splitlines()
     text = lines[0] if lines else ""
     if isinstance(error, BatchFinderError):
@@ -96,7 +109,7 @@ def reason_of(error: Exception) -> str:
 
 
 def _optimizer_name(setup: TrainingSetup) -> str:
-    """Return the name of what the setup trains with, if it can be told before it is made."""
+    """Return the name of the setup's optimizer; "" if it is unknown before it is made."""
     optimizer = setup.optimizer or DEFAULT_OPTIMIZER
     if isinstance(optimizer, Optimizer):
         is_fused = type(optimizer).__name__ == "AdamW" and optimizer.defaults.get("fused")

@@ -25,7 +25,7 @@ from batchfinder.training.setup import MakeBatch, OptimizerSpec, TrainingSetup, 
 from batchfinder.units import parse_bytes
 
 Load: TypeAlias = Callable[[Mapping[str, Any]], TrainingSetup]
-"""Makes the setup for some values of the swept arguments."""
+"""A function that makes the setup for some values of the swept arguments."""
 
 OnRow: TypeAlias = Callable[[SweepRow], None]
 
@@ -49,8 +49,8 @@ def sweep_max_batch(
 ) -> Sweep:
     """Find the largest batch size for each value of one or two arguments, such as the length.
 
-    What one value tells of the memory predicts the size for the others, so that eight lengths cost
-    about as many steps as three searches. Every size is confirmed by real steps, as by
+    The memory at one value predicts the batch size for the others, so eight lengths need about as
+    many steps as three searches. Every size is confirmed by real steps, as by
     :func:`find_max_batch`, unless ``gpu`` asks for estimates.
 
     Args:
@@ -78,8 +78,8 @@ def sweep_max_batch(
         BatchFinderWarning: for each of the sweep's ``warnings``.
 
     Raises:
-        UsageError: an argument is invalid, or nobody takes a swept one.
-        BatchFinderError, Exception: the first values cannot be trained on.
+        UsageError: an argument is invalid, or no function takes a swept one.
+        BatchFinderError, Exception: no value can be trained on; the error of the first value.
 
     Example:
         >>> import torch
@@ -129,10 +129,10 @@ def sweep_on_device(
     bounds: Bounds,
     on_row: OnRow = lambda _: None,
 ) -> Sweep:
-    """Search on the device, from the smallest examples and the largest to those between.
+    """Search on the device: the smallest and the largest examples first, then those between.
 
     Raises:
-        Exception: no value can be trained on; that of the first.
+        Exception: no value can be trained on; the error of the first one tried.
     """
     values = combinations(over)
     check_bounds(*bounds)
@@ -153,7 +153,7 @@ def sweep_on_device(
                 answer = finder.find(prober, x)
         except UsageError:
             raise
-        except Exception as error:  # noqa: BLE001 - the user's code, for one of the values
+        except Exception as error:  # noqa: BLE001 - the user's code may fail for one value only
             errors.append(error)
             rows[index] = SweepRow(row.values, note=reason_of(error))
             on_row(rows[index])
@@ -189,7 +189,7 @@ def sweep_on_gpus(
     """Estimate every value on each GPU.
 
     Raises:
-        Exception: no value can be trained on; that of the first.
+        Exception: no value can be trained on; the error of the first one.
     """
     check_bounds(*bounds)
     rows: list[list[SweepRow]] = [[] for _ in gpus]
@@ -211,7 +211,7 @@ def sweep_on_gpus(
             )
         except UsageError:
             raise
-        except Exception as error:  # noqa: BLE001 - the user's code, for one of the values
+        except Exception as error:  # noqa: BLE001 - the user's code may fail for one value only
             errors.append(error)
             for of_gpu in rows:
                 of_gpu.append(SweepRow(values, note=reason_of(error)))
@@ -242,7 +242,7 @@ def sweep_on_gpus(
 
 
 def _outside_in(rows: Sequence[SweepRow]) -> list[int]:
-    """Return the order to search in: both ends, then always the middle of the widest gap."""
+    """Return the order to search in: both ends, then the middle of the widest gap each time."""
     lengths = [row.length for row in rows]
     order = sorted(range(len(rows)), key=lambda i: (lengths[i] or 0.0, i))
     done = [0, len(order) - 1][: len(order)]
@@ -254,19 +254,19 @@ def _outside_in(rows: Sequence[SweepRow]) -> list[int]:
 
 
 class _ExampleSizes:
-    """What memory grows with: the numbers in an example, or else the swept value itself.
+    """The example size that memory grows with: an example's elements, or else the swept value.
 
-    A sweep that leaves the batch as it is, as one over the depth of the model, has as many numbers
-    in every example.
+    Some sweeps do not change the batch, such as a sweep over the model's depth. Then every example
+    has the same number of elements, so the swept value is used.
     """
 
     def __init__(self, finder: SizeSweep) -> None:
         self._scaling = finder.scaling
-        self._lengths: dict[float, float] = {}  # by the numbers in an example
+        self._lengths: dict[float, float] = {}  # by the elements of an example
         self._by_length = False
 
     def size_of(self, row: SweepRow, elements: float) -> float | None:
-        """Return the size of a row's examples; None if its values are no numbers."""
+        """Return the size of a row's examples; None if its values are not positive numbers."""
         if row.length is None or row.length <= 0:
             return None
         if self._lengths.setdefault(elements, row.length) != row.length and not self._by_length:

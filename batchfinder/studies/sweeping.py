@@ -1,8 +1,8 @@
-"""The search for the largest batch at many example sizes, in few probes.
+"""A search for the largest batch size at many example sizes, with few probes.
 
-A whole search runs at the smallest examples. What it and a few readings tell of the memory at
-other example sizes (:mod:`~batchfinder.studies.scaling`) then names one size for each, which is
-confirmed; a confirmation that fails, or has much room left, corrects what is known.
+A whole search runs at the smallest examples. It and a few readings predict the memory at other
+example sizes (:mod:`~batchfinder.studies.scaling`). The prediction gives one batch size for each,
+which is confirmed. A confirmation that fails, or leaves much memory, corrects the prediction.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from batchfinder.search.bounds import Bounds, check_bounds
 from batchfinder.search.prober import Prober
 from batchfinder.studies.scaling import Scaling
 
-# How far below a failure, or below what is predicted, an answer may be, as a share. Searches on a
-# device that is not repeatable end as close (search/bracket.py).
+# How far an answer may be below a failure or the prediction, as a fraction of the size. Searches
+# on a device that is not repeatable have the same precision (search/bracket.py).
 CLOSE = 0.05
 
-# How much further than predicted one more example may reach: predictions are a few percent off.
+# How much too low a prediction may be, as a fraction. Predictions are a few percent off.
 REACH = 0.03
 
-# Confirmations at one example size. More mean that sizes tell nothing of each other: then it has
-# a whole search of its own.
+# The most confirmations at one example size. If none of them fits, the sizes do not predict each
+# other, and this example size gets a whole search.
 MOST_TRIES = 5
 
 
 @dataclass
 class Answer:
-    """What was found at one example size.
+    """The answer at one example size.
 
     Attributes:
-        batch_size: the largest that was confirmed; 0 if none was.
-        probes: what was run.
-        warnings: what the user should know.
+        batch_size: the largest size that was confirmed; 0 if none was.
+        probes: the probes that ran.
+        warnings: problems that the user should act on.
     """
 
     batch_size: int = 0
@@ -53,22 +53,22 @@ class SizeSweep:
         bounds: the smallest batch size, the largest or None, and what each is a multiple of.
 
     Attributes:
-        scaling: what is known of the memory.
+        scaling: the memory by batch size and example size, as far as it is known.
     """
 
     def __init__(self, bounds: Bounds) -> None:
         self.scaling = Scaling()
         self._bounds = bounds
         self._first, self._last = check_bounds(*bounds)
-        # The share of the budget at which the first answer stood; what is left is lost to gaps.
+        # The fraction of the budget that the first answer used. The rest is lost to gaps.
         self._level = 0.0
 
     def find(self, prober: Prober, x: float | None) -> Answer:
         """Find the largest batch size with a prober.
 
         Args:
-            prober: trains on examples of this size.
-            x: the example size; None: it tells nothing, and each has a search of its own.
+            prober: the prober that trains on examples of this size.
+            x: the example size; None if it is not a number. Then a whole search runs.
 
         Raises:
             Exception: whatever the prober raises.
@@ -80,11 +80,10 @@ class SizeSweep:
         level = self._level * prober.budget_bytes
         if len(self.scaling.per_sample_bytes) == 1:
             self._read_half_way(run, x, level)
-        low, high, tries = 0, self._last + self._unit, 0
+        low, high = 0, self._last + self._unit
         size = self._on_grid(self.scaling.batch_size_at(x, level))
-        while tries < MOST_TRIES:
+        for tries in range(MOST_TRIES):
             probe = run(min(max(size, self._first), high - self._unit), confirm=True)
-            tries += 1
             if probe.fits:
                 low = probe.batch_size
                 self._learn(x, probe)
@@ -92,19 +91,19 @@ class SizeSweep:
                 high = probe.batch_size
             if high - low <= max(self._unit, CLOSE * high) or high <= self._first:
                 break
-            size = self._next(x, level, low, high)
+            size = self._next(x, level, low, high, tries)
             if size <= low:
                 break
-        else:
+        if not low and high > self._first:
             return self._searched(prober, None, answer)
         answer.batch_size = low
         return answer
 
-    def _next(self, x: float, level: float, low: int, high: int) -> int:
+    def _next(self, x: float, level: float, low: int, high: int, failures: int) -> int:
         """Return the next size to confirm; ``low`` if that is close enough."""
         end = self.scaling.batch_size_at(x, level)
-        if not low:  # the prediction was too high
-            return self._on_grid(min(end, high) * (1 - CLOSE))
+        if not low:  # the prediction was too high by an unknown amount
+            return self._on_grid(high * (1 - CLOSE * 2**failures))
         if high <= self._last:
             return self._on_grid((low + high) / 2)
         if end * (1 + REACH) < max(low + self._unit, low * (1 + CLOSE)):
@@ -112,7 +111,7 @@ class SizeSweep:
         return max(low + self._unit, self._on_grid(end))
 
     def _read_half_way(self, run: Callable[..., Probe], x: float, level: float) -> None:
-        """Read a second slope: the first one alone does not tell what grows with the square."""
+        """Read a second slope, because one slope does not show what grows with the square."""
         half = max(self._first, self._on_grid(self.scaling.batch_size_at(x, level) / 2))
         while not (probe := run(half, confirm=False)).fits and half > self._first:
             half = max(self._first, self._on_grid(half / 4))

@@ -10,7 +10,8 @@ from typing import Any
 from batchfinder.results.probe import Probe
 from batchfinder.results.result import SCHEMA_VERSION
 
-# How far the elements of an example may be from proportional to its length, as a share: padding.
+# Padding makes an example's elements differ from proportional to its length, by at most this
+# fraction.
 _PROPORTIONAL = 0.02
 
 
@@ -20,12 +21,12 @@ class SweepRow:
 
     Attributes:
         values: the swept arguments, by name.
-        batch_size: 0 if nothing fits, or the value is impossible.
-        probes: what was run, in order; in an estimate, what was simulated.
-        elements: numbers in one example of the batch; None if unknown.
+        batch_size: the largest batch size; 0 if nothing fits, or the value is impossible.
+        probes: the probes that ran, in order; in an estimate, the simulated ones.
+        elements: tensor elements in one example of the batch; None if unknown.
         peak_bytes: peak memory at the batch size; None if nothing fits.
         per_sample_bytes: memory that each example adds; None if unknown.
-        note: why the value is impossible; "" if it is not.
+        note: why the value is impossible; "" if it is possible.
     """
 
     values: Mapping[str, Any]
@@ -44,7 +45,7 @@ class SweepRow:
 
     @property
     def length(self) -> float | None:
-        """The product of the swept values; None if they are no numbers."""
+        """The product of the swept values; None if they are not all numbers."""
         values = [*self.values.values()]
         if all(isinstance(value, int | float) for value in values):
             return float(math.prod(values))
@@ -69,11 +70,11 @@ class Sweep:
 
     Attributes:
         over: the names of the swept arguments.
-        device: its name.
+        device: the name of the device.
         budget_bytes: memory that a step may use.
-        is_measured: whether every size was confirmed by real training steps.
-        rows: one for each value, in the order given.
-        warnings: what the user should know.
+        is_measured: True if every size was confirmed by real training steps.
+        rows: one row for each value, in the order given.
+        warnings: problems that the user should act on.
     """
 
     over: tuple[str, ...]
@@ -85,16 +86,16 @@ class Sweep:
 
     @property
     def number_of_probes(self) -> int:
-        """How many probes the whole sweep took."""
+        """The number of probes in the whole sweep."""
         return sum(len(row.probes) for row in self.rows)
 
     @property
     def max_tokens(self) -> int | None:
-        """The largest budget of tokens (or pixels) for a batch that is safe for all lengths.
+        """The largest number of tokens (or pixels) in a batch that is safe for all lengths.
 
-        ``max_tokens // length`` examples fit at every length up to the longest. Between two lengths
-        that ran, an example needs at most its share of the two, as memory for each token is convex
-        in the length. None if the swept values are no lengths, or one of them does not fit.
+        ``max_tokens // length`` examples fit at every length up to the longest. Memory per token is
+        convex in the length, so between two lengths that ran, an example needs at most the
+        interpolated memory. None if the swept values are not lengths, or one of them does not fit.
         """
         pairs = [(row.batch_size, row.length, row.elements) for row in self.rows]
         if not pairs or not all(size and length and elements for size, length, elements in pairs):

@@ -1,4 +1,4 @@
-"""What a training step is: the target, the sample, the loss, the optimizer, the state.
+"""The parts of a training step: the target, the sample, the loss, the optimizer, the state.
 
 Read ``setup``, ``target``, ``sample``, ``loss``, ``step``, ``completion``, then ``state`` and
 ``frameworks``. May import ``units`` and ``errors``; knows no device, prober or search.

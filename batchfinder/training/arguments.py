@@ -1,4 +1,4 @@
-"""The text of ``--arg NAME=VALUE`` as keyword arguments. Imports no torch."""
+"""Read the text of ``--arg NAME=VALUE`` as keyword arguments. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def parse_arguments(pairs: Sequence[str]) -> dict[str, object]:
     """Read the values of ``--arg``.
 
     Args:
-        pairs: texts ``NAME=VALUE``. A value that is a Python literal (also true, false, none in
-            lower case) is read as one, any other as text. The last of equal names counts.
+        pairs: texts ``NAME=VALUE``. A Python literal is read as one, also true, false and none in
+            lower case. Any other value is text. If a name occurs twice, the last one counts.
 
     Raises:
-        UsageError: a text that is no such pair.
+        UsageError: a text is not of this form.
 
     Example:
         >>> parse_arguments(["depth=12", "lr=1e-3", "name=gpt2", "pretrained=false"])
@@ -38,7 +38,7 @@ def _parse_value(text: str) -> object:
         return words[text]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about strange escapes in strings
+            warnings.simplefilter("ignore")  # about invalid escapes in strings
             return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text

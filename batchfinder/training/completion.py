@@ -1,4 +1,4 @@
-"""What a setup leaves open: where its sample comes from, and how its model is trained."""
+"""Complete a setup: choose its sample, its step and its optimizer if the user gave none."""
 
 from __future__ import annotations
 
@@ -31,32 +31,35 @@ from batchfinder.training.target import call_with_arguments
 from batchfinder.training.tree import described_shapes, named_tensors
 
 
-def completed(  # noqa: C901 - each source of batches in its turn
+def completed(  # noqa: C901 - one branch per source of batches
     setup: TrainingSetup,
     *,
     sample_function: Callable[..., Any] | None = None,
     arguments: Mapping[str, object] | None = None,
     input_spec: str | None = None,
 ) -> tuple[TrainingSetup, list[str]]:
-    """The setup with its sample: its own, or that of the sample function, input text, or model.
+    """Complete a setup with its sample, its step and its optimizer.
 
-    A LightningModule is trained by its own ``training_step`` and with its own optimizer, unless the
-    setup says otherwise; but not by its step on the example input that it carries, which has no
-    targets. A Trainer of transformers brings its model, loss, optimizer and data.
+    The first of these supplies the sample: the setup itself, the sample function, the input text,
+    the Trainer's or LightningModule's data, an example input of the model.
+
+    Unless the setup has its own, a LightningModule uses its ``training_step`` and its optimizer.
+    The step does not run on the module's example input, which has no targets. A Trainer of
+    transformers brings its model, loss, optimizer and data.
 
     Args:
-        setup: what the target returned; its own loader, sample, or ``make_batch`` comes first.
-        sample_function: what ``--sample`` names; called with those of the arguments it accepts.
-        arguments: what ``--arg`` gives.
-        input_spec: what ``--input`` gives, such as ``"float32[3,224,224] int64[]:1000"``.
+        setup: the setup that the target returned.
+        sample_function: the function of ``--sample``. It gets only the arguments that it accepts.
+        arguments: the values of ``--arg``.
+        input_spec: the text of ``--input``, such as ``"float32[3,224,224] int64[]:1000"``.
 
     Returns:
-        The setup, and what the user should know of it.
+        The setup, and warnings for the user.
 
     Raises:
         SampleError: there is no sample.
-        UsageError: the input text has no meaning, the function needs arguments, or the setup has
-            both a loader and a sample.
+        UsageError: the input text cannot be read, the function needs more arguments, or the setup
+            has both a loader and a sample.
 
     Example:
         >>> setup = TrainingSetup(torch.nn.Linear(4, 2))
@@ -101,18 +104,18 @@ def completed(  # noqa: C901 - each source of batches in its turn
 
 
 def _with_batches(setup: TrainingSetup, batches: DataBatches, warnings: list[str]) -> TrainingSetup:
-    """A setup with the batches of a data set in place of its loader; adds to the warnings."""
+    """Replace the loader of a setup by batches of its data set; add to the warnings."""
     warnings += batches.remarks
     return replace(setup, sample=batches.sample, make_batch=batches.make_batch, loader=None)
 
 
 def _trained_by(trainer: Trainer, setup: TrainingSetup) -> TrainingSetup:
-    """A setup of a Trainer's model, with what the setup leaves open as the Trainer does it."""
+    """Return a setup of the Trainer's model. The Trainer supplies a missing step or optimizer."""
     setup = replace(setup, model=trainer.model)
     if setup.step is None and setup.loss_fn is None:
         setup = replace(setup, step=TrainerStep(trainer))
     if setup.optimizer is None:
-        # Once it has trained, Accelerate's wrapper is around the one that it was given.
+        # After training, Accelerate's wrapper is around the optimizer that the Trainer was given.
         given = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         made = OptimizerOfModel(TrainerOptimizer(trainer), "create_optimizer of the Trainer")
         setup = replace(setup, optimizer=given or made)
@@ -120,12 +123,12 @@ def _trained_by(trainer: Trainer, setup: TrainingSetup) -> TrainingSetup:
 
 
 def _trained_by_module(setup: TrainingSetup, *, with_its_step: bool) -> TrainingSetup:
-    """A setup with what it leaves open as its LightningModule, if it is one, does it."""
+    """Let a LightningModule supply a missing step or optimizer; keep other setups as they are."""
     if not trains_itself(setup.model):
         return setup
     if with_its_step and setup.step is None and setup.loss_fn is None:
         if optimizes_by_hand(setup.model):
-            return replace(setup, step=ManualStep())  # which configures its own optimizers
+            return replace(setup, step=ManualStep())  # it configures its own optimizers
         setup = replace(setup, step=OwnTrainingStep())
     if setup.optimizer is None:
         optimizer = OptimizerOfModel(own_optimizer, "configure_optimizers of the LightningModule")

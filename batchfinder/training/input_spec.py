@@ -1,4 +1,4 @@
-"""The text of ``--input``: tensors described by dtype and shape."""
+"""Make a sample from the text of ``--input``, which gives a dtype and a shape per tensor."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from torch import Tensor
 
 from batchfinder.errors import UsageError
 
-# Two examples are the fewest in which a batch dimension of size 1 cannot be mistaken for another.
+# Examples in a sample. With only one, a batch dimension could be mistaken for another dimension
+# of size 1.
 BATCH_SIZE = 2
-# One example of a large volume of voxels has a thousandth of these.
+# The most numbers in one tensor. An example of a large volume of voxels has a thousandth of it.
 MOST_NUMBERS = 2**32
-# 0 and 1 are valid labels for any classifier and valid ids for any vocabulary.
+# Integers are below this. 0 and 1 are valid labels for any classifier, and valid token ids.
 DEFAULT_BOUND = 2
 
 _FORM = (
@@ -33,14 +34,14 @@ _SHORT_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 def parse_input_spec(spec: str) -> Any:
     """Make a sample from a text such as ``"float32[3,224,224] int64[]:1000"``.
 
-    The batch dimension is not part of the text. Floating point values are drawn from a normal
-    distribution, integers from 0 up to the bound after the colon (default 2), both from a
-    generator of their own: the same text always gives the same values, and the user's random
-    numbers stay as they are.
+    The batch dimension is not part of the text. Floating-point values come from a normal
+    distribution, and integers from 0 to below the bound after the colon (default 2). The function
+    has its own random generator. The same text always gives the same values, and the user's random
+    numbers do not change.
 
     Args:
-        spec: one item per tensor, ``DTYPE[SHAPE]`` or ``DTYPE[SHAPE]:BOUND``, separated by spaces;
-            dtypes by their names in torch, or fp32, fp16, bf16.
+        spec: one item per tensor, ``DTYPE[SHAPE]`` or ``DTYPE[SHAPE]:BOUND``, separated by spaces.
+            A dtype has its name in torch, or is fp32, fp16 or bf16.
 
     Returns:
         A batch of 2 examples: a tensor for one item, a tuple of tensors for several.
@@ -83,13 +84,13 @@ def _make_tensor(item: re.Match[str], generator: torch.Generator) -> Tensor:
     if math.prod(shape) > MOST_NUMBERS:
         raise UsageError(f"--input {text!r}: that many numbers in one example is a slip; {_FORM}")
 
-    # The device is named, as the user may have set another default.
+    # The device is named because the user may have set another default.
     if dtype.is_floating_point or dtype.is_complex:
         if bound_text is not None:
             raise UsageError(f"--input {text!r}: only integers have a bound; {_FORM}")
         drawn = torch.complex64 if dtype.is_complex else torch.float32
         return torch.randn(shape, generator=generator, dtype=drawn, device="cpu").to(dtype)
-    # torch draws integers by a bound in 64 bits.
+    # torch.randint takes a bound of 64 bits.
     largest = 2 if dtype is torch.bool else min(torch.iinfo(dtype).max + 1, 2**63 - 1)
     bound = DEFAULT_BOUND
     if bound_text is not None:
@@ -102,5 +103,5 @@ def _make_tensor(item: re.Match[str], generator: torch.Generator) -> Tensor:
 
 
 def _is_count(text: str) -> bool:
-    """Whether a text is a whole number from 1 on, of no more digits than any number here has."""
+    """Return True for a whole number from 1 on of at most 20 digits, enough for 64 bits."""
     return text.isdigit() and len(text) <= 20 and int(text) > 0

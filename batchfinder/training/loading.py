@@ -1,4 +1,4 @@
-"""From what the user names to a setup that is complete: the target, with its sample."""
+"""Load the setup that the user names: the target and its sample."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ def load_setup(
     loader: str | None = None,
     optimizer: str | None = None,
 ) -> tuple[TrainingSetup, list[str]]:
-    """Load a target and complete it: its sample, and how it is trained.
+    """Load a target and complete it with its sample, step and optimizer.
 
     Args:
         target: ``FILE.py:FUNCTION``, ``package.module:FUNCTION``, or ``hf:`` and a configuration.
         arguments: keyword arguments for the target's function.
-        sample: what yields the example batch, written as a target; None: see ``completed``.
-        input_spec: the shapes of an example batch as text; None: see ``completed``.
-        loader: what returns the user's loader, written as a target; in place of every sample.
-        optimizer: name of a class of ``torch.optim``; None: the setup's own.
+        sample: a function that returns the example batch, written as a target.
+        input_spec: the shapes of an example batch as text.
+        loader: a function that returns the user's loader, written as a target. The loader
+            replaces every sample.
+        optimizer: the name of a class of ``torch.optim``; None: the setup's own.
 
     Returns:
-        The setup with its sample, and what the user should know of them.
+        The setup with its sample, and warnings for the user.
 
     Raises:
-        UsageError, TargetError, SampleError: see ``load_target`` and ``completed``.
+        UsageError, TargetError, SampleError: the target or its sample cannot be used.
         Exception: whatever the user's functions raise.
     """
     remarks: list[str] = []
@@ -70,7 +71,7 @@ def load_setup(
 
 
 def _ignored(setup: TrainingSetup, sample: str | None, input_spec: str | None) -> list[str]:
-    """What is to be said of an option that was given and has no effect."""
+    """Return a warning for each given option that has no effect."""
     given = [("--sample", sample), ("--input", input_spec)]
     if setup.loader is not None:
         why = "the loader brings the batches"

@@ -1,4 +1,4 @@
-"""The loss of a step: by the user's ``loss_fn``, else from the output, or from the targets."""
+"""The loss of a step: from the user's ``loss_fn``, the model's output, or the targets."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MEAN_LOSS_WARNING = (
 
 
 def call_model(model: nn.Module, batch: Any) -> Any:
-    """Call the model on a batch: a mapping as keywords, the inputs of ``(inputs, targets)``.
+    """Call the model on a batch: on the inputs of ``(inputs, targets)``, a mapping as keywords.
 
-    A list counts as a tuple: it is what a DataLoader makes of a data set's tuples.
+    A list counts as a tuple, because a DataLoader makes lists of a data set's tuples.
 
     Raises:
-        StepError: the model's forward takes other arguments than these.
+        StepError: the model's forward does not accept these arguments.
         Exception: what the model raises.
     """
     inputs = batch[0] if _is_pair(batch) or _is_single(batch) else batch
@@ -35,7 +35,7 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     try:
         return model(*positional, **keywords)
     except (TypeError, AttributeError) as error:
-        # If the model does take these, the error is one of its own.
+        # If forward accepts the arguments, the error comes from inside the model.
         problem = isinstance(error, TypeError) and _refused_call(model, positional, keywords)
         if not problem:
             if isinstance(inputs, tuple | list) and inputs is batch:
@@ -54,10 +54,10 @@ def call_model(model: nn.Module, batch: Any) -> Any:
 
 
 def _refused_call(model: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any]) -> str:
-    """Why a call does not suit the signature of a model's forward; "" if it does."""
+    """Return why the signature of a model's forward refuses a call; "" if it accepts it."""
     try:
         signature = inspect.signature(model.forward)
-    except (TypeError, ValueError):  # compiled and built-in ones need not have one
+    except (TypeError, ValueError):  # compiled and built-in functions may have none
         return ""
     try:
         signature.bind(*positional, **keywords)
@@ -70,8 +70,8 @@ def call_loss(loss_fn: LossFunction, output: Any, batch: Any) -> Tensor:
     """Call the user's loss function.
 
     Raises:
-        Exception: what it raises; where it may have expected the targets alone, as the losses of
-            ``torch.nn`` do, the text says what it got.
+        Exception: what it raises. The losses of ``torch.nn`` expect only the targets. If this one
+            may do so too, the text says what it got.
     """
     try:
         return loss_fn(output, batch)
@@ -95,19 +95,20 @@ def call_loss(loss_fn: LossFunction, output: Any, batch: Any) -> Tensor:
 
 
 def default_loss(output: Any, batch: Any) -> tuple[Tensor, str | None]:
-    """The loss of an output.
+    """Return the loss of an output.
 
-    In this order: the output's own ``loss``; a scalar output; cross-entropy or mean squared error
-    with the targets of ``(inputs, targets)``, by their dtype and shape; the mean of all
-    floating-point and complex outputs.
+    The first that applies: the output's own ``loss``; a scalar output; cross-entropy or mean
+    squared error with the targets of ``(inputs, targets)``, chosen by their dtype and shape; the
+    mean of all floating-point and complex outputs.
 
     Returns:
-        The loss, and a warning where it is not one that anybody would train with.
+        The loss, and a warning if it is that mean, which is no loss to train with; else None.
     """
     own = own_loss(output)
     if own is not None:
         return own.mean(), None
-    # Of one number at every size: a batch of one example may well have an output of one number.
+    # Only a tensor without dimensions. For a batch of one example, an output of shape [1] is no
+    # loss.
     if isinstance(output, Tensor) and output.dim() == 0 and output.is_floating_point():
         return output, None
     if _is_pair(batch) and isinstance(batch[1], Tensor):
@@ -143,12 +144,12 @@ def _is_single(batch: Any) -> bool:
 
 
 def _plain(output: Any) -> Any:
-    # Model outputs of Transformers are mappings that pytree does not know before their import.
+    # Model outputs of Transformers are mappings. pytree knows them only once they are imported.
     return dict(output) if isinstance(output, Mapping) else output
 
 
 def _prediction(output: Any) -> Tensor | None:
-    """What is compared with the targets: the output, its logits, or its first tensor."""
+    """Return the tensor to compare with the targets: the output, its logits or first tensor."""
     if isinstance(output, Tensor):
         return output
     logits = output.get("logits") if isinstance(output, Mapping) else None
@@ -159,7 +160,7 @@ def _prediction(output: Any) -> Tensor | None:
 
 
 def _loss_of_targets(prediction: Tensor, targets: Tensor) -> Tensor | None:
-    """Cross-entropy for class labels, mean squared error for values; None if neither fits."""
+    """Return cross-entropy for labels, mean squared error for values; None if neither fits."""
     if not prediction.is_floating_point():
         return None
     if targets.is_floating_point():

@@ -1,41 +1,44 @@
-"""From "adamw", a factory or an instance to an optimizer over the model's parameters."""
+"""Make an optimizer over the model's parameters from a name, a factory or an instance."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
 import torch
-import torch._dynamo  # as making the first optimizer does, which may be under a memory limit
+import torch._dynamo  # the first optimizer imports it, possibly under a memory limit
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from batchfinder.errors import StepError, UsageError
-from batchfinder.training.setup import OptimizerOfModel, OptimizerSpec
+from batchfinder.training.setup import OptimizerOfModel, OptimizerSpec, TrainingSetup
+from batchfinder.training.state.reach import reachable
 
 DEFAULT_OPTIMIZER = "adamw"
 
 
 def optimizer_names() -> dict[str, type[Optimizer]]:
-    """The classes of ``torch.optim`` that a plain training step can use, by lower-case name."""
+    """Return the ``torch.optim`` classes that plain training steps can use, by lower-case name."""
     return {
         name.lower(): cls
         for name, cls in vars(torch.optim).items()
         if inspect.isclass(cls)
         and issubclass(cls, Optimizer)
-        # The base class, and the one whose step needs a closure that recomputes the loss.
+        # Optimizer is the base class. The step of LBFGS needs a closure that recomputes the loss.
         and name not in ("Optimizer", "LBFGS")
     }
 
 
 def find_optimizer(name: str) -> type[Optimizer]:
-    """The class of ``torch.optim`` with this name, whatever its case.
+    """Return the class of ``torch.optim`` with this name; upper and lower case are the same.
+
+    A Trainer's name of an optimizer of bitsandbytes, such as adamw_8bit, is accepted too.
 
     Raises:
-        UsageError: there is none; names the nearest.
+        UsageError: there is none. The text names the nearest ones.
 
     Example:
         >>> find_optimizer("adamw")
@@ -58,7 +61,7 @@ def find_optimizer(name: str) -> type[Optimizer]:
 
 
 def _of_bitsandbytes(name: str) -> type[Optimizer] | None:
-    """Return its class by a Trainer's name, such as adamw_8bit or paged_adamw_8bit."""
+    """Return the class for a Trainer's name, such as paged_adamw_8bit; None for other names."""
     key = name.lower().replace("_", "")
     if not key.startswith("paged") and not key.endswith("bit"):
         return None
@@ -70,17 +73,17 @@ def _of_bitsandbytes(name: str) -> type[Optimizer] | None:
 
 
 def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:
-    """An optimizer over the model's trainable parameters.
+    """Make an optimizer over the model's trainable parameters.
 
     Args:
-        spec: an instance, returned as it is; a factory called with the parameters; a name; None
+        spec: an instance, returned unchanged; a factory to call with the parameters; a name; None
             for AdamW with its default settings.
-        model: where the parameters come from.
+        model: the owner of the parameters.
 
     Raises:
         StepError: the model has nothing to train, the factory made something else, or the
             optimizer's step demands a closure.
-        UsageError: no optimizer has this name, or it is nothing of all that.
+        UsageError: no optimizer has this name, or ``spec`` has another type.
     """
     if isinstance(spec, Optimizer):
         return _without_closure(spec)
@@ -110,7 +113,7 @@ def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:
 
 
 def _without_closure(optimizer: Optimizer) -> Optimizer:
-    """The optimizer, unless its step demands a function that computes loss and gradients anew."""
+    """Return the optimizer. Raise a StepError if its step demands a closure for the loss."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise StepError(
@@ -118,6 +121,31 @@ def _without_closure(optimizer: Optimizer) -> Optimizer:
             "let step(model, batch) call it with your closure, and return None"
         )
     return optimizer
+
+
+def remarks_on_optimizers(setup: TrainingSetup) -> Iterator[str]:
+    """Yield warnings about optimizers of another model, and optimizers that made no step."""
+    given = setup.optimizer
+    if isinstance(given, Optimizer) and not _trains(given, setup.model):
+        yield (
+            f"the optimizer, {type(given).__name__}, holds no parameter of the model. "
+            "Make it from model.parameters()"
+        )
+    for optimizer in reachable(setup.functions):
+        if not isinstance(optimizer, Optimizer):
+            continue
+        is_plain = isinstance(optimizer, SGD) and not optimizer.defaults["momentum"]
+        if not optimizer.state and not is_plain:
+            yield (
+                f"{type(optimizer).__name__}, which the step reaches, made no step, so the "
+                "memory of its states is not counted. Call its step() in every training step"
+            )
+
+
+def _trains(optimizer: Optimizer, model: nn.Module) -> bool:
+    """Return True if an optimizer holds any parameter of a model."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return any(id(parameter) in held for parameter in model.parameters())
 
 
 def _or(names: list[str]) -> str:

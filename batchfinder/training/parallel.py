@@ -1,6 +1,6 @@
-"""The model as data-parallel training wraps it: DistributedDataParallel or fully sharded (FSDP2).
+"""Wrap the model for data-parallel training: DistributedDataParallel or fully sharded (FSDP2).
 
-Both need the process group of torch.distributed to be there.
+Both need an initialized process group of torch.distributed.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ _LOWER_PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def is_wrapped(model: nn.Module) -> bool:
-    """Whether the user has wrapped the model for data-parallel training already."""
+    """Return True if the user has already wrapped the model for data-parallel training."""
     return isinstance(model, DistributedDataParallel) or is_sharded(model)
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether ``fully_shard`` has been applied to the model or to a part of it."""
+    """Return True if ``fully_shard`` was applied to the model or to a part of it."""
     return any(isinstance(module, fully_sharding().FSDPModule) for module in model.modules())
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside DistributedDataParallel; the model itself where it is not wrapped."""
+    """Return the model inside DistributedDataParallel; the model itself if it is not wrapped."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def parallelized(
     setup: TrainingSetup, strategy: str, device: torch.device, precision: str = "fp32"
 ) -> nn.Module:
-    """The setup's model, ready to be trained by all ranks. What the user has wrapped stays so.
+    """Return the setup's model, wrapped for training by all ranks. Keep what the user wrapped.
 
     Args:
-        setup: its model is on the device for ``"ddp"``, anywhere for ``"fsdp"``, which brings it
-            there block by block and changes it in place.
+        setup: for ``"ddp"``, its model is on the device. For ``"fsdp"`` it may be anywhere:
+            sharding moves it to the device block by block and changes it in place.
         strategy: ``"ddp"`` or ``"fsdp"``.
-        device: where to train.
-        precision: for ``"fsdp"``, what parameters are gathered and computed in; gradients are
-            reduced in fp32.
+        device: the device to train on.
+        precision: for ``"fsdp"``, the dtype of gathered parameters and of computation. Gradients
+            are reduced in fp32.
 
     Raises:
-        StepError: an optimizer over parameters that sharding replaces.
+        StepError: the optimizer already holds parameters that sharding replaces.
     """
     model = setup.model
-    # A model without anything to train has an error of its own, and DDP a less clear one.
+    # If nothing can be trained, make_optimizer raises a clearer error than DDP.
     if is_wrapped(model) or not any(p.requires_grad for p in model.parameters()):
         return model
     if strategy == "ddp":
@@ -63,7 +63,7 @@ def parallelized(
             "the optimizer was made before the model is sharded, which replaces the parameters; "
             "give a factory such as lambda parameters: SGD(parameters), or shard the model before"
         )
-    # Not at the top: some builds of PyTorch have none, and need none for a single process.
+    # Imported here: some builds of PyTorch lack it, and a single process does not need it.
     from torch.distributed.device_mesh import init_device_mesh
 
     shard(model, init_device_mesh(device.type, (dist.get_world_size(),)), precision)
@@ -76,13 +76,14 @@ def shard(
     """Shard a model over the ranks of a mesh, block by block, in place.
 
     Args:
-        model: its parameters may be anywhere.
-        mesh: of one dimension.
-        precision: what parameters are gathered and computed in; gradients are reduced in fp32.
-        keep_gathered: keep what the forward pass has gathered for the backward pass.
+        model: a model with its parameters on any device.
+        mesh: a device mesh of one dimension.
+        precision: the dtype of gathered parameters and of computation. Gradients are reduced in
+            fp32.
+        keep_gathered: keep the parameters gathered from the forward to the backward pass.
 
     Raises:
-        StepError: this PyTorch shards on GPUs alone.
+        StepError: this PyTorch shards on GPUs only.
     """
     fsdp = fully_sharding()
     if mesh.device_type == "cpu" and not has_fully_shard_on_cpu():
@@ -103,11 +104,11 @@ def shard(
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks that a model is built of: modules with parameters, of one class, side by side.
+    """Return the blocks of a model: modules with parameters, of one class, side by side.
 
-    Only the outermost ones: each is gathered as a whole, as ``fully_shard`` is meant to be used
-    (https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html). Those that share a
-    parameter with the rest of the model stay with it, as sharing ends at the block otherwise.
+    Only the outermost blocks are returned. ``fully_shard`` is meant to gather each as a whole
+    (https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html). A block that shares a
+    parameter with the rest of the model is left out, because sharding it would end the sharing.
 
     Example:
         >>> layer = nn.TransformerEncoderLayer(8, 2)
@@ -120,7 +121,7 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
         parent = pending.pop(0)
         repeated = _repeated_children(parent)
         for child in parent.children():
-            # Two embeddings side by side in a model are no blocks, two layers in a list are.
+            # Two embeddings side by side in a model are no blocks. Two layers in a list are.
             is_built = isinstance(parent, _LISTS) or any(True for _ in child.children())
             # A list of lists of blocks is no block.
             is_list = isinstance(child, _LISTS) and _repeated_children(child)
@@ -133,14 +134,14 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _repeated_children(parent: nn.Module) -> list[nn.Module]:
-    """The children with parameters that have siblings of their class."""
+    """Return the children that have parameters and siblings of their class."""
     children = [child for child in parent.children() if any(True for _ in child.parameters())]
     times = Counter(map(type, children))
     return [child for child in children if times[type(child)] > 1]
 
 
 def _parameter_users(model: nn.Module) -> dict[int, int]:
-    """How often each parameter is held in a model, by the parameter's identity."""
+    """Count the modules that hold each parameter of a model, by the parameter's id."""
     return Counter(
         id(parameter)
         for _, module in model.named_modules(remove_duplicate=False)
@@ -149,12 +150,12 @@ def _parameter_users(model: nn.Module) -> dict[int, int]:
 
 
 def has_fully_shard_on_cpu() -> bool:
-    """Whether ``fully_shard`` works without a GPU: it does since it is public, in PyTorch 2.6."""
+    """Return True if ``fully_shard`` works without a GPU: since PyTorch 2.6 made it public."""
     return str(fully_sharding().__name__) == "torch.distributed.fsdp"
 
 
 def fully_sharding() -> Any:
-    """The module of PyTorch that ``fully_shard`` is in."""
+    """Return the module of PyTorch that has ``fully_shard``."""
     try:
         from torch.distributed import fsdp
 

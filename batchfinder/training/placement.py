@@ -1,4 +1,4 @@
-"""A setup on the device that it is trained on."""
+"""Move a setup to the device that it is trained on."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from batchfinder.training.state.reach import reachable
 
 
 def move_to_device(setup: TrainingSetup, device: torch.device) -> None:
-    """Bring the model to a device, in place and into training mode, and what is trained with it.
+    """Move the model to a device, in place, and put it into training mode.
 
-    That is a loss module, which may have weights of its own, the states of an optimizer, and what
-    :func:`move_beside` moves.
+    A loss module (which may have weights), the states of an optimizer, and everything that
+    :func:`move_beside` moves go with it.
 
     Raises:
         StepError: the model is on the meta device, or spread over several accelerators.
@@ -47,16 +47,16 @@ def move_to_device(setup: TrainingSetup, device: torch.device) -> None:
 
 
 def _in_evaluation(module: nn.Module) -> list[nn.Module]:
-    """The outermost modules to bring into training mode: the whole, or the base below an adapter.
+    """Return the modules to put into training mode: the whole, or the base below an adapter.
 
-    ``from_pretrained()`` returns a model in evaluation mode, and ``get_peft_model()`` puts it as it
-    is below a root in training mode. Dropout and checkpointing are off in such a model.
+    ``from_pretrained()`` returns a model in evaluation mode. ``get_peft_model()`` puts it below a
+    root in training mode without changing it. Dropout and checkpointing are off in such a model.
     """
     return [module] if not module.training else untrained_bases(module)
 
 
 def untrained_bases(module: nn.Module) -> list[nn.Module]:
-    """The models of transformers in evaluation mode, below a root that trains parts of them."""
+    """Return the transformers models in evaluation mode below a root that trains parts of them."""
     return [
         part
         for part in (module.modules() if module.training else ())
@@ -67,15 +67,21 @@ def untrained_bases(module: nn.Module) -> list[nn.Module]:
 
 
 def homes_of(model: nn.Module) -> set[torch.device]:
-    """The devices that a model's tensors lie on."""
+    """Return the devices of a model's tensors."""
     return {tensor.device for tensor in tensors_of(model)}
 
 
 def move_beside(setup: TrainingSetup, device: torch.device, homes: set[torch.device]) -> None:
-    """Bring what the step and the loss function reach to a device.
+    """Move modules and optimizer states that the step and the loss function reach to a device.
 
-    Modules, if they lie where the model lay, and the states of optimizers whose parameters are
-    there: the discriminator of a GAN, say. Their training mode stays, as a teacher's does.
+    A module moves if all its tensors are on the model's old devices, such as the discriminator of
+    a GAN. The states of an optimizer move if its parameters are on the new device. Training modes
+    do not change: a teacher stays in evaluation mode.
+
+    Args:
+        setup: the setup whose functions are searched.
+        device: the new device.
+        homes: the devices that the model was on.
     """
     own = {*setup.model.modules()}
     reached = [*reachable(setup.functions)]
@@ -92,7 +98,7 @@ def move_beside(setup: TrainingSetup, device: torch.device, homes: set[torch.dev
 
 
 def _move_module(module: nn.Module, device: torch.device) -> None:
-    # One that is there already stays untouched: fake tensors, for one, cannot be moved.
+    # Do not touch a module that is already there: fake tensors, for example, cannot be moved.
     if any(tensor.device != device for tensor in tensors_of(module)):
         module.to(device)
 

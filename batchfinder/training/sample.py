@@ -1,4 +1,4 @@
-"""One example batch in, a batch of any size out."""
+"""Make batches of any size from one example batch."""
 
 from __future__ import annotations
 
@@ -24,23 +24,22 @@ _PLAIN = (str, bytes, numbers.Number, type(None), PurePath)
 class BatchMaker:
     """Makes batches of any size on the host, by repeating the examples of one sample.
 
-    The sample's batch size is the most common size of its tensors at ``batch_dim``. Tensors of
-    another size there (a mask shared by all examples, a scalar) and leaves that are no tensors
-    stay as they are, but for NumPy arrays and lists of texts, of the batch size. The examples
-    repeat in turn, so labels and token ids stay valid. Every batch is a fresh copy with the
-    sample's memory format, so a step may write into it.
+    The sample's batch size is the most common size of its tensors at ``batch_dim``. Tensors, NumPy
+    arrays and lists of texts of this size are resized. Everything else stays the same, such as a
+    mask shared by all examples. The examples repeat in turn, so labels and token ids stay valid.
+    Every batch is a fresh copy with the sample's memory format, so a step may write into it.
 
     Args:
         sample: a batch as the DataLoader yields it, of any size from 1 on, on any device.
-        make_batch: ``make_batch(batch_size) -> batch``; used in place of the sample. With a second
-            positional argument it gets the number of the step, from 0 on: lengths may vary then,
-            and step 0 must have the longest batch. Beside a sample, which step 0 repeats then, it
-            makes the later ones.
-        batch_dim: which dimension of the tensors counts the examples; default 0, the first.
+        make_batch: ``make_batch(batch_size) -> batch``, used instead of the sample. A second
+            positional argument is the number of the step, from 0 on. Then lengths may vary, and
+            step 0 must have the longest batch. With a sample, step 0 repeats the sample and
+            ``make_batch`` makes the later batches.
+        batch_dim: the dimension of the tensors that counts the examples; default 0, the first.
 
     Attributes:
         batch_size: the sample's; None if ``make_batch`` makes the batch of step 0.
-        warnings: which tensors and lists stay as they are, as that may not be meant.
+        warnings: names of tensors and lists that are not resized, in case the user expects it.
         varies: the batches of different steps may differ in shape.
 
     Raises:
@@ -71,19 +70,19 @@ class BatchMaker:
             self._warn_of_others()
 
     def make(self, batch_size: int, most_elements: int | None = None, *, step: int = 0) -> Any:
-        """Make a fresh batch on the host. Nothing beyond the batch itself is allocated.
+        """Make a fresh batch on the host. Only the batch itself is allocated.
 
         Args:
-            batch_size: examples, at least 1.
+            batch_size: the number of examples, at least 1.
+            most_elements: the most elements of a tensor with data. Larger ones are on the meta
+                device, unless ``make_batch`` made them. None: all have data.
             step: the number of the step, for a ``make_batch`` that takes it.
-            most_elements: of a tensor; a larger one is on the meta device, which has no data,
-                unless ``make_batch`` made it. None: all have data.
 
         Returns:
             A tree like the sample, or what ``make_batch`` returned.
 
         Raises:
-            SampleError: ``make_batch`` returned no batch of the size asked for.
+            SampleError: ``make_batch`` returned no batch of the requested size.
         """
         if self._make_batch is None or (self.batch_size is not None and step == 0):
             return map_leaves(
@@ -103,12 +102,12 @@ class BatchMaker:
 
     def _warn_of_others(self) -> None:
         sizes = [(name, x, size_at(x, self.batch_dim)) for name, x in named_tensors(self._sample)]
-        # One of no size is a number, and one of size 1 suits every batch.
+        # A scalar has no size, and a tensor of size 1 suits every batch.
         others = [(name, x) for name, x, size in sizes if size not in (None, 1, self.batch_size)]
         told = [described_shapes(others)] if others else []
 
         def note(name: str, leaf: Any) -> None:
-            # One for each example, or else the height and width of images in a batch of two.
+            # It may have one item per example, or the height and width of images in a batch of 2.
             if _is_list(leaf) and not is_texts(leaf) and 1 < len(leaf) == self.batch_size:
                 told.append(f"sample{name}, a {type(leaf).__name__} of {len(leaf)}")
 
@@ -137,14 +136,14 @@ class BatchMaker:
         return repeat_examples(leaf, self.batch_dim, batch_size)
 
     def _check_made(self, make_batch: MakeBatch, batch: Any, batch_size: int) -> None:
-        """Refuse a ``make_batch`` that ignores the size: every size would seem to fit."""
+        """Refuse a ``make_batch`` that ignores the size, because every size would seem to fit."""
         if batch is None:
             raise SampleError(f"make_batch({batch_size}) returned None; it must return a batch")
         tensors = named_tensors(batch)
-        # Without tensors it is an object of a kind we do not know, such as a batch of graphs.
+        # A batch without tensors is an object of an unknown kind, such as a batch of graphs.
         if not tensors or any(size_at(x, self.batch_dim) == batch_size for _, x in tensors):
             return
-        # Packed data need not have a tensor of this size, but their shapes still follow it.
+        # Packed data may have no tensor of this size, but their shapes still depend on it.
         other_size = batch_size // 2 or 2
         others = named_tensors(make_batch(other_size))
         if [(path, x.shape) for path, x in others] == [(path, x.shape) for path, x in tensors]:
@@ -155,7 +154,7 @@ class BatchMaker:
 
 
 def _takes_step(make_batch: Callable[..., Any]) -> bool:
-    """Return whether ``make_batch`` requires a second positional argument."""
+    """Return True if ``make_batch`` requires a second positional argument."""
     try:
         parameters = [*inspect.signature(make_batch).parameters.values()]
     except (TypeError, ValueError):  # some callables have no signature
@@ -171,7 +170,7 @@ def move_batch(batch: Any, device: torch.device | str) -> Any:
 
     Args:
         batch: any tree.
-        device: where to. Tensors that are there already are returned as they are.
+        device: the new device. Tensors that are already there are returned unchanged.
 
     Returns:
         A tree like the batch.
@@ -182,11 +181,11 @@ def move_batch(batch: Any, device: torch.device | str) -> Any:
     """
 
     def move(_: str, leaf: Any) -> Any:
-        # A class kept in the batch has a method "to" as well, but is nothing to be moved.
+        # A class in the batch may have a method "to" as well, but it is no object to move.
         if isinstance(leaf, type) or not callable(getattr(leaf, "to", None)):
             return leaf
         moved = leaf.to(device)
-        return leaf if moved is None else moved  # some move themselves, as modules do
+        return leaf if moved is None else moved  # some objects move in place and return None
 
     return map_leaves(move, batch)
 
@@ -209,19 +208,19 @@ def _on_host(path: str, leaf: Any) -> Any:
 
 
 def _holds_tensors(leaf: Any) -> bool:
-    """Whether an object that is no container we know has tensors in it."""
+    """Return True if an object that is no known container holds tensors."""
     held = leaf if isinstance(leaf, list | tuple) else getattr(leaf, "__dict__", {}).values()
     return any(isinstance(value, Tensor) for value in held)
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf is an array of NumPy, which is imported then."""
+    """Return True for an array of NumPy. NumPy is not imported here."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(leaf, numpy.ndarray)
 
 
 def _is_list(node: Any) -> bool:
-    """Whether a part of a batch is a list of what is no data: numbers, texts, dicts of those."""
+    """Return True for a list without tensors: of numbers, texts, paths, None, or dicts of these."""
     return type(node) in (list, tuple) and all(
         isinstance(entry, _PLAIN) or (isinstance(entry, Mapping) and not named_tensors(entry))
         for entry in node
@@ -229,12 +228,12 @@ def _is_list(node: Any) -> bool:
 
 
 def is_flat(node: Any) -> bool:
-    """Whether a part of a batch is a list without tensors, arrays and further containers."""
+    """Return True for a list without tensors, arrays and inner containers."""
     return type(node) in (list, tuple) and all(isinstance(entry, _PLAIN) for entry in node)
 
 
 def is_texts(node: Any) -> bool:
-    """Whether it is what a DataLoader makes of texts, which it cannot stack."""
+    """Return True for a list of texts: a DataLoader cannot stack texts, so it makes a list."""
     return all(isinstance(entry, str | bytes) for entry in node)
 
 
@@ -283,7 +282,7 @@ def common_size(sample: Any, batch_dim: int) -> int:
 
 
 def _has_dicts_in_a_list(tree: Any) -> bool:
-    """Whether somewhere there may be one dict for each example, as detection models have it."""
+    """Return True if a list in the tree may have one dict per example, as detection models use."""
     if isinstance(tree, Mapping):
         return any(map(_has_dicts_in_a_list, tree.values()))
     if not isinstance(tree, list | tuple):

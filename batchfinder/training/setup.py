@@ -1,4 +1,4 @@
-"""What a user gives us to train: the model, one batch, and how a step is made of them."""
+"""The user's input: the model, one batch, and the functions that make a training step."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MakeBatch: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True)
 class OptimizerOfModel:
-    """An optimizer that is made of the whole model, not of a list of its parameters.
+    """A factory of an optimizer that needs the whole model, not a list of its parameters.
 
     Attributes:
         make: ``make(model) -> optimizer``.
-        source: who makes it, as messages name it.
+        source: the name of the maker, for messages.
     """
 
     make: Callable[[nn.Module], Optimizer]
@@ -35,7 +35,7 @@ OptimizerSpec: TypeAlias = Optimizer | OptimizerOfModel | Callable[[Any], Optimi
 
 @runtime_checkable
 class Trainer(Protocol):
-    """What is asked of a ``transformers.Trainer``; whatever has all of it is taken for one."""
+    """The parts of a ``transformers.Trainer`` in use. Any object with all of them counts as one."""
 
     args: Any
     model: Any
@@ -43,39 +43,39 @@ class Trainer(Protocol):
     train_dataset: Any
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:
-        """The loss of one batch."""
+        """Return the loss of one batch."""
 
     def create_optimizer(self) -> Any:
-        """Make the attribute ``optimizer``, unless there is one."""
+        """Set the attribute ``optimizer``, unless it is set."""
 
     def get_train_dataloader(self) -> Any:
-        """What yields the batches."""
+        """Return the loader that yields the batches."""
 
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """All that a training step is made of.
+    """Everything that a training step needs.
 
     Attributes:
-        model: the module to train; or a ``transformers.Trainer``, which brings all that is left
-            open below.
+        model: the module to train; or a ``transformers.Trainer``, which brings everything that is
+            None below.
         sample: one batch as the DataLoader yields it, of any size from 1 on: any pytree of
-            tensors with the batch dimension first. None: see ``make_batch``, or hints that the
-            model itself carries.
-        loss_fn: ``loss_fn(output, batch) -> loss``. None: taken from the output or the targets, or
-            the ``training_step`` of a LightningModule.
+            tensors with the batch dimension first. None: batches come from ``make_batch``,
+            ``loader``, or an example input of the model.
+        loss_fn: ``loss_fn(output, batch) -> loss``. None: the loss comes from the output, the
+            targets, or the ``training_step`` of a LightningModule.
         optimizer: an instance over the model's parameters, a factory ``factory(params)``, or the
-            name of a class of ``torch.optim``. None: what a LightningModule configures, else AdamW.
-        step: ``step(model, batch) -> loss``, in place of forward pass and loss function; its
-            backward pass and the step of ``optimizer`` follow. Or ``step(model, batch) -> None``,
-            in place of all of it: it runs its own backward passes and optimizers.
-        make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample. Or
-            ``make_batch(batch_size, step) -> batch``, where lengths vary from step to step: step 0
-            gets the longest batch. Beside a sample, which is the longest then, it is only asked for
-            later steps.
-        loader: in place of a sample: the DataLoader that you train with, or a data set, or
-            ``(data set, collate function)``. Batches of any size are drawn from its data set: the
-            longest first, others in the order of its sampler from a fixed seed.
+            name of a class of ``torch.optim``. None: the LightningModule's own, else AdamW.
+        step: ``step(model, batch) -> loss`` replaces forward pass and loss function. The backward
+            pass and the step of ``optimizer`` follow. ``step(model, batch) -> None`` replaces the
+            whole step: it runs its own backward passes and optimizers.
+        make_batch: ``make_batch(batch_size) -> batch``, instead of repeating the sample. Or
+            ``make_batch(batch_size, step) -> batch`` if lengths vary from step to step. Step 0
+            gets the longest batch. With a sample, which then is the longest batch, it is called
+            only for later steps.
+        loader: the DataLoader that you train with, a data set, or ``(data set, collate function)``,
+            instead of a sample. Batches of any size are drawn from its data set: the longest first,
+            others in the order of its sampler from a fixed seed.
 
     Example:
         >>> import torch
@@ -92,19 +92,19 @@ class TrainingSetup:
 
     @property
     def functions(self) -> list[Any]:
-        """The functions of the user's that a step runs: step, loss, and the hooks of the model."""
+        """The user's functions that a step runs: step, loss function, and the model's hooks."""
         return [self.step, self.loss_fn, *hooks_of(self.model)]
 
 
 def setup_of(model: nn.Module | Trainer | TrainingSetup, *given: Any) -> TrainingSetup:
-    """The setup that the first arguments of a public function amount to.
+    """Return the setup from the first arguments of a public function.
 
     Args:
-        model: a module or a Trainer, or a setup instead of all that ``given`` has.
+        model: a module, a Trainer, or a setup. A setup comes without any of ``given``.
         given: the other attributes of a setup, in their order.
 
     Raises:
-        UsageError: there is both a setup and something beside it, or the model is none.
+        UsageError: ``given`` comes with a setup, or the model is neither a module nor a Trainer.
     """
     if isinstance(model, TrainingSetup):
         setup = model

@@ -1,9 +1,10 @@
-"""Who makes the training step: a plain loop, the user's ``step``, or a framework's trainer."""
+"""The sources of a training step: a plain loop, the user's ``step``, or a framework's trainer."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -19,7 +20,7 @@ _OR_NONE = "; or let the step do all of it and return None"
 
 
 class KeptUntil(enum.Enum):
-    """The moment that ends the life of what a step has made."""
+    """The moment at which training releases the output and the loss of a step."""
 
     NEXT = "the next step's value takes its place, as in the variables of a plain loop"
     STEP = "the optimizer has stepped"
@@ -31,15 +32,18 @@ class StepSource(Protocol):
     """The part of a training step that differs from one kind of training to another.
 
     Attributes:
-        name: the name of what makes the loss, for messages.
+        name: the name of the function or model that makes the loss, for messages.
         accumulates: it accumulates gradients over several micro-batches.
-        batches_ahead: number of micro-batches on the device while one of them trains; None: one
-            at a time.
+        batches_ahead: the number of micro-batches on the device while one of them trains; None:
+            one at a time.
         keeps_gradients: the gradients of the last step live until the next backward pass, not
             only until the optimizer has stepped.
         returns_loss: it must return a loss; otherwise it may return None, if it trains by itself.
-        kept_until: when output, loss and, without ``batches_ahead``, batch are let go.
+        kept_until: when output and loss are released; without ``batches_ahead`` the batch too.
         takes_bf16: a step that trains by itself may run under bf16 autocast.
+        eval_batch_size: the number of examples in each batch of the validation that is part of
+            this training; None: only the user may ask for a validation.
+        clears_gradients: the step clears the gradients before a validation begins.
     """
 
     name: str
@@ -49,6 +53,8 @@ class StepSource(Protocol):
     returns_loss: bool = True
     kept_until: KeptUntil = KeptUntil.NEXT
     takes_bf16: bool = False
+    eval_batch_size: int | None = None
+    clears_gradients: bool = False
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         """Run the forward pass and return its output."""
@@ -56,13 +62,23 @@ class StepSource(Protocol):
     def loss_of(self, output: Any, batch: Any) -> Tensor | None:
         """Return the loss of the output; None if the step has trained by itself."""
 
+    def evaluate(self, model: nn.Module, batch: Any) -> Any:
+        """Run forward pass and loss of a validation. Return the part kept until the next batch."""
+        output = self(model, batch)
+        self.loss_of(output, batch)
+        return output
+
+    def infer(self, model: nn.Module, batch: Any) -> Any:
+        """Run only the forward pass of the model, and return its output."""
+        return call_model(model, batch)
+
 
 class PlainLoop(StepSource):
     """``output = model(batch)``, then ``loss = loss_fn(output, batch)``.
 
     Args:
-        setup: its ``loss_fn`` is used, or :func:`default_loss`.
-        warn: called with what the user should know about the loss.
+        setup: a setup; its ``loss_fn`` is used, or :func:`default_loss` if it has none.
+        warn: called with a warning about the loss.
     """
 
     def __init__(self, setup: TrainingSetup, warn: Callable[[str], None]) -> None:
@@ -83,6 +99,16 @@ class PlainLoop(StepSource):
             self._warn(warning)
         return loss
 
+    def evaluate(self, model: nn.Module, batch: Any) -> Any:
+        """Run the forward pass, and the loss if the model allows one in eval mode."""
+        output = self(model, batch)
+        if self._loss_fn is not None:
+            call_loss(self._loss_fn, output, batch)
+        else:
+            with suppress(StepError):  # detectors return no loss in eval mode
+                default_loss(output, batch)
+        return output
+
 
 class UserStep(StepSource):
     """The user's ``step(model, batch)``, which returns the loss, or an output that has one."""
@@ -94,7 +120,7 @@ class UserStep(StepSource):
         self._step = step
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
-        """Call the step; all that it returns lives on as in ``output = step(model, batch)``."""
+        """Call the step. Its result stays alive, as in ``output = step(model, batch)``."""
         return self._step(model, batch)
 
     def loss_of(self, output: Any, batch: Any) -> Tensor | None:
@@ -102,15 +128,35 @@ class UserStep(StepSource):
         loss = own_loss(output)
         return output if loss is None else loss
 
+    def evaluate(self, model: nn.Module, batch: Any) -> Any:
+        """Call the step with gradients disabled. Then it must not run a backward pass.
+
+        Raises:
+            StepError: the step runs a backward pass.
+        """
+        try:
+            return self._step(model, batch)
+        except RuntimeError as error:
+            if "does not require grad" not in str(error):
+                raise
+            raise StepError(
+                "step runs its backward pass in a validation too. Try `if "
+                "torch.is_grad_enabled():` around its backward pass and optimizer step"
+            ) from error
+
+    def infer(self, model: nn.Module, batch: Any) -> Any:
+        """Call the step, because only the step knows how to call the model."""
+        return self.evaluate(model, batch)
+
 
 class OldOutput:
     """Makes blocks as large as an output would be at another batch size.
 
-    A probe runs one step. In training the output of the step before is alive in its forward pass:
-    the logits of a language model are gigabytes. These blocks stand in for them.
+    A probe runs one step. In training, the output of the step before is still alive during the
+    forward pass, such as gigabytes of logits of a language model. These blocks replace it.
 
     Args:
-        device: where the step runs.
+        device: the device of the step.
         batch_dim: the index of the batch dimension.
 
     Example:
@@ -143,22 +189,22 @@ class OldOutput:
             size_bytes * batch_size // self._batch_size if grows else size_bytes
             for size_bytes, grows in self._storages.values()
         ]
-        # Filled: on the CPU, memory that has not been written to does not count.
+        # The blocks are filled because on the CPU only memory that was written to counts.
         return [torch.full((size,), 1, dtype=torch.uint8, device=self._device) for size in sizes]
 
 
 def source_of(setup: TrainingSetup, warn: Callable[[str], None]) -> StepSource:
-    """Return what makes the step of a setup."""
+    """Return the source of a setup's step."""
     if isinstance(setup.step, StepSource):
         return setup.step
     return PlainLoop(setup, warn) if setup.step is None else UserStep(setup.step)
 
 
 def checked_loss(loss: Any, source: StepSource) -> Tensor:
-    """Return a loss that can be trained with.
+    """Return the loss if it can be trained with.
 
     Raises:
-        StepError: it is not a scalar that requires a gradient.
+        StepError: the loss is not a scalar that requires a gradient.
     """
     if not isinstance(loss, Tensor):
         raise StepError(
@@ -179,7 +225,7 @@ def checked_loss(loss: Any, source: StepSource) -> Tensor:
 
 
 def had_its_backward_pass(source: StepSource) -> StepError:
-    """Return the error for a loss whose backward pass has run already."""
+    """Return the error for a loss whose backward pass has already run."""
     return StepError(f"{source.name} ran the backward pass by itself: {_advice(source)}")
 
 

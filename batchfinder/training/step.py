@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch import Tensor
+from torch.optim import Optimizer
 
 from batchfinder.errors import StepError, UsageError
-from batchfinder.training.optimizer import make_optimizer
-from batchfinder.training.parallel import is_wrapped, parallelized
+from batchfinder.training.modes.evaluation import Evaluation
+from batchfinder.training.optimizer import make_optimizer, remarks_on_optimizers
+from batchfinder.training.parallel import is_wrapped, parallelized, unwrapped
 from batchfinder.training.placement import homes_of, move_beside, move_to_device
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.source import (
@@ -29,38 +30,34 @@ from batchfinder.training.tree import named_tensors
 AUTOCAST_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def check_precision(precision: str) -> None:
-    """Raise a UsageError unless the precision is fp32, bf16 or fp16."""
-    if precision not in AUTOCAST_DTYPES:
-        raise UsageError(f"precision is fp32, bf16 or fp16, not {precision!r}")
-
-
 class TrainingStep:
     """The step of a setup on a device.
 
-    What training keeps alive from step to step is kept alive here too. In a plain loop at module
-    level, ``for ...: batch = to(device); output = model(batch); loss = ...``, each variable holds
-    its old value until the new one takes its place: the old batch until the next one is on the
-    device, the old output during the forward pass, the old loss until the new one is computed.
-    Steps of frameworks keep what those keep (:class:`~batchfinder.training.source.KeptUntil`).
+    It keeps alive what training keeps alive from step to step. In a plain loop at module level,
+    ``for ...: batch = to(device); output = model(batch); loss = ...``, each variable holds its old
+    value until it gets a new one. Frameworks release values earlier
+    (:class:`~batchfinder.training.source.KeptUntil`).
 
     Args:
-        setup: what to train. Its model is brought to the device and into training mode.
-        device: where to train.
+        setup: the setup to train. Its model moves to the device and into training mode.
+        device: the device to train on.
         precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` with autocast (fp16: and a GradScaler).
         compiled: run the model through ``torch.compile`` with a dynamic batch dimension.
         accumulate: train with gradient accumulation.
         batch_dim: the index of the batch dimension.
         strategy: ``"ddp"`` or ``"fsdp"``, together with the other ranks; None: alone.
         is_sharded: the caller has sharded the model, or will shard the optimizer.
+        eval_batch_size: the number of examples in each batch of the validation after every step.
+            Default: the framework's own, else no validation.
 
     Attributes:
-        optimizer: made from the setup, or the user's own.
-        micro_batches: number that a step needs to show its peak: 2 with accumulation, because the
-            gradients of the first are alive in the second.
+        optimizer: the optimizer made from the setup, or the user's own.
+        micro_batches: the number that a step needs to reach its peak memory: 2 with accumulation,
+            because the gradients of the first are alive in the second.
         trains_itself: the user's step returned None, so it ran its own backward pass and optimizer.
-        warnings: what the user should know about the step, such as a NaN loss.
+        warnings: texts for the user, such as a warning about a NaN loss.
         keeps_gradients: the gradients of the last step live until the next backward pass.
+        eval_batch_size: the examples in each batch of :meth:`validate`; None: no validation.
 
     Raises:
         StepError: the model has nothing to train, or is on the meta device.
@@ -78,9 +75,11 @@ class TrainingStep:
         batch_dim: int = 0,
         strategy: str | None = None,
         is_sharded: bool = False,
+        eval_batch_size: int | None = None,
     ) -> None:
-        check_precision(precision)
-        # Sharding brings the model to the device itself, block by block, and casts by itself.
+        if precision not in AUTOCAST_DTYPES:
+            raise UsageError(f"precision is fp32, bf16 or fp16, not {precision!r}")
+        # Sharding moves the model to the device itself, block by block, and casts by itself.
         is_sharded_here = strategy == "fsdp" and not is_wrapped(setup.model)
         if is_sharded_here:
             move_beside(setup, device, homes_of(setup.model))
@@ -92,8 +91,10 @@ class TrainingStep:
             move_to_device(setup, device)
         self.setup = setup
         self.device = device
-        self.optimizer = make_optimizer(setup.optimizer, setup.model)
+        self.optimizer = self._make_optimizer()
         self._source = source_of(setup, self._warn)
+        self.eval_batch_size = eval_batch_size or self._source.eval_batch_size
+        self._validates = bool(self.eval_batch_size)
         self.keeps_gradients = self._source.keeps_gradients
         self.micro_batches = 2 if accumulate or self._source.accumulates else 1
         self._ahead: list[Any] = []
@@ -107,30 +108,36 @@ class TrainingStep:
         }
         self._added = [option for option, is_asked in asked.items() if is_asked]
         self._autocast_dtype = None if is_sharded_here else AUTOCAST_DTYPES[precision]
-        # From a scale of 1 no first step overflows and is skipped, which would leave the
-        # optimizer without its states. The scale changes no tensor's size.
+        # A scale of 1 keeps the first step from overflowing. An overflow would skip it, and the
+        # optimizer would have no states. The scale changes no tensor's size.
         self._scaler = (
             torch.amp.GradScaler(device.type, init_scale=1.0) if precision == "fp16" else None
         )
         self._compiled = compiled
         self._batch_dim = batch_dim
         self._model: Any = torch.compile(model) if compiled else model
+        # Not DistributedDataParallel: its ranks would wait for each other to sync buffers.
+        self._evaluated_model: Any = self._model if compiled else unwrapped(model)
+        self._evaluation = self._make_evaluation()
         self._kept: list[Any] = [None, None, None]  # batch, output, loss
         self._batch_size = 0
         self._old_output = OldOutput(device, batch_dim)
         self._stand_in: list[Tensor] | None = None
-        for scaler in reachable(setup.functions):  # the user's own, also from a scale of 1
+        for scaler in reachable(setup.functions):  # the user's own start at 1 too
             if isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled():
                 scaler.load_state_dict({**scaler.state_dict(), "scale": 1.0})
         self._has_old_gradients = False
 
-    def begin(self, batch_size: int, *, is_first: bool) -> None:
+    def begin(
+        self, batch_size: int, small_batch: Callable[[], Any] | None = None, *, is_first: bool
+    ) -> None:
         """Prepare for steps at a batch size.
 
         Args:
-            batch_size: examples in each micro-batch.
-            is_first: training starts here; otherwise the step goes on from a step before, whose
-                output is alive.
+            batch_size: the number of examples in each micro-batch.
+            small_batch: fetches a batch to train on first, if the mode needs that.
+            is_first: True if training starts here; False if the output of an earlier step is
+                alive.
         """
         self._batch_size = batch_size
         if not is_first and self._source.kept_until is KeptUntil.NEXT:
@@ -143,15 +150,18 @@ class TrainingStep:
             next_batch: fetches one micro-batch to the device.
 
         Yields:
-            Each micro-batch when the one before it has been trained on.
+            Each micro-batch, after training on the one before it.
         """
+        if self._validates and not self.keeps_gradients and not self.trains_itself:
+            # Gradients were kept for the validation. Most loops clear them when a step begins.
+            self.optimizer.zero_grad(set_to_none=True)
         if self._source.batches_ahead is None:
             for _ in range(self.micro_batches):
                 if self._source.kept_until is KeptUntil.STEP:
                     self._kept = [None, None, None]
                 yield next_batch()
             return
-        # The last ones go when all of the next are there.
+        # The old micro-batches are released once all new ones are on the device.
         count = max(self.micro_batches, self._source.batches_ahead)
         self._ahead = [next_batch() for _ in range(count)]
         for place in range(self.micro_batches):
@@ -201,7 +211,6 @@ class TrainingStep:
                     torch._dynamo.maybe_mark_dynamic(tensor, self._batch_dim)
         self._kept = [batch, *self._kept[1:]]
         with self._autocast():
-            # Each assignment ends the life of the value that it replaces, and not earlier.
             self._kept[1] = self._source(self._model, batch)
             self._stand_in = None
             self._kept[2] = self._source.loss_of(self._kept[1], batch)
@@ -220,14 +229,23 @@ class TrainingStep:
         else:
             self._scaler.step(self.optimizer)
             self._scaler.update()
-            if not self.optimizer.state:
-                # Gradients overflowed even so, and the step was skipped. Later steps are not, and
-                # what they allocate has to be seen.
+            if not self.optimizer.state:  # an overflow skipped it; later steps run
                 self.optimizer.step()
         if self.keeps_gradients:
             self._has_old_gradients = True
-        else:
+        elif not self._validates or self._source.clears_gradients:
             self.optimizer.zero_grad(set_to_none=True)
+
+    def validate(self, next_batch: Callable[[], Any]) -> None:
+        """Run the validation after the step, while everything that training keeps is alive.
+
+        Args:
+            next_batch: fetches one batch of ``eval_batch_size`` examples to the device.
+        """
+        for batch in self._evaluation.fetch(next_batch):
+            self._evaluation.forward(batch)
+        if self._source.kept_until is not KeptUntil.NEXT:
+            self._evaluation.release()
 
     def check_loss(self) -> None:
         """Warn if the last loss was not a number. Waits for the device."""
@@ -239,32 +257,26 @@ class TrainingStep:
             )
 
     def check_optimizers(self) -> None:
-        """Warn about optimizers of another model, and about those that made no step."""
-        given = self.setup.optimizer
-        if isinstance(given, Optimizer) and not _trains(given, self.setup.model):
-            self._warn(
-                f"the optimizer, {type(given).__name__}, holds no parameter of the model. "
-                "Make it from model.parameters()"
-            )
-        for optimizer in reachable(self.setup.functions):
-            if not isinstance(optimizer, Optimizer):
-                continue
-            is_plain = isinstance(optimizer, SGD) and not optimizer.defaults["momentum"]
-            if not optimizer.state and not is_plain:
-                self._warn(
-                    f"{type(optimizer).__name__}, which the step reaches, made no step, so the "
-                    "memory of its states is not counted. Call its step() in every training step"
-                )
+        """Warn about optimizers of another model, and about optimizers that made no step."""
+        for remark in remarks_on_optimizers(self.setup):
+            self._warn(remark)
 
     def release(self) -> None:
-        """Let go of the batches, the output and the gradients of the last step."""
+        """Release the batches, the output and the gradients of the last step."""
         if self._stand_in is None and self._kept[1] is not None and self._batch_size:
             self._old_output.note(self._kept[1], self._batch_size)
         self._stand_in = None
         self._kept = [None, None, None]
         self._ahead = []
+        self._evaluation.release()
         self.optimizer.zero_grad(set_to_none=True)
         self._has_old_gradients = False
+
+    def _make_optimizer(self) -> Optimizer:
+        return make_optimizer(self.setup.optimizer, self.setup.model)
+
+    def _make_evaluation(self) -> Evaluation:
+        return Evaluation(self._evaluated_model, self._source.evaluate, self._autocast)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self._autocast_dtype is None:
@@ -285,11 +297,4 @@ class TrainingStep:
             )
 
     def _warn(self, warning: str) -> None:
-        if warning not in self.warnings:
-            self.warnings.append(warning)
-
-
-def _trains(optimizer: Optimizer, model: nn.Module) -> bool:
-    """Return whether an optimizer holds any parameter of a model."""
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    return any(id(parameter) in held for parameter in model.parameters())
+        self.warnings += [warning] * (warning not in self.warnings)

@@ -1,4 +1,4 @@
-"""What a target names: ``train.py:build_model`` becomes a model with all that trains it."""
+"""Load a target: turn a text such as ``train.py:build_model`` into a training setup."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ def load_target(
     *,
     use_build_sample: bool = True,
 ) -> TrainingSetup:
-    """Call the function that a target names, and take what it returns as a training setup.
+    """Call the function that a target names, and return its result as a training setup.
 
-    A function ``build_sample`` beside it supplies the sample, if the setup has neither a sample
-    nor ``make_batch``. Either function gets those of the arguments that it accepts.
+    If the setup has neither a sample nor ``make_batch``, a function ``build_sample`` in the same
+    module supplies the sample. Each function gets only the arguments that it accepts.
 
-    The target's own folder (for a module: the current one) is put first on ``sys.path`` and stays
-    there, as for a script: a model may import more when it runs, and worker processes of a
+    The target's own folder (for a module: the current one) becomes the first on ``sys.path`` and
+    stays there, as for a script. A model may import more when it runs, and worker processes of a
     DataLoader must find its module.
 
     Args:
         target: ``FILE.py:FUNCTION`` or ``package.module:FUNCTION``.
         arguments: keyword arguments, as read by ``parse_arguments``.
-        use_build_sample: False where the user gave another sample.
+        use_build_sample: False if the user gave another sample.
 
     Returns:
-        The setup; without sample if there is none.
+        The setup; without a sample if there is none.
 
     Raises:
-        UsageError: no such file, module or function, or the arguments do not fit the function.
-        TargetError: the function returned something else than a model, ``(model, sample)`` or a
-            ``TrainingSetup``; or the user's code left by ``sys.exit``.
+        UsageError: there is no such file, module or function, or the arguments do not fit it.
+        TargetError: the function returned something other than a model, ``(model, sample)``, a
+            ``TrainingSetup`` or a Trainer; or the user's code called ``sys.exit``.
         SampleError: ``build_sample`` returned None.
         Exception: whatever the user's own code raised, unchanged.
 
@@ -75,16 +75,16 @@ def load_target(
 
 
 def load_function(target: str) -> Callable[..., Any]:
-    """The function that a target names, such as ``--sample data.py:build_batch``.
+    """Return the function that a target names, such as ``data.py:build_batch``.
 
-    A file that is loaded already is not run again.
+    A file that is already loaded does not run again.
 
     Args:
         target: ``FILE.py:FUNCTION`` or ``package.module:FUNCTION``.
 
     Raises:
-        UsageError: no such file, module or function.
-        TargetError: the user's code left by ``sys.exit``.
+        UsageError: there is no such file, module or function.
+        TargetError: the user's code called ``sys.exit``.
         Exception: whatever the user's own code raised, unchanged.
 
     Example:
@@ -96,18 +96,18 @@ def load_function(target: str) -> Callable[..., Any]:
 
 
 def call_with_arguments(function: Callable[..., Any], arguments: Mapping[str, object]) -> Any:
-    """Call a user's function with those of the arguments that it accepts.
+    """Call a user's function with only the arguments that it accepts.
 
     Args:
         function: any callable.
         arguments: keyword arguments, as read by ``parse_arguments``.
 
     Returns:
-        What the function returned.
+        The function's result.
 
     Raises:
-        UsageError: it needs arguments that are not there.
-        TargetError: it left by ``sys.exit``.
+        UsageError: the function needs arguments that are missing.
+        TargetError: the function called ``sys.exit``.
         Exception: whatever the function raised, unchanged.
 
     Example:
@@ -132,7 +132,7 @@ def call_with_arguments(function: Callable[..., Any], arguments: Mapping[str, ob
 
 
 def _split(target: str) -> tuple[str, str]:
-    # The last colon, as a Windows path has one after its drive letter.
+    # Split at the last colon, because a Windows path has one after its drive letter.
     place, _, name = target.rpartition(":")
     if place and name.isidentifier():
         return place, name
@@ -165,7 +165,7 @@ def _function(module: ModuleType, name: str, place: str) -> Callable[..., Any]:
 
 
 def _functions_in_file(path: Path) -> list[str]:
-    """The names of its functions, without running it; those that look like builders first."""
+    """Return the public functions of a file, without running it: names with "model" come first."""
     statements = ast.parse(path.read_bytes(), str(path)).body
     functions = [node.name for node in statements if isinstance(node, ast.FunctionDef)]
     public = [name for name in functions if not name.startswith("_")]
@@ -187,7 +187,7 @@ def refuse_unknown_arguments(
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # some functions written in C do not tell
+    except (TypeError, ValueError):  # some functions written in C have no signature
         return {}
 
 

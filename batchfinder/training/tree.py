@@ -1,4 +1,4 @@
-"""Batches are trees: tuples, dicts, dataclasses ... with tensors at their leaves."""
+"""Walk batches as trees: tuples, dicts, dataclasses and so on, with tensors at their leaves."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def map_leaves(
     *,
     is_leaf: Callable[[Any], bool] = lambda _: False,
 ) -> Any:
-    """Make a tree of the same shape from what a function returns for each leaf.
+    """Apply a function to each leaf and return a new tree of the same structure.
 
-    Containers are all that ``torch.utils._pytree`` knows (tuple, list, dict, namedtuple, deque and
-    what the user registered there), any other ``Mapping`` (``transformers.BatchEncoding``) and
-    dataclasses. Everything else is a leaf. Containers are rebuilt, never changed, and nothing is
-    registered: the user's own pytrees behave as before.
+    Containers are everything that ``torch.utils._pytree`` knows (tuple, list, dict, namedtuple,
+    deque and the user's registered classes), any other ``Mapping`` (``transformers.BatchEncoding``)
+    and dataclasses. Everything else is a leaf. Containers are rebuilt, never changed. Nothing is
+    registered, so the user's own pytrees behave as before.
 
     Args:
-        function: ``function(path, leaf) -> new leaf``; the path reads as Python would
-            reach the leaf: ``[0]['input_ids']``, ``.mask``.
+        function: ``function(path, leaf) -> new leaf``. The path is the Python text that leads to
+            the leaf, such as ``[0]['input_ids']`` or ``.mask``.
         tree: any batch.
-        path: where the tree itself is.
-        is_leaf: which containers are leaves as well.
+        path: the path of the tree itself.
+        is_leaf: returns True for containers that count as leaves.
 
     Returns:
         The new tree.
@@ -42,11 +42,11 @@ def map_leaves(
         {'a': "['a']=1", 'b': ("['b'][0]=2", "['b'][1]=3")}
     """
     if isinstance(tree, Tensor | PackedSequence) or is_leaf(tree):
-        # Some releases of torch take a PackedSequence for a namedtuple; it has to stay whole, as
+        # Some releases of torch take a PackedSequence for a namedtuple. It must stay whole, because
         # one of its tensors must never leave the host.
         return function(path, tree)
 
-    # By its id: tree_flatten leaves the function in a cycle, in which the tree would stay alive.
+    # Compare by id: tree_flatten leaves the function in a cycle, which would keep the tree alive.
     root = id(tree)
     children, spec = _pytree.tree_flatten(tree, is_leaf=lambda node: id(node) != root)
     if not (len(children) == 1 and children[0] is tree):
@@ -65,7 +65,7 @@ def map_leaves(
         }
         return _with_items(tree, mapped)
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        # A copy with its fields replaced also serves frozen ones, and runs no __post_init__ twice.
+        # Replace the fields of a copy: this works for frozen dataclasses, without __post_init__.
         clone = copy.copy(tree)
         for field in dataclasses.fields(tree):
             path_of_field = f"{path}.{field.name}"
@@ -76,7 +76,7 @@ def map_leaves(
 
 
 def named_tensors(tree: Any) -> list[tuple[str, Tensor]]:
-    """The tensors of a tree with their paths, in order.
+    """Return the tensors of a tree with their paths, in order.
 
     Example:
         >>> import torch
@@ -94,11 +94,11 @@ def named_tensors(tree: Any) -> list[tuple[str, Tensor]]:
 
 
 def described_shapes(tensors: list[tuple[str, Tensor]], limit: int = 6) -> str:
-    """The shapes of a sample's tensors as text.
+    """Return the shapes of a sample's tensors as text.
 
     Args:
-        tensors: with their paths.
-        limit: the most that are shown.
+        tensors: pairs of a path and a tensor.
+        limit: the most shapes to show.
 
     Example:
         >>> import torch
@@ -121,28 +121,28 @@ def _child_names(tree: Any, count: int) -> list[str]:
 def _with_items(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     if not isinstance(mapping, MutableMapping):
         return type(mapping)(items)  # type: ignore[call-arg]
-    # A copy keeps what else the object carries, such as the encodings of a BatchEncoding.
+    # A copy keeps the object's other attributes, such as the encodings of a BatchEncoding.
     clone = copy.copy(mapping)
     clone.update(items)
     return clone
 
 
 def repeat_examples(examples: Tensor, dim: int, batch_size: int) -> Tensor:
-    """Repeat examples in turn, up to a batch size, in the memory format they have."""
+    """Repeat examples in turn up to a batch size, and keep their memory format."""
     dim %= examples.dim()
     sizes = [*examples.shape]
     sizes[dim] = batch_size
-    # The strides of a dense tensor of this kind; those of an expanded one would mean overlaps.
+    # Use the strides of a dense tensor: an expanded tensor has strides that make it overlap.
     strides = torch.empty_like(examples, device="meta").stride()
-    # Outermost first. A dimension of size 1 has no place of its own, so among equals it goes
-    # inside: channels_last images of one channel stay so.
+    # Outermost dimension first. At equal strides, a dimension of size 1 goes inside (except the
+    # batch dimension): its stride has no meaning. So images of one channel stay channels_last.
     order = sorted(
         range(len(sizes)), key=lambda d: (-strides[d], d != dim and examples.shape[d] == 1)
     )
     batch = torch.empty([sizes[d] for d in order], dtype=examples.dtype, device=examples.device)
     batch = batch.permute([order.index(d) for d in range(len(sizes))])
 
-    # Doubling what is there already takes few copies for any size, and no index tensor.
+    # Doubling the filled part needs few copies for any size, and no index tensor.
     filled = min(examples.shape[dim], batch_size)
     batch.narrow(dim, 0, filled).copy_(examples.narrow(dim, 0, filled))
     while filled < batch_size:

@@ -1,4 +1,4 @@
-"""The module that holds the user's functions, loaded as when it is run as a script."""
+"""Load the module that holds the user's functions, as Python would run it as a script."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from batchfinder.errors import TargetError, UsageError
 
 
 def load_module(place: str) -> ModuleType:
-    """Load a file or a module, without what it keeps under ``if __name__ == "__main__"``.
+    """Load a file or a module without running its ``if __name__ == "__main__"`` block.
 
-    The file's folder (for a module: the current one) is put first on ``sys.path`` and stays there,
-    as for a script. A file becomes the module of its name, unless another one has that name. A
-    file or module that is loaded already is not run again.
+    The file's folder (for a module: the current one) becomes the first on ``sys.path`` and stays
+    there, as for a script. The module gets the file's name, unless another module has that name. A
+    file or module that is already loaded does not run again.
 
     Args:
         place: ``FILE.py`` or ``package.module``.
 
     Raises:
-        UsageError: no such file or module.
-        TargetError: the user's code left by ``sys.exit``.
+        UsageError: there is no such file or module.
+        TargetError: the user's code called ``sys.exit``.
         Exception: whatever the user's own code raised, unchanged.
 
     Example:
@@ -42,10 +42,10 @@ def load_module(place: str) -> ModuleType:
 
 
 def existing_file(place: str) -> Path:
-    """The absolute path of a Python file.
+    """Return the absolute path of a Python file.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such Python file.
     """
     path = Path(place)
     try:
@@ -55,16 +55,16 @@ def existing_file(place: str) -> Path:
             raise UsageError(f"{place} is not a Python file; write FILE.py:FUNCTION")
         folder = path.parent
         names = [entry.stem for entry in folder.glob("*.py")] if folder.is_dir() else []
-    except OSError as error:  # a name too long, a folder that is closed to us
+    except OSError as error:  # a name too long, a folder without access
         raise UsageError(f"no such file: {place} ({error.strerror})") from None
-    # By the stems: ".py" alone makes short names look alike.
+    # Compare the names without ".py", which makes short names look alike.
     raise UsageError(f"no such file: {place}{did_you_mean(path.stem, names, '.py')}")
 
 
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # no name that a file can have
+    except OSError:  # not a valid file name
         return False
 
 
@@ -74,7 +74,7 @@ def _load_file(place: str) -> ModuleType:
 
     name = path.stem.replace(".", "_")
     if not _is_loaded_from(path, name) and (name in sys.modules or name in sys.stdlib_module_names):
-        # Under its own name it would stand in for another module that somebody imports.
+        # Under its own name, the file would replace another module that some code imports.
         name = f"{name}_{zlib.crc32(os.fsencode(path)):08x}"
     if _is_loaded_from(path, name):
         return sys.modules[name]
@@ -82,11 +82,11 @@ def _load_file(place: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None  # the suffix is .py
     module = importlib.util.module_from_spec(spec)
-    # Before it runs: dataclasses and pickle look their module up by name.
+    # Registered before it runs: dataclasses and pickle look their module up by name.
     sys.modules[name] = module
     try:
         with as_script(place, file=str(path)):
-            # Compiled here, as Python does with a script: no __pycache__ is left beside it.
+            # Compiled here, as Python compiles a script, so no __pycache__ is left beside it.
             code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
             exec(code, module.__dict__)
     except BaseException as error:
@@ -100,7 +100,7 @@ def _load_file(place: str) -> ModuleType:
 
 
 def _lacks_its_package(error: ImportError, path: Path) -> bool:
-    """Whether a file has a relative import; so may another one that it imports."""
+    """Return True if this file's own relative import failed, not one in a file that it imports."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
@@ -109,7 +109,7 @@ def _lacks_its_package(error: ImportError, path: Path) -> bool:
 
 
 def _named_in_package(path: Path) -> str:
-    """How to name a file as the module that it is."""
+    """Return the advice to name a file as a module of its package."""
     folder, name = path.parent.parent, f"{path.parent.name}.{path.stem}"
     while (folder / "__init__.py").exists():
         folder, name = folder.parent, f"{folder.name}.{name}"
@@ -132,7 +132,7 @@ def _import_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if not f"{name}.".startswith(f"{missing}."):
-            raise  # one that the user's module imports
+            raise  # the user's module imports a missing module
     parent, dot, _ = missing.rpartition(".")
     folders = getattr(sys.modules.get(parent), "__path__", None) if parent else [str(Path.cwd())]
     siblings = [f"{parent}{dot}{module.name}" for module in pkgutil.iter_modules(folders or [])]
@@ -149,11 +149,11 @@ def as_script(name: str, file: str | None = None) -> Iterator[None]:
     """Let the user's code see the command line of a script that is run without arguments.
 
     Args:
-        name: what is run, for messages.
-        file: the script.
+        name: the name of the running code, for messages.
+        file: the path of the script; None: the name.
 
     Raises:
-        TargetError: the code left by ``sys.exit``.
+        TargetError: the code called ``sys.exit``.
     """
     ours = sys.argv
     sys.argv = [file or name]
@@ -169,11 +169,11 @@ def as_script(name: str, file: str | None = None) -> Iterator[None]:
 
 
 def did_you_mean(wrong: str, names: Iterable[str], suffix: str = "") -> str:
-    """The end of a message about a name that is not there: the closest of those that are."""
+    """Return the end of a message about an unknown name: the closest known name."""
     close = difflib.get_close_matches(wrong, list(names), n=1)
     return f"; did you mean {close[0]}{suffix}?" if close else ""
 
 
 def it_has(names: Sequence[str]) -> str:
-    """The end of a message about a name that is not there: those that are."""
+    """Return the end of a message about an unknown name: the known names."""
     return f"; it has {', '.join(names)}" if names else ""

@@ -1,26 +1,27 @@
-"""The traceback of the user's own code, without the frames that led to it."""
+"""Format the traceback of the user's own code, without the frames of batchfinder."""
 
 from __future__ import annotations
 
 import traceback
 from types import TracebackType
 
-# Tenacity hands exceptions on in a future.
+# Modules between the entry point and the user's code. Tenacity passes exceptions on in a future
+# of concurrent.
 _OUR_MODULES = frozenset({"batchfinder", "click", "concurrent", "importlib", "runpy", "tenacity"})
 
 
 def user_traceback(error: BaseException) -> str:
     """Format an exception as Python prints it, from the user's first frame on.
 
-    The frames of batchfinder, and of what it calls on the way to the user's code, are left out, as
-    if the user had run that code directly; so is what simulates an operation that they call. A
+    The text looks as if the user had run the code directly. It leaves out batchfinder's frames, the
+    frames between it and the user's code, and frames that simulate an operation of PyTorch. A
     traceback that never passed through batchfinder stays whole.
 
     Args:
-        error: what was raised.
+        error: the exception.
 
     Returns:
-        Text that ends in a newline.
+        The text, which ends in a newline.
 
     Example:
         >>> try:
@@ -31,7 +32,7 @@ def user_traceback(error: BaseException) -> str:
     """
     first = _first_user_frame(error.__traceback__)
     if first is None and error.__traceback__ is not None:
-        # A file that cannot be compiled has no frame of its own; Python shows only the error then.
+        # A file that cannot be compiled has no frame. For it, Python shows only the error.
         return "".join(traceback.format_exception_only(type(error), error))
     shown = traceback.TracebackException(type(error), error, first)
     del shown.stack[_frames_to_our_simulation(first) :]
@@ -40,7 +41,7 @@ def user_traceback(error: BaseException) -> str:
 
 def _first_user_frame(frame: TracebackType | None) -> TracebackType | None:
     start = frame
-    # Before batchfinder come its entry script and click, or the test that called it.
+    # The first frames belong to the entry script and click, or to a test that called batchfinder.
     while frame is not None and _top_module(frame) != "batchfinder":
         frame = frame.tb_next
     if frame is None:
@@ -51,7 +52,10 @@ def _first_user_frame(frame: TracebackType | None) -> TracebackType | None:
 
 
 def _frames_to_our_simulation(frame: TracebackType | None) -> int:
-    """How many frames there are before PyTorch calls us, if no other code is called after that."""
+    """Return the number of frames before PyTorch calls batchfinder's simulation of an operation.
+
+    It is the number of all frames if the traceback does not end in a simulation.
+    """
     modules = []
     while frame is not None:
         modules.append(_top_module(frame))

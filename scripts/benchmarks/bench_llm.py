@@ -118,7 +118,7 @@ def options_of(row: Mapping[str, str]) -> dict[str, Any] | None:
         "lora": int(row["lora_r"] or 0) if row["method"] != "full" else 0,
         "quantize": "4bit" if row["quant"] else "",
         "precision": "fp16" if precision.startswith("fp16") else "bf16",
-        "attention": "eager" if row["attention"] == "eager" else "sdpa",
+        "attention": row["attention"].partition("_")[0].partition(",")[0].partition(" ")[0],
         "checkpointing": row["checkpointing"].startswith("yes"),
         "targets": ",".join(targets) or "all-linear",
         "autocast": "autocast" in precision,
@@ -136,6 +136,7 @@ def simulate(
     gpu: Gpu,
     in_plain_loop: bool,
     expands_keys: bool,
+    copies_logits: bool,
 ) -> Any:
     """Simulate a row; rows that differ in the measurement alone are simulated once."""
     kind, vocabulary, hidden, inner, layers, heads, key_values, tied, further = ARCHITECTURES[name]
@@ -157,6 +158,9 @@ def simulate(
     setup = dataclasses.replace(setup, optimizer=find_optimizer("adamw"))
     if in_plain_loop:  # which keeps the output until the next one is there
         setup = dataclasses.replace(setup, step=None)
+    if copies_logits:
+        base = getattr(setup.model, "get_base_model", lambda: setup.model)()
+        base.loss_function = loss_before_5
     probe_options = ProbeOptions(headroom=0.0)
     traces = StepTraces(setup, probe_options, gpu.compute_capability)
     traces.are_general = False  # one size is asked for
@@ -164,6 +168,13 @@ def simulate(
     with replaced(sdpa_attention, "use_gqa_in_sdpa", lambda *_: not expands_keys):
         run = SimulatedProber(traces, roomy, probe_options).replay(batch)
     return setup, run.peak_allocated_bytes, run.peak_reserved_bytes
+
+
+def loss_before_5(logits: Any, labels: Any, vocab_size: int, **_: Any) -> Any:
+    """Return the loss as Transformers 4 computed it, which copied the shifted logits."""
+    logits = logits.float()  # alive until the loss is there
+    shifted = logits[..., :-1, :].contiguous().view(-1, vocab_size)
+    return torch.nn.functional.cross_entropy(shifted, labels[..., 1:].contiguous().view(-1))
 
 
 def formula(row: Mapping[str, str], values: tuple[Any, ...], setup: Any) -> float:
@@ -208,6 +219,7 @@ def main() -> None:
                 gpu,
                 in_plain_loop="plain loop" in row["note"],
                 expands_keys="K/V expanded" in row["attention"],
+                copies_logits="transformers 4." in row["stack"],
             )
         except BatchFinderError as error:
             skipped.append(f"{row['model']} {row['method']}: {error}")
@@ -223,6 +235,8 @@ def main() -> None:
             f"  {one.error:+7.2%}  formula {one.formula_error:+7.1%}  {seconds:5.1f} s",
             flush=True,
         )
+    for text in dict.fromkeys(skipped):
+        print("skipped:", text)
     report(done, skipped)
 
 

@@ -134,7 +134,17 @@ def launched(
     started = time.monotonic()
     try:
         run = subprocess.run(
-            [sys.executable, "-m", "batchfinder", "run", "--json", *options, "--", *command],
+            [
+                sys.executable,
+                "-m",
+                "batchfinder",
+                "run",
+                "--no-cache",
+                "--json",
+                *options,
+                "--",
+                *command,
+            ],
             cwd=folder / script.folder,
             env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
             capture_output=True,

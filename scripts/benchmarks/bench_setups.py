@@ -107,7 +107,8 @@ def row_of(setup: Setup, before: dict[str, Any]) -> dict[str, Any]:
 
 def find_command(setup: Setup) -> list[str]:
     """Return the arguments of Python that search."""
-    command = ["-m", "batchfinder", "find", f"{FOLDER}/{setup.file}:target", "--json", "--quiet"]
+    command = ["-m", "batchfinder", "find", f"{FOLDER}/{setup.file}:target", "--json"]
+    command += ["--quiet", "--no-cache"]
     command += ["--device", setup.device, *(["--precision", "bf16"] if setup.in_bf16 else [])]
     for name, value in setup.arguments.items():
         command += ["--arg", f"{name}={value}"]

@@ -199,7 +199,7 @@ def command(fault: Fault, once: Path) -> list[str]:
         return [sys.executable, script, fault.api, json.dumps(arguments)]
     arguments = {"stage": "none", "deed": "", **arguments}
     words = [sys.executable, "-m", "batchfinder", "find", f"{here}/targets.py:build"]
-    words += [*OPTIONS, "--memory-limit", str(memory_limit()), *fault.options]
+    words += ["--no-cache", *OPTIONS, "--memory-limit", str(memory_limit()), *fault.options]
     for name, value in arguments.items():
         words += ["--arg", f"{name}={value}"]
     if fault.redirect:

@@ -59,4 +59,14 @@ def run_command(fault: Fault) -> list[str]:
     """Return the command of a fault."""
     script = [sys.executable, str(SCRIPT), "--batch-size", "{batch_size}"]
     script += ["--deed", str(fault.arguments["deed"]), "--scratch", "{scratch}"]
-    return [sys.executable, "-m", "batchfinder", "run", *OPTIONS, *fault.options, "--", *script]
+    return [
+        sys.executable,
+        "-m",
+        "batchfinder",
+        "run",
+        "--no-cache",
+        *OPTIONS,
+        *fault.options,
+        "--",
+        *script,
+    ]

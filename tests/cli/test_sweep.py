@@ -13,7 +13,7 @@ from batchfinder.cli.app import cli
 
 EXAMPLES = Path(__file__).parents[2] / "scripts" / "examples"
 GPT = f"{EXAMPLES / 'train_gpt.py'}:build_model"
-SMALL = ("--arg", "width=32", "--arg", "depth=1", "--memory", "4GiB")
+SMALL = ("--arg", "width=16", "--arg", "depth=1", "--memory", "4GiB")
 
 WITH_MAKE_BATCH = """
 import torch
@@ -49,6 +49,7 @@ def test_a_table_and_what_to_paste() -> None:
     )
 
 
+@pytest.mark.slow
 def test_json_on_the_device_has_the_probes_of_every_value() -> None:
     done = sweep(GPT, "--device", "cpu", "--over", "max_tokens=8,16", "--max-batch-size", "4",
                  "--json")  # fmt: skip
@@ -58,6 +59,17 @@ def test_json_on_the_device_has_the_probes_of_every_value() -> None:
     assert data["number_of_probes"] == sum(len(row["probes"]) for row in data["rows"])
     assert data["max_tokens"] == 32
     assert "  max_tokens=8: batch size 4, " in done.stderr
+
+
+def test_a_report_has_a_picture_and_a_table(tmp_path: Path) -> None:
+    page = tmp_path / "sweep.html"
+    done = sweep(GPT, *SMALL, "--over", "max_tokens=8,16", "--max-batch-size", "4", "--report",
+                 str(page))  # fmt: skip
+    assert done.exit_code == 0, done.output
+    text = page.read_text()
+    assert "max_tokens = 32 is safe for all lengths" in text
+    assert "Largest batch size" in text
+    assert "<th scope=row>16</th>" in text
 
 
 def test_make_batch_of_the_target_may_take_the_argument(tmp_path: Path) -> None:

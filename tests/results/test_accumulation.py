@@ -102,3 +102,13 @@ def test_below_and_above_are_the_nearest_with_their_number_of_steps(
             assert abs(split.global_batch_size - total) <= unit
             fewer = Split(limit, split.gradient_accumulation_steps - 1, world)
             assert fewer.global_batch_size < total
+
+
+def test_the_fastest_exact_split_is_by_the_rates_that_are_known() -> None:
+    rates = {1024: 900.0, 512: 1000.0, 256: 990.0}
+    plan = plan_accumulation(4096, 1041, rate_at=rates.get)
+    assert (plan.exact, plan.fastest) == (Split(1024, 4, 1), Split(512, 8, 1))
+    assert plan.best == plan.fastest
+    assert str(plan).endswith("; fastest: 4096 = 512 per device x 8 accumulation steps")
+    assert plan_accumulation(4096, 1041).best == Split(1024, 4, 1)
+    assert plan_accumulation(100, 64, world_size=8).best in (Split(12, 1, 8), Split(13, 1, 8))

@@ -77,6 +77,7 @@ def test_the_json_has_every_value_in_raw_units() -> None:
                 "note": "NaN loss",
                 "rank_peak_bytes": [],
                 "limiting_rank": None,
+                "steps_seconds": [],
             }
         ],
         "next_failure": {"batch_size": 17, "outcome": "oom", "reason": "out of memory"},
@@ -85,6 +86,11 @@ def test_the_json_has_every_value_in_raw_units() -> None:
         "seconds": 1.5,
         "versions": {"python": "3.12"},
         "warnings": ["pass loss_fn"],
+        "mode": "train",
+        "eval_batch_size": None,
+        "remembered_from": None,
+        "is_final": True,
+        "throughput": None,
         "notes": [],
     }
 

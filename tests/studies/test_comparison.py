@@ -120,16 +120,16 @@ def test_bad_input_is_refused(options: dict[str, Any], message: str) -> None:
 def test_on_the_device_every_row_is_confirmed_and_timed() -> None:
     comparison = compare_strategies(
         Stack(), SAMPLE, measure=True, device="cpu", max_batch_size=8,
-        strategies=["bf16", "checkpointing", "ddp"], world_size=2, global_batch_size=64,
+        strategies=["checkpointing", "ddp"], world_size=2, global_batch_size=64,
     )  # fmt: skip
-    for row in comparison.rows[:3]:
+    for row in comparison.rows[:2]:
         assert row.result is not None
         assert row.result.confirmed_steps >= 6
         assert row.samples_per_second
         assert row.split is not None
         assert row.split.gradient_accumulation_steps == 8
-    assert "torchrun --nproc-per-node 2" in comparison.rows[3].note
-    assert comparison.fastest in comparison.rows[:3]
+    assert "torchrun --nproc-per-node 2" in comparison.rows[2].note
+    assert comparison.fastest in comparison.rows[:2]
 
 
 def result_of(*steps: tuple[int, float]) -> BatchSizeResult:

@@ -13,17 +13,19 @@ import click
 
 from batchfinder.cli.estimate import gpus_of, user_errors
 from batchfinder.cli.output import deliver
+from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.reporting.comparison import comparison_table, equation_lines, marked_rows
+from batchfinder.reporting.page.page import check_report
 from batchfinder.results.result import SCHEMA_VERSION
 from batchfinder.simulation.allocator.caching import AllocatorSettings
 from batchfinder.simulation.tracing.autocast import cuda_autocast_on_cpu
 from batchfinder.studies.comparison import Comparison, StrategyRow
 from batchfinder.studies.estimating import estimate_strategies
-from batchfinder.studies.measuring import measure_strategies
+from batchfinder.studies.measuring import measure_strategies, measured_comparison
 from batchfinder.studies.strategies import Strategy
-from batchfinder.studies.study import study_of
+from batchfinder.studies.study import Study, study_of
 from batchfinder.training.arguments import parse_arguments
 from batchfinder.training.loading import load_setup
 from batchfinder.units import format_seconds, parse_bytes, parse_percentage
@@ -42,6 +44,7 @@ def compare(
     memory_limit: str | None,
     sample: str | None,
     input_spec: str | None,
+    loader: str | None,
     pairs: Sequence[str],
     headroom: str,
     precision: str,
@@ -54,6 +57,7 @@ def compare(
     global_batch_size: int | None,
     explain: bool,
     as_json: bool,
+    report: str | None,
 ) -> int:
     """Run the command; see ``batchfinder compare --help`` for the options.
 
@@ -67,6 +71,8 @@ def compare(
         raise UsageError("no device is given. Try --gpu rtx3090, --memory 24GiB, or --measure.")
     if explain and not (gpu_names or memory):
         raise UsageError("--explain needs an estimate. Try it with --gpu rtx3090.")
+    if report is not None:
+        check_report(report)  # before the work
     gpus = gpus_of(gpu_names, memory, None) if gpu_names or memory else []
     options = ProbeOptions(
         device=device,
@@ -76,6 +82,7 @@ def compare(
         accumulate=accumulate,
     )
     comparisons: list[Comparison] = []
+    status = 0
     # Output of the target and its steps must not mix with the answer.
     with contextlib.redirect_stdout(sys.stderr), user_errors():
         with cuda_autocast_on_cpu() if gpus else contextlib.nullcontext():
@@ -84,6 +91,7 @@ def compare(
                 parse_arguments(pairs),
                 sample=sample,
                 input_spec=input_spec,
+                loader=loader,
                 optimizer=optimizer,
             )
         for is_measured in [False] * bool(gpus) + [True] * measure:
@@ -97,7 +105,8 @@ def compare(
                 is_measured=is_measured,
             )
             if is_measured:
-                comparisons.append(measure_strategies(study, on_end=_show_progress))
+                measured, status = _measured(study)
+                comparisons.append(measured)
             else:
                 comparisons += estimate_strategies(study, gpus, AllocatorSettings(), _show_begin)
     _clear_line()
@@ -105,11 +114,28 @@ def compare(
         _print(comparisons, explain=explain)
     tables = [comparison.to_dict() for comparison in comparisons]
     content = {"schema_version": SCHEMA_VERSION, "comparisons": tables}
-    deliver(content, as_json=as_json, report=None)
+    deliver(content, as_json=as_json, report=report)
     for text in dict.fromkeys((*warnings, *(w for one in comparisons for w in one.warnings))):
         click.echo(f"Note: {text}", err=True)
     fits = any(row.batch_size for comparison in comparisons for row in comparison.rows)
-    return FOUND if fits else NOTHING_FITS
+    return status or (FOUND if fits else NOTHING_FITS)
+
+
+def _measured(study: Study) -> tuple[Comparison, int]:
+    """Measure, and return the rows that there are even if it is cut short; and the exit status."""
+    rows: list[StrategyRow] = []
+
+    def on_end(row: StrategyRow) -> None:
+        rows.append(row)
+        _show_progress(row)
+
+    with terminated_as_ctrl_c() as why:
+        try:
+            return measure_strategies(study, on_end), 0
+        except KeyboardInterrupt:
+            if not rows:
+                raise
+            return measured_comparison(study, rows), why[-1]
 
 
 def _print(comparisons: Sequence[Comparison], *, explain: bool) -> None:

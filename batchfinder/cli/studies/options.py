@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import click
 
-from batchfinder.cli.options import SHARED_OPTIONS
+from batchfinder.cli.options import OUTPUT_OPTIONS, STUDY_OPTIONS
 
 GPU_OPTIONS = (
     click.option(
@@ -22,10 +22,6 @@ DEVICE_OPTIONS = (
         "--memory-limit", metavar="SIZE", help="Use no more memory than this, such as 24GiB."
     ),
 )
-JSON_OPTION = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout."
-)
-
 COMPARE_OPTIONS = (
     *GPU_OPTIONS,
     click.option(
@@ -40,7 +36,7 @@ COMPARE_OPTIONS = (
         "most]",
     ),
     *DEVICE_OPTIONS,
-    *SHARED_OPTIONS,
+    *STUDY_OPTIONS,
     click.option(
         "--world-size",
         type=int,
@@ -55,7 +51,7 @@ COMPARE_OPTIONS = (
         help="Show how each strategy reaches this size, and which is the fastest at it.",
     ),
     click.option("--explain", is_flag=True, help="Fill in the memory equation, side by side."),
-    JSON_OPTION,
+    *OUTPUT_OPTIONS,
 )
 
 SWEEP_OPTIONS = (
@@ -69,8 +65,8 @@ SWEEP_OPTIONS = (
     ),
     *GPU_OPTIONS,
     *DEVICE_OPTIONS,
-    *SHARED_OPTIONS,
-    JSON_OPTION,
+    *STUDY_OPTIONS,
+    *OUTPUT_OPTIONS,
 )
 
 

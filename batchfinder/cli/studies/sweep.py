@@ -16,6 +16,7 @@ from batchfinder.cli.estimate import gpus_of, user_errors
 from batchfinder.cli.output import deliver
 from batchfinder.errors import UsageError
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.reporting.page.page import check_report
 from batchfinder.reporting.sweeps import paste_lines, sweep_table
 from batchfinder.results.result import SCHEMA_VERSION
 from batchfinder.search.bounds import Bounds, check_bounds
@@ -43,6 +44,7 @@ def sweep(
     memory_limit: str | None,
     sample: str | None,
     input_spec: str | None,
+    loader: str | None,
     pairs: Sequence[str],
     headroom: str,
     precision: str,
@@ -52,6 +54,7 @@ def sweep(
     max_batch_size: int | None,
     multiple_of: int,
     as_json: bool,
+    report: str | None,
 ) -> int:
     """Run the command; see ``batchfinder sweep --help`` for the options.
 
@@ -65,6 +68,8 @@ def sweep(
     combinations(over)
     bounds: Bounds = (min_batch_size, max_batch_size, multiple_of)
     check_bounds(*bounds)
+    if report is not None:
+        check_report(report)  # before the work
     gpus = gpus_of(gpu_names, memory, None) if gpu_names or memory else []
     options = ProbeOptions(
         device=device,
@@ -78,7 +83,7 @@ def sweep(
     # Output of the target and its steps must not mix with the answer.
     with contextlib.redirect_stdout(sys.stderr), user_errors():
         with cuda_autocast_on_cpu() if gpus else contextlib.nullcontext():
-            of_batches = _names_for_batches(target, sample, over)
+            of_batches = _names_for_batches(target, sample or loader, over)
 
         def load(values: Mapping[str, Any]) -> TrainingSetup:
             of_batch = {name: values[name] for name in of_batches}
@@ -91,7 +96,12 @@ def sweep(
         def loaded(given: Mapping[str, Any]) -> TrainingSetup:
             with cuda_autocast_on_cpu() if gpus else contextlib.nullcontext():
                 setup, told = load_setup(
-                    target, given, sample=sample, input_spec=input_spec, optimizer=optimizer
+                    target,
+                    given,
+                    sample=sample,
+                    input_spec=input_spec,
+                    loader=loader,
+                    optimizer=optimizer,
                 )
             warnings.extend(told)
             return setup
@@ -106,7 +116,7 @@ def sweep(
             click.echo("\n".join([*sweep_table(one, width), "", *paste_lines(one)]).rstrip())
     data = [one.to_dict() for one in sweeps]
     content = data[0] if len(data) == 1 else {"schema_version": SCHEMA_VERSION, "sweeps": data}
-    deliver(content, as_json=as_json, report=None)
+    deliver(content, as_json=as_json, report=report)
     for text in dict.fromkeys((*warnings, *(text for one in sweeps for text in one.warnings))):
         click.echo(f"Note: {text}", err=True)
     fits = any(row.batch_size for one in sweeps for row in one.rows)

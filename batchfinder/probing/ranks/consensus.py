@@ -1,4 +1,4 @@
-"""From each rank's attempt to one for all, the same on every rank. Imports no torch."""
+"""Combine the attempts of all ranks into one, the same on every rank. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ _WORSE = (Outcome.FITS, Outcome.OOM, Outcome.FAILED)
 
 
 def check_none_raised(attempts: Sequence[Attempt | None]) -> None:
-    """Raise what a rank raised, on every rank; it names the rank unless all raised the same.
+    """Raise the error that a rank raised. Every rank raises the same error.
+
+    The message names the rank, unless all ranks raised the same error.
 
     Raises:
-        BatchFinderError: of the same kind as the first one.
+        BatchFinderError: the error of the first rank that raised one.
     """
     raised = [(rank, one.error) for rank, one in enumerate(attempts) if one and one.error]
     if not raised:
@@ -29,27 +31,27 @@ def check_none_raised(attempts: Sequence[Attempt | None]) -> None:
 def consensus(
     attempts: Sequence[Attempt], budgets: Sequence[int], batch_size: int, confirm: bool
 ) -> Attempt:
-    """The attempt of all ranks: the worst of theirs, FAILED before OOM before FITS.
+    """Return one attempt for all ranks: the worst one, FAILED before OOM before FITS.
 
     Args:
-        attempts: by rank.
-        budgets: what each rank's step may use, in bytes.
-        batch_size: the size tried.
-        confirm: whether it was a confirmation.
+        attempts: the attempt of each rank, by rank.
+        budgets: the bytes that each rank's step may use, by rank.
+        batch_size: the size that was tried.
+        confirm: True if it was a confirmation.
 
     Returns:
-        The probe of the rank that limits, with the peaks of all. A failure is believed if a rank
-        that ended as badly as any is. The workers can be used again only if all of them can.
+        The probe of the limiting rank, with the peaks of all ranks. A failure is believed if at
+        least one rank with the worst outcome is believed. Workers are reusable only if all are.
 
     Raises:
-        BatchFinderError: what a rank raised.
+        BatchFinderError: a rank raised it.
     """
     check_none_raised(attempts)
     seen = {rank: attempt for rank, attempt in enumerate(attempts) if attempt.has_ended}
     worst = max((_badness(attempt) for attempt in seen.values()), default=0)
     lost = [attempt.lost for attempt in attempts if attempt.lost]
     if lost and not worst:
-        # No rank has a reason of its own: the connection between them broke.
+        # No rank failed by itself, so the connection between them broke.
         note = f"the ranks lost each other: {lost[0]}"
         probe = Probe(batch_size, Outcome.FAILED, 1, 0.0, batch_size, confirmed=confirm, note=note)
         peaks = (None,) * len(attempts)
@@ -86,5 +88,5 @@ def _badness(attempt: Attempt) -> int:
 
 
 def _peak(probe: Probe) -> int | None:
-    """In the bytes that count against the budget."""
+    """Return the peak in the bytes that the budget counts; None if it was not read."""
     return max(probe.phase_peak_bytes.values(), default=None) or probe.peak_allocated_bytes

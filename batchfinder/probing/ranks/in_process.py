@@ -1,9 +1,9 @@
-"""Probing DistributedDataParallel in the processes of the user's own script.
+"""Probe DistributedDataParallel in the processes of the user's own script.
 
 A rank that runs out of memory must not leave the others in a collective, because nothing could free
-these processes from it. So the forward and backward pass of a size run without any; then the ranks
-meet, outside the device and its collectives; and only if all of them have survived, they
-synchronize gradients, by a pass of the smallest batch. What that needs has just been given back.
+these processes from it. So the forward and backward pass of a size run without collectives. Then
+the ranks meet through a store in host memory. Only if all ranks survived, they synchronize
+gradients in a pass of the smallest batch. Its memory has just been freed by the larger pass.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class InProcessRankProber(RankedProber):
     """Tries sizes in the processes of a job; see :class:`~batchfinder.search.prober.Prober`.
 
     Args:
-        setup: what to train, wrapped in DistributedDataParallel or not.
-        options: of the search, with the strategy ``"ddp"``.
-        meeting: of the ranks.
+        setup: the training setup. Its model may be wrapped in DistributedDataParallel.
+        options: the options of the search, with the strategy ``"ddp"``.
+        meeting: the meeting of the ranks.
 
     Raises:
-        RankError: the ranks do not ask for the same, or one did not arrive.
-        SampleError, StepError, DeviceError, UsageError: as the parts of the setup do, on any rank.
+        RankError: the ranks run different searches, or a rank did not arrive.
+        SampleError, StepError, DeviceError, UsageError: a part of the setup is unusable on a rank.
     """
 
     def __init__(self, setup: TrainingSetup, options: ProbeOptions, meeting: Meeting) -> None:
@@ -73,7 +73,7 @@ class InProcessRankProber(RankedProber):
 
         def attempt() -> Attempt:
             try:
-                # Each says of its own process that it is as good as new, as no other is there.
+                # Each rank has only this process, so its result must count as from a new one.
                 attempt = self._alone.attempt(batch_size, confirm)
                 doubt = (NOT_CLEAN_WARNING,) if attempt.is_doubtful else ()
                 warnings = (*attempt.warnings, *doubt)
@@ -91,10 +91,10 @@ class InProcessRankProber(RankedProber):
             self._alone.tell_end()
         said = self.meeting.gather(tried.to_dict())
         if raised:
-            raise raised[0]  # their own exception, as it came
+            raise raised[0]  # the user's own exception, unchanged
         probe = self._consensus(said, batch_size, confirm).probe
         if not probe.fits:
-            # Some may have got further than others: all start over from the same place.
+            # Some ranks may have got further than others, so all start over from the same state.
             self._alone.end()
         return probe
 
@@ -104,7 +104,7 @@ class InProcessRankProber(RankedProber):
 
 
 class _OneOfMany(Here):
-    """One rank's share of the work: all that it says to the others is whether it goes on."""
+    """The worker of one rank. It tells the other ranks only whether it continues."""
 
     def __init__(self, setup: TrainingSetup, meeting: Meeting) -> None:
         super().__init__(setup)
@@ -120,7 +120,7 @@ class _OneOfMany(Here):
         return place
 
     def tell_end(self) -> None:
-        """Say that this rank's probe has ended, to those who may still be in the middle of it."""
+        """Tell the ranks that are still in the middle of the probe that it has ended here."""
         self._meeting.gather(None)
 
     def _new_session(self) -> ProbeSession:
@@ -147,7 +147,7 @@ class _OneOfMany(Here):
 
 
 class _StepInTwoParts(TrainingStep):
-    """A step that synchronises gradients once all ranks have survived all else."""
+    """A step that synchronizes gradients only after all ranks have survived the rest of it."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class _StepInTwoParts(TrainingStep):
         small_batch: Callable[[], Any] | None,
         **options: Any,
     ) -> None:
-        # The model itself may be too large for one of them; wrapping it takes all.
+        # The model itself may be too large for one rank. Wrapping it is a collective of all ranks.
         move_to_device(setup, device)
         survived(True)
         super().__init__(setup, device, **options)
@@ -170,7 +170,7 @@ class _StepInTwoParts(TrainingStep):
             super().forward_backward(batch, after_forward)
         self._survived(True)
         if not self.trains_itself:
-            # As at the start of any step: beside them there was no room for a forward pass.
+            # As at the start of any step: with gradients alive a forward pass may not fit.
             self.optimizer.zero_grad(set_to_none=True)
         kept = self._kept
         small = batch if self._small_batch is None else self._small_batch()
@@ -179,14 +179,14 @@ class _StepInTwoParts(TrainingStep):
 
 
 class _AnotherHasEndedError(BatchFinderError):
-    """Another rank's probe has ended, so this one is of no use."""
+    """Another rank's probe has ended, so this rank's probe is useless."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(f"stopped, as rank {rank} had failed")
 
 
 def _tried(action: Callable[[], Attempt | None], batch_size: int = 0) -> Attempt | None:
-    """Do something that only this rank does; where it raises an error, the record of that."""
+    """Run an action of this rank alone. If it raises an error, return the record of it."""
     try:
         return action()
     except _AnotherHasEndedError as end:

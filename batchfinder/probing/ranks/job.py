@@ -1,4 +1,4 @@
-"""Which of the processes of a job this one is. Imports no torch."""
+"""The rank of this process in its job. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Job:
-    """This process among the others of its job.
+    """The rank of a process, and the size of its job.
 
     Attributes:
-        rank: its number, from 0.
-        world_size: how many there are.
-        local_rank: its number on this machine.
-        local_world_size: how many share this machine.
+        rank: the number of this process in the job, from 0.
+        world_size: the number of processes in the job.
+        local_rank: the number of this process on its machine, from 0.
+        local_world_size: the number of processes of the job on this machine.
     """
 
     rank: int = 0
@@ -24,7 +24,7 @@ class Job:
 
     @classmethod
     def from_environment(cls) -> Job:
-        """Read what torchrun says; without torchrun, a job of one.
+        """Read torchrun's environment variables. Without torchrun, return a job of one process.
 
         https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
         """

@@ -1,8 +1,8 @@
-"""Where the ranks of a job meet: a key-value store of torch.distributed, in host memory.
+"""Exchange data between the ranks of a job through a key-value store in host memory.
 
-Collectives need every rank to be well; the store does not. It works while a device is full and
-while others hang, and it can tell which rank is missing. Its server is the one that the job was
-started with: torchrun's own, or that of the process group in the user's script.
+Collectives fail or hang if one rank fails; the store of torch.distributed does not. It works while
+a device is full and while other ranks hang, and it shows which rank is missing. The job has started
+its server already: torchrun, or the process group of the user's script.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from torch.distributed.rendezvous import rendezvous
 from batchfinder.errors import RankError
 from batchfinder.probing.ranks.job import Job
 
-# Who has not come by then will not come: ranks load the same target, some from a slower disk.
+# A rank that has not arrived by then will not arrive. All ranks load the same target, so they
+# differ only by the speed of their disks.
 ARRIVAL_SECONDS = 300.0
 
-# How often one looks whether the others are there: often at first, since most are.
+# Pauses between looks for the other ranks. They start short, because most ranks arrive quickly.
 _SHORTEST_NAP_SECONDS = 0.0005
 _LONGEST_NAP_SECONDS = 0.05
 
@@ -35,14 +36,14 @@ _meetings = count()
 
 
 class Meeting:
-    """All ranks of a job, each saying something and hearing what the others said.
+    """An exchange of data between all ranks of a job.
 
-    Every rank has to make the same calls in the same order.
+    Every rank must make the same calls in the same order.
 
     Args:
-        job: this process's place.
-        store: shared by all ranks, and by no other job under the same prefix.
-        arrival_seconds: how long to wait for a rank.
+        job: the rank of this process, and the number of ranks.
+        store: a store that all ranks share. No other job may use it under the same prefix.
+        arrival_seconds: time to wait for a rank.
 
     Example:
         >>> from torch.distributed import HashStore
@@ -57,16 +58,16 @@ class Meeting:
         self._round = 0
 
     def gather(self, said: Any) -> list[Any]:
-        """Say something, wait for all others, and hear them.
+        """Send data to all ranks, wait for theirs, and return it.
 
         Args:
             said: plain data, ready for JSON.
 
         Returns:
-            What each rank said, by rank.
+            The data of each rank, by rank.
 
         Raises:
-            RankError: a rank did not come in time or has left; names it.
+            RankError: a rank did not arrive in time or has left. The message names it.
         """
         this, self._round = self._round, self._round + 1
         self._set(f"{this}/{self.job.rank}", json.dumps(said))
@@ -74,7 +75,7 @@ class Meeting:
         deadline = time.monotonic() + self.arrival_seconds
         nap = _SHORTEST_NAP_SECONDS
         while True:
-            # In this order: no rank leaves before all have heard them.
+            # Read "left" first: a rank may send its data and leave between the two reads.
             has_left = self._has(["left"])
             if self._has(said_by):
                 return [json.loads(self._get(key)) for key in said_by]
@@ -87,19 +88,19 @@ class Meeting:
             nap = min(2 * nap, _LONGEST_NAP_SECONDS)
 
     def agree(self, facts: Mapping[str, Any]) -> None:
-        """Check that all ranks say the same; see :func:`check_same`.
+        """Check that all ranks have the same facts; see :func:`check_same`.
 
         Raises:
-            RankError: they do not, or a rank is missing.
+            RankError: their facts differ, or a rank is missing.
         """
         check_same(self.gather(facts))
 
     def raise_alarm(self) -> None:
-        """Tell the others, before the next gathering, that it will bring no good news."""
+        """Tell the other ranks, before the next gathering, that this rank has failed."""
         self._set(f"{self._round}/alarm", "")
 
     def is_alarmed(self) -> bool:
-        """Whether any rank has raised the alarm for the next gathering.
+        """Return True if any rank has raised the alarm for the next gathering.
 
         Raises:
             RankError: a rank has left.
@@ -108,14 +109,14 @@ class Meeting:
         return self._has([f"{self._round}/alarm"])
 
     def leave(self, reason: str) -> None:
-        """Tell the others not to wait any more."""
+        """Tell the other ranks that this rank has left, so that they stop waiting."""
         try:
             self._set("left", f"rank {self.job.rank} has left the search: {reason}")
         except RankError:
-            return  # the store is gone, and with it whoever could have been told
+            return  # the store has ended, so no rank can be reached
 
     def check_left(self) -> None:
-        """Raise a RankError if some rank has left."""
+        """Raise a RankError if any rank has left."""
         if self._has(["left"]):
             raise RankError(self._get("left"))
 
@@ -140,7 +141,7 @@ class Meeting:
     def _ask(self, question: Any) -> Any:
         try:
             return question()
-        except RuntimeError as error:  # DistError and its kinds
+        except RuntimeError as error:  # DistError and its subclasses
             reason = str(error).partition("\n")[0]
             raise RankError(
                 f"the store of the job is out of reach, most likely as rank 0 or torchrun has "
@@ -150,13 +151,13 @@ class Meeting:
 
 
 def check_same(facts: Sequence[Mapping[str, Any]]) -> None:
-    """Check that all ranks say the same.
+    """Check that all ranks have the same facts.
 
     Args:
-        facts: by rank, what has to be the same by its name for people.
+        facts: the facts of each rank, by rank. Each fact has a name shown to people.
 
     Raises:
-        RankError: a fact differs; says where and how.
+        RankError: a fact differs. The message gives the two ranks and their values.
     """
     first, *others = facts
     for rank, other in enumerate(others, 1):
@@ -169,10 +170,12 @@ def check_same(facts: Sequence[Mapping[str, Any]]) -> None:
 
 
 def open_meeting(arrival_seconds: float = ARRIVAL_SECONDS) -> Meeting:
-    """Meet the other ranks of this job: those of the process group there is, else torchrun's.
+    """Open a meeting with the other ranks of this job.
+
+    They are the ranks of the current process group. Without one, they are torchrun's processes.
 
     Raises:
-        RankError: they cannot be reached.
+        RankError: the other ranks cannot be reached.
     """
     prefix = f"batchfinder/{next(_meetings)}"
     job = Job.from_environment()

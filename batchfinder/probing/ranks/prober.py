@@ -1,13 +1,13 @@
-"""Probing on all ranks of a job at once, each in a worker process of its own.
+"""Probe on all ranks of a job at once, each in its own worker process.
 
-The processes that torchrun starts never touch a device: each supervises one worker, and the workers
-of all ranks train together in a process group of theirs. A verdict is the worst of all ranks; the
-supervisors agree on it through a store, whatever state the workers are in.
+The processes that torchrun starts never touch a device. Each one supervises one worker, and the
+workers of all ranks train together in their own process group. The verdict is the worst of all
+ranks. The supervisors agree on it through a store, whatever state the workers are in.
 
-One rank that runs out of memory leaves the others waiting for it inside a collective, for ever as
-far as they know. Their supervisors do know: they end them, and the next probe gets fresh workers in
-a fresh group, while the search goes on where it was. A hang is noticed :data:`HANG_SECONDS` after
-the slowest step seen so far would have ended; later where steps may compile.
+A rank that runs out of memory leaves the others waiting for it inside a collective. Their
+supervisors learn of it through the store and end the waiting workers. The next probe gets fresh
+workers in a fresh group, and the search continues. A step counts as hung :data:`HANG_SECONDS` after
+the slowest step so far would have ended, and later if steps may compile.
 """
 
 from __future__ import annotations
@@ -37,37 +37,39 @@ from batchfinder.probing.workers.supervisor import Supervisor
 from batchfinder.probing.workers.worker import EstimateOrder, Order
 from batchfinder.results.probe import Outcome, Probe
 
-# A step is taken for hung this long after it should have ended. The first
-# step of all may take any time: it may well compile kernels.
+# A step counts as hung this many seconds after it should have ended. The first step of all has more
+# time, because it may compile kernels.
 HANG_SECONDS = 30.0
 FIRST_STEP_SECONDS = 600.0
 
-# PyTorch for ROCm heeds it too.
+# PyTorch for ROCm reads this variable too.
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
-# Once one rank has failed, the others may say so too before they are ended.
+# After one rank has failed, the others have this many seconds to report their own failures before
+# their workers are ended.
 GRACE_SECONDS = 1.0
 
 
 class RankProber(RankedProber, Supervisor):
     """Tries sizes on all ranks; see :class:`~batchfinder.search.prober.Prober`.
 
-    Every rank runs the same search on the same probes, and so comes to the same end.
+    Every rank runs the same search on the same probes, so all ranks get the same answer.
 
     Args:
-        source: where the workers get the setup from.
-        options: of the search, with a strategy. A memory limit on the CPU is shared by the ranks of
-            a machine; it may differ between ranks.
-        meeting: of the ranks.
-        probe_timeout_seconds: after which a probe is taken for hung; None: by the steps seen.
-        show_output: whether what the user's code prints is passed on to standard error.
-        estimate: the estimate to make beside the steps; None: none.
+        source: the source from which the workers load the setup.
+        options: the options of the search, with a strategy. On the CPU, the ranks of a machine
+            share the memory limit. The limit may differ between ranks.
+        meeting: the meeting of the ranks.
+        probe_timeout_seconds: time after which a probe counts as hung; None to decide by the steps
+            so far.
+        show_output: pass the output of the user's code on to standard error.
+        estimate: the estimate to make during the steps; None for no estimate.
 
     Raises:
-        RankError: the ranks do not ask for the same, or one did not arrive.
-        BatchFinderError: what a worker raised on loading the setup.
-        UserCodeError: the user's code raised on loading.
-        WorkerError: a worker died on loading.
+        RankError: the ranks ask for different things, or a rank did not arrive.
+        BatchFinderError: a worker raised it while loading the setup.
+        UserCodeError: the user's code raised an error while loading.
+        WorkerError: a worker died while loading.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class RankProber(RankedProber, Supervisor):
         return self._probe(batch_size, confirm)
 
     def estimate(self) -> tuple[int | None, list[str]]:
-        """The least of the ranks' estimates; see :class:`Supervisor`."""
+        """Return the smallest of the ranks' estimates; see :class:`Supervisor`."""
         said = self.meeting.gather(super().estimate())
         sizes = [size for size, _ in said]
         return None if None in sizes else min(sizes), said[0][1]
@@ -116,14 +118,14 @@ class RankProber(RankedProber, Supervisor):
         self._store = None
 
     def _is_doubtful(self, attempt: Attempt) -> bool:
-        # As in a single worker; and what looks like a failure may be one of the network.
+        # As with a single worker. A failure may also come from the network.
         return attempt.is_doubtful or attempt.probe.outcome is Outcome.FAILED
 
     def _attempt(self, batch_size: int, confirm: bool) -> Attempt:
         self._agree_to_try(batch_size, confirm)
         if not self._is_fit or (confirm and self._is_used):
             self._start()
-        self._is_fit = False  # where an error is raised
+        self._is_fit = False  # in case an error is raised
 
         def attempt(is_given_up: Callable[[], bool]) -> Attempt:
             return self._rank_worker.attempt(batch_size, confirm, is_given_up)
@@ -134,7 +136,7 @@ class RankProber(RankedProber, Supervisor):
         return common
 
     def _start(self) -> Place:
-        """Start a worker for each rank, all in one new group; the place of all."""
+        """Start a worker on each rank, all in one new group, and return their common place."""
         started = time.monotonic()
         order = Order(self.options, self._invitation().to_dict(), self._estimate_order)
         own: list[Place] = []
@@ -172,7 +174,7 @@ class RankProber(RankedProber, Supervisor):
         )
 
     def _tried(self, action: Callable[[Callable[[], bool]], Any], batch_size: int = 0) -> Any:
-        """Do something that only this rank does; the others hear of a bad end."""
+        """Run an action of this rank alone. Alarm the other ranks if it fails."""
         try:
             done = action(_Patience(self.meeting).has_ended)
         except RankError:
@@ -184,7 +186,7 @@ class RankProber(RankedProber, Supervisor):
         return done
 
     def _open_store(self) -> tuple[str, int]:
-        """Where the workers find each other: a store that rank 0 serves for the whole search."""
+        """Return host and port of the workers' store. Rank 0 serves it for the whole search."""
         job = self.meeting.job
         host = socket.gethostname()
         if job.rank == 0:
@@ -197,21 +199,21 @@ class RankProber(RankedProber, Supervisor):
 
 
 class _Patience:
-    """For as long as others may still say why they failed, a worker is left to itself."""
+    """The grace period of a worker after another rank failed, to report its own failure."""
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
         self._deadline: float | None = None
 
     def has_ended(self) -> bool:
-        """Whether another rank's failure has made this rank's work useless."""
+        """Return True once another rank has failed and the grace period is over."""
         if self._deadline is None and self._meeting.is_alarmed():
             self._deadline = time.monotonic() + GRACE_SECONDS
         return self._deadline is not None and time.monotonic() > self._deadline
 
 
 def _asked_for(source: SetupSource, options: ProbeOptions) -> dict[str, Any]:
-    """What all ranks have to ask for alike: all but how much memory there is."""
+    """Return the requests that must be equal on all ranks: all but the memory limit and budget."""
     asked = {f"the option {name}": value for name, value in options.to_dict().items()}
     del asked["the option memory_limit"], asked["the option budget_bytes"]
     return {

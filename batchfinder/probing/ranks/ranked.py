@@ -1,4 +1,4 @@
-"""What the probers of several ranks have in common: one place for people, one attempt for all."""
+"""The common part of probers with several ranks: one place and one attempt for all ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RankedProber(AtPlace):
     """A prober whose answers are the same on every rank.
 
     Attributes:
-        meeting: of the ranks.
+        meeting: the meeting of the ranks.
         notes: texts for the user.
     """
 
@@ -32,7 +32,7 @@ class RankedProber(AtPlace):
     _budgets: list[int]
 
     def agreed(self, result: BatchSizeResult) -> BatchSizeResult:
-        """The same result for every rank: as they agreed on all else, only the clocks differ."""
+        """Return the result with the times of rank 0. All else is equal on every rank already."""
         clocks = self.meeting.gather([result.seconds, dict(result.seconds_by_part)])[0]
         return replace(result, seconds=clocks[0], seconds_by_part=clocks[1])
 
@@ -40,13 +40,13 @@ class RankedProber(AtPlace):
         """Check that all ranks are at the same point of the same search.
 
         Raises:
-            RankError: they are not, as their bounds differ, or a rank is missing.
+            RankError: their sizes differ, because their bounds do, or a rank is missing.
         """
         size = f"{batch_size}, to be confirmed" if confirm else str(batch_size)
         self.meeting.agree({"the batch size to try, and so on the bounds of the search": size})
 
     def _common_place(self, places: Sequence[Place], strategy: str | None) -> Place:
-        """The place of the whole search, the same on every rank: that with the least memory."""
+        """Return one place for all ranks: the one with the smallest budget."""
         check_same([place.facts for place in places])
         self._budgets = [place.budget_bytes for place in places]
         self.notes.add(*(place.limit_warning for place in places if place.limit_warning))
@@ -60,7 +60,7 @@ class RankedProber(AtPlace):
         )
 
     def _consensus(self, said: list[dict[str, Any]], batch_size: int, confirm: bool) -> Attempt:
-        """The attempt of all ranks, of which each has said its own."""
+        """Combine the attempts that all ranks have sent into one."""
         attempts = [Attempt.from_dict(attempt) for attempt in said]
         for attempt in attempts:
             self.notes.add(*attempt.warnings)
@@ -68,7 +68,7 @@ class RankedProber(AtPlace):
 
 
 def _device_name(places: Sequence[Place], strategy: str | None, sharing: int) -> str:
-    """Such as "8 x NVIDIA H200 (ddp)"."""
+    """Return the name of the devices of all ranks, such as "8 x NVIDIA H200 (ddp)"."""
     names = dict.fromkeys(place.device.partition(" ")[2] or place.device for place in places)
     name = f"{len(places)} x {', '.join(names)} ({strategy})"
     shares_memory = sharing > 1 and places[0].facts["the kind of device"] == "cpu"

@@ -1,4 +1,4 @@
-"""Workers: what tries batch sizes, in this process or in one that may crash or run out of memory.
+"""Try batch sizes in workers: this process, or others that may crash or run out of memory.
 
 Read ``worker`` (the protocol), ``supervisor`` (when to reuse, replace or ask again), ``here``,
 ``process_worker``, ``host``, ``fork``, then ``child`` and ``serving``. May import ``probing``'s own

@@ -1,10 +1,10 @@
-"""The worker process: takes the orders of its parent, and says how they ended.
+"""The worker process: carry out the orders of its parent, and answer them.
 
-Started by :class:`~batchfinder.probing.workers.process.WorkerProcess` as ``python -m
-batchfinder.probing.workers.child``, or forked by
-:class:`~batchfinder.probing.workers.fork.ForkedProcess`. Orders come as JSON lines on the standard
-input it was started with, answers go as JSON lines to the standard output it was started with; what
-the user's code prints goes to standard error, and what it reads is empty.
+:class:`~batchfinder.probing.workers.process.WorkerProcess` starts it as ``python -m
+batchfinder.probing.workers.child``, or :class:`~batchfinder.probing.workers.fork.ForkedProcess`
+forks it. Orders come as JSON lines on its original standard input. Answers go as JSON lines to its
+original standard output. Output of the user's code goes to standard error, and its standard input
+is empty.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 class Line:
-    """The line to the parent, kept for ourselves whatever the user's code prints or reads.
+    """The connection to the parent. The user's code cannot print to it or read from it.
 
     Attributes:
-        orders: the orders that have come.
-        forks: the processes that were forked here, which end with this one.
+        orders: the orders received so far and not yet taken.
+        forks: ids of the processes that were forked here. They end with this process.
     """
 
     def __init__(self) -> None:
@@ -52,11 +52,11 @@ class Line:
 
     @property
     def descriptors(self) -> tuple[int, int]:
-        """The ends of both pipes, which no fork must keep."""
+        """The file descriptors of both pipes. Forks must close them."""
         return self._orders.fileno(), self._answers.fileno()
 
     def next_order(self) -> dict[str, Any]:
-        """Wait for an order."""
+        """Wait for the next order and return it."""
         order = self.orders.get()
         self._answered = order["id"]
         return order
@@ -66,13 +66,13 @@ class Line:
         self.pass_on({"answer": what, "to": self._answered, **content})
 
     def pass_on(self, answer: dict[str, Any]) -> None:
-        """Send an answer as it is. Any thread may do so."""
+        """Send an answer unchanged. Any thread may call this."""
         with self._is_free:
             self._answers.write(json.dumps(answer) + "\n")
             self._answers.flush()
 
     def or_tell(self, action: Callable[[], Any]) -> Any:
-        """Do something; tell the parent of a failure, and end."""
+        """Run an action. If it fails, report the error to the parent and end this process."""
         try:
             return action()
         except BatchFinderError as error:
@@ -82,7 +82,7 @@ class Line:
                 f"the code called sys.exit({error.code!r}); take that out of the training step"
             )
             told = {"kind": "UserCodeError", "message": message, "traceback": ""}
-        except BaseException as error:  # noqa: BLE001 - told, with all of it, before the end
+        except BaseException as error:  # noqa: BLE001 - reported with its traceback before the end
             message = "".join(f"{type(error).__name__}: {error}".splitlines()[:1])
             told = {
                 "kind": "UserCodeError",
@@ -93,12 +93,12 @@ class Line:
         os._exit(1)
 
     def _receive(self) -> None:
-        """Hand on each order; without a parent there is nothing left to do."""
+        """Queue each order. Once the parent has ended, end this process."""
         with contextlib.suppress(OSError):
             for line in self._orders:
                 self.orders.put(json.loads(line))
-        # With all that the user's code has started. Forks are waited for: in a
-        # container there may be no other process that does so.
+        # End all processes that the user's code has started too. Wait for forks, because a
+        # container may have no other process that reaps them.
         for fork in tuple(self.forks):
             with contextlib.suppress(ProcessLookupError, PermissionError, ChildProcessError):
                 os.killpg(fork, signal.SIGKILL)
@@ -112,7 +112,8 @@ def main() -> None:
     """Serve in a new process until the orders end."""
     line = _line()
     order = line.next_order()
-    # Not before: that the parent has ended must be noticed in the seconds that PyTorch takes too.
+    # Imported only now, because it takes seconds to import PyTorch. The line already notices if the
+    # parent ends meanwhile.
     from batchfinder.probing.workers.host import host
 
     host(line, order)
@@ -122,7 +123,7 @@ def serve_fork(setup: TrainingSetup | None) -> None:
     """Serve in a fork until the orders end.
 
     Args:
-        setup: what to train; None: each order names its source.
+        setup: the training setup; None if each order names its source.
     """
     line = _line()
     order = line.next_order()
@@ -133,7 +134,7 @@ def serve_fork(setup: TrainingSetup | None) -> None:
 
 def _line() -> Line:
     line = Line()
-    # Ctrl-C reaches the whole terminal; what then happens is for the parent to decide.
+    # Ctrl-C reaches all processes of the terminal. The parent decides how to react.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable(sys.stderr)
     return line

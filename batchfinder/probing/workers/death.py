@@ -1,4 +1,4 @@
-"""What the end of a worker process says of the size that it was running. Imports no torch."""
+"""Judge a batch size by how the worker process that ran it ended. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def attempt_of_death(
     steps: int,
     seconds: float,
 ) -> Attempt:
-    """The attempt that ended with its process.
+    """Return the record of an attempt that ended because its process did.
 
     Args:
-        death: how the process ended.
-        batch_size: the size that it was running.
-        confirm: whether that was a confirmation.
-        steps: the number of steps that had ended.
+        death: the error that says how the process ended.
+        batch_size: the size that the process was running.
+        confirm: True if it was a confirmation.
+        steps: the number of completed steps.
         seconds: the time since the attempt began.
     """
     outcome, note = Outcome.FAILED, str(death)
@@ -51,8 +51,8 @@ def attempt_of_death(
 
 
 def _printed_reason(output: str) -> str | None:
-    """Why a process died, if its last lines say that it ran out of memory."""
-    # They need torch, for which this process has no other use.
+    """Return the out-of-memory error in the last lines of a dead process; None without one."""
+    # Imported here, because they import torch, which this process does not need otherwise.
     from batchfinder.probing.devices.oom import classify_text
     from batchfinder.probing.devices.oom_table import Tier
 

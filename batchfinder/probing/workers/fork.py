@@ -1,13 +1,12 @@
 """Forks of this process that serve as workers. Linux only.
 
-A fork has all that its process has: a target that was loaded once, or a model that a script or a
-notebook holds. It also has that process's memory, as training will.
+A fork starts with everything in its process: a target that was loaded once, or the model of a
+script or notebook. It also starts with the memory that this process uses, as training will.
 
-The threads of OpenMP, which run PyTorch's operators, do not come along, and a fork would wait for
-them for ever (https://gcc.gnu.org/bugzilla/show_bug.cgi?id=58378). So OpenMP is asked to end them
-first, as its specification provides for (omp_pause_resource_all, OpenMP 5.0, section 3.2.44). It
-starts them again where it needs them next. What an accelerator's driver has set up does not survive
-a fork, nor do autograd's threads for its devices.
+OpenMP's threads run PyTorch's operators, but a fork does not have them and would wait for them
+forever (https://gcc.gnu.org/bugzilla/show_bug.cgi?id=58378). So OpenMP is asked to end them before
+the fork (omp_pause_resource_all, OpenMP 5.0, section 3.2.44). It starts them again at its next use.
+An accelerator's driver does not work in a fork, nor do autograd's threads for its devices.
 """
 
 from __future__ import annotations
@@ -29,29 +28,29 @@ from typing import IO
 
 from batchfinder.errors import WorkerError
 
-# GNU's, LLVM's and Intel's runtime, as files in the memory map of a process.
+# The files of GNU's, LLVM's and Intel's OpenMP runtime in the memory map of a process.
 _RUNTIMES = re.compile(r"(/.*/lib(?:gomp|omp|iomp5)\b[^/]*\.so[^/]*)$", re.MULTILINE)
-# A fork would wait for the compiler's threads, too.
+# The module that starts the compiler's threads. A fork would wait for them too.
 _COMPILER = "torch._inductor.async_compile"
 
 _PAUSE = "omp_pause_resource_all"
 _PAUSE_HARD = 2
 
-# With this, ``torch.cuda.is_available`` asks without starting the driver
+# With this variable, ``torch.cuda.is_available`` does not start the driver
 # (https://docs.pytorch.org/docs/stable/notes/cuda.html).
 ASKS_WITHOUT_DRIVER = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
-# A first step in a fork takes far less.
+# The time limit for the trial in a fork. A first step takes far less.
 _TRIAL_SECONDS = 10.0
 
-# The first number of a descriptor that is no standard stream.
+# The lowest file descriptor above the standard streams 0, 1 and 2.
 _ABOVE_STANDARD = 3
 
 
 def can_be_forked() -> bool:
-    """Whether PyTorch trains in a fork of this process.
+    """Return True if PyTorch can train in a fork of this process.
 
-    It does not once something was compiled, or an accelerator's driver was started.
+    It cannot once something was compiled or an accelerator's driver was started.
     """
     if sys.platform != "linux" or _COMPILER in sys.modules:
         return False
@@ -59,7 +58,7 @@ def can_be_forked() -> bool:
 
 
 def _trains_in_a_fork() -> bool:
-    """Try it."""
+    """Train in a fork for a moment; return True if that worked."""
     _pause_openmp()
     told, tells = os.pipe()
     try:
@@ -75,7 +74,7 @@ def _trains_in_a_fork() -> bool:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         return trains
-    except OSError:  # the system has no room for another process
+    except OSError:  # the system has no memory for another process
         return False
     finally:
         os.close(told)
@@ -88,27 +87,27 @@ def _train() -> None:
         is_in_bad_fork = getattr(getattr(torch, name, None), "_is_in_bad_fork", lambda: False)
         if is_in_bad_fork():
             os._exit(1)
-    with torch.inference_mode(False), torch.enable_grad():  # whatever the caller has turned off
+    with torch.inference_mode(False), torch.enable_grad():  # the caller may have turned these off
         torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
 
 
 class ForkedProcess:
-    """A fork of this process, with as much of :class:`subprocess.Popen` as a worker needs.
+    """A fork of this process, with the part of :class:`subprocess.Popen` that a worker needs.
 
-    Only the calling thread goes on in the fork, which never returns from here.
+    Only the calling thread continues in the fork. In the fork, the constructor never returns.
 
     Args:
-        serve: runs in the fork; its orders come on standard input, its answers go to standard
+        serve: runs in the fork. It reads orders from standard input and writes answers to standard
             output.
-        closed_there: descriptors that the fork must not keep.
+        closed_there: file descriptors to close in the fork.
 
     Raises:
-        WorkerError: the system has no room for another process.
+        WorkerError: the system has no memory for another process.
     """
 
     def __init__(self, serve: Callable[[], None], closed_there: Iterable[int] = ()) -> None:
         _pause_openmp()
-        # Where a standard stream was closed, a pipe would get its number.
+        # If a standard stream is closed, a new pipe would get its number.
         pipes = [[_above_standard(end) for end in os.pipe()] for _ in range(3)]
         (orders, to_fork), (from_fork, answers), (printed, output) = pipes
         ours, theirs = (to_fork, from_fork, printed), (orders, answers, output)
@@ -137,27 +136,27 @@ class ForkedProcess:
         threading.Thread(target=self._await_end, daemon=True).start()
 
     def poll(self) -> int | None:
-        """The exit status; None until it has ended."""
+        """Return the exit status; None until the fork has ended."""
         return self._status if self._has_ended.is_set() else None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended; its exit status.
+        """Wait until the fork has ended, and return its exit status.
 
         Raises:
-            subprocess.TimeoutExpired: it has not.
+            subprocess.TimeoutExpired: the fork has not ended in time.
         """
         if not self._has_ended.wait(timeout):
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
         return self._status
 
     def kill(self) -> None:
-        """End it, unless it has ended."""
+        """Kill the fork, unless it has ended."""
         if not self._has_ended.is_set():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
     def _await_end(self) -> None:
-        with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
+        with contextlib.suppress(ChildProcessError):  # other code has waited for it
             _, status = os.waitpid(self.pid, 0)
             self._status = os.waitstatus_to_exitcode(status)
         self._has_ended.set()
@@ -170,18 +169,18 @@ def _pause_openmp() -> None:
 
 def _fork() -> int:
     with warnings.catch_warnings():
-        # Python warns of other threads. Of ours none is needed there; a fork that waits for a lock
-        # of another one's is a probe that hangs, and is ended as such.
+        # Python warns of other threads. The fork needs none of ours. If it waits for a lock that
+        # another thread holds, the probe counts as hung and is ended.
         warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
         return os.fork()
 
 
 def _become_worker(streams: tuple[int, ...], closed: Iterable[int]) -> None:
-    # A session of its own: all that it starts can be ended with it.
+    # A new session: all processes that the fork starts can be ended with it.
     os.setsid()
-    signal.set_wakeup_fd(-1)  # an event loop's, which it shares with its parent
+    signal.set_wakeup_fd(-1)  # an event loop's descriptor is shared with the parent
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # What the parent has written and not flushed, and no longer needs, is the parent's alone.
+    # Do not collect the parent's garbage here. Its unflushed files would be written twice.
     gc.freeze()
     for end in closed:
         os.close(end)
@@ -208,7 +207,7 @@ def _text(descriptor: int, mode: str) -> IO[str]:
 
 
 def _openmp() -> Iterator[ctypes.CDLL]:
-    """The OpenMP runtimes in this process: several libraries may have brought their own."""
+    """Yield the OpenMP runtimes in this process. Several libraries may have brought their own."""
     for path in set(_RUNTIMES.findall(Path("/proc/self/maps").read_text())):
-        with contextlib.suppress(OSError):  # the file has been replaced since
+        with contextlib.suppress(OSError):  # the file was replaced since
             yield ctypes.CDLL(path)

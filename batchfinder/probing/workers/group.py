@@ -1,4 +1,4 @@
-"""The process group that the workers of all ranks train in, as each of them sees it."""
+"""Join the process group in which the workers of all ranks train, from one worker."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.tree import named_tensors
 
+# The backend of torch.distributed for each kind of accelerator. Others use gloo.
 _BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
+# Time limit to connect to the store of the groups.
 _CONNECTING_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class GroupInvitation:
-    """What a worker has to know to join a group, as plain data.
+    """The data that a worker needs to join a group.
 
     Attributes:
-        name: of the group; no two of a search are the same.
-        host: where the store of the groups is.
-        port: of that store.
-        rank: the worker's rank.
-        world_size: how many workers join.
-        accelerator: the number of the accelerator that it gets.
-        local_world_size: how many share this machine.
+        name: the name of the group, unique in a search.
+        host: the host of the store that all groups use.
+        port: the port of that store.
+        rank: the rank of the worker.
+        world_size: the number of workers in the group.
+        accelerator: the number of the worker's accelerator among those that it sees.
+        local_world_size: the number of workers on this machine.
     """
 
     name: str
@@ -46,31 +48,31 @@ class GroupInvitation:
     local_world_size: int
 
     def to_dict(self) -> dict[str, Any]:
-        """The invitation, ready for JSON."""
+        """Return the invitation as plain data, ready for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GroupInvitation:
-        """The inverse of :meth:`to_dict`."""
+        """Return the invitation from the data of :meth:`to_dict`."""
         return cls(**data)
 
 
 def join_as_rank(invitation: GroupInvitation, options: ProbeOptions) -> ProbeOptions:
-    """Join the group, on the device of this rank; the options, with that device."""
+    """Join the group on the device of this rank, and return the options with that device."""
     device = device_of_rank(options.device, invitation.accelerator)
     join(invitation, device)
     return replace(options, device=device)
 
 
 def join(invitation: GroupInvitation, device: str) -> None:
-    """Make the default process group of this process together with the other workers.
+    """Create the default process group of this process together with the other workers.
 
-    Waits for all of them: whoever started this process ends it if one does not come.
+    This waits for all workers. If one does not come, the parent ends this process.
     """
     kind = torch.device(device).type
     if kind != "cpu":
         torch.get_device_module(kind).set_device(device)
-    # Not at the top: some builds of PyTorch have none, and need none for a single process.
+    # Imported here, because some builds of PyTorch lack them; a single process does not need them.
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore(
@@ -79,7 +81,7 @@ def join(invitation: GroupInvitation, device: str) -> None:
         is_master=False,
         timeout=timedelta(seconds=_CONNECTING_SECONDS),
     )
-    # Verdicts on what the workers do next go through the host, whatever the device is.
+    # The workers also vote on their next action through host memory, on any device.
     backend = f"cpu:gloo,{kind}:{_BACKENDS[kind]}" if kind in _BACKENDS else "gloo"
     dist.init_process_group(
         backend,
@@ -87,23 +89,23 @@ def join(invitation: GroupInvitation, device: str) -> None:
         rank=invitation.rank,
         world_size=invitation.world_size,
     )
-    # What the first collective sets up, buffers on the device among it, is there before any
-    # memory is measured.
+    # The first collective allocates buffers, also on the device. Run one before memory is
+    # measured.
     dist.all_reduce(torch.ones(1, device=device))
 
 
 def all_agree(yes: bool) -> bool:
-    """Whether every rank of the group says yes."""
+    """Return True if every rank of the group says yes."""
     votes = torch.tensor([int(yes)])
     dist.all_reduce(votes, op=dist.ReduceOp.MIN)
     return bool(votes.item())
 
 
 def device_of_rank(asked: str | None, number: int) -> str:
-    """The device of one rank: the accelerator of that number, or the CPU.
+    """Return the device of one rank: the accelerator with that number, or the CPU.
 
     Raises:
-        UsageError: one device was asked for by its number, which all ranks would share.
+        UsageError: a numbered device was requested, which all ranks would share.
         DeviceError: the machine has fewer accelerators than ranks.
     """
     try:
@@ -127,15 +129,16 @@ def device_of_rank(asked: str | None, number: int) -> str:
 
 
 def accelerator_number(job: Job, seen: Sequence[tuple[str, str]]) -> int:
-    """Which of the accelerators that a rank sees is its own.
+    """Return the number of a rank's own accelerator among those that the rank sees.
 
     Args:
-        job: the rank's.
-        seen: each rank's machine, and what its environment says that it sees: "" for all.
+        job: the job as this rank sees it.
+        seen: by rank, its host name and the accelerators that its environment makes visible; ""
+            for all.
 
     Returns:
-        Its number on the machine, as torchrun sees to it; 0 where the launcher shows every rank
-        another one first, as Slurm does with ``--gpus-per-task``.
+        The local rank, as with torchrun. It is 0 if the launcher shows each rank of the machine a
+        different accelerator first, as Slurm does with ``--gpus-per-task``.
     """
     machine = seen[job.rank][0]
     first_ones = [visible.partition(",")[0] for host, visible in seen if host == machine]
@@ -146,7 +149,7 @@ def accelerator_number(job: Job, seen: Sequence[tuple[str, str]]) -> int:
 def shared(
     memory: DeviceMemory, options: ProbeOptions, ranks: int
 ) -> tuple[DeviceMemory, ProbeOptions]:
-    """What one of several ranks has of a memory, and of a limit, that they share."""
+    """Return one rank's share of a memory, and of its limit, that several ranks share."""
     limit = options.memory_limit
     options = replace(options, memory_limit=None if limit is None else limit // ranks)
     capacity, others = memory.capacity_bytes // ranks, memory.used_by_others_bytes // ranks
@@ -154,9 +157,9 @@ def shared(
 
 
 def facts_of(setup: TrainingSetup, batches: BatchMaker, device: Device) -> dict[str, str]:
-    """What ranks that train together have to have in common, in words."""
+    """Return the facts that must be equal on all ranks that train together, in words."""
     parameters = list(setup.model.parameters())
-    # Of one example: the samples of two ranks may well be batches of different sizes.
+    # Compare one example, because the samples of two ranks may have different batch sizes.
     example = named_tensors(batches.make(1)) if batches.batch_size is not None else []
     shapes = [f"{path} {tensor.dtype} {[*tensor.shape]}".strip() for path, tensor in example]
     return {

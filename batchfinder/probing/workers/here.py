@@ -1,4 +1,4 @@
-"""A worker in this very process."""
+"""A worker in this process."""
 
 from __future__ import annotations
 
@@ -38,19 +38,20 @@ if TYPE_CHECKING:
 class Here:
     """A worker in this process; see :class:`~batchfinder.probing.workers.worker.Worker`.
 
-    In a user's own process the model is on the device while the worker is open, and memory is
-    limited to the budget. Ending it brings back model, optimizer and random generators bit for bit,
-    and the limit. A process that only serves as a worker puts back what the next probe needs.
+    In the user's own process, the model is on the device and memory is limited to the budget while
+    the worker is open. Ending it restores the model, the optimizer and the random generators bit
+    for bit, and the old limit. A process that only serves as a worker restores what the next probe
+    needs.
 
     Args:
-        setup: what to train.
-        on_step: called as each step ends.
-        is_replaceable: whether this process only serves as a worker, and may be ended.
-        group: the process group that it has joined; None: it trains alone.
+        setup: the training setup.
+        on_step: called after each step.
+        is_replaceable: True if this process only serves as a worker and may be ended.
+        group: the process group that the process has joined; None if it trains alone.
 
     Raises:
-        SampleError, StepError, DeviceError, UsageError: on the start, as the parts of the setup do.
-        DeviceError: on an attempt that broke the device for a process that cannot be replaced.
+        SampleError, StepError, DeviceError, UsageError: on start, a part of the setup is unusable.
+        DeviceError: an attempt broke the device, and this process cannot be replaced.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Here:
         self._setup, self._on_step, self._group = setup, on_step, group
         self._notes = Notes()
         self._opened = ExitStack()
-        self._spared = ExitStack()  # closed after all else
+        self._spared = ExitStack()  # closed last
         self._state: Snapshot | None = None
         self._session: ProbeSession | None = None
         self._baseline: Baseline | None = None
@@ -75,13 +76,13 @@ class Here:
     def start(self, order: Order) -> Place:
         self._options = options = order.options
         self._device = choose_device(options.device, self._setup.model)
-        gc.collect()  # tensors in cycles that an earlier failure left belong to no one any more
-        # A model that is never taken off the device again needs no copy.
+        gc.collect()  # frees tensors in cycles that an earlier failure left
+        # A model that stays on the device until the process ends needs no copy.
         self._restores = not self.is_replaceable or (
             self._device.leaves_no_trace and self._group is None
         )
         if isinstance(self._setup.optimizer, str):
-            find_optimizer(self._setup.optimizer)  # a wrong name is an error at once
+            find_optimizer(self._setup.optimizer)  # reports a wrong name at once
         self._batches = BatchMaker(
             self._setup.sample, make_batch=self._setup.make_batch, batch_dim=options.batch_dim
         )
@@ -98,7 +99,7 @@ class Here:
 
     def attempt(self, batch_size: int, confirm: bool) -> Attempt:
         started = time.perf_counter()
-        # From scratch: what earlier probes left in the optimizer and the allocator is undone.
+        # A confirmation starts without the traces of earlier probes in optimizer and allocator.
         if confirm and self._restores and not self._is_renewed() and self.is_replaceable:
             unfit = Probe(batch_size, Outcome.OOM, steps=0, seconds=0.0, confirmed=confirm)
             return Attempt(unfit, is_believed=False, is_reusable=False)
@@ -107,7 +108,7 @@ class Here:
         attempt = self._tried(batch_size, confirm)
         is_reusable = attempt.is_reusable
         if confirm:
-            # A probe needs the warm-up that a confirmation goes without.
+            # A later probe needs a warm-up again, because a confirmation has none.
             is_reusable &= self._restores and self._is_renewed()
         return replace(
             attempt,
@@ -123,7 +124,7 @@ class Here:
         try:
             attempt = session.confirm(batch_size) if confirm else session.probe(batch_size)
         except BatchTooSmallError:
-            self.end()  # a larger batch is tried from scratch
+            self.end()  # a larger batch starts from scratch
             raise
         finally:
             self._notes.add(*session.warnings)
@@ -143,16 +144,16 @@ class Here:
                 self._session = self._state = None
                 self._opened.close()
             if was_open:
-                # Only now nothing holds the optimizer's states any more, nor a model that has left
-                # the device; a wrapper around the model, with its buckets, lies in cycles.
+                # Only now does nothing hold the optimizer's states or the model's old memory on the
+                # device. A wrapper around the model, with its buckets, is part of cycles.
                 gc.collect()
                 self._device.release_cache()
 
     def _is_renewed(self) -> bool:
-        """Start over; whether the process is as good as new.
+        """Start over; return True if the process is as good as new.
 
         Raises:
-            DeviceError: not all could be put back, and this process cannot be replaced.
+            DeviceError: not everything was restored, and this process cannot be replaced.
         """
         try:
             return self._start_over()
@@ -162,12 +163,12 @@ class Here:
             return False
 
     def _start_over(self) -> bool:
-        """Undo what probes left in the model, the optimizer and the allocator."""
+        """Undo the changes by probes in model, optimizer and allocator; return True if clean."""
         if self._session is None or self._state is None:
             return self._was_clean
         self._session.clean()
         self._session = None
-        gc.collect()  # for the user's gradients to find room, which come back
+        gc.collect()  # makes room for the user's gradients, which are restored next
         self._state.start_over()
         gc.collect()
         self._device.release_cache()
@@ -175,21 +176,21 @@ class Here:
         return self._was_clean
 
     def _open(self) -> None:
-        """Begin a session from scratch."""
+        """Begin a probe session from scratch."""
         if not self._is_open:
             self._set_out()
         self._session = self._new_session()
 
     def _set_out(self) -> None:
-        """Note all that probes may change, and limit the memory."""
+        """Save everything that probes may change, and limit the memory."""
         with ExitStack() as spared, ExitStack() as opened:
             spared.enter_context(older_objects_spared())
             if self._restores:
                 self._state = opened.enter_context(self._preserved())
-                # Nor does making batches change more than its random numbers.
+                # Restore the random generators that make_batch uses too.
                 made_by = reachable((self._setup.make_batch,))
                 opened.enter_context(undone([put for thing in made_by for put in generator(thing)]))
-                # What is cached lies outside the limit, and leaves probes no fresh allocator.
+                # The limit ignores memory that is cached already. Probes need a fresh allocator.
                 self._device.release_cache()
             opened.enter_context(self._device.limited_to(self.place.budget_bytes))
             if self._restores:
@@ -200,7 +201,7 @@ class Here:
     def _preserved(self) -> AbstractContextManager[Snapshot]:
         setup = self._setup
         optimizer = setup.optimizer if isinstance(setup.optimizer, Optimizer) else None
-        # Functions may train more than the model: the discriminator of a GAN, the copy of an EMA.
+        # Functions may train more than the model, such as a GAN's discriminator or an EMA's copy.
         touched = (setup.model, setup.loss_fn, setup.step, optimizer)
         return preserved_state(*touched, device=self._device.torch_device)
 
@@ -221,7 +222,7 @@ class Here:
         )
 
     def _given_up(self, probe: Probe) -> DeviceError:
-        """Put back what can be put back without the device, and say what to do."""
+        """Restore what can be restored without the device; return an error with advice."""
         self._session = self._state = None
         self._is_open = False
         error = DeviceError(
@@ -240,16 +241,16 @@ class Here:
 def place_on(
     device: Device, memory: DeviceMemory, options: ProbeOptions, facts: dict[str, str]
 ) -> Place:
-    """The place that a device is for a search.
+    """Return the place of a search: its device, memory and budget.
 
     Args:
-        device: where the steps run.
-        memory: of the device, or one rank's share of it.
-        options: of the search.
-        facts: see :class:`Place`.
+        device: the device of the steps.
+        memory: the memory of the device, or one rank's share of it.
+        options: the options of the search.
+        facts: the facts that all ranks must have in common; empty if one process trains alone.
 
     Raises:
-        DeviceError: the limit leaves no room; see :func:`budget`.
+        DeviceError: the memory limit leaves no room for a step.
     """
     budget_bytes = options.budget_bytes or budget(memory, options.memory_limit, options.headroom)
     return Place(

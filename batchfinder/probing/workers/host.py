@@ -1,4 +1,4 @@
-"""The process that loads a target once, and forks itself into the workers that try sizes of it."""
+"""Load a target once in one process, and fork that process into workers that try sizes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def host(line: Line, order: dict[str, Any]) -> None:
-    """Serve orders: by forks of this process where it can be forked, else in it.
+    """Serve orders: in forks of this process if it can be forked, else in this process.
 
     Args:
-        line: to the parent.
-        order: the first one, to start.
+        line: the connection to the parent.
+        order: the first order, which is to start.
     """
     setup, warnings = None, []
-    if not order["group"]:  # else each worker joins its group first: the target may ask for it
+    if not order["group"]:  # else each worker joins its group first, since the target may use it
         setup, warnings = line.or_tell(lambda: load_from(order["source"]))
     if can_be_forked():
         line.or_tell(lambda: _Host(line, setup, warnings).run(order))
@@ -56,7 +56,7 @@ class _Host:
             order = self._line.next_order()
 
     def _relay(self, order: dict[str, Any]) -> None:
-        """Pass on what the worker says, until it has done as ordered or another order comes."""
+        """Pass on the worker's answers until the order is carried out or another one comes."""
         line, worker = self._line, self._worker
         assert worker is not None
         is_given_up = lambda: not line.orders.empty()  # noqa: E731
@@ -79,7 +79,7 @@ class _Host:
             line.pass_on(answer)
 
     def _start_estimate(self, order: dict[str, Any], place: dict[str, Any]) -> None:
-        """Make the estimate in a fork of its own, beside the worker's steps."""
+        """Make the estimate in a separate fork, while the worker runs steps."""
         if not order["estimate"] or self._estimating or place["device"].startswith("cpu"):
             return
         estimating = self._estimating = self._fork()

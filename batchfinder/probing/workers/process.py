@@ -1,4 +1,4 @@
-"""One worker process, seen from outside: start, orders, answers, death."""
+"""Control one worker process from its parent: start, orders, answers, death."""
 
 from __future__ import annotations
 
@@ -19,35 +19,36 @@ from batchfinder.probing.workers.fork import ASKS_WITHOUT_DRIVER, ForkedProcess
 from batchfinder.probing.workers.python_command import python_command
 from batchfinder.probing.workers.waiting import never, wait_for
 
-# What a dying process printed last says why; the rest of its output is dropped.
+# The last lines that a dying process printed say why it died. Earlier output is dropped.
 KEPT_OUTPUT_LINES = 100
 
+# Time limit for a process that closed its output to end, and for its last output to be read.
 CLOSING_SECONDS = 10.0
 
-# A process whose orders have ended ends its forks and itself within this time.
+# Time for a process to end its forks and itself after its orders have ended.
 FORKS_CLOSING_SECONDS = 2.0
 
-# What a process said before it ended is read within this time.
+# Time to read the last answers of a process after it has ended.
 LAST_ANSWER_SECONDS = 1.0
 
 
 class WorkerProcess:
-    """A process that waits for orders, from the side of its parent.
+    """A process that waits for orders, as its parent sees it.
 
     Args:
-        show_output: whether what it prints is passed on to standard error.
-        forked: a fork of this process; None: a new Python process.
+        show_output: pass its output on to standard error.
+        forked: a fork of this process; None to start a new Python process.
     """
 
     def __init__(self, show_output: bool, forked: ForkedProcess | None = None) -> None:
-        # A new process may have forked others, which it ends if it is given the time.
+        # A new process may have forked others. It needs a moment to end them.
         self._closing_seconds = 0.0 if forked else FORKS_CLOSING_SECONDS
         self._process = forked or subprocess.Popen(
             python_command("batchfinder.probing.workers.child"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            # A session of its own: Ctrl-C is for us alone, and all that it starts can be ended.
+            # A new session: Ctrl-C reaches only us, and all processes in it can be ended together.
             start_new_session=True,
             env={**os.environ, **ASKS_WITHOUT_DRIVER},
         )
@@ -65,18 +66,18 @@ class WorkerProcess:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """Our ends of its pipes, which no other process must keep open."""
+        """The file descriptors of our ends of its pipes. Other processes must close them."""
         pipes = (self._process.stdin, self._process.stdout, self._process.stderr)
         return tuple(pipe.fileno() for pipe in pipes if pipe and not pipe.closed)
 
     def is_alive(self) -> bool:
-        """Whether it has not ended yet."""
+        """Return True if the process has not ended yet."""
         return self._process.poll() is None
 
     def send(self, order: Mapping[str, Any]) -> None:
-        """Send an order. That the process is dead is found on waiting for its answer."""
+        """Send an order. If the process is dead, waiting for its answer raises the error."""
         pipe = _opened(self._process.stdin)
-        with contextlib.suppress(OSError, ValueError):  # ended, or killed by us
+        with contextlib.suppress(OSError, ValueError):  # it has ended, or we killed it
             pipe.write(json.dumps(order).encode() + b"\n")
             pipe.flush()
 
@@ -86,14 +87,14 @@ class WorkerProcess:
         """Wait for an answer.
 
         Args:
-            timeout_seconds: how long; None: for ever.
-            is_given_up: asked again and again meanwhile.
+            timeout_seconds: time to wait; None to wait forever.
+            is_given_up: called repeatedly while waiting. True ends the wait.
 
         Raises:
             WorkerDiedError: the process ended.
-            WorkerGarbledError: something else than an answer came.
-            WorkerHungError: it did not answer in time.
-            WorkerReleasedError: it was given up.
+            WorkerGarbledError: the process sent something other than an answer.
+            WorkerHungError: the process did not answer in time.
+            WorkerReleasedError: ``is_given_up`` returned True.
         """
         answer = wait_for(
             lambda seconds: self._answers.get(timeout=seconds), timeout_seconds, is_given_up
@@ -101,7 +102,7 @@ class WorkerProcess:
         if answer is None:
             if self._garbage is not None:
                 raise WorkerGarbledError(self._garbage)
-            # Its own end tells more than the one that we would give it.
+            # Let it end by itself, because its own exit status says more than a kill.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(CLOSING_SECONDS)
             self.kill()
@@ -110,7 +111,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End the process and all that it started. Safe to call twice."""
-        with contextlib.suppress(OSError):  # an order that it never read
+        with contextlib.suppress(OSError):  # the process never read an order
             _opened(self._process.stdin).close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(self._closing_seconds)
@@ -122,14 +123,14 @@ class WorkerProcess:
         pipes = (self._process.stdout, self._process.stderr)
         for reader, pipe in zip(self._readers, pipes, strict=True):
             reader.join(CLOSING_SECONDS)
-            if not reader.is_alive():  # else something that left the session still holds it
+            if not reader.is_alive():  # else a process that left the session still holds the pipe
                 _opened(pipe).close()
 
     def _read_answers(self) -> None:
         for line in _opened(self._process.stdout):
             answer = _parsed(line)
             if answer is None:
-                # Somebody else has got hold of the pipe: nothing on it counts any more.
+                # Other code writes to the pipe, so nothing on it can be trusted any more.
                 self._garbage = line.decode(errors="replace").strip()
                 break
             self._answers.put(answer)
@@ -137,7 +138,7 @@ class WorkerProcess:
 
     def _await_end(self) -> None:
         self._process.wait()
-        # Children that the user's code has started may hold the pipe open for ever.
+        # Child processes of the user's code may keep the pipe open forever.
         self._readers[0].join(LAST_ANSWER_SECONDS)
         self._answers.put(None)
 
@@ -148,12 +149,12 @@ class WorkerProcess:
             if show:
                 try:
                     sys.stderr.write(text)
-                except (OSError, ValueError):  # it is not read any more
-                    show = False  # but the worker must not wait for room in its pipe
+                except (OSError, ValueError):  # our standard error is closed
+                    show = False  # keep reading, or the worker would block on a full pipe
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """An answer; None if it is none."""
+    """Return the answer in a line; None if the line is not an answer."""
     try:
         answer = json.loads(line)
     except ValueError:
@@ -162,5 +163,5 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _opened(pipe: IO[bytes] | None) -> IO[bytes]:
-    assert pipe is not None  # all three were asked for
+    assert pipe is not None  # Popen was asked for all three pipes
     return pipe

@@ -1,4 +1,4 @@
-"""A worker in another process, from the side of its parent. Imports no torch."""
+"""A worker in another process, as its parent sees it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from batchfinder.probing.workers.waiting import never
 from batchfinder.probing.workers.worker import Order
 from batchfinder.units import format_seconds
 
-# Loading a setup may fetch a large checkpoint from somewhere, but not for longer than this.
+# Time limit for loading a setup. It may download a large checkpoint.
 LOADING_SECONDS = 3600.0
 
-# Most estimates take seconds. One that takes longer than this is given up.
+# Time limit for an estimate. Most estimates take seconds.
 LONGEST_ESTIMATE_SECONDS = 300.0
 
-# Seconds within which a process ends its fork when asked to.
+# Time limit for a process to end its fork on request.
 ENDING_SECONDS = 15.0
 
 
@@ -39,13 +39,14 @@ class ProcessWorker:
 
     Args:
         launch: starts the process.
-        source: where the process gets the setup from; None: it has it.
-        probe_timeout_seconds: the time after which a probe counts as hung; None: by the steps seen.
-        loading_timeout_seconds: the time after which loading the setup counts as hung.
-        step_times: how long steps take.
+        source: the source from which the process loads the setup; None if it has the setup.
+        probe_timeout_seconds: time after which a probe counts as hung; None to decide by the steps
+            so far.
+        loading_timeout_seconds: time after which loading the setup counts as hung.
+        step_times: the durations of steps so far.
 
     Attributes:
-        warnings: of loading the setup.
+        warnings: warnings from loading the setup.
     """
 
     is_replaceable = True
@@ -72,21 +73,21 @@ class ProcessWorker:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a process, as far as is known."""
+        """True if there is a process, as far as is known."""
         return self._process is not None
 
     def start(self, order: Order, is_given_up: Callable[[], bool] = never) -> Place:
         """See :class:`~batchfinder.probing.workers.worker.Worker`.
 
         Args:
-            order: see there.
-            is_given_up: asked while waiting; the start ends once it says so.
+            order: the options, group and estimate of the worker.
+            is_given_up: called repeatedly while waiting. True ends the start.
 
         Raises:
-            BatchFinderError: what the worker raised on loading the setup.
-            UserCodeError: the user's code raised on loading.
-            WorkerError: the worker died on loading, or did not come to an end.
-            WorkerReleasedError: it was given up.
+            BatchFinderError: the worker raised it while loading the setup.
+            UserCodeError: the user's code raised an error while loading.
+            WorkerError: the worker died while loading, or took too long.
+            WorkerReleasedError: ``is_given_up`` returned True.
         """
         if self._process is None or not (self._restarts and self._process.is_alive()):
             self.end()
@@ -119,14 +120,14 @@ class ProcessWorker:
         """See :class:`~batchfinder.probing.workers.worker.Worker`.
 
         Args:
-            batch_size: to try.
-            confirm: whether from scratch, with several steps.
-            is_given_up: asked while waiting; the attempt ends once it says so.
+            batch_size: the size to try.
+            confirm: run several steps from scratch.
+            is_given_up: called repeatedly while waiting. True ends the attempt.
 
         Raises:
-            BatchFinderError: what the worker raised.
-            UserCodeError: the user's code raised.
-            WorkerReleasedError: it was given up.
+            BatchFinderError: the worker raised it.
+            UserCodeError: the user's code raised an error.
+            WorkerReleasedError: ``is_given_up`` returned True.
         """
         started = time.monotonic()
         self._send(batch_size=batch_size, confirm=confirm)
@@ -155,19 +156,19 @@ class ProcessWorker:
         return attempt
 
     def estimate(self) -> tuple[int | None, list[str]]:
-        """The estimate that was ordered on the start.
+        """Return the estimate that the start ordered.
 
         Returns:
-            The size, None if there is no estimate (yet), and texts for the user.
+            The size, or None without an estimate in time; and texts for the user.
         """
         if self._estimate is None and not self._restarts:
-            self._send(estimate=True)  # the worker itself has to make it
+            self._send(estimate=True)  # there is no fork, so the worker makes it
         try:
             if self._estimate is None and self._process is not None:
                 self._receive(LONGEST_ESTIMATE_SECONDS, until_estimate=True)
         except WorkerHungError:
             if not self._restarts:
-                self.end()  # it is still busy with it
+                self.end()  # it still works on the estimate
         except (WorkerDiedError, WorkerGarbledError):
             self.end()
         seconds = f"{LONGEST_ESTIMATE_SECONDS:.0f} s"
@@ -175,10 +176,10 @@ class ProcessWorker:
         return self._estimate or (None, [late])
 
     def fingerprint(self) -> dict[str, Any] | None:
-        """What the answer depends on; see :func:`~batchfinder.probing.fingerprint.fingerprint`.
+        """Return what the answer depends on, as :mod:`~batchfinder.probing.fingerprint` makes it.
 
         Returns:
-            None if it cannot be read.
+            The fingerprint as plain data; None if it cannot be read.
 
         Raises:
             WorkerError: the worker died.
@@ -193,7 +194,7 @@ class ProcessWorker:
             self._process = None
 
     def _give_up(self) -> None:
-        """End what tries the sizes, and keep a process that has loaded the target for others."""
+        """End the worker, but keep a process that can fork another one from the loaded target."""
         if self._restarts and self._process is not None:
             try:
                 self._send(end=True)
@@ -215,11 +216,13 @@ class ProcessWorker:
         *,
         until_estimate: bool = False,
     ) -> dict[str, Any]:
-        """The next answer to the last order; estimates are kept for later.
+        """Return the next answer to the last order. Keep estimates for later.
 
         Raises:
-            BatchFinderError, UserCodeError: what the worker raised.
-            WorkerDiedError, WorkerGarbledError, WorkerHungError: see ``WorkerProcess.receive``.
+            BatchFinderError, UserCodeError: the worker raised it.
+            WorkerDiedError: the process ended.
+            WorkerGarbledError: the process sent something other than an answer.
+            WorkerHungError: the process did not answer in time.
         """
         assert self._process is not None
         deadline = time.monotonic() + timeout_seconds
@@ -240,7 +243,7 @@ class ProcessWorker:
 
 
 def _checked(answer: dict[str, Any]) -> dict[str, Any]:
-    """An answer that is no error; errors are raised."""
+    """Return an answer, or raise the error in it."""
     if answer["answer"] == "died":
         raise WorkerDiedError(answer["exit_status"], answer["output"])
     if answer["answer"] == "garbled":

@@ -1,4 +1,4 @@
-"""How a new Python process is started that runs a module of ours."""
+"""The command for a new Python process that runs a module of batchfinder."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _FOLDER = str(Path(__file__).parents[3])
 
 
 def python_command(module: str) -> list[str]:
-    """The command that runs the ``main()`` of a module.
+    """Return the command that runs the ``main()`` of a module.
 
-    Unlike ``python -m module`` it does so wherever batchfinder lies, installed or not, and files of
-    the current folder do not stand in for modules of the same name.
+    Unlike ``python -m module``, it works from any folder, even if batchfinder is not installed.
+    Files in the current folder do not shadow modules of the same name.
 
     Args:
-        module: by its full name.
+        module: the full name of the module.
 
     Example:
         >>> python_command("batchfinder.probing.workers.child")[1]

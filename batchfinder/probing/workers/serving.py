@@ -1,4 +1,4 @@
-"""Orders carried out in this very process, which is a worker: it loads, tries sizes, estimates."""
+"""Carry out orders in this process, which is a worker: load, try sizes, estimate."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def serve(
     """Serve until the orders end.
 
     Args:
-        line: to the parent.
-        order: the first one: to start, or with a ``place`` to estimate the answer there.
-        setup: what to train; None: the order's source is loaded.
-        warnings: of loading the setup.
+        line: the connection to the parent.
+        order: the first order. It is to start, or with a ``place``, to estimate the answer there.
+        setup: the training setup; None to load it from the order's source.
+        warnings: warnings from loading the setup.
     """
     if "place" in order:
         line.pass_on(estimated(setup, order))
@@ -42,7 +42,7 @@ def serve(
 
 
 class _Server:
-    """One worker, in the process that this is."""
+    """A worker in this process that carries out orders."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class _Server:
         if order["group"]:
             from batchfinder.probing.workers.group import GroupInvitation, join_as_rank
 
-            # Before the target is loaded: it may want to shard the model itself.
+            # Join before the target is loaded, because it may shard the model itself.
             group = GroupInvitation.from_dict(order["group"])
             options = join_as_rank(group, options)
         if setup is None:
@@ -70,7 +70,7 @@ class _Server:
         line.answer("ready", place=self._place.to_dict(), warnings=warnings, restarts=False)
 
     def carry_out(self, order: Mapping[str, Any]) -> None:
-        """Do what an order asks for, and answer."""
+        """Carry out an order, and answer it."""
         if "fingerprint" in order:
             self._line.answer("fingerprint", facts=self._fingerprint())
             return
@@ -82,12 +82,12 @@ class _Server:
         self._line.answer("attempt", attempt=attempt.to_dict())
 
     def _fingerprint(self) -> dict[str, Any] | None:
-        """Of the setup; None where the user's own classes refuse to be read."""
+        """Return the fingerprint of the setup; None if the user's classes raise an error."""
         from batchfinder.probing.fingerprint import fingerprint
 
         try:
             return fingerprint(self._setup, files_read)
-        except Exception:  # noqa: BLE001 - whatever they raise, the search goes on without it
+        except Exception:  # noqa: BLE001 - the search continues without it
             return None
 
     def _tell_step(self) -> None:
@@ -95,19 +95,19 @@ class _Server:
 
 
 def spare_what_is_loaded() -> None:
-    """Keep what loading has left from being looked at again after each probe."""
+    """Keep the garbage collector from looking at all loaded objects after each probe."""
     gc.collect()
     gc.freeze()
 
 
 def has_compiled() -> bool:
-    """Whether this process has compiled anything: the user's code may do so unseen."""
+    """Return True if this process has compiled anything, such as in the user's own code."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters["frames"]["total"])
 
 
 def estimated(setup: TrainingSetup | None, order: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to an order to estimate: the size, or why there is none."""
+    """Return the answer to an order to estimate: the size, or the reason why there is none."""
     estimate, place = EstimateOrder(**order["estimate"]), order["place"]
     try:
         if setup is None:
@@ -116,20 +116,20 @@ def estimated(setup: TrainingSetup | None, order: Mapping[str, Any]) -> dict[str
         batch_size, notes = function_named(estimate.function)(
             setup, options, place["device"], place["budget_bytes"], tuple(estimate.bounds)
         )
-    except Exception as error:  # noqa: BLE001 - the user's code runs here, and the workers tell
+    except Exception as error:  # noqa: BLE001 - the user's code runs here
         return no_estimate(error)
     return {"answer": "estimate", "batch_size": batch_size, "notes": notes}
 
 
 def no_estimate(error: Exception) -> dict[str, Any]:
-    """The answer where no estimate could be made."""
+    """Return the answer for an estimate that failed."""
     reason = "".join(f"{type(error).__name__}: {error}".splitlines()[:1])
     note = f"the search started without an estimate: {reason}"
     return {"answer": "estimate", "batch_size": None, "notes": [note]}
 
 
 def function_named(name: str) -> Callable[..., Any]:
-    """The function that ``module:function`` names."""
+    """Return the function with the name ``module:function``."""
     module, _, function = name.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return found

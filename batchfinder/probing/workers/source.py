@@ -1,4 +1,4 @@
-"""Where another process gets the setup from: its target, as it is named and as it is loaded."""
+"""The source from which another process loads the setup: the target and its arguments."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SetupSource:
-    """Where a worker gets the setup from.
+    """The source from which a worker loads the setup.
 
     Attributes:
         target: ``FILE.py:FUNCTION`` or ``package.module:FUNCTION``.
-        arguments: keyword arguments of the target's function.
-        sample: what yields the example batch, written as a target; None: see ``completed``.
-        input_spec: the shapes of an example batch as text; None: see ``completed``.
-        loader: what returns the user's loader, written as a target; None: none.
-        optimizer: name of a class of ``torch.optim``, in place of the setup's; None: the setup's.
+        arguments: keyword arguments for the target's function.
+        sample: a function that returns the example batch, written like a target; None without one.
+            It is used if the setup has no batches of its own.
+        input_spec: the shapes of an example batch as text; None without one. It is used if the
+            setup has no batches of its own.
+        loader: a function that returns the user's loader, written like a target; None without one.
+        optimizer: the name of a class of ``torch.optim`` that replaces the setup's optimizer; None
+            to keep it.
     """
 
     target: str
@@ -37,10 +40,10 @@ class SetupSource:
     optimizer: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The source as plain data, ready for JSON."""
+        """Return the source as plain data, ready for JSON."""
         return {
             "target": self.target,
-            # JSON knows no tuples and no sets, and makes text of keys.
+            # JSON has no tuples and no sets, and turns keys into text.
             "arguments": pickle.dumps(dict(self.arguments)).hex(),
             "sample": self.sample,
             "input_spec": self.input_spec,
@@ -52,29 +55,29 @@ class SetupSource:
 _loads_for_a_search = threading.Event()
 
 files_read: set[str] = set()
-"""The files that the target's code has read on loading, such as its configuration."""
+"""The files that the target's code read while loading, such as its configuration."""
 
 
 def is_worker() -> bool:
-    """Whether this process has loaded a setup to try sizes of it."""
+    """Return True if this process has loaded a setup to try sizes of it."""
     return _loads_for_a_search.is_set()
 
 
 def mark_as_worker() -> None:
-    """Note that this process tries sizes, so that its code starts no search itself."""
+    """Mark this process as a worker, so that its code cannot start a search itself."""
     _loads_for_a_search.set()
 
 
 def load_from(source: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
-    """Load what :meth:`SetupSource.to_dict` names, in the process that was sent it.
+    """Load the setup from the data of :meth:`SetupSource.to_dict`, in the worker process.
 
     Returns:
         The setup, and texts for the user.
 
     Raises:
-        Exception: see :func:`~batchfinder.training.loading.load_setup`.
+        Exception: any error of :func:`~batchfinder.training.loading.load_setup`.
     """
-    from batchfinder.training.loading import load_setup  # needs torch, which the parent may not
+    from batchfinder.training.loading import load_setup  # imports torch, which the parent does not
 
     mark_as_worker()
     with _noting_files():
@@ -90,7 +93,7 @@ def load_from(source: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
 
 @contextmanager
 def _noting_files() -> Iterator[None]:
-    """Note the files that are opened for reading, in :data:`files_read`."""
+    """Record the files that are opened for reading in :data:`files_read`, during the block."""
     is_over = False
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
@@ -100,7 +103,7 @@ def _noting_files() -> Iterator[None]:
         if isinstance(path, str | os.PathLike) and str(mode).startswith("r"):
             files_read.add(str(Path(path).absolute()))
 
-    sys.addaudithook(note)  # which cannot be taken away again
+    sys.addaudithook(note)  # an audit hook cannot be removed
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""How long steps take, and from when on one is taken for hung."""
+"""The durations of steps, and the time after which a step counts as hung."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 @dataclass
 class StepTimes:
-    """How long steps take, and from when on one is taken for hung.
+    """The durations of steps, and the time after which a step counts as hung.
+
+    The limit is ``factor`` times the duration expected at the size, plus ``margin_seconds``. The
+    expected duration is that of the slowest step so far, scaled to the size.
 
     Attributes:
-        unknown_seconds: for the first step of all, which may well compile kernels.
-        factor: this many times what the slowest step so far would take at the size;
-        margin_seconds: and this long beyond it;
-        least_seconds: but never less than this.
+        unknown_seconds: the limit for the first step of all, which may compile kernels.
+        factor: multiple of the expected duration.
+        margin_seconds: time added to that multiple.
+        least_seconds: the lowest limit.
     """
 
     unknown_seconds: float = 600.0
@@ -25,20 +28,20 @@ class StepTimes:
     _slowest_start_seconds: float = 0.0
 
     def note(self, batch_size: int, step_seconds: float) -> None:
-        """Remember what a step took."""
+        """Record the duration of a step."""
         self._largest = max(self._largest, batch_size)
         self._slowest_seconds = max(self._slowest_seconds, step_seconds)
 
     def note_start(self, seconds: float) -> None:
-        """Remember what the first step of a worker took."""
+        """Record the duration of a worker's first step."""
         self._slowest_start_seconds = max(self._slowest_start_seconds, seconds)
 
     def note_compiling(self) -> None:
-        """Remember that some later step may compile again, for another size."""
+        """Record that some later step may compile again, for another size."""
         self.margin_seconds = max(self.margin_seconds, self.unknown_seconds)
 
     def patience_seconds(self, batch_size: int, is_first_step: bool) -> float:
-        """How long to wait for a step of a worker."""
+        """Return the time to wait for a worker's step before it counts as hung."""
         if not self._largest:
             return self.unknown_seconds
         expected = self._slowest_seconds * max(1.0, batch_size / self._largest)

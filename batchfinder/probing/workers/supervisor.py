@@ -1,4 +1,4 @@
-"""One supervisor for all workers: reuse while clean, fresh where traces remain, ask twice in doubt.
+"""Supervise any worker: reuse it while it is clean, restart it if not, repeat doubtful failures.
 
 Imports no torch.
 """
@@ -27,21 +27,21 @@ NOT_CLEAN_WARNING = (
 class Supervisor(AtPlace):
     """Tries sizes with a worker; see :class:`~batchfinder.search.prober.Prober`.
 
-    A worker that is not back at its baseline, has broken its device, or died is started again.
-    Where a probe leaves traces each confirmation gets a fresh one.
+    A worker is restarted if its memory is not back at its baseline, its device broke, or it died.
+    On devices where probes leave traces, each confirmation gets a fresh worker.
 
     Args:
-        worker: tries the sizes; ends with the supervisor.
-        options: of the search.
-        estimate: the estimate to make beside the steps; None: none.
+        worker: tries the sizes. The supervisor ends it when it closes.
+        options: the options of the search.
+        estimate: the estimate to make during the steps; None for no estimate.
 
     Attributes:
-        seconds_by_part: where the time went, beside the steps.
-        seconds_before: the time that the first start took.
-        recordings: what confirmations asked the allocator for, by size.
+        seconds_by_part: time spent on loading, estimating and restoring, in seconds.
+        seconds_before: the duration of the first start, in seconds.
+        recordings: the memory requests of confirmations to the allocator, by size.
 
     Raises:
-        BatchFinderError, UserCodeError: as the start of the worker.
+        BatchFinderError, UserCodeError: the worker could not start.
     """
 
     def __init__(
@@ -71,15 +71,15 @@ class Supervisor(AtPlace):
             if batch_size > 1:
                 raise
             problem = error
-        # Not above, where each error that follows would be chained to that one.
+        # Called outside the except block, so that later errors are not chained to this one.
         self._blame_the_size(problem)
         raise problem
 
     def estimate(self) -> tuple[int | None, list[str]]:
-        """The estimate that was ordered.
+        """Return the estimate that was ordered.
 
         Returns:
-            The size, None if there is none in time, and texts for the user.
+            The size, or None without an estimate in time; and texts for the user.
         """
         if not isinstance(self.worker, ProcessWorker):
             return None, []
@@ -90,7 +90,7 @@ class Supervisor(AtPlace):
         return found
 
     def fingerprint(self) -> dict[str, Any] | None:
-        """What the answer depends on; None if the worker cannot tell."""
+        """Return what the answer depends on; None if the worker cannot read it."""
         if not isinstance(self.worker, ProcessWorker):
             return None
         try:
@@ -104,8 +104,8 @@ class Supervisor(AtPlace):
 
     def _probe(self, batch_size: int, confirm: bool) -> Probe:
         attempt = self._attempt(batch_size, confirm)
-        # A worker's death, and an OOM in a process that had not got rid of an earlier probe, may
-        # have nothing to do with the size: only a second one in a fresh worker is a verdict.
+        # A worker may die for reasons other than the size. It may also run out of memory because an
+        # earlier probe left memory in use. So only a second failure, in a fresh worker, counts.
         if self._is_doubtful(attempt) and self.worker.is_replaceable:
             self._is_fit = False
             attempt = self._attempt(batch_size, confirm)
@@ -121,13 +121,13 @@ class Supervisor(AtPlace):
             not self._is_fit or (confirm and self._is_used and not self.place.is_repeatable)
         ):
             self._start()
-        self._is_fit = False  # where an error is raised
+        self._is_fit = False  # in case an error is raised
         attempt = self.worker.attempt(batch_size, confirm)
         self._take_note(attempt)
         return attempt
 
     def _take_note(self, attempt: Attempt) -> None:
-        """Draw the consequences of an attempt, for this worker and for later ones."""
+        """Update the state after an attempt, for this worker and for later ones."""
         self._is_fit = attempt.is_reusable
         self._is_used = True
         self.notes.add(*attempt.warnings)
@@ -148,13 +148,13 @@ class Supervisor(AtPlace):
         if isinstance(self.worker, ProcessWorker):
             self.notes.add(*self.worker.warnings.texts)
         self.notes.add(*([place.limit_warning] if place.limit_warning else []))
-        # Later workers get the same budget, whatever other processes have taken meanwhile.
+        # Later workers get the same budget, even if other processes use more memory by then.
         self.options = replace(self.options, budget_bytes=place.budget_bytes)
         self._is_fit = True
         self._is_used = False
 
     def _blame_the_size(self, problem: UserCodeError) -> None:
-        """Raise of a batch of one if one of two runs: code that squeezes it fails on the rest."""
+        """Raise BatchTooSmallError if a batch of 2 runs: the code may squeeze a batch of 1."""
         try:
             self._probe(2, confirm=False)
         except UserCodeError:

@@ -1,4 +1,4 @@
-"""Waiting for another process: not for ever, and only as long as somebody wants to. No torch."""
+"""Wait for another process, with a time limit and a way to give up. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import TypeVar
 
 from batchfinder.errors import WorkerHungError, WorkerReleasedError
 
-# How often somebody who waits is asked whether that is still wanted.
+# Time between two checks whether to give up a wait.
 GIVEN_UP_EVERY_SECONDS = 0.1
 
 T = TypeVar("T")
 
 
 def never() -> bool:
-    """Nothing is given up."""
+    """Return False: never give up."""
     return False
 
 
 def wait_for(
     get: Callable[[float], T], timeout_seconds: float | None, is_given_up: Callable[[], bool]
 ) -> T:
-    """What comes from another process.
+    """Wait for an item from another process, and return it.
 
     Args:
-        get: waits this many seconds for it; raises :class:`queue.Empty` if it has not come.
-        timeout_seconds: how long to wait in all; None: for ever.
-        is_given_up: asked again and again meanwhile.
+        get: waits for the item for the given seconds; raises :class:`queue.Empty` without one.
+        timeout_seconds: time to wait in total; None to wait forever.
+        is_given_up: called repeatedly while waiting. True ends the wait.
 
     Raises:
-        WorkerHungError: it did not come in time.
-        WorkerReleasedError: it was given up.
+        WorkerHungError: the item did not come in time.
+        WorkerReleasedError: ``is_given_up`` returned True.
     """
     deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
     while True:

@@ -1,4 +1,4 @@
-"""What tries sizes for a search: a worker, wherever it runs. Imports no torch."""
+"""The protocol of workers, which try sizes for a search in any process. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ class EstimateOrder:
     """An order to estimate the answer.
 
     Attributes:
-        function: ``module:function``; called with setup, options, the device's name, the budget
-            and the bounds. It returns a size or None, and texts for the user.
-        bounds: the smallest size, the largest or None, and what each size is a multiple of.
+        function: the name of a function, ``module:function``. It is called with the setup, the
+            options, the device's name, the budget and the bounds. It returns a size or None, and
+            texts for the user.
+        bounds: the smallest size, the largest size or None, and the number that each size is a
+            multiple of.
     """
 
     function: str
@@ -27,12 +29,12 @@ class EstimateOrder:
 
 @dataclass(frozen=True)
 class Order:
-    """What a worker needs to start.
+    """An order to start a worker.
 
     Attributes:
-        options: of the search.
-        group: the process group to join, as plain data; None: none.
-        estimate: the estimate to make beside the steps; None: none.
+        options: the options of the search.
+        group: the process group to join, as plain data; None if the worker trains alone.
+        estimate: the estimate to make during the steps; None for no estimate.
     """
 
     options: ProbeOptions
@@ -40,7 +42,7 @@ class Order:
     estimate: EstimateOrder | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The order as plain data, ready for JSON."""
+        """Return the order as plain data, ready for JSON."""
         return {**asdict(self), "options": self.options.to_dict()}
 
 
@@ -48,17 +50,18 @@ class Worker(Protocol):
     """Tries one size after the other.
 
     Attributes:
-        is_replaceable: whether a second start gives a fresh process, with nothing left of before.
+        is_replaceable: True if a second start gives a fresh process, without traces of earlier
+            probes.
     """
 
     @property
     def is_replaceable(self) -> bool: ...
 
     def start(self, order: Order) -> Place:
-        """Get ready for the first size; once started, be as good as new again.
+        """Prepare for the first size. A second start makes the worker as good as new.
 
         Raises:
-            BatchFinderError, UserCodeError: the setup cannot be loaded, or not be used.
+            BatchFinderError, UserCodeError: the setup cannot be loaded or used.
         """
         ...
 
@@ -66,11 +69,11 @@ class Worker(Protocol):
         """Try a size.
 
         Raises:
-            BatchFinderError, UserCodeError: what the step raised. A replaceable worker has to be
-                started again then.
+            BatchFinderError, UserCodeError: the step raised it. Then a replaceable worker must be
+                started again.
         """
         ...
 
     def end(self) -> None:
-        """Give everything back. Safe to call twice."""
+        """Release everything. Safe to call twice."""
         ...

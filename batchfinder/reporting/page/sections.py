@@ -9,6 +9,7 @@ from typing import Any
 
 from batchfinder.reporting.answer import details, headline
 from batchfinder.reporting.page import charts
+from batchfinder.reporting.page.studies import comparison_rows, size_chart, sweep_rows
 from batchfinder.reporting.table import peak_bytes
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.units import format_bytes, format_seconds
@@ -27,7 +28,26 @@ def sections_of(data: Data) -> list[str]:
     """
     if "estimates" in data:
         return _estimates(data["estimates"])
+    if "comparisons" in data:
+        return [_study(one, comparison_rows(one), 1) for one in data["comparisons"]]
+    if "over" in data or "sweeps" in data:
+        return [_study(s, sweep_rows(s), len(s["over"])) for s in data.get("sweeps", [data])]
     return _search(data)
+
+
+def _study(data: Data, rows: Rows, names: int) -> str:
+    sizes = [row["batch_size"] for row in data["rows"]]
+    facts = [f"budget {format_bytes(data['budget_bytes'])}"]
+    if data.get("max_tokens"):
+        facts.append(f"max_tokens = {data['max_tokens']} is safe for all lengths")
+    return _section(
+        [
+            f"<h2>{escape(data['device'])}</h2>",
+            f'<p class="lead">{escape(", ".join(facts))}</p>',
+            _picture("Largest batch size", size_chart(rows, sizes, names), {}),
+            _table("Every row", rows),
+        ]
+    )
 
 
 def _search(data: Data) -> list[str]:

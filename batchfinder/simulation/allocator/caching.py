@@ -1,8 +1,8 @@
-"""PyTorch's caching allocator for CUDA, on paper and under a capacity.
+"""A simulation of PyTorch's caching allocator for CUDA, under a capacity.
 
-What an allocator takes from the device is not what tensors ask for: it takes segments, cuts them
-into blocks, keeps freed blocks for later, and gives whole segments back only when the device is
-full. Whether a training step fits is decided here, not by the sum of its tensors.
+The allocator reserves more memory than tensors request. It gets segments from the device, cuts
+them into blocks, and keeps freed blocks for later. It returns whole segments only when the device
+is full. Whether a training step fits depends on these rules, not on the sum of its tensors.
 
 Sources: the rules of ``c10/cuda/CUDACachingAllocator.cpp`` of PyTorch, and its notes on memory
 management (https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management).
@@ -25,25 +25,26 @@ from batchfinder.simulation.allocator.rounding import (
 from batchfinder.units import MIB
 
 Block: TypeAlias = int
-"""A piece of a segment: its size in the high bits, its address in the low ones.
+"""A piece of a segment: its size in the high bits, its address in the low bits.
 
-So a list of blocks is sorted by size, then address. Objects that name their neighbours would take
-most of the time of a replay: thousands of cycles, each of them looked at by the garbage collector.
+So a list of blocks is sorted by size, then address. Objects that refer to their neighbors would
+dominate the time of a replay: the garbage collector would inspect thousands of reference cycles.
 """
 ADDRESS_BITS = 52
 _ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
 
 LARGE_POOL_ADDRESS = LARGE_SEGMENT_BYTES << 24
-"""Where the addresses of the large pool begin, those of the small one at 0.
+"""The first address of the large pool, in bytes. The small pool begins at 0.
 
-A whole number of segments, and more than are ever used: one given back is not used again.
+It is a whole number of segments, and more than are ever used: a returned segment's addresses are
+not used again.
 """
 
-_NO_LIMIT = 1 << ADDRESS_BITS  # more than any block has
+_NO_LIMIT = 1 << ADDRESS_BITS  # more bytes than any block has
 
 
 def make_block(address: int, size: int) -> Block:
-    """The block at an address.
+    """Return the block at an address.
 
     Example:
         >>> block = make_block(1024, size=512)
@@ -54,20 +55,20 @@ def make_block(address: int, size: int) -> Block:
 
 
 def address_of(block: Block) -> int:
-    """Where a block begins."""
+    """Return the address at which a block begins."""
     return block & _ADDRESS_MASK
 
 
 def size_of(block: Block) -> int:
-    """The bytes of a block."""
+    """Return the bytes of a block."""
     return block >> ADDRESS_BITS
 
 
 class DeviceFullError(Exception):
-    """The allocator has given back all it could, and the request still does not fit.
+    """The allocator has returned all that it could, and the request still does not fit.
 
     Args:
-        missing_bytes: how much more the device should have, for this request.
+        missing_bytes: the bytes that the device lacks for this request.
     """
 
     def __init__(self, missing_bytes: int) -> None:
@@ -77,13 +78,13 @@ class DeviceFullError(Exception):
 
 @dataclass(frozen=True)
 class AllocatorSettings:
-    """What ``PYTORCH_CUDA_ALLOC_CONF`` can change.
+    """The settings of ``PYTORCH_CUDA_ALLOC_CONF`` that change what fits.
 
     Attributes:
-        expandable_segments: one growing segment per pool in place of many of fixed size.
-        max_split_size_bytes: blocks larger than this are not split; None: no limit.
+        expandable_segments: use one growing segment per pool instead of many of fixed size.
+        max_split_size_bytes: blocks larger than this are not split; None for no limit.
         roundup_power2_divisions: requests are rounded up to this many steps between powers of
-            two; 1: off.
+            two; 1 for off.
 
     Example:
         >>> AllocatorSettings(expandable_segments=True).max_split_size_bytes is None
@@ -96,7 +97,7 @@ class AllocatorSettings:
 
     @classmethod
     def of_this_process(cls) -> AllocatorSettings:
-        """Those in the environment, as PyTorch reads them; settings of other kinds are left out."""
+        """Return the settings in the environment, read as PyTorch does; others are left out."""
         text = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF", "")
         parts = (part.partition(":") for part in text.replace(" ", "").split(","))
         told = {name: value for name, _, value in parts}
@@ -113,17 +114,17 @@ class CachingAllocator:
     """Blocks of memory from a device of a given capacity, by the rules of PyTorch's allocator.
 
     Args:
-        capacity_bytes: what may be reserved at most, as set by
-            ``torch.cuda.set_per_process_memory_fraction``; None: no limit.
-        settings: what the user set; ``expandable_segments`` is for
+        capacity_bytes: the most bytes that it may reserve, as set by
+            ``torch.cuda.set_per_process_memory_fraction``; None for no limit.
+        settings: the user's settings. ``expandable_segments`` needs
             :class:`~batchfinder.simulation.allocator.expandable.ExpandableAllocator`.
 
     Attributes:
-        allocated_bytes: in use now, after rounding; ``torch.cuda.memory_allocated()``.
-        reserved_bytes: taken from the device now; ``torch.cuda.memory_reserved()``.
-        peak_allocated_bytes: the most that was in use.
-        peak_reserved_bytes: the most that was reserved.
-        retries: how often the cache had to be given back to serve a request.
+        allocated_bytes: bytes in use now, after rounding; ``torch.cuda.memory_allocated()``.
+        reserved_bytes: bytes reserved on the device now; ``torch.cuda.memory_reserved()``.
+        peak_allocated_bytes: the most bytes that were in use.
+        peak_reserved_bytes: the most bytes that were reserved.
+        retries: the number of times that the cache was returned to the device to serve a request.
 
     Example:
         >>> allocator = CachingAllocator(capacity_bytes=24 * 2**20)
@@ -149,23 +150,23 @@ class CachingAllocator:
         self.retries = 0
         settings = settings or AllocatorSettings()
         self._max_split = settings.max_split_size_bytes or _NO_LIMIT
-        self._unsplit = make_block(0, self._max_split)  # larger ones sort behind it
+        self._unsplit = make_block(0, self._max_split)  # larger blocks sort behind it
         self._divisions = settings.roundup_power2_divisions
         self._free_small: list[Block] = []
         self._free_large: list[Block] = []
-        # The free blocks by both their ends. No two share one: they would be a single block.
+        # The free blocks by both their ends. No two share an end: they would be a single block.
         self._edges: dict[int, Block] = {}
         self._segments: dict[int, int] = {}
         self._next_small, self._next_large = 0, LARGE_POOL_ADDRESS
 
     def malloc(self, size: int) -> Block:
-        """A block of at least ``size`` bytes.
+        """Return a block of at least ``size`` bytes.
 
         Args:
-            size: positive.
+            size: the bytes requested, above 0.
 
         Raises:
-            DeviceFullError: no room, even after all cached segments were given back.
+            DeviceFullError: it does not fit, even after all cached segments were returned.
         """
         if self._divisions > 1:
             size = round_request(size, self._divisions)
@@ -192,7 +193,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: Block) -> None:
-        """Give a block back to the cache, merged with the free blocks beside it."""
+        """Return a block to the cache, merged with the free blocks beside it."""
         address, size = block & _ADDRESS_MASK, block >> ADDRESS_BITS
         end = address + size
         self.allocated_bytes -= size
@@ -211,28 +212,28 @@ class CachingAllocator:
         insort(free, block)
 
     def release_cached(self) -> None:
-        """Give every wholly free segment back to the device, as ``torch.cuda.empty_cache``."""
+        """Return every wholly free segment to the device, as ``torch.cuda.empty_cache`` does."""
         for free in (self._free_small, self._free_large):
             for index in reversed(range(len(free))):
                 if self._segments.get(address_of(free[index])) == size_of(free[index]):
                     self._release(free, index)
 
     def _best_fit(self, free: list[Block], size: int) -> int | None:
-        """Where the smallest free block that will do stands, the lowest of equals."""
+        """Return the index of the smallest free block that can serve; of equals, the lowest."""
         index = bisect_left(free, size << ADDRESS_BITS)
         if index == len(free):
             return None
         return index if free[index] < self._unsplit or self._may_serve(free[index], size) else None
 
     def _may_serve(self, unsplit: Block, size: int) -> bool:
-        """Whether a free block that must not be split may be spent on a request."""
+        """Return True if a free block that must not be split may serve a request."""
         return size >= self._max_split and size_of(unsplit) < size + LARGE_SEGMENT_BYTES
 
     def _should_split(self, size: int, rest: int) -> bool:
         return size <= SMALL_BYTES or (rest > SMALL_BYTES and size < self._max_split)
 
     def _take_from_device(self, free: list[Block], size: int) -> Block:
-        """A block of at least ``size`` bytes in memory new from the device, on no list yet."""
+        """Return a block of at least ``size`` bytes in new device memory, on no list yet."""
         segment = segment_bytes(size)
         if self._missing(segment) <= 0:
             return self._new_block(free, size)
@@ -245,10 +246,10 @@ class CachingAllocator:
         return self._new_block(free, size)
 
     def _release_unsplit(self, free: list[Block], size: int) -> bool:
-        """Give back segments too large to be split: one that is enough, else the largest.
+        """Give back segments too large to be split: one that is enough, else the largest ones.
 
         Returns:
-            Whether they were enough.
+            True if they were enough.
         """
         wanted = max(size, self._max_split)
         index = bisect_left(free, wanted << ADDRESS_BITS)
@@ -262,7 +263,7 @@ class CachingAllocator:
         return released >= wanted
 
     def _release(self, free: list[Block], index: int) -> None:
-        """Give a segment back that is a single free block."""
+        """Return a segment that is a single free block to the device."""
         block = free.pop(index)
         address, size = address_of(block), size_of(block)
         del self._edges[address], self._edges[address + size], self._segments[address]
@@ -271,7 +272,7 @@ class CachingAllocator:
     def _new_block(self, free: list[Block], size: int) -> Block:
         segment = segment_bytes(size)
         self._reserve(segment)
-        # Apart from the next one: blocks of different segments are no neighbours.
+        # Leave a gap to the next segment: blocks of different segments are not neighbors.
         if free is self._free_small:
             address = self._next_small
             self._next_small += segment + MIN_BLOCK_BYTES

@@ -1,7 +1,7 @@
 """The caching allocator with ``expandable_segments:True``: one growing segment per pool.
 
-Each pool reserves addresses for the whole device once and maps memory into them page by page, so
-that a request too large for any gap extends the free block at the end in place of a new segment.
+Each pool reserves addresses for the whole device once, and maps memory into them page by page. If
+a request is too large for any gap, the free block at the end grows; there is no new segment.
 
 Source: ``ExpandableSegment`` in ``c10/cuda/CUDACachingAllocator.cpp`` of PyTorch.
 """
@@ -31,13 +31,13 @@ from batchfinder.simulation.allocator.rounding import (
 class ExpandableAllocator(CachingAllocator):
     """A ``CachingAllocator`` with expandable segments.
 
-    The addresses of a pool are in use, free (and mapped), or unmapped: holes.
+    Each address of a pool is in use, free (and mapped), or unmapped. Unmapped ranges are holes.
 
     Args:
-        capacity_bytes: a request that is no longer served from the cache has to fit below it as
-            a whole, though a part of it may be mapped already. As memory is mapped by whole pages,
-            a little more than this may be reserved. None: no limit.
-        settings: ``expandable_segments`` is taken for granted.
+        capacity_bytes: a request that the cache cannot serve has to fit below this as a whole,
+            even if a part of it is mapped already. Memory is mapped by whole pages, so a little
+            more than this may be reserved. None for no limit.
+        settings: the user's settings. ``expandable_segments`` is assumed to be True.
 
     Example:
         >>> allocator = ExpandableAllocator(capacity_bytes=40 * 2**20)
@@ -53,8 +53,8 @@ class ExpandableAllocator(CachingAllocator):
         settings: AllocatorSettings | None = None,
     ) -> None:
         super().__init__(capacity_bytes, settings)
-        # The size of each hole, by its address. The last one of a pool is its endless tail; PyTorch
-        # reserves 9/8 of the device.
+        # The size of each hole, by its address. The last hole of a pool is its endless tail, where
+        # PyTorch reserves 9/8 of the device.
         self._holes_small = {0: LARGE_POOL_ADDRESS}
         self._holes_large = {LARGE_POOL_ADDRESS: LARGE_POOL_ADDRESS}
 
@@ -76,9 +76,9 @@ class ExpandableAllocator(CachingAllocator):
                     _add_hole(holes, first, last)
 
     def _best_fit(self, free: list[Block], size: int) -> int | None:
-        """As without expandable segments, but a block that can grow counts as what it can become.
+        """Return the index of the best free block; one that can grow counts at its grown size.
 
-        So the block at the end is left alone while a gap will do.
+        So the block at the end is not used if a gap is large enough.
         """
         index = bisect_left(free, size << ADDRESS_BITS)
         if index == len(free):
@@ -89,7 +89,7 @@ class ExpandableAllocator(CachingAllocator):
         return index if free[index] < self._unsplit or self._may_serve(free[index], size) else None
 
     def _reach(self, block: Block) -> int:
-        """The size of a free block together with the hole behind it."""
+        """Return the size of a free block together with the hole behind it."""
         holes = self._holes_small if address_of(block) < LARGE_POOL_ADDRESS else self._holes_large
         return size_of(block) + holes.get(address_of(block) + size_of(block), 0)
 
@@ -100,7 +100,7 @@ class ExpandableAllocator(CachingAllocator):
         return False  # every segment can be split
 
     def _new_block(self, free: list[Block], size: int) -> Block:
-        """A block of at least ``size`` bytes, made by mapping pages beside what is free."""
+        """Return a block of at least ``size`` bytes, by mapping pages beside free blocks."""
         is_small = free is self._free_small
         holes = self._holes_small if is_small else self._holes_large
         page = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
@@ -118,7 +118,7 @@ class ExpandableAllocator(CachingAllocator):
         return block
 
     def _lowest_room(self, holes: dict[int, int], size: int) -> int:
-        """The lowest address from which free blocks and holes in a row hold ``size`` bytes."""
+        """Return the lowest address where adjacent free blocks and holes hold ``size`` bytes."""
         for hole in sorted(holes):
             before = self._edges.get(hole)
             first = end = hole if before is None else address_of(before)
@@ -129,17 +129,17 @@ class ExpandableAllocator(CachingAllocator):
         raise DeviceFullError(size)  # the tail is as large as the address space
 
     def _add_free(self, block: Block) -> None:
-        """Make a free block of addresses that were neither free nor in use."""
+        """Make a free block from addresses that were neither free nor in use."""
         self.allocated_bytes += size_of(block)
         self.free(block)
 
     def _free_from(self, address: int) -> int:
-        """The size of the free block that begins at an address; 0 if there is none."""
+        """Return the size of the free block that begins at an address; 0 if there is none."""
         block = self._edges.get(address)
         return size_of(block) if block is not None and address_of(block) == address else 0
 
 
 def _add_hole(holes: dict[int, int], first: int, last: int) -> None:
-    """Note an unmapped stretch, merged with those beside it."""
+    """Note an unmapped range, merged with the ranges beside it."""
     before = next((start for start, size in holes.items() if start + size == first), first)
     holes[before] = last + holes.pop(last, 0) - before

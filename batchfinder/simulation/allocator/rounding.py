@@ -1,4 +1,4 @@
-"""How many bytes PyTorch's caching allocator takes for a request.
+"""Rounding of requests in PyTorch's caching allocator, in bytes.
 
 Source: the constants and rules of ``c10/core/AllocatorConfig.h`` and
 ``c10/cuda/CUDACachingAllocator.cpp`` of PyTorch.
@@ -10,25 +10,25 @@ from batchfinder.units import MIB
 
 MIN_BLOCK_BYTES = 512
 SMALL_BYTES = MIB
-"""Up to here a request is served from the small pool."""
+"""The largest request, in bytes, that the small pool serves."""
 SMALL_SEGMENT_BYTES = 2 * MIB
 LARGE_SEGMENT_BYTES = 20 * MIB
 MIN_OWN_SEGMENT_BYTES = 10 * MIB
-"""From here on a request gets a segment of its own size."""
+"""The smallest request, in bytes, that gets a segment of its own size."""
 SEGMENT_ROUNDING_BYTES = 2 * MIB
 
 
 def round_up(size: int, multiple: int) -> int:
-    """The next multiple of ``multiple`` that is not below ``size``."""
+    """Return the smallest multiple of ``multiple`` that is at least ``size``."""
     return -(-size // multiple) * multiple
 
 
 def round_request(size: int, power2_divisions: int = 1) -> int:
-    """The block size that serves a request of ``size`` bytes.
+    """Return the size of the block that serves a request of ``size`` bytes.
 
     Args:
-        size: bytes asked for, positive.
-        power2_divisions: see :class:`AllocatorSettings`.
+        size: the bytes requested, above 0.
+        power2_divisions: steps between powers of two to round up to; 1 for off.
 
     Example:
         >>> round_request(1), round_request(513), round_request(1200 * 1024, power2_divisions=4)
@@ -43,7 +43,7 @@ def round_request(size: int, power2_divisions: int = 1) -> int:
 
 
 def segment_bytes(block_size: int) -> int:
-    """The size of the segment taken from the device to serve a rounded request.
+    """Return the size of the segment taken from the device to serve a rounded request.
 
     Example:
         >>> [segment_bytes(size * MIB) // MIB for size in (1, 2, 11)]

@@ -1,5 +1,5 @@
-"""What each operator allocates on CUDA: its outputs, and the workspaces of its kernels.
+"""The memory that each operator allocates on CUDA: its outputs, and the workspaces of its kernels.
 
-Read ``outputs`` and ``workspaces``, which call the other files: one for each kind of operator. May
+Read ``outputs`` and ``workspaces``. They call the other files, one for each kind of operator. May
 import ``trace``, ``values``, ``allocator`` and ``gpus``.
 """

@@ -1,7 +1,7 @@
 """``F.scaled_dot_product_attention`` as the target GPU would run it.
 
-PyTorch picks one of several kernels by GPU, dtype, head size and mask; they differ by orders of
-magnitude in what the backward pass keeps. Source of the rules:
+PyTorch picks one of several kernels by GPU, dtype, head size and mask. The kernels keep very
+different amounts of memory for the backward pass, by orders of magnitude. Source of the rules:
 https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
 """
 
@@ -27,16 +27,16 @@ class AttentionBackend(enum.Enum):
 
 
 NO_KERNEL = "No available kernel"
-"""What PyTorch says where all kernels that could run are switched off."""
+"""The start of PyTorch's error if every kernel that could run is switched off."""
 
-_PREFER_CUDNN = (9, 10)  # major compute capabilities; elsewhere cuDNN's kernel comes last
+_PREFER_CUDNN = (9, 10)  # major compute capabilities; other GPUs try cuDNN's kernel last
 
 FAMILIES: tuple[ComputeCapability, ...] = ((5, 0), (7, 0), (8, 0))
-"""The oldest GPU of each generation with kernels of its own."""
+"""The compute capability of the oldest GPU in each generation that has its own kernels."""
 
 
 def kernel_family(capability: ComputeCapability) -> ComputeCapability:
-    """The oldest GPU that runs a training step with the same kernels.
+    """Return the oldest GPU that runs a training step with the same kernels.
 
     Example:
         >>> kernel_family((8, 9)), kernel_family((7, 5)), kernel_family((6, 1))
@@ -53,21 +53,21 @@ def choose_backend(
     has_mask: bool,
     capability: ComputeCapability,
 ) -> AttentionBackend | None:
-    """The kernel PyTorch picks on CUDA, of those that are not switched off now.
+    """Return the kernel that PyTorch picks on CUDA, among those that are switched on now.
 
-    ``torch.nn.attention.sdpa_kernel`` switches them, and so do functions of
-    ``torch.backends.cuda``. cuDNN's kernel, preferred on some GPUs, keeps what flash attention
-    keeps and counts as it; with a mask, as the memory-efficient one.
+    ``torch.nn.attention.sdpa_kernel`` and functions of ``torch.backends.cuda`` switch kernels on
+    and off. Some GPUs prefer cuDNN's kernel. It keeps what flash attention keeps, so it counts as
+    flash attention; with a mask, it counts as the memory-efficient kernel.
 
     Args:
-        query: ``(batch, heads, length, head size)``, as ``key`` and ``value``.
-        key: see ``query``.
-        value: see ``query``.
-        has_mask: whether an explicit mask is given.
-        capability: of the target GPU, such as ``(8, 6)``.
+        query: the queries, ``(batch, heads, length, head size)``.
+        key: the keys, with the same order of dimensions.
+        value: the values, with the same order of dimensions.
+        has_mask: True if an explicit mask is given.
+        capability: the compute capability of the target GPU, such as ``(8, 6)``.
 
     Returns:
-        The kernel; None: none that is left can do it.
+        The kernel, or None if no kernel that is switched on can run.
 
     Example:
         >>> q = torch.empty(1, 8, 64, 64, dtype=torch.float16, device="meta")
@@ -102,7 +102,7 @@ def choose_backend(
 
 
 def _alignment(half: bool, capability: ComputeCapability) -> int:
-    """Of the head size, in elements, for the memory-efficient kernel."""
+    """Return the number of elements that the memory-efficient kernel's head size must divide by."""
     if capability >= (8, 0):
         return 8 if half else 4
     if capability >= (7, 0):
@@ -113,14 +113,14 @@ def _alignment(half: bool, capability: ComputeCapability) -> int:
 def attention_kernel(
     capability: ComputeCapability, alike: set[ComputeCapability] | None = None
 ) -> Callable[..., Tensor]:
-    """A replacement for ``aten::scaled_dot_product_attention`` that runs the target's kernel.
+    """Return a replacement for ``aten::scaled_dot_product_attention`` with the target's kernel.
 
     Args:
-        capability: of the target GPU.
-        alike: some of :data:`FAMILIES`; those that choose otherwise are taken out.
+        capability: the compute capability of the target GPU.
+        alike: some of :data:`FAMILIES`. Families that pick another kernel are removed.
 
     Raises:
-        RuntimeError: when run, as PyTorch does: those that could run there are switched off.
+        RuntimeError: when called, as in PyTorch, if every kernel that could run is switched off.
     """
     alike = set() if alike is None else alike
 
@@ -171,7 +171,7 @@ def _flash(
     is_causal: bool,
     scale: float | None,
 ) -> Tensor:
-    """Flash attention; head sizes are padded to a multiple of 8 before and cut after."""
+    """Run flash attention, with head sizes padded to a multiple of 8 first and cut afterward."""
     head_size = query.size(-1)
     missing = -head_size % 8
     if missing:
@@ -186,7 +186,7 @@ def _flash(
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """The mask as the kernel takes it: added to the scores, rows padded to 16 elements."""
+    """Return the mask in the kernel's form: added to the scores, rows padded to 16 elements."""
     if mask.dtype is torch.bool:
         shown, hidden = query.new_zeros(()), query.new_full((), -torch.inf)
         mask = torch.where(mask, shown, hidden)

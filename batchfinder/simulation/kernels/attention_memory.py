@@ -1,9 +1,9 @@
-"""What CUDA's attention kernels take while they run, beside their outputs.
+"""The memory that CUDA's attention kernels use while they run, besides their outputs.
 
 Sources: ``aten/src/ATen/native/transformers/cuda/attention_backward.cu`` and
 ``.../cuda/flash_attn/flash_api.cpp`` of PyTorch. The tile sizes of the memory-efficient kernel
-follow from what PyTorch's own allocator was seen to be asked for, on every generation of GPUs and
-for head sizes from 16 to 256.
+were derived from the requests to PyTorch's own allocator. The requests cover every generation of
+GPUs and head sizes from 16 to 256.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from batchfinder.simulation.gpus import NO_GPU, Gpu
 from batchfinder.simulation.kernels.attention import ComputeCapability
 
 _FLOAT_BYTES = 4
-_LOCK_FLOATS = 4  # of each tile: a lock and a counter, aligned
+_LOCK_FLOATS = 4  # in each tile: a lock and a counter, aligned
 _SPLIT_KEYS = 64
-_ENOUGH_HEADS = 200  # of all examples: keys are split into this many parts at most, over them
+_ENOUGH_HEADS = 200  # over all examples; keys are split into at most this number / heads parts
 
 
 def flash_backward_bytes(query: Tensor) -> list[int]:
-    """Row sums of the gradient, and the gradient of the query in fp32, both at once.
+    """Return the bytes of the gradient's row sums and of the query's fp32 gradient, used together.
 
     Args:
-        query: ``(batch, heads, length, head size)``.
+        query: the queries, ``(batch, heads, length, head size)``.
     """
     batch, heads, length, head_size = query.shape
     rows = batch * heads * round_up(length, 128)
@@ -35,7 +35,7 @@ def flash_backward_bytes(query: Tensor) -> list[int]:
 
 
 def efficient_forward_bytes(query: Tensor, value: Tensor) -> int:
-    """The output in fp32, where a tile of it does not fit into registers."""
+    """Return the bytes of the fp32 output, needed if a tile of it does not fit into registers."""
     batch, heads, length, _ = query.shape
     head_size = value.size(-1)
     if query.element_size() == _FLOAT_BYTES or head_size <= 128:
@@ -44,13 +44,12 @@ def efficient_forward_bytes(query: Tensor, value: Tensor) -> int:
 
 
 class EfficientBackward(NamedTuple):
-    """Tiles of the gradients that several blocks of threads add to, in fp32, of one head.
+    """One head's fp32 tiles of the gradients that several blocks of threads add to.
 
     Attributes:
-        query_floats: of the query's gradient.
-        split_floats: of the gradients of key and value, for each of the parts into which the keys
-            are split.
-        splits: the parts that there are, unless there are enough heads.
+        query_floats: elements for the query's gradient.
+        split_floats: elements for the gradients of key and value, for each part of the keys.
+        splits: the number of parts that the keys are split into. Many heads reduce it.
 
     Example:
         >>> kernel = EfficientBackward(query_floats=100, split_floats=10, splits=8)
@@ -63,7 +62,7 @@ class EfficientBackward(NamedTuple):
     splits: int
 
     def bytes_of(self, heads: int, _: Gpu = NO_GPU) -> int:
-        """What all heads of all examples take, on every GPU."""
+        """Return the bytes for all heads of all examples. They are the same on every GPU."""
         splits = max(1, min(self.splits, _ENOUGH_HEADS // max(1, heads)))
         return heads * (self.query_floats + splits * self.split_floats) * _FLOAT_BYTES
 
@@ -71,12 +70,12 @@ class EfficientBackward(NamedTuple):
 def efficient_backward(
     query: Tensor, key: Tensor, capability: ComputeCapability
 ) -> EfficientBackward:
-    """What the gradient of the memory-efficient kernel takes.
+    """Return the memory that the backward pass of the memory-efficient kernel uses.
 
     Args:
-        query: ``(batch, heads, length, head size)``.
-        key: see ``query``.
-        capability: of the target GPU.
+        query: the queries, ``(batch, heads, length, head size)``.
+        key: the keys, with the same order of dimensions.
+        capability: the compute capability of the target GPU.
     """
     length, head_size = query.shape[2:]
     half = query.element_size() < _FLOAT_BYTES

@@ -1,4 +1,4 @@
-"""What CUDA's convolutions return: their outputs, in the memory format they compute in.
+"""The outputs of CUDA's convolutions, in the memory format that they compute in.
 
 Source: ``aten/src/ATen/native/Convolution.cpp`` and ``ConvUtils.h`` of PyTorch.
 """
@@ -27,7 +27,7 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """The output of ``aten::convolution``."""
+    """Return the output of ``aten::convolution``."""
     images, kernel = input.shape[2:], weight.shape[2:]
     sides = []
     for side in range(len(images)):
@@ -60,7 +60,7 @@ def convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The outputs of ``aten::convolution_backward``."""
+    """Return the outputs of ``aten::convolution_backward``."""
     memory_format = compute_format(input, weight)
     needs_input, needs_weight, needs_bias = output_mask
     return (
@@ -71,7 +71,7 @@ def convolution_backward(
 
 
 def compute_format(images: Tensor, weight: Tensor) -> torch.memory_format:
-    """The memory format of the computation: channels last as soon as one of both is."""
+    """Return the memory format of the computation: channels last if either tensor has it."""
     last = _FORMATS.get(images.dim())
     if last is not None:
         for tensor in (images, weight):
@@ -81,9 +81,9 @@ def compute_format(images: Tensor, weight: Tensor) -> torch.memory_format:
 
 
 def is_well_formed(args: Sequence[Any]) -> bool:
-    """Whether the arguments of ``aten::convolution`` are what its kernel takes.
+    """Return True if the kernel of ``aten::convolution`` accepts the arguments.
 
-    What is not is left to PyTorch, which says what is wrong.
+    PyTorch handles all other arguments, and its error says what is wrong.
     """
     images, weight, bias, _, _, _, transposed, _, groups = args
     return (

@@ -1,6 +1,6 @@
-"""What cuDNN's convolutions use while they run, beside their outputs.
+"""The memory that cuDNN's convolutions use while they run, besides their outputs.
 
-cuDNN does not publish it: these rules were read off recordings of real GPUs.
+cuDNN does not publish these sizes. The rules were derived from recordings of real GPUs.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from batchfinder.simulation.kernels.attention import ComputeCapability
 from batchfinder.simulation.trace.recorder import size_of
 
 TENSOR_FLOAT_SINCE: ComputeCapability = (8, 0)
-"""The first GPUs that compute convolutions of fp32 on tensor cores, as TF32."""
+"""The first GPUs that compute fp32 convolutions on tensor cores, as TF32."""
 
 # Winograd's algorithm keeps 6 x 6 numbers of 4 bytes for each tile of 4 x 4 pixels and for each
-# filter. cuDNN 8.0 on a V100 used another one up to this many channels, but never for the weight.
+# filter. Up to 64 channels, cuDNN 8.0 on a V100 used another algorithm, except for the weight.
 _TILE, _TILE_BYTES = 4, 6 * 6 * 4
 _FEW_CHANNELS = 64
 
-# The gradient of images by 1x1 filters had a workspace from 784 tiles of 128 x 128 elements on, and
-# none up to 392 of them, on the 80 multiprocessors of that V100.
+# The gradient of images by 1x1 filters had a workspace from 784 tiles of 128 x 128 elements on. Up
+# to 392 tiles it had none. Both were seen on the 80 multiprocessors of that V100.
 _MATRIX_TILE = 128
 _MANY_TILES = 512
 
@@ -35,7 +35,7 @@ _CHANNELS_AT_ONCE = 8
 
 
 class Direction(enum.Enum):
-    """What one call of cuDNN computes."""
+    """The result that one call of cuDNN computes."""
 
     OUTPUT = "output"
     IMAGES = "gradient of the images"
@@ -43,14 +43,14 @@ class Direction(enum.Enum):
 
 
 class Convolution(NamedTuple):
-    """A convolution; a transposed one is another's gradient of the images.
+    """A convolution. A transposed one is the gradient of another convolution's images.
 
     Attributes:
-        images: ``(batch, channels, ...)``, which the filter is moved over.
-        outputs: ``(batch, filters, ...)``.
+        images: the images that the filter moves over, ``(batch, channels, ...)``.
+        outputs: the outputs, ``(batch, filters, ...)``.
         weight: the filter.
-        stride: of the filter.
-        dilation: of the filter.
+        stride: the stride of the filter.
+        dilation: the dilation of the filter.
     """
 
     images: Tensor
@@ -60,10 +60,10 @@ class Convolution(NamedTuple):
     dilation: Sequence[int]
 
     def workspace_bytes(self, direction: Direction, capability: ComputeCapability) -> int:
-        """Return what a call uses where its images are in the contiguous format."""
+        """Return the bytes that a call uses if its images are in the contiguous format."""
         channels = self.weight.size(1)
         if channels == 1:
-            return 0  # a kernel of PyTorch's own, for one filter a channel
+            return 0  # PyTorch's own kernel, for one filter per channel
         kernel = list(self.weight.shape[2:])
         is_grouped = channels != self.images.size(1)
         if (
@@ -72,8 +72,8 @@ class Convolution(NamedTuple):
             and capability < TENSOR_FLOAT_SINCE
         ):
             return self._full_precision_bytes(direction, kernel)
-        # Tensor cores compute channels last: of images in the other format, and of the filter,
-        # cuDNN makes copies in its workspace. "Tensor Layouts In Memory: NCHW vs NHWC" in
+        # Tensor cores compute channels last. cuDNN copies the filter, and images in the other
+        # format, into its workspace. "Tensor Layouts In Memory: NCHW vs NHWC" in
         # https://docs.nvidia.com/deeplearning/performance/dl-performance-convolutional
         is_half = self.weight.element_size() == 2
         # Filters that do not overlap are a matrix product.

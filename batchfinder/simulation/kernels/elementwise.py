@@ -1,6 +1,6 @@
-"""What operators that work element by element return, where that is plain to see.
+"""The outputs of elementwise operators, in the simple cases.
 
-PyTorch derives the same with a reference implementation in Python, which takes ten times as long.
+PyTorch derives the same with a reference implementation in Python, which needs ten times as long.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from batchfinder.simulation.values.shapes import new_like
 
 _aten: Any = torch.ops.aten
-# Their outputs are of the type that their inputs are promoted to, unlike those of comparisons.
+# The type of their outputs is the promoted type of their inputs, unlike in comparisons.
 ELEMENTWISE = {
     getattr(getattr(_aten, name), overload)
     for overload, names in {
@@ -34,7 +34,7 @@ ELEMENTWISE = {
 
 
 def elementwise(args: Any, kwargs: Any) -> Tensor | None:
-    """The output of one of :data:`ELEMENTWISE`; None where it takes a closer look."""
+    """Return the output of one of :data:`ELEMENTWISE`; None if the case is not simple."""
     if kwargs.keys() - {"alpha", "approximate"}:
         return None
     widest: FakeTensor | None = None
@@ -45,7 +45,7 @@ def elementwise(args: Any, kwargs: Any) -> Tensor | None:
             return None
         if dtype is None:
             dtype = operand.dtype
-        elif operand.dtype is not dtype:  # to ask for the common type is an operator of its own
+        elif operand.dtype is not dtype:  # promote_types is an operator itself
             dtype = torch.promote_types(dtype, operand.dtype)
         if widest is None or operand.numel() > widest.numel():
             widest = operand
@@ -58,12 +58,12 @@ def elementwise(args: Any, kwargs: Any) -> Tensor | None:
 
 
 def _lies_in(operand: Tensor | None, widest: Tensor, layout: torch.memory_format) -> bool:
-    """Whether an operand leaves the layout of the output to the widest one."""
+    """Return True if an operand leaves the layout of the output to the widest operand."""
     if operand is None:
         return False
     if operand.shape == widest.shape:
         return operand.stride() == widest.stride() or _layout(operand) is layout
-    # Spread over the first dimensions: a bias, say.
+    # Expanded over the first dimensions, like a bias.
     is_tail = operand.shape == widest.shape[widest.dim() - operand.dim() :]
     return is_tail and operand.is_contiguous() and layout is torch.contiguous_format
 
@@ -78,18 +78,18 @@ def cast(
     non_blocking: bool = False,
     memory_format: torch.memory_format | None = None,
 ) -> Tensor:
-    """The output of ``aten::_to_copy`` and its like; every device is the simulated one."""
+    """Return the output of ``aten::_to_copy`` or a similar operator, on the simulated device."""
     return new_like(input, memory_format or torch.preserve_format, dtype)
 
 
 def is_plain_cast(kwargs: Any) -> bool:
-    """Whether ``aten::_to_copy`` or its like changes no more than type and memory format."""
+    """Return True if ``aten::_to_copy`` or a similar one changes only dtype and memory format."""
     device, layout = kwargs.get("device"), kwargs.get("layout")
     return (device is None or device.type == "cpu") and layout in (None, torch.strided)
 
 
 def _layout(tensor: Tensor) -> torch.memory_format | None:
-    """The memory format whose order the dimensions lie in, with or without holes between them."""
+    """Return the memory format with the tensor's dimension order; it may have holes."""
     sides = [side for side, size in enumerate(tensor.shape) if size != 1]
     strides = tensor.stride()
     if _descends([strides[side] for side in sides]):
@@ -102,12 +102,12 @@ def _layout(tensor: Tensor) -> torch.memory_format | None:
 
 
 def _descends(strides: list[int]) -> bool:
-    """Whether each is smaller than the one before; equal ones, as of expanded tensors, are not."""
+    """Return True if each stride is smaller than the one before. Expanded tensors fail this."""
     return 0 not in strides and all(after < before for before, after in pairwise(strides))
 
 
 def _fake_tensors(args: Any) -> Iterator[FakeTensor | None]:
-    """The tensors among some arguments; None in the place of one that is not a plain fake one."""
+    """Yield the tensors among the arguments; None for each tensor that is not a plain fake one."""
     for argument in args:
         if isinstance(argument, FakeTensor) and argument.constant is None:
             yield argument

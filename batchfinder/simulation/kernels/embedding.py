@@ -1,7 +1,7 @@
-"""What the gradient of an embedding takes on CUDA beside itself.
+"""The memory that the gradient of an embedding uses on CUDA, besides the gradient itself.
 
-The rows that look up the same entry are summed in groups of ten, before the groups are, in
-fp32 or fp64.
+Rows that look up the same entry are summed in groups of ten. Then the groups are summed. Both sums
+are in fp32 or fp64.
 
 Sources: ``aten/src/ATen/native/cuda/Embedding.cu``, ``EmbeddingBag.cu`` and
 ``EmbeddingBackwardKernel.cu`` of PyTorch.
@@ -22,22 +22,22 @@ from batchfinder.simulation.trace.trace import Rule
 
 _ROWS_OF_A_GROUP = 10
 
-# Up to this many rows each warp of the gradient's kernel goes through all of them by itself.
+# Up to this many rows, each warp of the gradient's kernel reads all of them by itself.
 _FEW_ROWS = 3072
 
-_LARGEST = 2  # mode of a bag
+_LARGEST = 2  # the mode "max" of an embedding bag
 
 
 def group_bytes(
     rows: int, _: Gpu = NO_GPU, *, entries: int, width: int, sum_bytes: int = 4, at_once: int = 0
 ) -> int:
-    """The sums of the groups.
+    """Return the bytes of the groups' sums.
 
     Args:
-        rows: that were looked up.
-        entries: of the table.
-        width: of a row, in elements.
-        sum_bytes: of an element.
+        rows: the number of rows that were looked up.
+        entries: the number of entries in the table.
+        width: the elements of a row.
+        sum_bytes: the bytes of an element in the sums.
         at_once: up to this many rows there are no groups.
 
     Example:
@@ -50,13 +50,13 @@ def group_bytes(
 
 
 def note_embedding_backward(recorder: Recorder, args: Any, output: Tensor) -> None:
-    """Note what ``aten::embedding_dense_backward`` takes."""
+    """Note the memory that ``aten::embedding_dense_backward`` uses."""
     gradient, indices, _, _, scales = args
     _note(recorder, gradient, indices, output, 0 if scales else _FEW_ROWS)
 
 
 def note_embedding_bag_backward(recorder: Recorder, args: Any, output: Tensor) -> None:
-    """Note what ``aten::_embedding_bag_backward`` takes, unless it picks the largest."""
+    """Note the memory that ``aten::_embedding_bag_backward`` uses, unless its mode is "max"."""
     gradient, indices, mode, is_sparse = args[0], args[1], args[8], args[9]
     if mode != _LARGEST and not is_sparse:
         _note(recorder, gradient, indices, output, 0)
@@ -71,7 +71,7 @@ def _note(
         group_bytes, entries=entries, width=width, sum_bytes=max(4, output.element_size()),
         at_once=at_once,
     )  # fmt: skip
-    # Sorted, where each came from, and where each group of equal ones begins.
+    # The sorted indices, the place that each came from, and the start of each group of equal ones.
     rows = (indices.numel(),)
     take(recorder, [*copied_sizes([gradient]), *(Rule(rows, r) for r in (*[sorting] * 3, summing))])
 
@@ -80,16 +80,16 @@ def _index_bytes(rows: int, _: Gpu, *, each: int, at_once: int) -> int:
     return rows * each if rows > at_once else 0
 
 
-# Up to this many indices one tile is sorted, in registers; up to this many entries, in one pass.
+# Up to 2048 indices are sorted as one tile, in registers. Up to 256 entries are sorted in one pass.
 _SORTED_AT_ONCE, _IN_ONE_PASS = 2048, 256
 
 
 def note_index_put(recorder: Recorder, args: Any, output: Any) -> None:
-    """Note what ``aten::index_put`` uses where it adds up: the gradient of ``weight[ids]``.
+    """Note the memory of ``aten::index_put`` if it accumulates: the gradient of ``weight[ids]``.
 
-    Indices as int64, sorted, where each came from, and a range; and two more for the sort. Read off
-    PyTorch's own allocator. ``index_put_with_sort_kernel`` in
-    ``aten/src/ATen/native/cuda/Indexing.cu``.
+    It uses the indices as int64, sorted; the place that each came from; a range; and two more
+    buffers for the sort. These were read from PyTorch's own allocator. Source:
+    ``index_put_with_sort_kernel`` in ``aten/src/ATen/native/cuda/Indexing.cu``.
     """
     table, indices = args[:2]
     given = [(at, index) for at, index in enumerate(indices) if index is not None]

@@ -1,6 +1,6 @@
-"""Steps of the backward pass that write into what they are given.
+"""Operators of the backward pass that write into their first argument on CUDA.
 
-Unless tensors are of a kind of their own, as fake tensors are: for those PyTorch makes copies.
+PyTorch copies that argument first if it is a tensor subclass, such as a fake tensor.
 
 Source: ``areAnyTensorSubclassLike`` in ``torch/csrc/autograd/FunctionsManual.cpp`` and in
 ``aten/src/ATen/native`` of PyTorch.
@@ -34,7 +34,7 @@ _NODES: dict[Any, set[str]] = {
 
 
 def works_in_place(func: Any, args: Any) -> bool:
-    """Whether an operator that is about to run would, on CUDA, change its first argument.
+    """Return True if an operator that is about to run would change its first argument on CUDA.
 
     Args:
         func: the operator.
@@ -46,15 +46,15 @@ def works_in_place(func: Any, args: Any) -> bool:
     node = torch._C._current_autograd_node()
     if node is None or node.name() not in nodes:
         return False
-    # A weight for each class is spread over the targets, and stays as it is. A hook may multiply
-    # by a number.
+    # A weight for each class is expanded over the targets, so it is not changed. A hook may
+    # multiply by a number.
     if func is not _aten.mul.Tensor:
         return True
     return isinstance(args[1], Tensor) and _holds(args[0].shape, args[1].shape)
 
 
 def _holds(shape: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether what is made of both is no larger than the first."""
+    """Return True if broadcasting both shapes gives the first one."""
     missing = len(shape) - len(other)
     return missing >= 0 and all(
         size == mate or mate == 1 for size, mate in zip(shape[missing:], other, strict=True)

@@ -1,12 +1,12 @@
-"""What CUDA's losses return, where it differs from the CPU's.
+"""The outputs of CUDA's losses, where they differ from the CPU's.
 
-Some are reduced into the storage that held one value for each element. The number that they return
-keeps all of that storage as long as the loss is alive: through the backward pass, and the next
+Some losses are reduced into the storage that held one value for each element. The number that they
+return keeps all of that storage while the loss is alive: through the backward pass, and the next
 forward pass too. The table of probabilities of the CTC loss is as wide as the longest target.
 
 Sources: ``aten/src/ATen/native/BinaryOps.cpp`` and ``PointwiseOps.cpp`` (the outputs are resized
 after they were allocated), ``native/cuda/Loss.cu`` and ``native/cuda/LossCTC.cu`` of PyTorch. The
-CTC loss of cuDNN is only for targets of int32 on the host.
+CTC loss of cuDNN accepts only int32 targets on the host.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COPYING_LOSSES = {
     _aten.smooth_l1_loss.default,
     _aten.huber_loss.default,
 }
-"""Those that compute the value for each element in a tensor that is gone when they return."""
+"""Losses that store each element's value in a temporary tensor, freed when they return."""
 
 
 def _resized(func: Any) -> Callable[..., Tensor]:
@@ -53,7 +53,7 @@ def _ctc_loss(
     target_lengths: Tensor | Sequence[int],
     *options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The loss of each example, and its table: the time steps by the target with blanks around."""
+    """Return each example's loss, and the table of time steps by target with blanks around it."""
     lengths = numbers_of(target_lengths) if isinstance(target_lengths, Tensor) else target_lengths
     if lengths is not None:
         longest = int(max(lengths, default=0))
@@ -74,7 +74,7 @@ def _ctc_loss_backward(grad: Tensor, log_probs: Tensor, *others: Any) -> Tensor:
 
 
 CTC_BACKWARDS = (_aten._ctc_loss_backward.Tensor, _aten._ctc_loss_backward.default)
-"""They take another table while they run."""
+"""The backward operators of the CTC loss. They use another table while they run."""
 
 LOSSES: dict[Any, Callable[..., Any]] = {
     **{func: _resized(func) for func in _RESIZED},

@@ -1,8 +1,7 @@
-"""What cuBLAS keeps of the allocator's memory once a thread has multiplied matrices.
+"""The allocator memory that cuBLAS keeps after a thread's first matrix product.
 
 PyTorch has a handle of cuBLAS for each thread and a workspace for each handle. The backward pass
 runs in a thread of its own, so a training step has two.
-
 Source: ``aten/src/ATen/cuda/CublasHandlePool.cpp`` of PyTorch.
 """
 
@@ -29,24 +28,24 @@ PRODUCTS = _WITH_BIAS | {
 }  # fmt: skip
 """The operators that cuBLAS computes."""
 
-# Before, cuBLAS took it from the device: https://github.com/pytorch/pytorch/pull/83461
+# Older versions let cuBLAS allocate from the device: https://github.com/pytorch/pytorch/pull/83461
 _FROM_THE_ALLOCATOR_SINCE = (2, 0)
-# With cuBLASLt, which multiplies where there is a bias: https://github.com/pytorch/pytorch/pull/168175;
-# read off 2.11 and 2.12 on scripts/counting_cuda.
+# cuBLASLt multiplies where there is a bias. Since 2.12 it shares the workspace of cuBLAS, as
+# scripts/counting_cuda shows on 2.11 and 2.12: https://github.com/pytorch/pytorch/pull/168175
 _SHARED_SINCE = (2, 12)
-# On Blackwell as on Hopper: https://github.com/pytorch/pytorch/pull/175344; read off as well.
+# Blackwell has Hopper's size since https://github.com/pytorch/pytorch/pull/175344; also measured.
 _LARGE_ON_BLACKWELL_SINCE = (2, 12)
 _LARGE_BYTES, _USUAL_BYTES = 32 * MIB, 8_519_680
 
 
 def workspace_bytes(gpu: Gpu, torch_version: tuple[int, int]) -> int:
-    """What a handle of cuBLAS takes, and keeps.
+    """Return the bytes that a handle of cuBLAS allocates and keeps.
 
     https://docs.nvidia.com/cuda/cublas/#results-reproducibility
 
     Args:
-        gpu: on which it multiplies.
-        torch_version: of the PyTorch that is simulated.
+        gpu: the GPU that multiplies.
+        torch_version: the version of PyTorch to simulate.
 
     Example:
         >>> from batchfinder.simulation.gpus import find_gpu
@@ -59,10 +58,10 @@ def workspace_bytes(gpu: Gpu, torch_version: tuple[int, int]) -> int:
 
 
 class MatrixProducts:
-    """Notes the workspaces with the first product of each thread; one instance per trace.
+    """Notes the workspaces at the first product of each thread. Use one instance per trace.
 
     Args:
-        torch_version: of the PyTorch that is simulated.
+        torch_version: the version of PyTorch to simulate.
     """
 
     def __init__(self, torch_version: tuple[int, int]) -> None:
@@ -70,11 +69,11 @@ class MatrixProducts:
         self._noted: set[tuple[str, bool]] = set()
 
     def note(self, recorder: Recorder, func: Any) -> None:
-        """Note what one of :data:`PRODUCTS` makes the libraries take."""
+        """Note the memory that the libraries allocate for one of :data:`PRODUCTS`."""
         if self._version < _FROM_THE_ALLOCATOR_SINCE:
             return
         if self._is_first("cublas"):
-            recorder.begin_transient(Rule((1,), self._bytes_of))  # which nothing ends
+            recorder.begin_transient(Rule((1,), self._bytes_of))  # it is never freed
         if func in _WITH_BIAS and self._version < _SHARED_SINCE and self._is_first("cublaslt"):
             recorder.begin_transient(MIB)
 
@@ -91,7 +90,7 @@ class MatrixProducts:
 def note_quantized(recorder: Recorder, func: OpOverload, args: Any, output: Any) -> None:
     """Note the weight that a 4-bit product of bitsandbytes dequantizes, in the input's dtype.
 
-    Below 1536 rows, some GPUs run a kernel that does without; the weight is counted there too.
+    Below 1536 rows, some GPUs run a kernel that does not dequantize; the weight is counted anyway.
     With double quantization, the scales are dequantized first, and an offset is added.
     https://github.com/bitsandbytes-foundation/bitsandbytes/blob/main/bitsandbytes/backends/cuda/ops.py
     """

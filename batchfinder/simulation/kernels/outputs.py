@@ -1,9 +1,9 @@
-"""What operators return, where CUDA differs or where saying it directly takes less time.
+"""The outputs of operators, where CUDA differs or where a direct rule is faster.
 
 Normalizations return their outputs, and two statistics in fp32.
 
-PyTorch would derive the same by running each of them as a dozen smaller operators on fake tensors;
-said directly, a trace takes half the time.
+PyTorch would derive the same by running a dozen smaller operators on fake tensors for each. With
+direct rules, a trace needs half the time.
 
 Sources: ``aten/src/ATen/native/cudnn/BatchNorm.cpp``, ``native/cuda/layer_norm_kernel.cu`` and
 ``native/cuda/group_norm_kernel.cu`` of PyTorch.
@@ -117,7 +117,7 @@ def _group_norm_backward(
 
 
 def _efficient_attention(query: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-    """Output and row sums; the seeds of the dropout stay on the host."""
+    """Return the output and the row sums; the seeds of the dropout stay on the host."""
     output, row_sums, *_ = run_on_shapes(_EFFICIENT_ATTENTION, (query, *args), kwargs)
     no_seed = new_tensor(query, [0], torch.int64)
     return output, row_sums, no_seed, no_seed
@@ -130,9 +130,10 @@ def _grouped_mm(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The product of a group's rows and its own matrix, as of experts, in rows of whole 16 bytes.
+    """Return the product of each group's rows with its matrix, in rows of whole 16 bytes.
 
-    PyTorch's kernel for "meta" knows bfloat16 alone. What happens to a group runs into the output.
+    Mixtures of experts use it. PyTorch's own "meta" kernel accepts bfloat16 only. The sizes of the
+    groups do not change the output's shape.
     https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/GroupedMMUtils.h
     """
     if mat_a.size(-1) != mat_b.size(-2):
@@ -151,7 +152,7 @@ def _grouped_mm(
 
 
 def _col2im(columns: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Allocated like its input, and keeps that storage where it turns out to be smaller.
+    """Return an output that keeps a storage of its input's size, even if the output is smaller.
 
     https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/Col2Im.cu
     """
@@ -163,12 +164,12 @@ def _col2im(columns: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _log_sigmoid(input: Tensor) -> tuple[Tensor, Tensor]:  # noqa: A002
-    """The buffer is for the CPU alone: ``native/cuda/ActivationLogSigmoidKernel.cu``."""
+    """Return an empty buffer, which only the CPU fills: ``cuda/ActivationLogSigmoidKernel.cu``."""
     return new_like(input), new_tensor(input, [0])
 
 
 def _like_second(_: Tensor, input: Tensor, *args: Any) -> Tensor:  # noqa: A002
-    """The gradient of an input, where PyTorch says nothing of its shape."""
+    """Return the gradient of an input, for operators without a shape rule in PyTorch."""
     return new_like(input)
 
 
@@ -225,7 +226,7 @@ if hasattr(_aten, "_grouped_mm"):  # since 2.8
 
 
 def outputs_of(func: OpOverload, args: Any, kwargs: Any) -> Any:
-    """The outputs of an operator; called below autograd.
+    """Return the outputs of an operator, when called below autograd.
 
     Args:
         func: the operator.

@@ -1,7 +1,6 @@
-"""Sequences of different lengths packed into one, for recurrent layers: as long as all together.
+"""Sequences of different lengths, packed into one for recurrent layers.
 
-PyTorch's kernels read the lengths from memory, so here they have to be known.
-
+PyTorch's kernels read the lengths from memory, so the simulation has to know their values.
 Source: ``aten/src/ATen/native/PackedSequence.cpp`` of PyTorch.
 """
 
@@ -25,7 +24,7 @@ _PACK = _aten._pack_padded_sequence.default
 
 
 def _pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:  # noqa: A002
-    """The time steps one after the other, and how many sequences each has."""
+    """Return the time steps one after the other, and the number of sequences in each."""
     known = numbers_of(lengths)
     if known is None:
         raise DynamicOutputShapeException(_PACK)
@@ -39,7 +38,7 @@ def _pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Te
 def pack_padded_sequence_backward(
     grad: Tensor, input_size: Sequence[int], batch_sizes: Tensor, batch_first: bool
 ) -> Tensor:
-    """``aten::_pack_padded_sequence_backward``: zeros, filled one time step after the other."""
+    """Run ``aten::_pack_padded_sequence_backward``: zeros, filled time step by time step."""
     if not batch_first:
         return grad.new_zeros(input_size)
     batch_size, steps, *features = input_size
@@ -49,7 +48,7 @@ def pack_padded_sequence_backward(
 def pad_packed_sequence(
     data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int
 ) -> tuple[Tensor, Tensor]:
-    """``aten::_pad_packed_sequence``, which copies what lies together at once."""
+    """Run ``aten::_pad_packed_sequence``. Steps with the same batch size are copied at once."""
     known = numbers_of(batch_sizes)
     if known is None:
         raise DynamicOutputShapeException(_aten._pad_packed_sequence.default)
@@ -68,7 +67,7 @@ def pad_packed_sequence(
 
 
 def _numbers_above(numbers: Sequence[int]) -> list[int]:
-    """How many numbers are above each place: of lengths the batch sizes, and the other way round.
+    """Return how many numbers are above each index. It turns lengths into batch sizes, and back.
 
     Example:
         >>> _numbers_above([4, 2, 1]), _numbers_above([3, 2, 1, 1])
@@ -85,4 +84,4 @@ PACKING: dict[str, Callable[..., Any]] = {
 """The replacements of composite operators."""
 
 PACK: dict[Any, Callable[..., Any]] = {_PACK: _pack}
-"""The outputs of the one that is not composite."""
+"""The output rules of the one operator that is not composite."""

@@ -1,11 +1,11 @@
 """LSTM and GRU as cuDNN runs them: in one call, with a reserve for the backward pass.
 
-On the CPU PyTorch would run a product for each time step, or oneDNN's kernel, which keep other
-tensors. What the reserve holds cuDNN does not publish. The sizes that it asked for in
-https://github.com/pytorch/pytorch/issues/2895 are those of the gates and the state of each time
-step, layer and direction, and of the outputs between layers. It computes in fp32 whatever the type
-of its tensors, and is taken to keep the reserve so too: published results of Sequencer in half
-precision, where nothing else is known, ask for at least as much.
+On the CPU, PyTorch would run a product for each time step, or oneDNN's kernel. Both keep other
+tensors. cuDNN does not publish the content of the reserve. The sizes that it requested in
+https://github.com/pytorch/pytorch/issues/2895 equal the gates and the state of each time step,
+layer and direction, plus the outputs between layers. cuDNN computes in fp32 for every type of
+tensor, so the reserve is assumed to be fp32 too. Published results of Sequencer in half precision,
+the only other data, need at least as much.
 
 Sources: ``aten/src/ATen/native/cudnn/RNN.cpp`` and ``aten/src/ATen/cudnn/AutocastRNN.cpp`` of
 PyTorch for all but the reserve.
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# In units of the hidden size, as fp32: of each layer, and of what one layer hands to the next.
+# Multiples of the hidden size in fp32: for each layer, and for the outputs between two layers.
 _LSTM_RESERVE = 5
 _GRU_RESERVE = 6
 _BETWEEN_LAYERS = 1
@@ -36,7 +36,7 @@ def lstm(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``aten::lstm.input`` on CUDA."""
+    """Run ``aten::lstm.input`` as on CUDA."""
     output, *states = _run(_LSTM_RESERVE, input, hx, params, num_layers, bidirectional, batch_first)
     return output, states[0], states[1]
 
@@ -52,13 +52,13 @@ def gru(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """``aten::gru.input`` on CUDA."""
+    """Run ``aten::gru.input`` as on CUDA."""
     output, state = _run(_GRU_RESERVE, input, [hx], params, num_layers, bidirectional, batch_first)
     return output, state
 
 
 def _packed(layer: Callable[..., Any]) -> Callable[..., Any]:
-    """The same on sequences packed into one, where there is no dimension of examples."""
+    """Return the layer for sequences packed into one, which have no dimension of examples."""
     return lambda data, batch_sizes, *others: layer(data, *others, batch_first=False)
 
 
@@ -110,7 +110,7 @@ class _Recurrent(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         states, params = rest[:num_states], rest[num_states:]
         dtype = sequence.dtype
-        # The weights lie in one piece already, but not in this type.
+        # The weights are already in one piece, but not in this type.
         flat = params[:1] if params[0].dtype is dtype else (_flat(params, dtype),)
         steps, size = sequence.shape[:-1], states[0].size(-1)
         # cuDNN reads one time step of all examples after the other.
@@ -129,7 +129,7 @@ class _Recurrent(torch.autograd.Function):
         turned = [torch.empty_like(tensor) for tensor in turned]
         before = torch.empty_like(sequence)
         del turned
-        # One piece again, which the gradients of the weights are views of.
+        # One piece again. The gradients of the weights are views of it.
         whole = _flat(ctx.params, flat.dtype)
         pieces = torch.split(whole, [parameter.numel() for parameter in ctx.params])
         weights = (

@@ -1,12 +1,12 @@
-"""What CUDA's reductions use where many blocks of threads share one: the gradient of a bias, say.
+"""Buffers of CUDA's reductions if many blocks of threads share one, as in the gradient of a bias.
 
-Each block leaves its part in a buffer, which counts more than that: for every output as much as for
-a block's whole row of them. So it can be 1 MiB for each multiprocessor, and four times as much for
-``max.dim``. The numbers are those of NVIDIA's GPUs, and stand for AMD's, too.
+Each block leaves its part in a buffer. The buffer is larger than the parts: each output uses as
+much as a block's whole row of outputs. So it can be 1 MiB for each multiprocessor, and four times
+as much for ``max.dim``. The numbers are for NVIDIA's GPUs, and are used for AMD's too.
 
 Sources: ``aten/src/ATen/native/cuda/Reduce.cuh`` of PyTorch, ``get_dim_to_split`` in
-``aten/src/ATen/TensorIterator.cpp``, and for the parts what ``ReduceMomentKernel.cu`` and
-``ReduceMinValuesKernel.cu`` and their like in ``aten/src/ATen/native/cuda`` reduce to.
+``aten/src/ATen/TensorIterator.cpp``; for the parts, ``ReduceMomentKernel.cu``,
+``ReduceMinValuesKernel.cu`` and similar files in ``aten/src/ATen/native/cuda``.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from batchfinder.simulation.gpus import Gpu
 from batchfinder.simulation.trace.recorder import Recorder, held, take
 from batchfinder.simulation.trace.trace import Rule
 
-_LARGEST_TENSOR = 1 << 31  # bytes, that a kernel with indices of 32 bits reaches
+_LARGEST_TENSOR = 1 << 31  # bytes that a kernel with 32-bit indices can address
 
 _SEMAPHORE_BYTES = 4
 _WARP = 32
 _MOST_THREADS = 512
 _VECTOR = 4
-_LONG_ROW = 128  # elements; rows of this many are read in vectors
+_LONG_ROW = 128  # elements; rows of at least this length are read in vectors
 _LEAST_VALUES, _MOST_VALUES = 16, 256  # for each thread
 
 
 class Reduction(NamedTuple):
-    """The kernel that reduces a tensor: that sums it up, say.
+    """The kernel that reduces a tensor. For a sum, it adds up elements.
 
     Attributes:
-        along_rows: whether what is added up is side by side in memory, rather than the sums.
-        vector: how many elements are read at once, along the row.
-        element_bytes: of what is added up.
-        part_bytes: of what a block leaves for each sum.
-        outputs: how many sums there were when this was looked up.
-        keeps_outermost: whether the dimension that reaches farthest in memory is not summed up.
+        along_rows: True if the elements of one sum are adjacent in memory, not the sums.
+        vector: the number of elements read at once, along the row.
+        element_bytes: the bytes of an element that is added up.
+        part_bytes: the bytes that a block leaves for each sum.
+        outputs: the number of sums in the tensor that was traced.
+        keeps_outermost: True if the dimension with the largest stride is not summed up.
 
     Example:
         >>> from batchfinder.simulation.gpus import find_gpu
@@ -59,12 +59,12 @@ class Reduction(NamedTuple):
     keeps_outermost: bool = False
 
     def buffer_bytes(self, inputs: int, outputs: int, gpu: Gpu) -> int:
-        """What the blocks leave for each other.
+        """Return the bytes of the buffer through which the blocks share their parts.
 
         Args:
-            inputs: elements of each sum.
-            outputs: how many sums there are.
-            gpu: that sums up.
+            inputs: the elements of each sum.
+            outputs: the number of sums.
+            gpu: the GPU that sums up.
         """
         inputs, outputs = self._largest_part(inputs, outputs)
         blocks, _, width = self._blocks(inputs, outputs, gpu.threads)
@@ -72,13 +72,13 @@ class Reduction(NamedTuple):
         return size if self.along_rows else size * width * self.vector
 
     def semaphore_bytes(self, inputs: int, outputs: int, gpu: Gpu) -> int:
-        """By what they know who comes last; see :meth:`buffer_bytes`."""
+        """Return the bytes of the semaphores that find the last block; same arguments."""
         inputs, outputs = self._largest_part(inputs, outputs)
         blocks, grid, _ = self._blocks(inputs, outputs, gpu.threads)
         return _SEMAPHORE_BYTES * grid if blocks else 0
 
     def _blocks(self, inputs: int, outputs: int, threads: int) -> tuple[int, int, int]:
-        """Blocks that share a sum, 0 for one alone; those beside each other; their width."""
+        """Return the blocks that share a sum (0 for one alone), the grid's columns, their width."""
         row, others = (inputs, outputs) if self.along_rows else (outputs, inputs)
         most = _MOST_THREADS if self.along_rows else _MOST_THREADS // self.vector
         row_threads = min(_power_of_2(row // self.vector), most)
@@ -101,9 +101,10 @@ class Reduction(NamedTuple):
         return blocks if blocks > 1 else 0, grid, width
 
     def _largest_part(self, inputs: int, outputs: int) -> tuple[int, int]:
-        """Of a tensor too large for one kernel, which is summed half by half.
+        """Return the inputs and outputs of the largest part of a tensor.
 
-        The dimension that reaches farthest is cut, until nothing of it is left to cut.
+        A tensor too large for one kernel is summed half by half. The dimension with the largest
+        stride is cut first, until its size is 1.
         """
         while inputs * outputs * self.element_bytes > _LARGEST_TENSOR:
             if outputs > 1 and (self.keeps_outermost or inputs == 1):
@@ -114,12 +115,12 @@ class Reduction(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What an operator reduces to, before it is the output.
+    """The intermediate value that an operator reduces to, before the output.
 
     Attributes:
-        least_bytes: of a part.
-        factor: its bytes, as a multiple of an element's.
-        vector: how many elements are read at once.
+        least_bytes: the smallest size of a part.
+        factor: the bytes of a part as a multiple of an element's bytes.
+        vector: the number of elements read at once.
     """
 
     least_bytes: int = 4
@@ -127,7 +128,7 @@ class Part(NamedTuple):
     vector: int = 4
 
     def bytes_of(self, element_bytes: int) -> int:
-        """Return the bytes of a part, by those of an element."""
+        """Return the bytes of a part, from the bytes of an element."""
         return max(self.least_bytes, self.factor * element_bytes)
 
 
@@ -143,10 +144,10 @@ def reduction(
     """Return the kernel that reduces some dimensions of a tensor.
 
     Args:
-        tensor: that is reduced, of at least one dimension.
-        dims: what is reduced; empty for all.
-        element_bytes: of the type that it is read in.
-        part: what the operator reduces to.
+        tensor: the tensor to reduce, with at least one dimension.
+        dims: the dimensions to reduce; empty for all.
+        element_bytes: the bytes of an element in the type that the kernel reads.
+        part: the intermediate value of the operator.
     """
     reduced = {dim % tensor.dim() for dim in dims} or set(range(tensor.dim()))
     sides = list(zip(tensor.stride(), tensor.shape, strict=True))
@@ -169,7 +170,7 @@ def reduction(
 
 
 def _merged(sides: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Strides and sizes, those that go on where the one before ends as one with it."""
+    """Return strides and sizes, with dimensions merged that are contiguous with the one before."""
     merged: list[tuple[int, int]] = []
     for stride, size in sides:
         if size == 1:
@@ -182,14 +183,14 @@ def _merged(sides: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _power_of_2(number: int) -> int:
-    """The largest that is no larger; at least 1."""
+    """Return the largest power of 2 that is at most the number; at least 1."""
     return 1 << max(0, number.bit_length() - 1)
 
 
 def _note_sum(recorder: Recorder, args: Any, output: Any) -> None:
-    """Note the copy of a tensor whose type a sum does not compute in, and its buffers.
+    """Note a sum's buffers, and the copy of its tensor if the sum computes in another type.
 
-    ``make_reduction`` in ``aten/src/ATen/native/ReduceOpsUtils.h`` of PyTorch.
+    Source: ``make_reduction`` in ``aten/src/ATen/native/ReduceOpsUtils.h`` of PyTorch.
     """
     tensor, dtype = held(args[0]), output.dtype
     widens = tensor.element_size() == 2 and dtype is torch.float32
@@ -201,7 +202,7 @@ def _note_sum(recorder: Recorder, args: Any, output: Any) -> None:
 
 
 def _note(part: Part, recorder: Recorder, args: Any, output: Any, *, dims_at: int = 1) -> None:
-    """Note the buffers of a reduction that reads its tensor as it is."""
+    """Note the buffers of a reduction that reads its tensor without a copy."""
     tensor = held(args[0])
     dims = args[dims_at : dims_at + 1]
     take(recorder, _buffers(tensor, dims, tensor.element_size(), part))
@@ -243,4 +244,4 @@ REDUCTIONS: dict[Any, Callable[[Recorder, Any, Any], None]] = {
     ),
     _aten.linalg_vector_norm.default: partial(_note, SUM, dims_at=2),
 }  # fmt: skip
-"""Each notes what an operator uses, by its arguments and its output."""
+"""The functions that note an operator's memory, from its arguments and its output."""

@@ -1,6 +1,6 @@
-"""RMS norm as on CUDA since PyTorch 2.9: one kernel, that keeps one number for each row.
+"""RMS norm on CUDA since PyTorch 2.9: one kernel, which keeps one number for each row.
 
-On the CPU it is made of others, which keep several tensors as large as the input.
+On the CPU it is composed of other operators, which keep several tensors as large as the input.
 
 Sources: https://github.com/pytorch/pytorch/pull/153666, ``aten/src/ATen/native/layer_norm.cpp`` and
 ``native/cuda/layer_norm_kernel.cu`` of PyTorch.
@@ -23,9 +23,9 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """``aten::rms_norm`` on CUDA.
+    """Run ``aten::rms_norm`` as on CUDA.
 
-    Of channels-last images, and where the weight has another dtype, it is made of others too.
+    It is composed of other operators for channels-last images, and if the weight's dtype differs.
     """
     channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim())
     is_channels_last = (

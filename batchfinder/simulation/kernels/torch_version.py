@@ -1,4 +1,4 @@
-"""The PyTorch that is installed: some kernels changed from release to release."""
+"""The installed version of PyTorch. Some kernels changed from release to release."""
 
 from __future__ import annotations
 

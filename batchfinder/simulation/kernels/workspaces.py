@@ -1,10 +1,10 @@
-"""What CUDA kernels take beside their outputs, through the same allocator.
+"""The memory that CUDA kernels use besides their outputs, from the same allocator.
 
-Workspaces of cuDNN are optional: where none is available, PyTorch falls back to an algorithm that
-needs less. Copies of tensors that are not in the memory format that cuDNN computes in are not.
+Workspaces of cuDNN are optional: if none is available, PyTorch falls back to an algorithm that
+needs less. Copies of tensors in another memory format than cuDNN's are not optional.
 
-A few come with attention: see :mod:`~batchfinder.simulation.kernels.attention_memory`. Those of
-cuBLAS outlive the step: see :mod:`~batchfinder.simulation.kernels.matrix_products`.
+Workspaces of attention are in :mod:`~batchfinder.simulation.kernels.attention_memory`. Workspaces
+of cuBLAS outlive the step: :mod:`~batchfinder.simulation.kernels.matrix_products`.
 
 Sources: ``aten/src/ATen/native/cudnn/Conv_v8.cpp`` and ``ConvShared.cpp`` of PyTorch.
 """
@@ -45,19 +45,18 @@ _EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward.def
 _HALF = (torch.float16, torch.bfloat16)
 
 _Note: TypeAlias = Callable[[Recorder, Any, Any], None]
-"""Notes what a kernel takes, by its arguments and its output."""
+"""A function that notes a kernel's memory, from the kernel's arguments and its output."""
 
 
 class CudaWorkspaces:
-    """The workspaces of CUDA's kernels; one instance per trace.
+    """The workspaces of CUDA's kernels. Use one instance per trace.
 
     Args:
-        capability: of the target GPU.
-        alike: some of the oldest GPUs of each generation; those that need other workspaces are
-            taken out.
-        benchmark: ``torch.backends.cudnn.benchmark``: a forward convolution seen for the first
-            time is timed with every algorithm, and the cache is emptied after it.
-        torch_version: of the PyTorch that is simulated.
+        capability: the compute capability of the target GPU.
+        alike: the oldest GPUs of some generations. GPUs that need other workspaces are removed.
+        benchmark: ``torch.backends.cudnn.benchmark``. PyTorch then times every algorithm for each
+            new forward convolution, and empties the cache afterward.
+        torch_version: the version of PyTorch to simulate.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class CudaWorkspaces:
         self._products = MatrixProducts(torch_version)
 
     def __call__(self, recorder: Recorder, func: Any, args: Any, output: Any) -> None:
-        """Note what an operator makes, and what it takes while it runs."""
+        """Note an operator's outputs, and the memory that it uses while it runs."""
         with taken(recorder, copied_sizes(args[at] for at in _COPIED_FIRST.get(func, ()))):
             recorder.track_outputs(func, args, output)
         if func is _CONVOLUTION:
@@ -119,7 +118,7 @@ class CudaWorkspaces:
             take(recorder, [*copied, row_sums, needed])
             return
         with taken(recorder, copied):
-            # The row sums of gradient times output are computed by other kernels, in fp32.
+            # Other kernels compute the row sums of gradient times output, in fp32.
             product = recorder.begin_transient(size_of(grad))
             sums = recorder.begin_transient(row_sums)
             delta = recorder.begin_transient(row_sums)
@@ -135,11 +134,11 @@ class CudaWorkspaces:
         direction: Direction,
         read: Sequence[Tensor],
     ) -> None:
-        """Note what one direction of a convolution uses, and copies of the images it reads."""
+        """Note the memory of one direction of a convolution, and copies of the images it reads."""
         memory_format = compute_format(read[0], convolution.weight)
         copied = [x for x in read if not x.is_contiguous(memory_format=memory_format)]
         workspace = 0
-        # Images that are channels last already need no room.
+        # Images in channels last already need no workspace.
         if memory_format is torch.contiguous_format:
             workspace = convolution.workspace_bytes(direction, self._capability)
             others = [
@@ -159,18 +158,18 @@ class CudaWorkspaces:
 
 
 def _contiguous(*places: int) -> _Note:
-    """Kernels that copy those of their arguments that are not contiguous."""
+    """Return a note for kernels that copy these arguments if they are not contiguous."""
     return lambda recorder, args, _: take(recorder, copied_sizes(args[at] for at in places))
 
 
 def _take_values(recorder: Recorder, args: Any, output: Any) -> None:
-    """The value of a loss for each element, where it is reduced."""
+    """Note a loss's value for each element, if the loss is reduced."""
     if not output.dim():
         take(recorder, [size_of(args[0])])
 
 
 def _logits(recorder: Recorder, args: Any, output: Any) -> None:
-    # The logarithms of the sigmoid, and the loss for each element, where that is not the output.
+    # The logarithms of the sigmoid; and the loss for each element, unless that is the output.
     # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Loss.cpp
     take(recorder, [size_of(args[0])] * (1 if output.dim() else 2))
 
@@ -186,18 +185,18 @@ def _efficient(recorder: Recorder, args: Any, output: Any) -> None:
 
 
 def _unfold(recorder: Recorder, args: Any, output: Any) -> None:
-    # The output is allocated like the input, and again when it is known to be larger.
+    # The output is allocated at the input's size first, and again at its own, larger size.
     take(recorder, [*copied_sizes(args[:1]), size_of(args[0])])
 
 
 def _softmax_backward(recorder: Recorder, args: Any, output: Any) -> None:
-    # The product of both comes first, whatever kernel sums it up.
+    # The product of both is computed first, whatever kernel sums it up.
     # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/SoftMax.cu
     take(recorder, [max(size_of(args[0]), size_of(args[1]))])
 
 
 def _soft_margin_backward(recorder: Recorder, args: Any, output: Any) -> None:
-    # -target, -target * input and its exponential are alive at once.
+    # -target, -target * input, and its exponential are alive at once.
     # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Loss.cpp
     take(recorder, [size_of(output)] * 2)
 
@@ -210,7 +209,7 @@ _COPIED_FIRST = {
     _aten.native_layer_norm.default: (0,),
     _aten.native_layer_norm_backward.default: (1,),
 }
-"""Arguments that are made contiguous before the outputs are made, unless they are."""
+"""Arguments that are made contiguous before the outputs are allocated."""
 
 _KERNELS: dict[Any, _Note] = {
     _aten.native_layer_norm_backward.default: _contiguous(0),
@@ -232,4 +231,4 @@ _KERNELS: dict[Any, _Note] = {
     **REDUCTIONS,
     **dict.fromkeys(COPYING_LOSSES, _take_values),
 }
-"""What those take for which that depends on no more of the GPU than its threads."""
+"""The functions that note a kernel's memory where only the GPU's number of threads matters."""

@@ -1,4 +1,4 @@
-"""What bitsandbytes does on CUDA and not on the CPU, which stands for the GPU in a simulation.
+"""Behavior of bitsandbytes on CUDA, for simulations, in which the CPU stands for the GPU.
 
 Its operators have fake kernels. What they use while they run is in
 :mod:`~batchfinder.simulation.kernels.matrix_products`.

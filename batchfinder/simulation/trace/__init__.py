@@ -1,4 +1,4 @@
-"""A trace: what a training step asks of the allocator, in order, at one size or at every size.
+"""A trace: a training step's requests to the allocator, in order, at one or every batch size.
 
 Read ``curve``, ``trace``, ``alignment``, then ``recorder`` (what kernels write to). May import
 ``allocator`` and ``gpus``.

@@ -1,4 +1,4 @@
-"""From traces at a few batch sizes, laid side by side, to the trace at every one."""
+"""Combine traces at a few batch sizes into the trace at every batch size."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from batchfinder.simulation.trace.trace import EMPTY_CACHE, GeneralTrace, Stage,
 
 
 class NotGeneralError(Exception):
-    """A few traces do not tell the trace at every size; the text says where they part."""
+    """A few traces do not determine the trace at every size. The text says where they differ."""
 
 
 class NotInLineError(NotGeneralError):
-    """They part in the sizes of storages alone: more traces may tell how those bend."""
+    """The traces differ only in the sizes of storages. More traces may determine the curves."""
 
 
 def align(*traces: Trace) -> GeneralTrace:
-    """The trace at every batch size, from those at a few.
+    """Return the trace at every batch size, from traces at a few.
 
-    Two traces tell lines. A parabola takes three, and more to check it: through three sizes there
-    is always one.
+    Two traces determine lines. A parabola needs three, and more to check it: through three sizes
+    there is always one.
 
     Args:
-        traces: of the same steps, each at a larger size than the one before; at least two.
+        traces: at least two traces of the same steps, in the order of their batch sizes.
 
     Raises:
         NotInLineError: a storage shrinks as the batch grows, or is on no line and no parabola.
@@ -54,13 +54,13 @@ def align(*traces: Trace) -> GeneralTrace:
 
 
 def _curve(traces: Sequence[Trace], index: int, points: Sequence[tuple[int, int]]) -> Curve:
-    """What leads through the points of a storage: of its bytes, or of an amount in its rule."""
+    """Return the curve through a storage's points: its bytes, or an amount in its rule."""
     (small, before), (large, after), *further = points
     slope = (after - before) / (large - small)
     line = Curve(after - slope * large, slope)
     is_checked = further and not traces[1].storages[index].optional
     curve = _bent(line, points) if is_checked else line
-    # What starts below nothing bends somewhere: a line through it would mislead.
+    # A line that starts below 0 bytes would mislead: the storage bends somewhere.
     if curve is None or curve.shrinks or curve.fixed_bytes < -round_request(1):
         raise _not_in_line(traces, index)
     return curve
@@ -69,15 +69,15 @@ def _curve(traces: Sequence[Trace], index: int, points: Sequence[tuple[int, int]
 def check_lines(trace: GeneralTrace, third: Trace) -> None:
     """Refuse a trace at every size that does not hold at a third one.
 
-    A line through two points always exists. That of a matrix of batch by batch is too low above
-    them, and does not start below nothing where the matrix has further rows and columns.
+    A line through two points always exists. For a matrix of batch by batch, that line is too low
+    above both points. Its start may still be above 0, if the matrix has more rows and columns.
 
     Args:
-        trace: from two sizes.
-        third: the beginning of the same steps, traced at a size that is larger by some times.
+        trace: a trace at every size, from two sizes.
+        third: the beginning of the same steps, traced at a size several times larger.
 
     Raises:
-        NotInLineError: a storage is none of this size there, or the steps did other things.
+        NotInLineError: a storage has another size there, or the steps did other things.
     """
     sizes = trace.sizes(third.batch_size)
     for index, (storage, size) in enumerate(zip(third.storages, sizes, strict=False)):
@@ -87,13 +87,13 @@ def check_lines(trace: GeneralTrace, third: Trace) -> None:
 
 
 def with_optimizer_of(trace: GeneralTrace, other: Trace) -> GeneralTrace:
-    """The trace at every batch size of the same step with another optimizer.
+    """Return the trace at every batch size of the same step with another optimizer.
 
-    An optimizer does not see the batch, so one trace tells what it allocates.
+    An optimizer does not see the batch, so one trace shows what it allocates.
 
     Args:
-        trace: of the step with any optimizer.
-        other: of the step with the other one, at the size of the first one's example.
+        trace: the step with any optimizer.
+        other: the step with the other optimizer, at the batch size of the first one's example.
 
     Raises:
         NotGeneralError: the steps differ in more than their optimizers.
@@ -116,10 +116,10 @@ def with_optimizer_of(trace: GeneralTrace, other: Trace) -> GeneralTrace:
 
 
 def sort_deaths(trace: Trace) -> Trace:
-    """The same trace, with deaths between two births in the order of birth.
+    """Return the same trace, with deaths between two births in the order of birth.
 
-    A cache that is cleared frees in the order of its hash table, which differs from run to run;
-    what is left in the allocator does not depend on it.
+    Clearing a cache frees in the order of its hash table, which differs from run to run. The state
+    of the allocator afterward does not depend on that order.
     """
     events: list[int] = []
     for is_death, group in groupby(trace.events, lambda event: EMPTY_CACHE < event < 0):
@@ -129,15 +129,15 @@ def sort_deaths(trace: Trace) -> Trace:
 
 
 def _bent(line: Curve, points: Sequence[tuple[int, int]]) -> Curve | None:
-    """The line through the first two points if it meets all, or else the parabola that does."""
+    """Return the line through the first two points if it meets all, or else such a parabola."""
     miss = max(abs(size - line.bytes_at(batch_size)) for batch_size, size in points)
     parabola = _parabola(points) if miss else None
-    # What is rounded up to whole blocks is near its line, and on a parabola by chance at most.
+    # Sizes rounded up to whole blocks are near their line. They meet a parabola only by chance.
     return parabola or (line if miss <= round_request(1) else None)
 
 
 def _parabola(points: Sequence[tuple[int, int]]) -> Curve | None:
-    """The one through the first three points, if it meets the others to the byte."""
+    """Return the parabola through the first three points if it meets the others to the byte."""
     (a, at_a), (b, at_b), (c, at_c), *others = points
     slope = Fraction(at_b - at_a, b - a)
     per_pair = (Fraction(at_c - at_b, c - b) - slope) / (c - a)

@@ -1,4 +1,4 @@
-"""Where kernels write down what they ask of the allocator."""
+"""The protocol through which kernels note their requests to the allocator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Recorder(Protocol):
     """The trace of a step that is being simulated."""
 
     def begin_transient(self, size: int | Rule, *, optional: bool = False) -> int:
-        """Note memory that a kernel uses while it runs; return what ends it."""
+        """Note memory that a kernel uses while it runs. Return the index that ends it."""
 
     def end_transient(self, index: int) -> None:
         """Note that a kernel has given memory back."""
@@ -46,7 +46,7 @@ def take(recorder: Recorder, sizes: Sequence[int | Rule], *, optional: bool = Fa
 
 
 def held(tensor: Tensor) -> Tensor:
-    """Return the tensor that has the storage: in a DTensor, this rank's part of it."""
+    """Return the tensor that has the storage. For a DTensor, that is this rank's part."""
     part = getattr(tensor, "_local_tensor", tensor)
     return part if isinstance(part, Tensor) else tensor
 

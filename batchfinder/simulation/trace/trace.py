@@ -1,8 +1,8 @@
-"""What a training step asks of the allocator: storages born and died, in order.
+"""A training step's requests to the allocator: births and deaths of storages, in order.
 
-The order does not depend on the batch size ``b``, and the size of a storage is a line in it, or a
-parabola, or follows from some by a rule. Traces at a few sizes, laid side by side, are therefore
-the trace at every size: see :mod:`~batchfinder.simulation.trace.alignment`.
+The order does not depend on the batch size ``b``. The size of a storage is a line or a parabola in
+``b``, or follows from such curves by a rule. Traces at a few sizes therefore determine the trace
+at every size: see :mod:`~batchfinder.simulation.trace.alignment`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from batchfinder.simulation.trace.curve import Curve
 
 
 class Kind(enum.Enum):
-    """What a storage is for: the terms of the textbook equation."""
+    """The purpose of a storage: the terms of the textbook equation."""
 
     PARAMETER = "parameters"
     GRADIENT = "gradients"
@@ -33,7 +33,7 @@ class Kind(enum.Enum):
 
 
 class Stage(enum.Enum):
-    """Where in the training step something happens."""
+    """The part of the training step in which something happens."""
 
     SETUP = "setup"
     FORWARD = "forward"
@@ -42,11 +42,11 @@ class Stage(enum.Enum):
 
 
 class Rule(NamedTuple):
-    """The bytes of a storage that are no line in the batch size, but follow from one, or the GPU.
+    """A storage size that is not a line in the batch size, but follows from lines or the GPU.
 
     Attributes:
-        amounts: each of them is a line; at the batch size that was traced.
-        bytes_of: the bytes by them, and by the GPU.
+        amounts: numbers that are each a line in the batch size, at the size that was traced.
+        bytes_of: the function from the amounts and the GPU to the bytes.
 
     Example:
         >>> Rule((4,), lambda rows, gpu: min(rows, 100) * 512).size_bytes
@@ -58,7 +58,7 @@ class Rule(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The bytes at the batch size that was traced, on no GPU in particular."""
+        """Bytes at the batch size that was traced, on no specific GPU."""
         return self.bytes_of(*self.amounts, NO_GPU)
 
 
@@ -67,13 +67,13 @@ class Storage:
     """One piece of memory that lived for a while.
 
     Attributes:
-        size_bytes: as the tensor asked for it, before the allocator's rounding.
-        kind: what it was for.
-        stage: when it was born.
-        module: the dotted name of the module that made it; "" where there is none.
-        line: the user's source line that made it, as ``file.py:12``; "" where there is none.
-        optional: whether the step also runs without it, slower: a library's workspace.
-        rule: how its size follows from the batch's, if by no line and no parabola.
+        size_bytes: the bytes that the tensor requested, before the allocator's rounding.
+        kind: the purpose of the storage.
+        stage: the stage in which it was born.
+        module: the dotted name of the module that made it; "" if none did.
+        line: the user's source line that made it, as ``file.py:12``; "" if unknown.
+        optional: True for a library's workspace without which the step runs too, but slower.
+        rule: the rule for its size, if that is neither a line nor a parabola in the batch size.
     """
 
     size_bytes: int
@@ -86,12 +86,12 @@ class Storage:
 
     @property
     def amounts(self) -> tuple[int, ...]:
-        """What lies on a line or a parabola: its bytes, unless it has a rule."""
+        """The numbers that are on a line or a parabola: its bytes, unless it has a rule."""
         return self.rule.amounts if self.rule else (self.size_bytes,)
 
 
 EMPTY_CACHE = -(1 << 62)
-"""An event in which the cached segments are given back to the device."""
+"""The event at which the allocator returns its cached segments to the device."""
 
 
 @dataclass
@@ -100,10 +100,10 @@ class Trace:
 
     Attributes:
         batch_size: examples per forward/backward pass.
-        storages: in the order of their birth.
+        storages: the storages in the order of their birth.
         events: ``i`` is the birth of storage ``i`` and ``~i`` its death; or ``EMPTY_CACHE``.
-        stages: the event from which on each stage runs, in order.
-        steps: the event with which each step begins.
+        stages: each stage with its first event, in order.
+        steps: the first event of each step.
     """
 
     batch_size: int
@@ -118,9 +118,9 @@ class GeneralTrace:
     """The trace at every batch size.
 
     Attributes:
-        example: the trace that names each storage, at one of the sizes traced.
-        curves: of each storage, its bytes by the batch size; or the first amount in its rule.
-        ruled: of each storage with a rule, all amounts by the batch size.
+        example: the trace at one of the traced sizes. It names each storage.
+        curves: for each storage, its bytes by the batch size, or the first amount in its rule.
+        ruled: for each storage with a rule, all its amounts by the batch size.
 
     Example:
         >>> example = Trace(2, [Storage(100), Storage(36)], [0, 1, ~1])
@@ -135,15 +135,15 @@ class GeneralTrace:
 
     @property
     def events(self) -> list[int]:
-        """The births and deaths, the same at every size; see :class:`Trace`."""
+        """The births and deaths. They are the same at every size, as in :class:`Trace`."""
         return self.example.events
 
     def sizes(self, batch_size: int, gpu: Gpu = NO_GPU) -> list[int]:
-        """The bytes of each storage at a batch size.
+        """Return the bytes of each storage at a batch size.
 
         Args:
             batch_size: examples per forward/backward pass.
-            gpu: that trains.
+            gpu: the GPU that trains.
         """
         sizes, lines, parabolas = self._parts
         sizes = sizes.copy()
@@ -160,7 +160,7 @@ class GeneralTrace:
 
     @property
     def has_offsets(self) -> bool:
-        """Whether a storage neither stays as it is nor grows as the batch does, but in between."""
+        """True if a storage is neither constant nor proportional to the batch size."""
         curves = zip(self.example.storages, self.curves, strict=True)
         return any(
             fixed and slope and not storage.optional for storage, (fixed, slope, _) in curves
@@ -170,7 +170,7 @@ class GeneralTrace:
     def _parts(
         self,
     ) -> tuple[list[int], list[tuple[int, float, float]], list[tuple[int, Curve]]]:
-        """The sizes without an example; and the storages that grow, most in whole bytes."""
+        """The sizes at batch size 0, and the storages that grow, mostly in whole bytes."""
         lines = []
         parabolas = []
         for index, curve in enumerate(self.curves):
@@ -182,7 +182,7 @@ class GeneralTrace:
 
     @cached_property
     def highest_curves(self) -> dict[Stage, list[Curve]]:
-        """Those of :meth:`live_curves`, without most that others of the stage always exceed."""
+        """The :meth:`live_curves`, without most curves that others of the stage always exceed."""
         by_stage: dict[Stage, set[Curve]] = {}
         for stage, curve in self.live_curves():
             by_stage.setdefault(stage, set()).add(curve)
@@ -190,15 +190,15 @@ class GeneralTrace:
         for stage, curves in by_stage.items():
             kept = highest.setdefault(stage, [])
             for curve in sorted(curves, key=lambda curve: curve[::-1], reverse=True):
-                # Of those that are parallel but for a line, each must start above the steeper ones.
+                # Among curves with the same square term, each must start above the steeper ones.
                 if not kept or curve[2] < kept[-1][2] or curve[0] > kept[-1][0]:
                     kept.append(curve)
         return highest
 
     def live_curves(self) -> Iterator[tuple[Stage, Curve]]:
-        """What is alive as a stage begins and after each birth: lower bounds.
+        """Yield the curves of memory alive as a stage begins and after each birth: lower bounds.
 
-        Each storage counts with the bytes asked for, unless it is optional or has a rule.
+        A storage counts with its requested bytes, unless it is optional or has a rule.
         """
         stages = dict(self.example.stages)
         stage = Stage.SETUP
@@ -222,21 +222,21 @@ class GeneralTrace:
                 yield stage, Curve(fixed, slope, pairs)
 
     def highest_at(self, batch_size: int, stages: Collection[Stage]) -> Curve:
-        """The most that is alive in some stages at a batch size, and how that grows."""
+        """Return the curve of the most memory alive in some stages, at a batch size."""
         curves = chain.from_iterable(self.highest_curves.get(stage, ()) for stage in stages)
         return max(curves, key=lambda curve: curve.bytes_at(batch_size), default=Curve(0))
 
     def upper_bound(self, capacity_bytes: int) -> int | None:
-        """No batch size above this one fits in the capacity; None: nothing grows.
+        """Return an upper bound of the batch sizes that fit; None if nothing grows.
 
-        This needs no allocator: it is where the storages alive at once no longer fit.
+        This needs no allocator: above this size, the storages alive at once do not fit.
         """
         curves = chain.from_iterable(self.highest_curves.values())
         largest = min((curve.largest_within(capacity_bytes) for curve in curves), default=math.inf)
         return None if math.isinf(largest) else int(largest)
 
     def activations_per_sample(self, batch_size: int) -> Counter[str]:
-        """What each module's activations of the last step take for each example, in bytes."""
+        """Return the bytes per example of each module's activations in the last step."""
         shares: Counter[str] = Counter()
         for name, curve in self._module_curves.items():
             shares[name] = curve.per_sample_at(batch_size)  # type: ignore[assignment]
@@ -244,7 +244,7 @@ class GeneralTrace:
 
     @cached_property
     def _module_curves(self) -> dict[str, Curve]:
-        """The sum of each module's activations of the last step."""
+        """The sum of each module's activations in the last step."""
         by_module: dict[str, list[Curve]] = {}
         for event in self.events[self.last_step :]:
             if event >= 0 and self.example.storages[event].kind is Kind.ACTIVATION:
@@ -257,11 +257,11 @@ class GeneralTrace:
 
     @property
     def last_step(self) -> int:
-        """The event with which the last step begins."""
+        """The first event of the last step."""
         return self.example.steps[-1] if self.example.steps else 0
 
     def parts(self, start: int, end: int) -> list[tuple[int, int, Stage]]:
-        """The runs of events between two that belong to one stage: start, end and stage of each."""
+        """Return the start, end and stage of each run of events in one stage, from start to end."""
         stages = [(0, Stage.SETUP), *self.example.stages, (len(self.events), Stage.OPTIMIZER)]
         clipped = [
             (max(begin, start), min(until, end), stage)
@@ -271,11 +271,11 @@ class GeneralTrace:
 
     @cached_property
     def successors(self) -> list[tuple[int, int]] | None:
-        """How the last step runs once more.
+        """The pairs of storages that let the last step run once more.
 
-        Pairs of a storage that the last step found, and got rid of, with the one that it leaves to
-        the next in its place: the batch that lives until there is another, say. None: what it
-        leaves is not what it found.
+        Each pair is a storage that the last step found and freed, and the one that it leaves for
+        the next step instead. An example is a batch that lives until the next one exists. None if
+        the step leaves other storages than it found.
 
         Example:
             >>> events = [0, 1, ~1, 2, ~0, 3, ~3]  # batches 0 and 2, activations 1 and 3
@@ -293,5 +293,5 @@ class GeneralTrace:
 
 
 def _whole(number: float) -> float:
-    """As an integer if it is one: to compute with those is faster."""
+    """Return the number as an integer if it is whole, because integers compute faster."""
     return int(number) if number == int(number) else number

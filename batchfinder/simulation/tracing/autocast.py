@@ -26,7 +26,7 @@ LOWER_PRECISION = (
     "prelu", "addmv", "addr", "mv", "chain_matmul", "linalg_multi_dot", "einsum",
     "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
 )  # fmt: skip
-"""Run in fp16 or bf16 on CUDA but not on the CPU."""
+"""Operators that run in fp16 or bf16 on CUDA but not on the CPU."""
 
 FP32 = (
     "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p",
@@ -38,7 +38,7 @@ FP32 = (
     "soft_margin_loss", "triplet_margin_loss", "multi_margin_loss",
     "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm", "logsumexp",
 )  # fmt: skip
-"""Run in fp32 on CUDA, after a cast of their inputs."""
+"""Operators that run in fp32 on CUDA, after a cast of their inputs."""
 
 FP32_SINCE_2_0 = (
     "upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_nearest2d",
@@ -55,13 +55,13 @@ FP32_BY_DTYPE = (
     "prod", "prod.dim_int", "cumprod", "cumsum", "linalg_vector_norm", "linalg_matrix_norm",
     "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList",
 )  # fmt: skip
-"""Run in fp32 on CUDA through their ``dtype`` argument, without a copy of the input."""
+"""Operators that run in fp32 on CUDA through their ``dtype`` argument, without an input copy."""
 
 PROMOTE = (
     "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler",
     "index_put", "tensordot", "scatter_add",
 )  # fmt: skip
-"""Run in the widest dtype among their inputs."""
+"""Operators that run in the widest dtype among their inputs."""
 
 NOT_AS_IS = ("conv1d.padding", "conv2d.padding", "conv3d.padding")
 """CUDA casts these one level deeper, as ``convolution``."""

@@ -65,7 +65,7 @@ class Caches:
     def forget_survivors(self, survivors: Iterable[weakref.ref[Any]]) -> None:
         """Remove the tensors of simulated steps from all caches, if there are any.
 
-        What a trace made is young, as the collector slept: to look at that first is fast.
+        Objects of a trace are young, because the collector was off. Collecting those first is fast.
         """
         for collect in (partial(gc.collect, 1), self.forget_fakes):
             if all(survivor() is None for survivor in survivors):

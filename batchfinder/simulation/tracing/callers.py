@@ -42,8 +42,8 @@ def value_for_pytorch_itself() -> float | None:
     """Return a value for a tensor without data that PyTorch's own code reads.
 
     Optimizers read their step counter, and a product of decay factors that must not be 1: they get
-    a number from late in training. A GradScaler reads whether a gradient is not finite, and a loss
-    whether a variance is negative: they get 0. Return None for all other readers.
+    a number from late in training. A GradScaler checks for gradients that are not finite, and a
+    loss for negative variances: they get 0. Return None for all other readers.
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:

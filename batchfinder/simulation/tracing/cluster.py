@@ -151,7 +151,7 @@ def _parts_made_when_needed() -> AbstractContextManager[None]:
     Otherwise the time of an estimate grows with the number of ranks. Does nothing if this version
     of PyTorch has no such function to replace.
     """
-    # __module__ of the function is the public module; that of the wrapped function is the real one.
+    # The function's __module__ is the public module. The wrapped function's is the real one.
     home = inspect.unwrap(fully_sharding().fully_shard).__module__.rpartition(".")[0]
     sharded = getattr(import_module(home), "_fsdp_param", None)
     if not hasattr(sharded, "_chunk_with_empty"):

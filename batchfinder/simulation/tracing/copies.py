@@ -1,4 +1,4 @@
-"""Deep copies that also copy functions; ``copy.deepcopy`` shares those and all that they hold."""
+"""Deep copies that also copy functions; ``copy.deepcopy`` shares functions and their contents."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def kernels_replaced(key: str, kernels: dict[str, Callable[..., Any]]) -> Iterat
     """Replace ``aten`` operators for one dispatch key until the block ends.
 
     Args:
-        key: such as ``"AutogradCPU"``.
+        key: the dispatch key, such as ``"AutogradCPU"``.
         kernels: the replacements, by operator such as ``"softmax.int"``.
     """
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]

@@ -73,7 +73,7 @@ def fake_cuda(
     Args:
         capability: compute capability of the GPU to simulate, such as ``(8, 6)``.
         torch_version: the PyTorch version to simulate. Default: the installed one.
-        alike: for :func:`~batchfinder.simulation.kernels.attention.attention_kernel`.
+        alike: GPU families, for the :func:`.attention_kernel` of the simulated GPU.
         warn: called with each warning for the user.
 
     Example:
@@ -198,7 +198,7 @@ def _hook(fake: Tensor, tensor: Tensor, memo: dict[int, Any]) -> None:
 
 
 def _attributes(fake: Tensor, tensor: Tensor, memo: dict[int, Any]) -> None:
-    """Give a fake tensor copies of what its library's class carries, such as its scales."""
+    """Give a fake tensor copies of the attributes that its library's class adds, as its scales."""
     if type(tensor) in (Tensor, nn.Parameter) or hasattr(tensor, "__tensor_flatten__"):
         return
     own = {name: value for name, value in vars(tensor).items() if not hasattr(Tensor, name)}
@@ -207,7 +207,7 @@ def _attributes(fake: Tensor, tensor: Tensor, memo: dict[int, Any]) -> None:
 
 
 def with_carried(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return fake tensors, and those in what they carry, such as the scales of their weights."""
+    """Return fake tensors, and those among their attributes, such as the scales of weights."""
     found: list[Tensor] = []
     pending: list[Any] = [*reversed(tensors)]
     while pending:

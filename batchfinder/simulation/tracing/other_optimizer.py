@@ -12,13 +12,13 @@ from batchfinder.training.setup import TrainingSetup
 
 
 class OtherOptimizer(StepTraces):
-    """The traces of a setup's step, most of which other traces tell: those of another optimizer.
+    """The traces of a setup's step, built from traces of the same step with another optimizer.
 
     Args:
         setup: what to train.
         options: options of the steps.
         capability: compute capability of the GPU to simulate.
-        cluster: the job of which a rank trains.
+        cluster: the job in which the GPU is one rank.
         like: traces of the same step with another optimizer.
     """
 
@@ -34,7 +34,7 @@ class OtherOptimizer(StepTraces):
         self._like: StepTraces | None = like
 
     def hold_at(self, batch_size: int) -> bool:
-        """Check the trace at a large size; only the part that both have can fail."""
+        """Check the trace at a large size. Only the part that both optimizers share can fail."""
         return self._like.hold_at(batch_size) if self._like else super().hold_at(batch_size)
 
     def _aligned(self) -> GeneralTrace:

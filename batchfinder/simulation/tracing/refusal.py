@@ -19,6 +19,8 @@ from batchfinder.errors import BatchTooSmallError, StepError
 from batchfinder.simulation.kernels.attention import NO_KERNEL
 from batchfinder.simulation.tracing.callers import is_user_code
 from batchfinder.simulation.values.unknown import ValueUnknownError
+from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.state.reach import modules_reached
 
 _UNFAKEABLE = (
     DataDependentOutputException,
@@ -141,3 +143,13 @@ def place(error: BaseException, names: Mapping[int, str]) -> str:
             line = f"{frame.f_code.co_filename}:{number}"
     parts = [part for part in (module and f"in {module}", line and f"at {line}") if part]
     return f" {' '.join(parts)}" if parts else ""
+
+
+def names_of(setup: TrainingSetup) -> dict[int, str]:
+    """Return the names of all modules that may run, by module id."""
+    beside = modules_reached(setup.functions)
+    return {
+        id(module): name
+        for outer, prefix in {**beside, setup.model: ""}.items()
+        for name, module in outer.named_modules(prefix=prefix)
+    }

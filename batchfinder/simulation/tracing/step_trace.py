@@ -26,29 +26,29 @@ from batchfinder.simulation.tracing.caches import Caches
 from batchfinder.simulation.tracing.cluster import Cluster, resizes_tracked
 from batchfinder.simulation.tracing.fake import fake_batch, fake_cuda, fake_setup, with_carried
 from batchfinder.simulation.tracing.operators import ValuesFollowed
-from batchfinder.simulation.tracing.refusal import explained
+from batchfinder.simulation.tracing.refusal import explained, names_of
 from batchfinder.simulation.tracing.tracker import StorageTracker
 from batchfinder.simulation.tracing.wrappers import remarks_on_wrappers
 from batchfinder.simulation.values.known import MOST_ELEMENTS, know, let_go, value_of
+from batchfinder.training.modes.forward_step import STEP_OF_MODE
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.state.anatomy import tensors_of
 from batchfinder.training.state.process_settings import repeatable
-from batchfinder.training.state.reach import methods_of, modules_reached, reachable
+from batchfinder.training.state.reach import methods_of, reachable
 from batchfinder.training.state.undo import contents_kept
 from batchfinder.training.step import TrainingStep
 from batchfinder.training.tree import map_leaves
 
-# The sizes that are traced. Small, because the batch needs host memory; even, because some models
-# split a batch in half.
+# Sizes traced: small, as the batch needs host memory; even, as some models split it in half.
 TRACED_SIZES = (4, 8)
-# A forward pass at this size checks that the traces are linear; a backward pass shows little more.
+# A forward pass at this size checks that the traces are linear.
 CHECKED_SIZE = 32
 # Parabolas need one more size, and a check by a whole step, since gradients may be nonlinear too.
 # 12 is not a power of two, so that padding to powers of two does not look linear.
 FURTHER_SIZES = (12, 32)
 # The answer is checked too, since a step that splits its batch has one chunk at a small size.
-# Batches from make_batch use host memory, so they are checked up to this size only.
+# Batches from make_batch use host memory: up to this size only.
 MOST_CHECKED = 1024
 STEPS = 2  # the first allocates the optimizer's states, the second is the steady state
 
@@ -62,7 +62,7 @@ class StepTraces:
         setup: what to train.
         options: options of the steps: precision, accumulation, batch dimension.
         capability: compute capability of the GPU to simulate; see also :meth:`hold_for`.
-        cluster: the job of which a rank trains. Default: a single GPU.
+        cluster: the job in which the GPU is one rank. Default: a single GPU.
 
     Attributes:
         are_general: False once a few traces turn out not to predict other sizes.
@@ -100,8 +100,7 @@ class StepTraces:
         """Return a trace that holds at a batch size, and at every other size if possible.
 
         Raises:
-            StepError, BatchTooSmallError: the step cannot run without data, or at this size.
-            Exception: whatever the user's code raises.
+            Exception: StepError or BatchTooSmallError, or whatever the user's code raises.
         """
         if self._general is None and self.are_general:
             try:
@@ -138,7 +137,7 @@ class StepTraces:
         traces = [self._at(size) for size in TRACED_SIZES]
         try:
             lines = align(*traces)
-            if lines.has_offsets:  # two points may also lie on a curve
+            if lines.has_offsets:  # a curve may also go through two points
                 check_lines(lines, self._trace(CHECKED_SIZE, forward_only=True))
         except NotInLineError:
             return align(*traces, *(self._at(size) for size in FURTHER_SIZES))
@@ -150,7 +149,7 @@ class StepTraces:
         return self._batches.batch_size is not None
 
     def hold_for(self, capability: ComputeCapability) -> bool:
-        """Return True if a GPU runs the traced steps with the same kernels."""
+        """Return True if a GPU runs the same kernels."""
         return kernel_family(capability) in self._alike
 
     def _trace(self, batch_size: int, forward_only: bool = False) -> Trace:
@@ -179,26 +178,30 @@ class StepTraces:
         fake = fake_cuda(self._capability, alike=self._alike, warn=self._warn)
         with fake as mode, explained(names):
             setup, held = fake_setup(self._setup, mode)
-            names.update(_names_of(setup))
+            names.update(names_of(setup))
             buckets: list[torch.Tensor] = []
             if cluster is not None:
                 setup = cluster.spread(setup, mesh, precision)
                 buckets = cluster.buckets(setup.model)
                 precision = "fp32" if cluster.is_sharded else precision
             with ValuesFollowed():  # an optimizer may compute tables
-                step = TrainingStep(
+                step = STEP_OF_MODE[self._options.mode](
                     setup,
                     torch.device("cpu"),
                     precision=precision,
                     accumulate=self._options.accumulate,
                     batch_dim=self._options.batch_dim,
                     is_sharded=cluster is not None and cluster.strategy != "ddp",
+                    eval_batch_size=self._options.eval_batch_size,
                 )
             workspaces = CudaWorkspaces(
                 self._capability, self._alike, benchmark=torch.backends.cudnn.benchmark
             )
             tracker = StorageTracker(batch_size, setup.model, workspaces, names)
             host_batch = fake_batch(batch, mode)
+            validated = step.eval_batch_size
+            evaluated = validated and fake_batch(self._batches.make(validated), mode)
+            small = self._options.mode == "eval" and fake_batch(self._batches.make(2), mode)
             with tracker, resizes_tracked(tracker) if cluster else nullcontext():
                 for tensor in with_carried([*tensors_of(setup.model), *held]):
                     tracker.track(tensor, Kind.PARAMETER)
@@ -206,11 +209,10 @@ class StepTraces:
                     tracker.track(bucket, Kind.GRADIENT)
                 for state in _states_on_device(step.optimizer):
                     tracker.track(state, Kind.OPTIMIZER_STATE)
+                step.begin(batch_size, lambda: _on_device(small, tracker), is_first=True)
                 for _ in range(0 if forward_only else STEPS):
                     tracker.begin_step()
-                    for micro_batch in step.fetch(lambda: _on_device(host_batch, tracker)):
-                        step.forward_backward(micro_batch)
-                    step.optimizer_step()
+                    _run(step, host_batch, evaluated, tracker)
                     if cluster is not None and not step.keeps_gradients:
                         setup.model.zero_grad(set_to_none=True)  # the optimizer may have a part
                 if forward_only:
@@ -226,14 +228,12 @@ class StepTraces:
         self.warnings += [warning for warning in warnings if warning not in self.warnings]
 
 
-def _names_of(setup: TrainingSetup) -> dict[int, str]:
-    """Return the names of all modules that may run, by module id."""
-    beside = modules_reached(setup.functions)
-    return {
-        id(module): name
-        for outer, prefix in {**beside, setup.model: ""}.items()
-        for name, module in outer.named_modules(prefix=prefix)
-    }
+def _run(step: TrainingStep, host_batch: Any, evaluated: Any, tracker: StorageTracker) -> None:
+    for micro_batch in step.fetch(lambda: _on_device(host_batch, tracker)):
+        step.forward_backward(micro_batch)
+    step.optimizer_step()
+    if step.eval_batch_size:
+        step.validate(lambda: _on_device(evaluated, tracker))
 
 
 def _states_on_device(optimizer: Optimizer) -> list[torch.Tensor]:

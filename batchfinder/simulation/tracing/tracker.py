@@ -51,7 +51,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         batch_size: batch size of the steps that will run.
         model: its modules give storages their names.
-        workspaces: records the memory that kernels use beside their outputs. Default: none.
+        workspaces: records the memory that kernels use besides their outputs. Default: none.
         names: names of modules by module id, if modules outside the model run too.
 
     Attributes:

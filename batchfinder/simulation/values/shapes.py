@@ -98,7 +98,7 @@ def new_tensor(
 ) -> Tensor:
     """Call ``torch.empty`` on the device of ``like``; return a fake tensor if ``like`` is fake.
 
-    ``dtype`` defaults to that of ``like``.
+    ``dtype`` defaults to the dtype of ``like``.
     """
     dtype = dtype or like.dtype
     if not isinstance(like, FakeTensor):
@@ -135,7 +135,7 @@ def new_like(
 def _plain_format(tensor: Tensor) -> torch.memory_format:
     """Return a tensor's memory format; ``preserve_format`` if it fits none, or both.
 
-    The "meta" kernel of ``empty_like`` finds the same, but takes ten times as long.
+    The "meta" kernel of ``empty_like`` finds the same, but needs ten times as long.
     """
     is_contiguous = tensor.is_contiguous()
     if tensor.dim() != 4:

@@ -1,4 +1,4 @@
-"""Batches of any size out of a data set: the longest first, others as its sampler draws them."""
+"""Draw batches of any size from a data set: the longest first, others as its sampler draws them."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from batchfinder.training.tree import described_shapes, named_tensors
 
 Collate = Callable[[list[Any]], Any]
 
-# A confirmation trains on this many batches that differ, then starts over with the longest.
+# The number of different batches in a confirmation. After them it starts over with the longest.
 DRAWN_BATCHES = 7
 
-# Every search and every worker process draws the same batches.
+# The seed of the sampler. It is fixed so that all searches and workers draw the same batches.
 SEED = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class DataBatches:
-    """The batches to try in place of those of a data set; one of the first two may be None.
+    """The batches that a search trains on, drawn from a data set.
 
     Attributes:
-        sample: a batch of the longest examples, which may be repeated.
-        make_batch: ``make_batch(batch_size, step)`` where lengths vary; ``make_batch(batch_size)``
-            where they do not, but a repeated sample would be another batch.
+        sample: a batch of the longest examples; None if repeating it gives another batch than the
+            collator would.
+        make_batch: ``make_batch(batch_size, step)`` if lengths vary; ``make_batch(batch_size)`` if
+            they do not and there is no sample; else None.
         remarks: texts for the user.
     """
 
@@ -44,11 +45,11 @@ class DataBatches:
 
 
 class Collated:
-    """``make_batch(batch_size) -> batch``: some examples in turn, through a collator.
+    """``make_batch(batch_size) -> batch``: repeats some examples in turn, through a collator.
 
     Args:
-        collate: the user's.
-        examples: at least one.
+        collate: the user's collate function.
+        examples: the examples, at least one.
     """
 
     def __init__(self, collate: Collate, examples: list[Any]) -> None:
@@ -56,9 +57,9 @@ class Collated:
         self._examples = examples
 
     def __call__(self, batch_size: int) -> Any:
-        """A batch of the examples, each as often as another or once more."""
+        """Make a batch. Each example occurs equally often, or once more than others."""
         count = len(self._examples)
-        # Copies, since collators change what they are given, as the labels that they pad.
+        # Copied, because collators change the examples: they pad the labels, for example.
         return self._collate([copy.copy(self._examples[i % count]) for i in range(batch_size)])
 
 
@@ -67,9 +68,9 @@ class Drawn:
 
     Args:
         longest: makes the batch of step 0.
-        collate: the user's.
-        dataset: examples by their place.
-        places: in the order in which a sampler drew them. They repeat when they are used up.
+        collate: the user's collate function.
+        dataset: a data set that gives examples by index.
+        places: the indices in the order of a sampler. They repeat when they are used up.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Drawn:
         self._places = places
 
     def __call__(self, batch_size: int, step: int) -> Any:
-        """The batch of a step; from 2048 examples on, examples of a batch repeat."""
+        """Make the batch of a step. Above 2048 examples, the examples in a batch repeat."""
         if step == 0:
             return self._longest(batch_size)
         count = min(batch_size, MOST_EXAMPLES)
@@ -91,14 +92,14 @@ class Drawn:
 
 
 def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> DataBatches:
-    """Choose the batches to try of a data set.
+    """Choose the batches of a data set that a search trains on.
 
     Args:
-        dataset: has a length, and examples by their place. Its examples are read in this process.
-        collate: makes a batch of a list of examples.
-        sampler: iterates over places in the data set, in training; it stays as it is. None: any
-            order.
-        owner: of the data set, for messages, such as "the Trainer".
+        dataset: a data set with a length and examples by index. This process reads the examples.
+        collate: makes a batch from a list of examples.
+        sampler: yields indices of the data set in training. It is copied, not changed. None: a
+            random order.
+        owner: the owner of the data set, for messages, such as "the Trainer".
 
     Raises:
         SampleError: there are no examples.
@@ -126,7 +127,7 @@ def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> Data
 
 
 def drawn_places(sampler: Any) -> list[int]:
-    """Return the first places that a copy of a sampler draws from a fixed seed.
+    """Return the first indices that a copy of a sampler draws from a fixed seed.
 
     Example:
         >>> sorted(drawn_places(RandomSampler("abc")))
@@ -141,9 +142,9 @@ def drawn_places(sampler: Any) -> list[int]:
 
 
 def _as_when_repeated(batch: Any, make: Collated, batch_size: int) -> bool:
-    """Whether a larger batch is the smaller one with its examples repeated.
+    """Return True if a larger batch has the shapes of the smaller one with repeated examples.
 
-    It is not where a collator packs texts into one row, or joins the patches of all images.
+    It has others if a collator packs texts into one row, or joins the patches of all images.
     """
     try:
         repeated = BatchMaker(batch).make(batch_size)
@@ -153,7 +154,7 @@ def _as_when_repeated(batch: Any, make: Collated, batch_size: int) -> bool:
 
 
 def _shapes_vary(dataset: Any, collate: Collate, lengths: Lengths) -> bool:
-    """Whether short and long examples make batches of different shapes: not all is padded."""
+    """Return True if short and long examples make different shapes: no padding to one length."""
     if not lengths.vary:
         return False
     shortest, longest = (

@@ -1,4 +1,4 @@
-"""How long the examples of a data set are, and which is the longest."""
+"""Find the longest examples of a data set."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from torch import Tensor
 
 from batchfinder.training.tree import named_tensors
 
-# The most examples to look at for the longest; the first few tell whether lengths differ at all.
-# Always the same ones, since worker processes and ranks look for themselves.
+# The most examples to read when looking for the longest, and the few that show whether lengths
+# differ at all. They are always the same ones, because every worker process and rank reads them.
 MOST_EXAMPLES = 2048
 FIRST_EXAMPLES = 64
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """The longest and the shortest examples of a data set, by their places in it.
+    """The longest and the shortest examples of a data set, by index.
 
     Attributes:
-        longest: for each of an example's values (inputs and labels, say) the place of the longest.
-        shortest: the same for the shortest.
-        vary: not all examples are of one length.
-        looked_at: number of examples looked at.
-        are_sure: no other example can be longer: all were looked at, or all are of one length.
+        longest: the indices of the longest examples, one for each value (inputs, labels).
+        shortest: the indices of the shortest examples, one for each value.
+        vary: True if examples differ in length.
+        looked_at: the number of examples that were read.
+        are_sure: True if all examples were read, or all that were read have one length.
     """
 
     longest: list[int]
@@ -37,13 +37,13 @@ class Lengths:
 
 
 def lengths_of(dataset: Any) -> Lengths:
-    """Look for the longest examples of a data set.
+    """Find the longest examples of a data set.
 
-    Up to 2048 examples are looked at, evenly over the data set, or 64 where these are all of the
-    same length.
+    At first, 64 examples are read, spread evenly over the data set. If they differ in length, up to
+    2048 are read.
 
     Args:
-        dataset: has a length, at least 1, and examples by their place.
+        dataset: a data set with at least one example, and examples by index.
 
     Example:
         >>> lengths_of(["a", "abc", "ab"])
@@ -58,12 +58,12 @@ def lengths_of(dataset: Any) -> Lengths:
 
 
 def _spread(places: range, most: int) -> range:
-    """At most this many of some places, evenly over them."""
+    """Return at most this many of the indices, spread evenly over them."""
     return places[:: -(-len(places) // most)]
 
 
 def _lengths_at(dataset: Any, places: range, size: int) -> Lengths:
-    """The longest and the shortest of each value; of several as long, the first."""
+    """Return the longest and shortest example of each value; the first if several are equal."""
     longest: dict[Any, tuple[int, int]] = {}
     shortest: dict[Any, tuple[int, int]] = {}
     for place in places:
@@ -86,7 +86,7 @@ def _lengths_at(dataset: Any, places: range, size: int) -> Lengths:
 
 
 def _lengths(example: Any) -> Iterator[tuple[Any, int]]:
-    """How long each value of an example is."""
+    """Yield the key and the length of each value of an example."""
     if isinstance(example, Mapping):
         items = list(example.items())
     elif isinstance(example, list | tuple) and not _is_of_numbers(example):
@@ -100,7 +100,10 @@ def _lengths(example: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _is_of_numbers(value: list[Any] | tuple[Any, ...]) -> bool:
-    """Whether it is a text by its tokens: only the first is asked, as all would take seconds."""
+    """Return True for a list of numbers, such as token ids. Only the first item is checked.
+
+    Checking all items would take seconds.
+    """
     return bool(value) and isinstance(value[0], Number)
 
 
@@ -109,7 +112,7 @@ def _is_single(value: Any) -> bool:
 
 
 def _length(value: Any) -> int:
-    """A text by its tokens or characters, an image by its pixels, a list of such by their sum."""
+    """Return the tokens or characters of a text, the pixels of an image, or the sum in a list."""
     if isinstance(value, Tensor):
         return value.numel()
     size = getattr(value, "size", None)
@@ -126,7 +129,7 @@ def _length(value: Any) -> int:
 
 
 def padding_remarks(sample: Any) -> list[str]:
-    """Return what to say of a sample whose attention mask ends in zeros: its texts were padded.
+    """Return a remark if a sample's attention mask ends in a zero, because its texts were padded.
 
     Example:
         >>> padding_remarks({"attention_mask": torch.tensor([[1, 1], [1, 1]])})

@@ -1,4 +1,4 @@
-"""The batches of a user's loader, at any size."""
+"""Make batches of any size from the data set of a user's loader."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _OR_GIVE = (
 
 
 def batches_of_loader(loader: Any, owner: str = "the loader") -> DataBatches:
-    """Choose the batches to try of a loader's data set.
+    """Choose the batches of a loader's data set that a search trains on.
 
     The loader is not iterated over. Its sampler is copied, and its worker processes do not start.
 
     Args:
-        loader: a DataLoader; a data set, whose examples ``default_collate`` makes batches of; or
+        loader: a DataLoader; a data set, for which ``default_collate`` makes the batches; or
             ``(data set, collate function)``.
-        owner: of the data set, for messages.
+        owner: the owner of the data set, for messages.
 
     Raises:
-        SampleError: batches of another size cannot be drawn from it.
+        SampleError: batches of another size cannot be drawn from the loader.
         Exception: what data set, collate function and sampler raise.
 
     Example:
@@ -40,7 +40,7 @@ def batches_of_loader(loader: Any, owner: str = "the loader") -> DataBatches:
 
 
 def has_places(dataset: Any) -> bool:
-    """Whether examples can be read by their place, so that batches of any size can be made."""
+    """Return True if examples can be read by index, so that batches of any size can be made."""
     return (
         hasattr(dataset, "__len__")
         and hasattr(dataset, "__getitem__")
@@ -49,7 +49,7 @@ def has_places(dataset: Any) -> bool:
 
 
 def sampler_of(loader: Any) -> Any:
-    """Return what draws the places of a DataLoader's batches; None if its batches are its own."""
+    """Return the sampler that draws a DataLoader's indices; None without a plain BatchSampler."""
     batches = getattr(loader, "batch_sampler", None)
     while batches is not None and type(batches) is not BatchSampler:
         batches = getattr(batches, "batch_sampler", None)  # Accelerate wraps it
@@ -57,7 +57,7 @@ def sampler_of(loader: Any) -> Any:
 
 
 def _parts(loader: Any, owner: str) -> tuple[Any, Any, Any]:
-    """Data set, collate function, and sampler; None: any order."""
+    """Return data set, collate function, and sampler; a None as sampler means a random order."""
     if isinstance(loader, tuple) and len(loader) == 2 and callable(loader[1]):
         dataset, collate, sampler = *loader, None
     elif hasattr(loader, "dataset") and hasattr(loader, "collate_fn"):

@@ -2,13 +2,13 @@
 
 No framework is imported: its objects are recognized by their methods.
 
-- A LightningModule is trained by its ``training_step`` with the optimizer from its
-  ``configure_optimizers``, by hand too; its Trainer, callbacks and other hooks are not run. Give a
-  ``step`` where those two methods need the Trainer.
+- A LightningModule trains by its ``training_step`` with the optimizer from its
+  ``configure_optimizers``; manual optimization works too. Its Trainer, callbacks and other hooks do
+  not run. Give a ``step`` if those two methods need the Trainer.
 - A ``transformers.Trainer`` (or a subclass, such as TRL's ``SFTTrainer``) brings model, loss,
-  optimizer, precision, checkpointing, accumulation and data. ``trainer.train()`` is not called: no
-  callback, no log, no checkpoint. Trainers that shard by DeepSpeed or FSDP, or that train on what
-  the model generates (GRPO), are refused.
+  optimizer, precision, checkpointing, accumulation and data. ``trainer.train()`` is not called, so
+  no callback, log or checkpoint is made. Trainers are refused if they shard by DeepSpeed or FSDP,
+  or train on text that the model generates (GRPO).
 - timm, Transformers and Lightning models may carry an example input, used if there is no sample.
 
 Read ``model_hints``, ``lightning``, ``manual_optimization``, ``transformers_trainer``, then

@@ -1,7 +1,7 @@
-"""A language model to fine-tune, from its configuration alone: ``hf:meta-llama/Llama-3.1-8B``.
+"""Make a language model to fine-tune from its configuration: ``hf:meta-llama/Llama-3.1-8B``.
 
-Transformers, PEFT and bitsandbytes are imported when such a model is made. Its weights are random,
-or without data where ``torch.device("meta")`` is the default device, as for estimates.
+Transformers, PEFT and bitsandbytes are imported when such a model is made. Its weights are random.
+If ``torch.device("meta")`` is the default device, as for estimates, they have no data.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from batchfinder.training.source import KeptUntil, StepSource
 
 PREFIX = "hf:"
 METHODS = ("full", "lora", "qlora", "dpo")
-ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "sdpa"}
+ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "batchfinder_unmasked"}
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_DEFAULT_RANK = 16
+_DEFAULT_RANK = 16  # of adapters, if they are needed and no rank is given
 
 
 def language_model(
@@ -45,23 +45,23 @@ def language_model(
     kbit: bool = True,
     double_quant: bool = True,
 ) -> TrainingSetup:
-    """Make a causal language model with all that fine-tunes it, as a Trainer of transformers does.
+    """Make the setup to fine-tune a causal language model as a Trainer of transformers does.
 
     Args:
         config: a folder with a ``config.json``, that file, or a name on the Hugging Face hub.
-        seq: tokens in each example.
-        method: ``"full"``, ``"lora"``, ``"qlora"`` or ``"dpo"``. Default: by ``lora``.
-        lora: rank of the adapters; 0: no adapters, or 16 where the method needs some.
-        quantize: ``"4bit"`` (nf4), ``"8bit"``, or ``""``.
-        precision: dtype of the weights and of autocast: bf16, fp16 or fp32. With fp16, weights that
-            are trained are in fp32.
+        seq: the number of tokens in each example.
+        method: ``"full"``, ``"lora"``, ``"qlora"``, ``"dpo"``. Default: by ``lora``, ``quantize``.
+        lora: the rank of the adapters; 0: 16 if ``method`` or ``quantize`` needs some, else none.
+        quantize: ``"4bit"`` (nf4), ``"8bit"``, or ``""`` for no quantization.
+        precision: the dtype of the weights and of autocast: bf16, fp16 or fp32. With fp16, the
+            trained weights are in fp32.
         attention: ``"eager"``, ``"sdpa"`` or ``"flash"``.
         checkpointing: keep only the inputs of the layers for the backward pass.
-        targets: the layers with adapters, separated by commas.
-        dropout: of the adapters.
-        autocast: run the forward pass in autocast of this precision.
-        kbit: prepare a quantized model by PEFT's ``prepare_model_for_kbit_training``, which makes
-            embeddings, norms and head fp32, as TRL does.
+        targets: the names of the layers with adapters, separated by commas.
+        dropout: the dropout rate of the adapters.
+        autocast: run the forward pass under autocast in this precision.
+        kbit: prepare a quantized model by PEFT's ``prepare_model_for_kbit_training``, as TRL does.
+            It makes embeddings, norms and head fp32.
         double_quant: quantize the scales of 4-bit weights too.
 
     Raises:
@@ -99,7 +99,7 @@ class LanguageModelStep(StepSource):
     """``step(model, batch) -> loss`` as ``Trainer.training_step`` makes it.
 
     Args:
-        lower: the dtype of autocast around the forward pass, whose outputs become fp32; or None.
+        lower: the dtype of autocast in the forward pass, with outputs in fp32; None: no autocast.
     """
 
     name = "the language model"
@@ -121,10 +121,10 @@ class LanguageModelStep(StepSource):
 
 
 class PreferenceStep(LanguageModelStep):
-    """Direct preference optimization, as TRL's DPOTrainer computes it from whole logits.
+    """Direct preference optimization, as TRL's DPOTrainer computes it from all logits.
 
     Args:
-        lower: the dtype of autocast, or None.
+        lower: the dtype of autocast; None: no autocast.
         reference: the frozen model; None: the model without its adapters.
     """
 
@@ -187,20 +187,40 @@ def _made(config: str, dtype: torch.dtype, attention: str) -> Any:
             "config.json in it."
         ) from error
     known.use_cache = False
+    if attention == ATTENTION["flash"]:
+        transformers.AttentionInterface.register(attention, _flash_attention)
+        transformers.AttentionMaskInterface.register(attention, lambda *_, **__: None)
     try:
         return transformers.AutoModelForCausalLM.from_config(
             known, dtype=dtype, attn_implementation=attention
         )
     except ValueError as error:
         reason = str(error).strip().partition("\n")[0]
-        raise TargetError(f"{config} is no causal language model: {reason}") from error
+        raise TargetError(f"no causal language model from {config}: {reason}") from error
+
+
+def _flash_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Run PyTorch's copy of FlashAttention, with no mask and without repeating grouped keys."""
+    output = nn.functional.scaled_dot_product_attention(
+        query, key, value, dropout_p=dropout, scale=scaling, is_causal=True, enable_gqa=True
+    )
+    return output.transpose(1, 2).contiguous(), None
 
 
 def _quantize(model: Any, kind: str, dtype: torch.dtype, double: bool) -> None:
-    """Replace the linear layers, but the head, by quantized ones of bitsandbytes."""
+    """Replace the linear layers, except the head, by quantized ones of bitsandbytes."""
     library = _imported("bitsandbytes")
     layers, functional = library.nn, library.functional
-    with torch.device("cpu"):  # its table is kept, also for tensors with data
+    with torch.device("cpu"):  # the table is cached and later used for tensors with data too
         functional.name2qmap.setdefault("dynamic", functional.create_dynamic_map())
     head = model.get_output_embeddings()
     linear = [
@@ -250,17 +270,17 @@ def _checkpoint(model: Any) -> None:
 
 
 def is_language_model(target: str) -> bool:
-    """Return True for a target that names a configuration."""
+    """Return True if a target names a configuration, as in ``hf:gpt2``."""
     return target.startswith(PREFIX)
 
 
 def maker_of(target: str) -> Callable[..., TrainingSetup]:
-    """Return the function that makes the setup of such a target, from its options."""
+    """Return the function that makes the setup of an ``hf:`` target from its options."""
     return functools.partial(language_model, target.removeprefix(PREFIX))
 
 
 def described(target: str, setup: TrainingSetup, **options: Any) -> str:
-    """Return a sentence on what was made of a configuration: the model, and how it is trained."""
+    """Return a sentence that describes the model of a configuration and its training."""
     model: Any = setup.model
     parameters = [*model.parameters()]
     trained = sum(p.numel() for p in parameters if p.requires_grad)

@@ -1,10 +1,10 @@
-"""How a LightningModule says that it is trained: by its own step and with its own optimizer.
+"""Train a LightningModule by its own step, with its own optimizer and data.
 
-Lightning is not imported; any module with these two methods is taken for one.
+Lightning is not imported. Any module with ``training_step`` and ``configure_optimizers`` counts.
 
 Sources: the documentation of ``LightningModule``
-(https://lightning.ai/docs/pytorch/stable/common/lightning_module.html), and for the way through
-``forward`` Lightning's own strategies, which call it so.
+(https://lightning.ai/docs/pytorch/stable/common/lightning_module.html), and Lightning's strategies,
+which also call ``training_step`` through ``forward``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from batchfinder.errors import StepError
 from batchfinder.training.data.drawn import DataBatches
 from batchfinder.training.data.loader import batches_of_loader
 from batchfinder.training.frameworks.methods import methods_replaced
+from batchfinder.training.loss import call_model
 from batchfinder.training.parallel import is_wrapped, unwrapped
 from batchfinder.training.source import KeptUntil, StepSource
 
@@ -30,27 +31,29 @@ _LIGHTNING = ("lightning", "pytorch_lightning")
 
 
 def trains_itself(model: nn.Module) -> bool:
-    """Whether a module, wrapped for data-parallel training or not, brings its step and optimizer.
+    """Return True if a module, also inside a data-parallel wrapper, has its own step and optimizer.
 
     Example:
         >>> trains_itself(nn.Linear(4, 2))
         False
     """
     module = unwrapped(model)
-    methods = [getattr(module, name, None) for name in ("training_step", "configure_optimizers")]
-    # Those of the base class do nothing: then the user's loop trains the module.
-    return all(
-        callable(method) and method.__module__.partition(".")[0] not in _LIGHTNING
-        for method in methods
-    )
+    names = ("training_step", "configure_optimizers")
+    return all(_is_own(getattr(module, name, None)) for name in names)
+
+
+def _is_own(method: Any) -> bool:
+    """Return True if a method is the user's. The methods of the base class do nothing."""
+    return callable(method) and method.__module__.partition(".")[0] not in _LIGHTNING
 
 
 class OwnTrainingStep(StepSource):
     """A LightningModule's ``training_step``, as Lightning's automatic optimization runs it.
 
-    Lightning keeps gradients until the backward pass, and what a step returned and its batch until
-    the optimizer has stepped: ``Closure`` in lightning/pytorch/loops/optimization/automatic.py,
-    ``advance`` in lightning/pytorch/loops/training_epoch_loop.py.
+    Lightning keeps gradients until the next backward pass. It keeps the batch and the result of a
+    step until the optimizer has stepped. Sources: ``Closure`` in
+    lightning/pytorch/loops/optimization/automatic.py, ``advance`` in
+    lightning/pytorch/loops/training_epoch_loop.py.
     """
 
     name = "training_step"
@@ -58,7 +61,7 @@ class OwnTrainingStep(StepSource):
     kept_until = KeptUntil.STEP
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
-        """Return what ``training_step`` returns for the first batch of an epoch."""
+        """Return the result of ``training_step`` for the first batch of an epoch."""
         return call_training_step(model, batch)
 
     def loss_of(self, output: Any, batch: Any) -> Tensor:
@@ -76,17 +79,25 @@ class OwnTrainingStep(StepSource):
             )
         return loss
 
+    def evaluate(self, model: nn.Module, batch: Any) -> Any:
+        """Return the result of ``validation_step``, or of the forward pass if there is none."""
+        return call_validation_step(model, batch)
 
-def call_training_step(model: nn.Module, batch: Any) -> Any:
-    """What a LightningModule's ``training_step`` returns for the first batch of an epoch.
+
+def call_training_step(model: nn.Module, batch: Any, method: str = "training_step") -> Any:
+    """Call a LightningModule's ``training_step`` on a batch, as on the first of an epoch.
 
     Args:
-        model: the module; also as DistributedDataParallel or ``fully_shard`` wrap it.
-        batch: as the DataLoader yields it.
+        model: the module, or DistributedDataParallel or ``fully_shard`` around it.
+        batch: a batch as the DataLoader yields it.
+        method: the name of the method, if it is another one with the same arguments.
+
+    Returns:
+        The result of the method.
 
     Raises:
         StepError: the module is compiled, or asks for its Trainer.
-        Exception: what ``training_step`` raises, running out of memory included.
+        Exception: what ``training_step`` raises, including out-of-memory errors.
     """
     module: Any = unwrapped(model)
     if isinstance(module, OptimizedModule):
@@ -94,15 +105,28 @@ def call_training_step(model: nn.Module, batch: Any) -> Any:
             "torch.compile does not reach the training_step of a LightningModule; give a step that "
             "calls the model: TrainingSetup(model, sample, step=)"
         )
-    arguments = (batch, 0) if takes_index(module.training_step) else (batch,)
-    with _explained("training_step", "give a step: TrainingSetup(model, sample, step=)"):
+    function = getattr(module, method)
+    arguments = (batch, 0) if takes_index(function) else (batch,)
+    with _explained(method, "give a step: TrainingSetup(model, sample, step=)"):
         if is_wrapped(model):
-            return _through_forward(model, module, arguments)
-        return module.training_step(*arguments)
+            return _through_forward(model, module, function, arguments)
+        return function(*arguments)
+
+
+def call_validation_step(model: nn.Module, batch: Any) -> Any:
+    """Call a LightningModule's ``validation_step``, or its forward pass if it has none.
+
+    Raises:
+        StepError: the module is compiled, or asks for its Trainer.
+        Exception: what the method raises, including out-of-memory errors.
+    """
+    if not _is_own(getattr(unwrapped(model), "validation_step", None)):
+        return call_model(model, batch)
+    return call_training_step(model, batch, "validation_step")
 
 
 def takes_index(function: Callable[..., Any]) -> bool:
-    """Whether a ``training_step`` takes the index of the batch beside the batch."""
+    """Return True if a ``training_step`` takes the index of the batch after the batch."""
     parameters = inspect.signature(function).parameters.values()
     kinds = [parameter.kind for parameter in parameters]
     positional = [k for k in kinds if k in (k.POSITIONAL_ONLY, k.POSITIONAL_OR_KEYWORD)]
@@ -111,7 +135,7 @@ def takes_index(function: Callable[..., Any]) -> bool:
 
 @contextmanager
 def _explained(method: str, advice: str) -> Iterator[None]:
-    """Say what to do where a method asks for the Trainer, which is not there yet."""
+    """Give advice if a method fails because it asks for the Trainer, which does not exist yet."""
     try:
         yield
     except RuntimeError as error:
@@ -123,12 +147,14 @@ def _explained(method: str, advice: str) -> Iterator[None]:
         ) from error
 
 
-def _through_forward(model: nn.Module, module: Any, arguments: tuple[Any, ...]) -> Any:
-    """Call ``training_step`` in the place of ``forward``, around which wrappers do their work."""
+def _through_forward(
+    model: nn.Module, module: Any, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> Any:
+    """Call a function in place of ``forward``, so that wrappers around ``forward`` run."""
 
     def redirected(*arguments: Any) -> Any:
-        put_back()  # the step itself may well call it
-        return module.training_step(*arguments)
+        put_back()  # the step itself may call forward
+        return function(*arguments)
 
     with methods_replaced(module, forward=redirected) as put_back:
         return model(*arguments)
@@ -139,7 +165,7 @@ def batches_of_module(model: nn.Module, warn: Callable[[str], None]) -> DataBatc
 
     Args:
         model: the module.
-        warn: called where it has one that does not work before training.
+        warn: called if its ``train_dataloader`` fails before training.
     """
     module: Any = unwrapped(model)
     method = getattr(module, "train_dataloader", None)
@@ -147,7 +173,7 @@ def batches_of_module(model: nn.Module, warn: Callable[[str], None]) -> DataBatc
         return None
     try:
         loader = method()
-    except Exception as error:  # noqa: BLE001 - mostly its data is not prepared yet
+    except Exception as error:  # noqa: BLE001 - usually the data is not prepared yet
         line = f"{type(error).__name__}: {error}".partition("\n")[0]
         warn(
             f"train_dataloader of the LightningModule failed before training ({line}), so its data "
@@ -158,10 +184,10 @@ def batches_of_module(model: nn.Module, warn: Callable[[str], None]) -> DataBatc
 
 
 def own_optimizer(model: nn.Module) -> Optimizer:
-    """The optimizer that a LightningModule configures; its schedulers are left alone.
+    """Return the optimizer that a LightningModule configures. Its schedulers are ignored.
 
     Raises:
-        StepError: there is none, or more than one; or the module asks for its Trainer.
+        StepError: there is no optimizer, or more than one; or the module asks for its Trainer.
         Exception: what ``configure_optimizers`` raises.
     """
     optimizers, _ = own_optimizers(model)
@@ -174,7 +200,7 @@ def own_optimizer(model: nn.Module) -> Optimizer:
 
 
 def own_optimizers(model: nn.Module) -> tuple[list[Optimizer], list[Any]]:
-    """The optimizers that a LightningModule configures, and its schedulers.
+    """Return the optimizers and the schedulers that a LightningModule configures.
 
     Raises:
         StepError: there is no optimizer; or the module asks for its Trainer.
@@ -196,7 +222,11 @@ def own_optimizers(model: nn.Module) -> tuple[list[Optimizer], list[Any]]:
 
 
 def _configured(parts: Any) -> Iterator[Any]:
-    """One; a list; a list beside one of schedulers; or a dict, or a list of dicts, with them."""
+    """Yield the optimizers and schedulers in a result of ``configure_optimizers``.
+
+    The result is an optimizer, a dict, a list of either, or a list of optimizers and a list of
+    schedulers.
+    """
     if isinstance(parts, Optimizer | LRScheduler):
         yield parts
     elif isinstance(parts, Mapping):

@@ -1,4 +1,4 @@
-"""A LightningModule that optimizes by hand: its step, and what that asks of the Trainer.
+"""The step of a LightningModule with manual optimization, and the Trainer methods that it calls.
 
 Lightning is not imported. Source: the documentation of manual optimization
 (https://lightning.ai/docs/pytorch/stable/model/manual_optimization.html).
@@ -12,27 +12,30 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from batchfinder.training.frameworks.lightning import call_training_step, own_optimizers
+from batchfinder.training.frameworks.lightning import (
+    call_training_step,
+    call_validation_step,
+    own_optimizers,
+)
 from batchfinder.training.frameworks.methods import methods_replaced
 from batchfinder.training.parallel import unwrapped
 from batchfinder.training.source import KeptUntil, StepSource
 
 
 def optimizes_by_hand(model: nn.Module) -> bool:
-    """Whether a LightningModule says so, by its ``automatic_optimization``."""
+    """Return True if a LightningModule sets ``automatic_optimization`` to False."""
     return getattr(unwrapped(model), "automatic_optimization", True) is False
 
 
 class ManualStep(StepSource):
-    """A ``training_step`` that trains by itself, with the optimizers configured.
+    """A ``training_step`` that runs its own backward passes and optimizers.
 
     Args:
-        configured: the optimizers and schedulers to train with; None: new ones, which the module
-            configures.
+        configured: the optimizers and schedulers to train with; None: the module configures new
+            ones.
 
     Raises:
-        StepError: as :func:`~batchfinder.training.frameworks.lightning.call_training_step` and
-            :func:`~batchfinder.training.frameworks.lightning.own_optimizers`.
+        StepError: the module is compiled, asks for its Trainer, or configures no optimizer.
         Exception: what the module raises, including out-of-memory errors.
     """
 
@@ -54,11 +57,15 @@ class ManualStep(StepSource):
     def loss_of(self, output: Any, batch: Any) -> None:
         """Return None: the step has trained by itself."""
 
+    def evaluate(self, model: nn.Module, batch: Any) -> Any:
+        """Return the result of ``validation_step``, or of the forward pass if there is none."""
+        return call_validation_step(model, batch)
+
 
 def _in_the_trainers_place(
     optimizers: list[Optimizer], schedulers: list[Any]
 ) -> dict[str, Callable[..., Any]]:
-    """The methods of a LightningModule that ask its Trainer, with answers of their own."""
+    """Return replacements for the methods of a LightningModule that need its Trainer."""
     trained: dict[Tensor, bool] = {}
 
     def configured_optimizers(use_pl_optimizer: bool = True) -> Any:

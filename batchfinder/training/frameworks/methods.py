@@ -1,4 +1,4 @@
-"""Methods of a module, for a while other ones."""
+"""Replace methods of a module for a while."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import nn
 def methods_replaced(
     module: nn.Module, **functions: Callable[..., Any]
 ) -> Iterator[Callable[[], None]]:
-    """Run other functions in the place of a module's methods, ``forward`` among them.
+    """Replace methods of a module, such as ``forward``, while the block runs.
 
     Args:
-        module: keeps what was put into the instance itself.
-        functions: called in their place, by the method's name; without ``self``.
+        module: the module. Methods that were set on the instance itself come back afterwards.
+        functions: the replacements, by the method's name. They are called without ``self``.
 
     Yields:
-        What puts the module's own methods back before the block ends; safe to call twice.
+        A function that restores the module's methods before the block ends; safe to call twice.
 
     Example:
         >>> layer = nn.Identity()

@@ -1,4 +1,4 @@
-"""Example inputs that models of well-known libraries carry with them."""
+"""Make a sample from the example inputs that models of well-known libraries carry."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from batchfinder.training.input_spec import parse_input_spec
 
 
 def sample_from_model(model: nn.Module) -> Any:
-    """A small batch made from the hints that a model carries.
+    """Make a small batch from the example input that a model carries.
 
-    Read are, in this order, ``example_input_array`` (Lightning), ``dummy_inputs`` (Transformers;
-    with labels where the model computes a loss from them), and ``pretrained_cfg`` or
-    ``default_cfg`` (timm; images and class labels). None of these libraries is imported.
+    The function reads, in this order, ``example_input_array`` (Lightning), ``dummy_inputs``
+    (Transformers; with labels if the model computes a loss from them), and ``pretrained_cfg`` or
+    ``default_cfg`` (timm; images and class labels). It imports none of these libraries.
 
     Args:
         model: any module.
 
     Returns:
-        The batch, or None if the model carries no hint.
+        The batch, or None if the model carries no example input.
 
     Example:
         >>> model = nn.Linear(4, 2)
@@ -41,7 +41,7 @@ def sample_from_model(model: nn.Module) -> Any:
 
 
 def _from_lightning(model: nn.Module) -> Any:
-    """Lightning passes a tuple as positional arguments, a dict as keywords.
+    """Return the example input. Lightning passes a tuple as positional arguments, a dict by name.
 
     https://lightning.ai/docs/pytorch/stable/common/lightning_module.html#example-input-array
     """
@@ -50,7 +50,7 @@ def _from_lightning(model: nn.Module) -> Any:
         return example
     if len(example) == 1:
         return example[0]
-    # As a batch, a tuple would mean (inputs, targets); by their names they are all inputs.
+    # As a batch, a tuple of two would mean (inputs, targets). A dict makes all of them inputs.
     names = list(_forward_parameters(model))
     return dict(zip(names, example, strict=False)) if len(names) >= len(example) else example
 
@@ -59,7 +59,7 @@ def _from_transformers(model: nn.Module) -> Any:
     dummy_inputs = getattr(model, "dummy_inputs", None)
     if not isinstance(dummy_inputs, Mapping):
         return None
-    # Vision and audio models inherit dummy token ids, which they cannot take.
+    # Vision and audio models inherit dummy token ids, which they cannot use.
     if getattr(model, "main_input_name", "input_ids") not in dummy_inputs:
         return None
     parameters = _forward_parameters(model)
@@ -71,7 +71,7 @@ def _from_transformers(model: nn.Module) -> Any:
 
 
 def _labels(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Labels of the kind that the model's task asks for; language models get their own tokens.
+    """Return labels of the kind that the model's task needs. Language models get their own tokens.
 
     https://huggingface.co/docs/transformers/glossary#labels
     """
@@ -90,7 +90,7 @@ def _labels(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def _from_timm(model: nn.Module) -> Any:
-    """Images of the size a model was trained for, with one class label each.
+    """Return images of the size that a model was trained for, with one class label each.
 
     https://huggingface.co/docs/timm/reference/models
     """
@@ -99,12 +99,12 @@ def _from_timm(model: nn.Module) -> Any:
         return None
     image = f"float32[{','.join(map(str, config['input_size']))}]"
     num_classes = getattr(model, "num_classes", config.get("num_classes"))
-    # A model without classes returns features, for which there are no labels.
+    # A model without classes returns features, which have no labels.
     return parse_input_spec(f"{image} int64[]:{num_classes}" if num_classes else image)
 
 
 def _forward_parameters(model: nn.Module) -> list[str]:
-    """The names by which inputs can be passed to ``forward``."""
+    """Return the names by which inputs can be passed to ``forward``."""
     return [
         name
         for name, parameter in inspect.signature(model.forward).parameters.items()

@@ -1,6 +1,6 @@
-"""The batches of a ``Trainer`` of transformers, drawn from its data as it draws them.
+"""Draw the batches of a ``Trainer`` of transformers from its data as the Trainer does.
 
-Every batch in training is padded to its longest example, by a collator of the user's.
+In training, the user's collator pads every batch to its longest example.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from batchfinder.training.state.snapshot import preserved_state
 
 
 def batches_of_trainer(trainer: Trainer) -> DataBatches:
-    """Choose the batches to try of a Trainer, made as its DataLoader makes them.
+    """Choose the batches of a Trainer that a search trains on, made as its DataLoader makes them.
 
     Args:
-        trainer: stays as it is.
+        trainer: the Trainer, which does not change.
 
     Raises:
         SampleError: there are no examples.
@@ -43,7 +43,7 @@ def batches_of_trainer(trainer: Trainer) -> DataBatches:
 
 @contextmanager
 def _no_loader_noted(trainer: Trainer) -> Iterator[None]:
-    """Accelerate notes each DataLoader, with which the data would go to every worker process."""
+    """Remove DataLoaders from Accelerate's list, or each worker process would get the data."""
     noted = getattr(getattr(trainer, "accelerator", None), "_dataloaders", [])
     before = list(noted)
     try:
@@ -54,6 +54,6 @@ def _no_loader_noted(trainer: Trainer) -> Iterator[None]:
 
 def _first_batch(loader: Any) -> Any:
     batch = next(iter(loader))
-    if hasattr(loader, "end"):  # one of Accelerate's, else taken for the one that is iterated over
+    if hasattr(loader, "end"):  # end Accelerate's iteration, or it counts as still running
         loader.end()
     return batch

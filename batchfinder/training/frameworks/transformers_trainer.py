@@ -1,6 +1,6 @@
-"""How a ``Trainer`` of transformers trains: its model, loss, precision, optimizer and data.
+"""Train as a ``Trainer`` of transformers does: its model, loss, precision and optimizer.
 
-Transformers is not imported; see :class:`~batchfinder.training.setup.Trainer`.
+Transformers is not imported. :class:`~batchfinder.training.setup.Trainer` lists the parts in use.
 
 Sources: ``Trainer.train`` and ``Trainer.training_step``
 (https://github.com/huggingface/transformers/blob/main/src/transformers/trainer.py), and for the
@@ -15,6 +15,7 @@ import copy
 import inspect
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,36 +24,39 @@ from torch.optim import Optimizer
 
 from batchfinder.errors import StepError
 from batchfinder.training.frameworks.methods import methods_replaced
+from batchfinder.training.frameworks.trainer_evaluation import GatheredEvaluation
+from batchfinder.training.loss import call_model
 from batchfinder.training.parallel import unwrapped
 from batchfinder.training.setup import Trainer
 from batchfinder.training.source import KeptUntil, StepSource
 from batchfinder.training.tree import named_tensors
 
-# Those whose training_step does no more, as far as memory is concerned, than the loss needs.
+# Libraries whose training_step needs no more memory than the loss does.
 _KNOWN = ("transformers", "trl")
 
 
 class TrainerStep(StepSource):
     """``step(model, batch) -> loss`` as a Trainer makes it.
 
-    ``Trainer.training_step`` returns a detached loss, so nothing but that outlives its backward
-    pass; the batches of a step live until all of the next are on the device.
+    ``Trainer.training_step`` returns a detached loss, so only this loss outlives the backward
+    pass. The batches of a step live until all batches of the next step are on the device.
 
     Args:
-        trainer: stays as it is, whatever its ``compute_loss`` notes in it.
+        trainer: the Trainer. It does not change, even if ``compute_loss`` sets attributes.
 
     Attributes:
-        held: the Trainer's modules and tensors beside its model, by name: a reference model
-            and the like.
-        batches_ahead: all micro-batches of a step; None before transformers 4.46, which fetches
-            each in its turn.
+        held: the Trainer's modules and tensors besides its model, by name, such as a reference
+            model.
+        batches_ahead: the number of micro-batches in a step; None before transformers 4.46, which
+            fetches them one by one.
 
     Raises:
-        StepError: it shards its model, or makes its batches out of its model's answers.
+        StepError: the Trainer shards its model, or trains on text that its model generates.
     """
 
     name = "compute_loss of the Trainer"
     kept_until = KeptUntil.BACKWARD
+    clears_gradients = True
 
     def __init__(self, trainer: Trainer) -> None:
         for option in ("deepspeed", "fsdp"):
@@ -70,6 +74,8 @@ class TrainerStep(StepSource):
                 "batch of prompts: return (model, sample) in place of it, with the longest "
                 "completions that there will be, and give its loss as step"
             )
+        self._evaluation = GatheredEvaluation.of(trainer)
+        self.eval_batch_size = self._evaluation.batch_size if self._evaluation else None
         self._trainer = _without_data(trainer)
         vars(self._trainer).update({k: _own(value) for k, value in vars(self._trainer).items()})
         self.held = {
@@ -82,26 +88,18 @@ class TrainerStep(StepSource):
         self.batches_ahead = micro_batches if hasattr(trainer, "get_batch_samples") else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainerStep:
-        """The same step with copies of what is held; the Trainer around it is shared."""
+        """Return the same step with copies of what it holds; the Trainer is shared."""
         step = copy.copy(self)
         step.held = copy.deepcopy(self.held, memo)
+        step._evaluation = self._evaluation and replace(self._evaluation)
         return step
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        """The loss of a batch that is on the model's device."""
+        """Return the loss of a batch that is on the model's device."""
         module = unwrapped(model)
-        model.train()  # every part, whatever mode it had, as ``training_step`` does
-        args = self._trainer.args
-        _save_activations(module, args)
-        acting = _acting(
-            self._trainer,
-            **self.held,
-            model=module,
-            model_wrapped=model,
-            current_gradient_accumulation_steps=getattr(args, "gradient_accumulation_steps", 1),
-            # The batch is where it belongs, which need not be the device of the arguments.
-            _prepare_input=_unchanged,
-        )
+        model.train()  # all of its parts, as ``training_step`` does
+        _save_activations(module, self._trainer.args)
+        acting = self._acting_on(model)
         items = _items_in(acting, batch)
         if hasattr(acting, "_prepare_inputs"):
             batch = acting._prepare_inputs(batch)
@@ -114,41 +112,75 @@ class TrainerStep(StepSource):
         loss: Tensor = output
         return loss
 
+    def evaluate(self, model: nn.Module, batch: Any) -> Any:
+        """Return loss, logits and labels as ``prediction_step`` does.
+
+        The results that ``evaluation_loop`` has gathered before the last batch are on the device.
+        """
+        acting = self._acting_on(model)
+        if not hasattr(acting, "prediction_step"):
+            return call_model(model, batch)
+        only_loss = not acting.compute_metrics or acting.args.prediction_loss_only
+        gathered = self._evaluation or GatheredEvaluation()
+        with gathered.before_last_batch(), in_precision(acting.model, _lower_precision(acting)):
+            results = acting.prediction_step(model, batch, only_loss)
+            if not only_loss:
+                results = gathered.with_last_batch(acting, *results)
+        return results
+
+    def infer(self, model: nn.Module, batch: Any) -> Any:
+        """Call the model as ``predict`` does, on a batch without labels."""
+        labels = getattr(self._trainer, "label_names", None) or ["labels"]
+        return call_model(model, {k: v for k, v in batch.items() if k not in labels})
+
+    def _acting_on(self, model: nn.Module) -> Any:
+        args = self._trainer.args
+        return _acting(
+            self._trainer,
+            **self.held,
+            model=unwrapped(model),
+            model_wrapped=model,
+            current_gradient_accumulation_steps=getattr(args, "gradient_accumulation_steps", 1),
+            # The batch is already on its device, which may differ from the arguments' device.
+            _prepare_input=_unchanged,
+            compute_loss_context_manager=contextlib.nullcontext,  # see in_precision
+        )
+
 
 class TrainerOptimizer:
     """``make(model) -> optimizer`` as a Trainer creates it.
 
     Args:
-        trainer: stays without it.
+        trainer: the Trainer. The optimizer is not set on it.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = _without_data(trainer)
 
     def __call__(self, model: nn.Module) -> Optimizer:
-        """A new optimizer over a model's parameters."""
+        """Make a new optimizer over a model's parameters."""
         acting = _acting(self._trainer, model=model, model_wrapped=model, optimizer=None)
         acting.create_optimizer()
         optimizer: Any = acting.optimizer
         if callable(getattr(optimizer, "train", None)):
-            optimizer.train()  # one without a schedule refuses its step otherwise
+            optimizer.train()  # a schedule-free optimizer refuses its step otherwise
         return optimizer  # type: ignore[no-any-return]
 
 
 def _acting(trainer: Trainer, **changes: Any) -> Any:
-    """A Trainer that may note what it likes without changing the user's."""
+    """Return a copy of a Trainer that can set attributes without changing the user's."""
     acting = copy.copy(trainer)
     vars(acting).update(changes)
     return acting
 
 
 def _without_data(trainer: Trainer) -> Any:
-    """A Trainer of one's own; its data is not needed, and would go to every worker process."""
+    """Return a copy of a Trainer without its data, which would go to every worker process."""
     return _acting(trainer, train_dataset=None, eval_dataset=None)
 
 
 def _own(value: Any) -> Any:
-    """Containers of one's own, in which metrics are noted; what they hold is shared."""
+    """Return a copy of a container, in which a Trainer may note metrics. Its items are shared."""
     if type(value) is list:
         return [_own(item) for item in value]
     if type(value) in (set, deque):
@@ -166,7 +198,10 @@ def _unchanged(data: Any) -> Any:
 
 
 def _items_in(acting: Any, batch: Any) -> dict[str, Any]:
-    """What ``compute_loss`` is given to divide a sum by; nothing before transformers 4.46."""
+    """Return the number of items by which ``compute_loss`` divides a sum, as a keyword.
+
+    Transformers before 4.46 has no such keyword.
+    """
     get_batch_samples = getattr(acting, "get_batch_samples", None)
     if get_batch_samples is None:
         return {}
@@ -176,12 +211,12 @@ def _items_in(acting: Any, batch: Any) -> dict[str, Any]:
     takes_device = len(inspect.signature(get_batch_samples).parameters) > 2
     _, items = get_batch_samples(*arguments if takes_device else arguments[:2])
     if isinstance(items, Tensor) and items.dim():
-        items = items.flatten()[0]  # one for each GPU of DataParallel, which has no part here
+        items = items.flatten()[0]  # DataParallel, not used here, has one per GPU
     return {"num_items_in_batch": items}
 
 
 def remarks_on(trainer: Trainer) -> list[str]:
-    """What the user should know of what a Trainer does beside its step."""
+    """Return remarks about things that a Trainer does besides its step."""
     remarks = []
     if getattr(trainer.args, "n_gpu", 1) > 1:
         remarks.append(
@@ -219,7 +254,7 @@ def _save_activations(module: Any, args: Any) -> None:
 
 
 def _lower_precision(trainer: Any) -> torch.dtype | None:
-    """That of autocast: from the arguments, or as ``accelerate launch`` has been told."""
+    """Return the dtype of autocast, from the arguments or from ``accelerate launch``; or None."""
     for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
         if getattr(trainer.args, name, False):
             return dtype
@@ -232,7 +267,7 @@ def _lower_precision(trainer: Any) -> torch.dtype | None:
 def in_precision(
     module: nn.Module, dtype: torch.dtype | None
 ) -> contextlib.AbstractContextManager[Any]:
-    """Run a model's forward pass alone in lower precision; its outputs are in fp32 again."""
+    """Run only a model's forward pass in lower precision, and convert its outputs to fp32."""
     if dtype is None:
         return contextlib.nullcontext()
     forward = module.forward
@@ -247,7 +282,7 @@ def in_precision(
 
 
 def _in_fp32(output: Any) -> Any:
-    """What a model returned, with its tensors of lower precision in fp32, as Accelerate does it."""
+    """Convert a model's outputs of lower precision to fp32, as Accelerate does."""
     if isinstance(output, Tensor):
         return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
     if isinstance(output, Mapping):

@@ -1,4 +1,4 @@
-"""The state that training steps change: how it is found, saved and restored.
+"""Find, save and restore the state that training steps change.
 
 Read ``snapshot``, ``reach``, ``undo``, ``process_settings``, ``anatomy`` in this order. May import
 ``errors`` only.

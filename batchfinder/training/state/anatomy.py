@@ -25,8 +25,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+# Container types whose items are followed and restored; also their subclasses.
 CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
-# These refer to nothing else, and a list may have millions of them.
+# Types that are not followed. They refer to nothing else, and a list may have millions of them.
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 _BATCHFINDER = str(Path(__file__).parents[2]) + os.sep
@@ -53,9 +54,9 @@ def is_followed(value: Any) -> bool:
 
 
 def holds_tensors(value: Any) -> bool:
-    """Return True for an object that has, or says it may have, tensors in its attributes.
+    """Return True if an object has tensors in its attributes, or annotates some as tensors.
 
-    Examples are the scales beside a quantized weight, which a step may replace.
+    An example is the object with the scales of a quantized weight, which a step may replace.
     """
     cls: Any = type(value)
     return _names_tensors(cls) or any(isinstance(part, Tensor) for part in vars(value).values())
@@ -103,7 +104,7 @@ def contents_of_slot(slot: MemberDescriptorType, owner: Any) -> tuple[Any, ...]:
 def users_classes(cls: type) -> tuple[type, ...]:
     """Return the user's own classes among a class and its bases.
 
-    Modules and tensors are handled apart; data sets, loaders and enums do not change.
+    Modules and tensors are handled elsewhere. Data sets, loaders and enums do not change.
     """
     if issubclass(cls, nn.Module | Tensor | Dataset | DataLoader | enum.Enum):
         return ()

@@ -15,7 +15,7 @@ import torch
 
 Undo = Callable[[], object]
 
-# Below torch.backends. Wide flags come first: setting one also sets the narrower ones in it.
+# Flags of torch.backends. Wide flags come first: setting one also sets its narrower flags.
 _BACKEND_FLAGS = (
     "cudnn.enabled",
     "cudnn.benchmark",
@@ -67,7 +67,7 @@ def repeatable(things: Iterable[Any]) -> Iterator[None]:
     """Run the block with fixed random seeds; restore generators and process settings afterwards.
 
     Args:
-        things: any objects; the user's generators among them are restored but not seeded.
+        things: any objects. The user's generators among them are restored but not seeded.
     """
     torch_numbers = torch.default_generator
     undo = process_settings()
@@ -146,7 +146,7 @@ def generator(thing: Any) -> list[Undo]:
     """Return functions that restore a user's random generator; none for other objects.
 
     Args:
-        thing: such as a ``torch.Generator``, a ``random.Random``, or a generator of NumPy.
+        thing: an object, such as a ``torch.Generator``, a ``random.Random``, or NumPy's generator.
     """
     if isinstance(thing, torch.Generator):
         return [partial(thing.set_state, thing.get_state())]

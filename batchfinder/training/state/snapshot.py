@@ -65,7 +65,7 @@ def preserved_state(
 
     Raises:
         StepError: a parameter has no shape yet, as in ``nn.LazyLinear``.
-        DeviceError: a broken device kept something from being restored; all else is restored.
+        DeviceError: a broken device prevented a part from being restored; the rest is restored.
 
     Example:
         >>> model = nn.Linear(2, 1)
@@ -118,7 +118,7 @@ class Snapshot:
         """Restore the state at the start of :func:`preserved_state` while still inside it.
 
         Raises:
-            DeviceError: a broken device kept something from being restored; all else is restored.
+            DeviceError: a broken device prevented a part from being restored; the rest is restored.
         """
         with _interrupts_deferred():
             self.restore(is_midway=True)
@@ -128,7 +128,7 @@ class Snapshot:
         """Restore everything; a failure does not prevent the rest.
 
         Args:
-            is_midway: whether other steps follow; then values that cannot have changed are not
+            is_midway: True if other steps follow. Then values that cannot have changed are not
                 read.
         """
         with torch.no_grad():
@@ -261,7 +261,7 @@ def _run(undos: Any) -> list[Exception]:
     for undo in undos:
         try:
             undo()
-        except Exception as error:  # noqa: BLE001, PERF203 - classes set by code of their own
+        except Exception as error:  # noqa: BLE001, PERF203 - a user's class may raise anything
             failures.append(error)
     return failures
 

@@ -1,4 +1,4 @@
-"""The values of a storage, kept in host memory."""
+"""Save the values of a storage in host memory, and restore them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class SavedStorage:
     """The values of a storage, in host memory.
 
     Args:
-        storage: of one or more tensors, each of which has to be noted.
-        has_copy: False for frozen weights, which are only watched: a copy of the base of a large
-            model would fill the host's memory.
+        storage: the storage of one or more tensors. Each tensor must be noted.
+        has_copy: False for frozen weights. They are only watched, because a copy of a large
+            model's base would fill the host's memory.
     """
 
     def __init__(self, storage: torch.UntypedStorage, *, has_copy: bool = True) -> None:
@@ -27,11 +27,14 @@ class SavedStorage:
         self._tensors.append((tensor, tensor._version))
 
     def restore(self, is_midway: bool) -> None:
-        """Put the values back.
+        """Restore the values.
 
         Args:
-            is_midway: whether other steps follow. Then values that every tensor has left for
-                another device are not read: the steps changed those on the device.
+            is_midway: True if other steps follow. If all tensors have moved to another device, the
+                values here are then not read: the steps changed only the values there.
+
+        Raises:
+            StepError: a step wrote to frozen weights.
         """
         storage, values = self._storage, self._values
         if values is None:
@@ -44,8 +47,8 @@ class SavedStorage:
             storage.resize_(values.numel())
         now = _bytes(storage)
         has_changed = any(tensor._version != version for tensor, version in self._tensors)
-        # What did not change is not written: it may be mapped from a file, read-only. Not every
-        # change counts as one: batch normalization's of its running statistics does not.
+        # Unchanged values are not written: they may be mapped from a file, read-only. The version
+        # does not count every change, such as batch normalization's of its running statistics.
         if (is_midway and has_changed) or not torch.equal(now.cpu(), values):
             now.copy_(values)
 
@@ -54,10 +57,10 @@ class SavedStorage:
 
 
 def host_copy(tensor: Tensor) -> Tensor:
-    """A copy of a tensor in host memory."""
+    """Return a copy of a tensor in host memory."""
     return tensor.detach().to("cpu", copy=True)
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:
-    """The storage itself as a tensor; so views, expanded and strided tensors need no care."""
+    """Return the whole storage as a tensor of bytes: this covers views and strided tensors."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

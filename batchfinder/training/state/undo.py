@@ -28,7 +28,7 @@ def contents_kept(things: Iterable[Any]) -> AbstractContextManager[None]:
 
 
 def undo_of(value: Any) -> list[Undo]:
-    """Return functions that give a thing its current contents back, by identity and not deeper.
+    """Return functions that restore a thing's current contents: the same objects, one level deep.
 
     Args:
         value: a container, a closure's cell, a function (for the variables that it names), a class

@@ -68,7 +68,8 @@ class Case:
         Returns:
             The object that ``--json`` prints; only ``error`` if it printed none.
         """
-        command = ["-m", "batchfinder", "find", self.target, "--json", "--quiet", *self._options()]
+        command = ["-m", "batchfinder", "find", self.target, "--json", "--quiet", "--no-cache"]
+        command += self._options()
         if self.limit != "all":
             command += ["--memory-limit", self.limit]
         command += options

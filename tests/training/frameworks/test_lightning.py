@@ -28,6 +28,7 @@ from batchfinder.training.frameworks.lightning import OwnTrainingStep, own_optim
 from batchfinder.training.optimizer import make_optimizer
 from batchfinder.training.step import TrainingStep
 
+CPU = torch.device("cpu")
 BATCH = torch.randn(4, 8), torch.randn(4, 2)
 
 
@@ -361,3 +362,20 @@ def test_a_rank_that_has_a_part_of_the_states_needs_a_factory() -> None:
     setup, _ = completed(TrainingSetup(Regression(), BATCH))
     with pytest.raises(StepError, match="Try the optimizer's name or a factory"):
         estimate_on_gpus(setup, [find_gpu("t4")], ProbeOptions(), cluster=cluster)
+
+
+class Validated(Regression):
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        self.indices.append(100)
+        return self(batch[0])
+
+
+def test_a_validation_is_its_validation_step() -> None:
+    model = Validated()
+    step = TrainingStep(completed(TrainingSetup(model, BATCH))[0], CPU, eval_batch_size=4)
+    step.forward_backward(BATCH)
+    step.optimizer_step()
+    step.validate(lambda: BATCH)
+    assert model.indices == [0, 100, 100]
+    step = TrainingStep(completed(TrainingSetup(Regression(), BATCH))[0], CPU, eval_batch_size=4)
+    step.validate(lambda: BATCH)  # by its forward pass

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch.optim import Adam
-from training.frameworks.trainers import Output, Tagger, Texts, Trainer, opened
+from training.frameworks.trainers import Output, Tagger, Texts, Trainer, collate, opened
 
 from batchfinder import TrainingSetup, estimate_max_batch, estimate_peak_memory, find_max_batch
 from batchfinder.errors import SampleError, StepError
@@ -270,3 +270,61 @@ def test_its_loss_is_named_where_it_is_none(monkeypatch: pytest.MonkeyPatch) -> 
     setup, _ = opened(trainer)
     with pytest.raises(StepError, match="compute_loss of the Trainer gave str as the loss"):
         TrainingStep(setup, CPU).forward_backward(setup.sample)
+
+
+class Evaluated(Trainer):
+    """One that evaluates, with metrics of its logits."""
+
+    def __init__(self, **args: Any) -> None:
+        args = {"per_device_eval_batch_size": 5, "prediction_loss_only": None, **args}
+        super().__init__(Texts(20), **args)
+        self.compute_metrics: Any = lambda results: {}
+        self.preprocess_logits_for_metrics: Any = None
+        self.kept_bytes: list[int] = []
+
+    def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool) -> Any:
+        assert not self.model.training
+        self.kept_bytes.append(sum(block.numel() for block in vars(self)["gathered"]._old))
+        output = model(**inputs)
+        if prediction_loss_only:
+            return output.loss, None, None
+        return output.loss, output.logits, inputs["labels"]
+
+
+def validated(trainer: Any) -> tuple[int | None, list[int]]:
+    """What a validation's batch size is, and what is kept beside each of its batches."""
+    step = TrainingStep(opened(trainer)[0], CPU)
+    own: Any = step.setup.step
+    vars(own._trainer)["gathered"] = own._evaluation
+    batch = collate([Texts(20)[place] for place in range(step.eval_batch_size or 1)])
+    step.validate(lambda: batch)
+    return step.eval_batch_size, own._trainer.kept_bytes
+
+
+def test_a_validation_has_beside_it_what_the_evaluation_gathered() -> None:
+    # Of the 15 examples before the last 5: the logits, 10 floats each, and the labels.
+    assert validated(Evaluated()) == (5, [0, 15 * (10 * 4 + 8)])
+
+
+def test_logits_that_go_to_the_host_are_not_gathered() -> None:
+    assert validated(Evaluated(eval_accumulation_steps=2)) == (5, [0, 5 * (10 * 4 + 8)])
+    trainer = Evaluated()
+    trainer.compute_metrics = None
+    assert validated(trainer) == (5, [0, 0])
+
+
+def test_a_trainer_without_data_to_evaluate_on_does_not_validate() -> None:
+    trainer = Evaluated()
+    trainer.eval_dataset = None
+    assert TrainingStep(opened(trainer)[0], CPU).eval_batch_size is None
+
+
+def test_a_trainer_predicts_without_labels() -> None:
+    class Unlabelled(Tagger):
+        def forward(self, input_ids: Any, labels: Any = None) -> Any:
+            assert labels is None
+            return self.layer(self.embedding(input_ids))
+
+    trainer = Evaluated()
+    trainer.model = Unlabelled()
+    assert find_max_batch(trainer, device="cpu", mode="inference", max_batch_size=2).mode

@@ -1,0 +1,69 @@
+"""The sections of a comparison and of a sweep, from their JSON objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from batchfinder.reporting.page.svg import bars
+from batchfinder.units import format_bytes
+
+Data = Mapping[str, Any]
+
+COMPARED = ("strategy", "max batch", "peak", "model states", "per sample", "samples/s", "note")
+
+
+def comparison_rows(data: Data) -> list[tuple[str, ...]]:
+    """Return the rows of a comparison, with a header.
+
+    Raises:
+        KeyError: it is none.
+    """
+    rows: list[tuple[str, ...]] = [COMPARED]
+    for row in data["rows"]:
+        rate = row["samples_per_second"]
+        marks = [f"<- {mark}" for mark in ("largest", "fastest") if data[mark] == row["strategy"]]
+        rows.append(
+            (
+                row["strategy"],
+                str(row["batch_size"] or "-"),
+                *(_bytes(row[f"{name}_bytes"]) for name in ("peak", "model_state", "per_sample")),
+                f"{rate:.3g}" if rate else "-",
+                ", ".join([*marks, *filter(None, [row["note"]])]),
+            )
+        )
+    return rows
+
+
+def sweep_rows(data: Data) -> list[tuple[str, ...]]:
+    """Return the rows of a sweep, with a header.
+
+    Raises:
+        KeyError: it is none.
+    """
+    rows: list[tuple[str, ...]] = [(*data["over"], "max batch", "peak", "per sample", "note")]
+    for row in data["rows"]:
+        values = [str(row[name]) for name in data["over"]]
+        memory = [_bytes(row[f"{name}_bytes"]) for name in ("peak", "per_sample")]
+        rows.append((*values, str(row["batch_size"] or "-"), *memory, row["note"]))
+    return rows
+
+
+def size_chart(rows: Sequence[Sequence[str]], sizes: Sequence[int], names: int = 1) -> str:
+    """Draw the batch size of each row.
+
+    Args:
+        rows: of a table, with its header.
+        sizes: of each row; 0 where nothing fits.
+        names: the columns at the left that name a row.
+    """
+    named = [", ".join(row[:names]) for row in rows[1:]]
+    bars_of = [
+        (name, float(size), str(size) if size else "nothing fits")
+        for name, size in zip(named, sizes, strict=True)
+    ]
+    return bars("Largest batch size", bars_of)
+
+
+def _bytes(size: float | None) -> str:
+    return "-" if size is None else format_bytes(size)

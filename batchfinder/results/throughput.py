@@ -1,0 +1,170 @@
+"""How fast training is at several batch sizes, and the smallest one that is as fast as any.
+
+Pure functions of the seconds that steps took.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# A size within this fraction of the best rate counts as just as fast.
+AS_FAST = 0.02
+
+# The median of readings varies this many times as much as their mean, if they are normal.
+MEDIAN_ERROR = 1.2533
+
+# The standard deviation is this many times the median deviation, if they are normal.
+NORMAL_DEVIATION = 1.4826
+
+# Times are a floor and a line in the batch size, t^p = floor^p + (slope n)^p: 1 is their sum, large
+# powers their maximum, as on a GPU that small batches do not fill.
+POWERS = (1, 2, 4, 8)
+
+# A curve is used if it is off by no more than this, or this many standard errors.
+OFF_CURVE = 0.02
+OFF_ERRORS = 3.5
+
+
+@dataclass(frozen=True)
+class Rate:
+    """How fast training is at one batch size.
+
+    Attributes:
+        batch_size: examples per device per forward/backward pass.
+        samples_per_second: by the median of the steps, per device.
+        spread: standard deviation of the steps, as a fraction.
+        steps: steps timed, the first of each run aside.
+    """
+
+    batch_size: int
+    samples_per_second: float
+    spread: float
+    steps: int
+
+    @property
+    def error(self) -> float:
+        """The standard error of the rate, as a fraction."""
+        return MEDIAN_ERROR * self.spread / math.sqrt(self.steps)
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """How fast training is at several batch sizes.
+
+    Attributes:
+        rates: by batch size, the smallest first.
+        knee: the smallest of these sizes that is within 2 % of the best rate.
+        is_clear: False if the steps differ too much to tell the knee from one two sizes away.
+    """
+
+    rates: tuple[Rate, ...]
+    knee: int
+    is_clear: bool
+
+    def rate_at(self, batch_size: int) -> float | None:
+        """Samples per second at a size: measured, or between the sizes measured; else None."""
+        pairs = [(rate.batch_size, rate.samples_per_second) for rate in self.rates]
+        below = max((pair for pair in pairs if pair[0] <= batch_size), default=None)
+        above = min((pair for pair in pairs if pair[0] >= batch_size), default=None)
+        if below is None or above is None:
+            return None
+        if below == above:
+            return below[1]
+        share = (batch_size - below[0]) / (above[0] - below[0])
+        seconds = (1 - share) * below[0] / below[1] + share * above[0] / above[1]
+        return batch_size / seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data, ready for JSON."""
+        return {**vars(self), "rates": [vars(rate) for rate in self.rates]}
+
+
+def throughput_of(seconds: Mapping[int, Sequence[float]]) -> Throughput:
+    """Return the rates and the knee.
+
+    Args:
+        seconds: of each step, by batch size; one size at least, each with one step at least.
+
+    Example:
+        >>> throughput_of({n: [0.1 + n / 100] * 4 for n in (100, 200, 400, 800)}).knee
+        400
+    """
+    spread = _spread(seconds)
+    rates = [
+        Rate(size, size / statistics.median(of_size), spread, len(of_size))
+        for size, of_size in sorted(seconds.items())
+    ]
+    smooth, error = _smoothed(rates)
+    low, knee, high = (_knee(smooth, margin) for margin in (error, 0, -error))
+    is_clear = knee - low <= 1 and high - knee <= 1
+    return Throughput(tuple(rates), rates[knee].batch_size, is_clear)
+
+
+def _spread(seconds: Mapping[int, Sequence[float]]) -> float:
+    """The standard deviation of all steps around the median of their size, as a fraction.
+
+    By the median of the deviations: a step that something else has delayed does not count.
+    """
+    deviations: list[float] = []
+    for of_size in seconds.values():
+        median = statistics.median(of_size)
+        deviations += [abs(second / median - 1) for second in of_size]
+    freedom = len(deviations) - len(seconds)
+    if freedom < 1:
+        return 0.0
+    return NORMAL_DEVIATION * statistics.median(deviations) * len(deviations) / freedom
+
+
+def _smoothed(rates: Sequence[Rate]) -> tuple[list[float], float]:
+    """The rates by a curve through them, if there is one, and how much they may be off."""
+    measured = [rate.samples_per_second for rate in rates]
+    error = max(rate.error for rate in rates)
+    if len(rates) < 4:
+        return measured, error
+    fits = [_fit(rates, power) for power in POWERS]
+    curve = min(fits, key=lambda fit: _distance(measured, fit))
+    if _distance(measured, curve) > max(OFF_CURVE, OFF_ERRORS * error):
+        return measured, error
+    return curve, error * math.sqrt(2 / len(rates))
+
+
+def _fit(rates: Sequence[Rate], power: int) -> list[float]:
+    """The rates on the curve of a power that is nearest to them, by relative least squares."""
+    # In x = n^p, t^p is a line: floor^p + slope^p x. Divided by its t^p, each error is relative.
+    xs = [float(rate.batch_size) ** power for rate in rates]
+    ys = [(rate.batch_size / rate.samples_per_second) ** power for rate in rates]
+    weights = [rate.steps / y**2 for rate, y in zip(rates, ys, strict=True)]
+    total = sum(weights)
+    x_mean = sum(w * x for w, x in zip(weights, xs, strict=True)) / total
+    y_mean = sum(w * y for w, y in zip(weights, ys, strict=True)) / total
+    points = [*zip(weights, xs, ys, strict=True)]
+    slope = sum(w * (x - x_mean) * (y - y_mean) for w, x, y in points)
+    slope /= sum(w * (x - x_mean) ** 2 for w, x, _ in points)
+    floor = y_mean - slope * x_mean
+    if floor < 0:
+        floor, slope = (
+            0.0,
+            sum(w * x * y for w, x, y in points) / sum(w * x * x for w, x, _ in points),
+        )
+    elif slope < 0:
+        floor, slope = y_mean, 0.0
+    return [
+        rate.batch_size / (floor + slope * x) ** (1 / power)
+        for rate, x in zip(rates, xs, strict=True)
+    ]
+
+
+def _distance(measured: Sequence[float], curve: Sequence[float]) -> float:
+    """The root mean square of relative differences."""
+    squares = ((m / c - 1) ** 2 for m, c in zip(measured, curve, strict=True))
+    return math.sqrt(sum(squares) / len(measured))
+
+
+def _knee(rates: Sequence[float], margin: float) -> int:
+    """The place of the first rate within 2 %, and a margin, of the best."""
+    enough = (1 - AS_FAST - margin) * max(rates)
+    return next((i for i, rate in enumerate(rates) if rate >= enough), len(rates) - 1)

@@ -1,0 +1,89 @@
+"""Which sizes to time once the answer is known, for the knee of the throughput."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from batchfinder.results.probe import Probe
+from batchfinder.results.throughput import Throughput, throughput_of
+from batchfinder.search.search import RunProbe
+
+# Sizes go down by this factor, while training is not this much slower than at its best.
+DOWN = 2
+SLOWER = 0.85
+MOST_SIZES = 6
+
+# Two neighbors that are further apart than this get one between them.
+APART = 1.6
+
+
+def measure_throughput(
+    run: RunProbe,
+    probes: Sequence[Probe],
+    answer: int,
+    *,
+    smallest: int = 1,
+    multiple_of: int = 1,
+) -> Throughput | None:
+    """Time training steps at sizes below the answer of a search, and find the knee.
+
+    Readings that the search has already made are used. The rest costs at most as much as it did.
+
+    Args:
+        run: runs one size; every one below the answer should fit.
+        probes: of the search.
+        answer: its batch size.
+        smallest: the smallest size allowed.
+        multiple_of: every size timed is a multiple of it.
+
+    Returns:
+        The rates and the knee; None if no step at the answer was timed.
+
+    Raises:
+        Exception: whatever ``run`` raises.
+    """
+    seconds: dict[int, list[float]] = {}
+    for probe in probes:
+        _note(probe, seconds)
+    seconds = {size: readings for size, readings in seconds.items() if size <= answer}
+    if answer not in seconds:
+        return None
+    left = sum(probe.samples or probe.batch_size * probe.steps for probe in probes)
+    steps = len(seconds[answer]) + 1
+    while len(seconds) < MOST_SIZES:
+        size = _next_size(seconds, smallest, multiple_of)
+        if size is None or size * steps > left:
+            break
+        probe = run(size, True)
+        left -= probe.samples or size * probe.steps
+        if not _note(probe, seconds):
+            break
+    return throughput_of(seconds)
+
+
+def _note(probe: Probe, seconds: dict[int, list[float]]) -> bool:
+    """Keep a probe's readings but for the first, in which kernels are chosen and memory is got."""
+    batches = max(1, round((probe.samples or 1) / (probe.steps * probe.batch_size)))  # of a step
+    readings = [second / batches for second in probe.steps_seconds[1:]]
+    is_of_use = probe.fits and probe.confirmed and bool(readings)
+    if is_of_use:
+        seconds[probe.batch_size] = seconds.get(probe.batch_size, []) + readings
+    return is_of_use
+
+
+def _next_size(seconds: dict[int, list[float]], smallest: int, multiple_of: int) -> int | None:
+    """The next size to time; None if enough are known."""
+    known = throughput_of(seconds)
+    rates = [rate.samples_per_second for rate in known.rates]
+    sizes = [rate.batch_size for rate in known.rates]
+    least = -(-smallest // multiple_of) * multiple_of
+    if rates[0] > SLOWER * max(rates) and sizes[0] > least:
+        return max(least, sizes[0] // DOWN // multiple_of * multiple_of)
+    at = sizes.index(known.knee)
+    around = [(sizes[i], sizes[i + 1]) for i in (at - 1, at) if 0 <= i < len(sizes) - 1]
+    for low, high in around:
+        middle = math.isqrt(low * high) // multiple_of * multiple_of
+        if high > APART * low and low < middle < high:
+            return middle
+    return None

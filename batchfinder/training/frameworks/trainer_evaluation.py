@@ -1,0 +1,96 @@
+"""Simulate the results that the evaluation of a ``Trainer`` gathers on the device.
+
+Source: ``Trainer.evaluation_loop`` and ``EvalLoopContainer`` of Transformers
+(https://github.com/huggingface/transformers/blob/main/src/transformers/trainer.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from batchfinder.training.setup import Trainer
+from batchfinder.training.tree import named_tensors
+
+
+@dataclass
+class GatheredEvaluation:
+    """The logits and labels that an evaluation keeps on the device for ``compute_metrics``.
+
+    Each batch is concatenated to the batches before it, so old and new tensors exist together. Only
+    a few batches run here. Blocks of the same size replace the results of all others.
+
+    Attributes:
+        batch_size: the number of examples in each batch.
+        examples: the number of examples that are gathered before they move to the host.
+        is_concatenated: True if the batches are concatenated, False if they are kept in a list.
+    """
+
+    batch_size: int = 0
+    examples: int = 0
+    is_concatenated: bool = True
+    _bytes_per_example: list[float] = field(default_factory=list, init=False)
+    _device: torch.device | None = field(default=None, init=False)
+    _old: list[Tensor] = field(default_factory=list, init=False)
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> GatheredEvaluation | None:
+        """Return the evaluation of a Trainer; None if it has no data to evaluate on."""
+        dataset = getattr(trainer, "eval_dataset", None)
+        batch_size = getattr(trainer.args, "per_device_eval_batch_size", None)
+        if not dataset or not batch_size:
+            return None
+        if isinstance(dataset, dict):  # one evaluation per data set
+            dataset = max(dataset.values(), key=_length)
+        examples = _length(dataset)
+        steps = getattr(trainer.args, "eval_accumulation_steps", None)
+        if steps:
+            examples = min(examples, steps * batch_size)
+        if getattr(trainer.args, "batch_eval_metrics", False):
+            examples = 0
+        concatenates = getattr(trainer.args, "eval_do_concat_batches", True)
+        return cls(batch_size, examples, concatenates)
+
+    @contextmanager
+    def before_last_batch(self) -> Iterator[None]:
+        """Hold blocks for the results of all earlier batches, once a batch has shown their size."""
+        self._old = self._blocks(self.examples - self.batch_size)
+        try:
+            yield
+        finally:
+            self._old = []
+
+    def with_last_batch(self, acting: Any, loss: Any, logits: Any, labels: Any) -> Any:
+        """Return the results of the last batch as the Trainer gathers them.
+
+        Args:
+            acting: the Trainer.
+            loss: the loss of the batch.
+            logits: the logits of the batch.
+            labels: the labels of the batch.
+
+        Raises:
+            Exception: what ``preprocess_logits_for_metrics`` raises; out-of-memory errors.
+        """
+        if logits is not None and acting.preprocess_logits_for_metrics is not None:
+            logits = acting.preprocess_logits_for_metrics(logits, labels)
+        tensors = [tensor for _, tensor in named_tensors((logits, labels))]
+        self._bytes_per_example = [tensor.nbytes / len(tensor) for tensor in tensors]
+        self._device = tensors[0].device if tensors else None
+        if self.is_concatenated:
+            self._blocks(self.examples)  # these exist together with the old ones for a moment
+        return loss, logits, labels
+
+    def _blocks(self, examples: int) -> list[Tensor]:
+        sizes = [int(size * max(0, examples)) for size in self._bytes_per_example]
+        # The blocks are filled because on the CPU only memory that was written to counts.
+        return [torch.full((n,), 1, dtype=torch.uint8, device=self._device) for n in sizes]
+
+
+def _length(dataset: Any) -> int:
+    return len(dataset) if hasattr(dataset, "__len__") else 0

@@ -1,0 +1,4 @@
+"""Forward passes without gradients: validation during training, and inference.
+
+Read ``evaluation``, then ``forward_step``.
+"""

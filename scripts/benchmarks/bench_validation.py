@@ -1,0 +1,116 @@
+r"""Do trainings survive their first validation, and is a validation's batch the largest?
+
+    scripts/counting_cuda/run.sh python scripts/benchmarks/bench_validation.py [--only eval]
+
+On a CUDA runtime that only counts memory (see ``scripts/counting_cuda``); about 20 minutes.
+
+`survival`: 20 set-ups with random models, budgets and validation batches. `find_max_batch` answers
+without and with ``eval_batch_size``, and a script in a fresh process trains and validates at both.
+`eval`: 6 models. The largest batch that ``mode="eval"`` finds, beside the largest with which such a
+script validates: that is bisected. Writes each row as it comes to scripts/results/validation.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import sys
+import warnings
+from typing import Any
+
+import torch
+from parts.case import RESULTS, ROOT, run_for_json, save
+from parts.paper_devices import FAMILIES
+
+from batchfinder import find_max_batch
+from batchfinder.search import head_start
+from batchfinder.training.loading import load_setup
+from batchfinder.units import GIB
+
+SETUPS = 20
+LIMITS_GIB = (2, 3, 4, 6, 8, 12)
+EVAL_LIMIT_GIB = 4
+# Bisection ends within this fraction of the answer.
+PRECISE = 0.01
+
+
+def main() -> None:
+    """Run both parts; exit with 1 if a training dies, or an answer is below 95 % of the truth."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", choices=["survival", "eval"])
+    only = parser.parse_args().only
+    torch.backends.cudnn.enabled = False
+    head_start.SLOW_STEP_SECONDS = math.inf  # how busy this machine is must not decide
+    warnings.simplefilter("ignore")
+    path = RESULTS / "validation.json"
+    rows: dict[str, list[dict[str, Any]]] = json.loads(path.read_text()) if path.exists() else {}
+    for name, part in (("survival", survival_rows), ("eval", eval_rows)):
+        if only in (None, name):
+            rows[name] = []
+            for row in part():
+                rows[name].append(row)
+                save(path, rows)
+                print(row, flush=True)
+    deaths = [row for row in rows.get("survival", []) if row["with"]["outcome"] != "survived"]
+    small = [row for row in rows.get("eval", []) if row["batch_size"] < 0.95 * row["largest"]]
+    sys.exit(bool(deaths or small))
+
+
+def survival_rows() -> Any:
+    """Train and validate at the answers, without and with ``eval_batch_size``."""
+    for seed in range(SETUPS):
+        chance = random.Random(seed)
+        family = chance.choice([*FAMILIES])
+        limit = chance.choice(LIMITS_GIB) * GIB
+        plain = find(family, memory_limit=limit)
+        eval_batch_size = max(1, round(plain.batch_size * chance.choice((0.5, 1, 2, 4, 6))))
+        result = find(family, memory_limit=limit, eval_batch_size=eval_batch_size)
+        sizes = {"without": plain.batch_size, "with": result.batch_size}
+        yield {
+            "family": family,
+            "limit_gib": limit // GIB,
+            "eval_batch_size": eval_batch_size,
+            "batch_sizes": sizes,
+            **{
+                name: judged(family, size, eval_batch_size, result.budget_bytes)
+                if size
+                else {"outcome": "survived", "part": "nothing fits"}
+                for name, size in sizes.items()
+            },
+        }
+
+
+def eval_rows() -> Any:
+    """Compare the answers of ``mode="eval"`` with bisection by a script."""
+    for family in FAMILIES:
+        result = find(family, memory_limit=EVAL_LIMIT_GIB * GIB, mode="eval")
+        low, high = 0, 4 * result.batch_size
+        while high - low > max(1, PRECISE * low):
+            middle = (low + high) // 2 if low else min(result.batch_size, (low + high) // 2)
+            fits = judged(family, 0, middle, result.budget_bytes)["outcome"] == "survived"
+            low, high = (middle, high) if fits else (low, middle)
+        yield {"family": family, "batch_size": result.batch_size, "largest": low}
+
+
+def find(family: str, **options: Any) -> Any:
+    """Search in this process."""
+    setup, _ = load_setup(target_of(family), FAMILIES[family])
+    return find_max_batch(setup, device="cuda", **options)
+
+
+def judged(family: str, batch_size: int, eval_batch_size: int, budget: int) -> dict[str, Any]:
+    """What a fresh process says that may use no more memory than the search."""
+    sizes = (str(batch_size), str(eval_batch_size), str(budget))
+    judge = "scripts/benchmarks/parts/validate_at.py"
+    return run_for_json([judge, target_of(family), *sizes, json.dumps(FAMILIES[family])], math.inf)
+
+
+def target_of(family: str) -> str:
+    """The bundled example of a family."""
+    return str(ROOT / "scripts" / "examples" / f"train_{family}.py:build_model")
+
+
+if __name__ == "__main__":
+    main()

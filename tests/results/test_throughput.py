@@ -1,0 +1,63 @@
+"""The knee: the smallest size that trains as fast as any."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+
+import pytest
+
+from batchfinder.results.throughput import Throughput, throughput_of
+
+SIZES = (31, 62, 125, 250, 500, 1000)
+NOISE = 0.03
+STEPS = 4
+
+CURVES: dict[str, Callable[[int], float]] = {
+    "a floor and a line": lambda n: 0.05 + n / 1000,
+    "a low floor": lambda n: 0.005 + n / 1000,
+    "a high floor": lambda n: 0.5 + n / 1000,
+    "a GPU that small batches do not fill": lambda n: max(0.06, n / 1000),
+    "a larger one": lambda n: max(0.25, n / 1000),
+    "a soft corner": lambda n: (0.1**2 + (n / 1000) ** 2) ** 0.5,
+    "no gain at all": lambda n: n / 1000,
+    "slower from some size on": lambda n: 0.02 + n / 1000 * (1.15 if n > 300 else 1),
+    "slower and slower": lambda n: 0.02 + n / 1000 * (1 + n / 4000),
+    "a root": lambda n: 0.01 + n / 1000 + 0.02 * (n / 32) ** 0.5,
+}
+
+
+def timed(curve: Callable[[int], float], noise: float, seed: int) -> Throughput:
+    chance = random.Random(seed)
+    return throughput_of(
+        {n: [curve(n) * (1 + chance.gauss(0, noise)) for _ in range(STEPS)] for n in SIZES}
+    )
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_the_knee_is_right_within_one_size_in_95_of_100_noisy_curves(name: str) -> None:
+    rates = [n / CURVES[name](n) for n in SIZES]
+    true = next(i for i, rate in enumerate(rates) if rate >= 0.98 * max(rates))
+    knees = [SIZES.index(timed(CURVES[name], NOISE, seed).knee) for seed in range(100)]
+    assert sum(abs(knee - true) <= 1 for knee in knees) >= 95
+
+
+def test_without_noise_the_knee_is_exact_and_clear() -> None:
+    throughput = timed(lambda n: 0.05 + n / 1000, 0, 0)
+    assert (throughput.knee, throughput.is_clear) == (1000, True)
+    throughput = timed(lambda n: max(0.2, n / 1000), 0, 0)
+    assert throughput.knee == 250
+
+
+def test_steps_that_differ_by_half_tell_no_knee() -> None:
+    clear = [timed(lambda n: 0.01 + n / 1000, 0.5, seed).is_clear for seed in range(20)]
+    assert sum(clear) <= 5
+
+
+def test_a_rate_between_two_sizes_is_by_their_times() -> None:
+    throughput = throughput_of({100: [1.0], 200: [1.5]})
+    assert throughput.rate_at(150) == pytest.approx(150 / 1.25)
+    assert throughput.rate_at(200) == pytest.approx(200 / 1.5)
+    assert throughput.rate_at(50) is None
+    assert json.loads(json.dumps(throughput.to_dict()))["rates"][0]["batch_size"] == 100

@@ -1,0 +1,58 @@
+"""Which sizes are timed, once the largest is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchfinder.results.probe import Outcome, Probe
+from batchfinder.results.throughput import Throughput
+from batchfinder.search.throughput import measure_throughput
+
+
+def probe_of(size: int, floor: float, steps: int = 3) -> Probe:
+    seconds = (9.0, *[floor + size / 1000] * (steps - 1))  # the first step chooses kernels
+    return Probe(
+        size, Outcome.FITS, steps, sum(seconds), size * steps, confirmed=True, steps_seconds=seconds
+    )
+
+
+def measured(floor: float, answer: int = 1000, **bounds: int) -> tuple[Throughput, list[int]]:
+    sizes: list[int] = []
+
+    def run(size: int, confirm: bool) -> Probe:
+        assert confirm
+        sizes.append(size)
+        return probe_of(size, floor)
+
+    search = [Probe(answer + 1, Outcome.OOM, 4, 1.0, 4 * answer), probe_of(answer, floor)]
+    throughput = measure_throughput(run, search, answer, **bounds)
+    assert throughput is not None
+    assert sum(3 * size for size in sizes) <= 7 * answer  # what the search cost
+    return throughput, sizes
+
+
+def test_sizes_are_halved_until_training_is_slower() -> None:
+    throughput, sizes = measured(floor=0.05)
+    assert sizes[:3] == [500, 250, 125]
+    assert throughput.knee == 707  # between 500, which is 5 % slower, and 1000
+    assert measured(floor=0.005)[0].knee < 500
+
+
+def test_where_small_sizes_are_slow_few_are_timed() -> None:
+    throughput, sizes = measured(floor=5.0)
+    assert sizes[0] == 500
+    assert len(sizes) <= 2
+    assert throughput.knee == 1000
+
+
+@pytest.mark.parametrize("bounds", [{"multiple_of": 64}, {"smallest": 300}])
+def test_only_sizes_that_may_be_tried_are_timed(bounds: dict[str, int]) -> None:
+    _, sizes = measured(floor=0.0, answer=960, **bounds)
+    assert all(n % bounds.get("multiple_of", 1) == 0 for n in sizes)
+    assert all(n >= bounds.get("smallest", 1) for n in sizes)
+    assert len(sizes) == len({*sizes})
+
+
+def test_without_a_reading_at_the_answer_there_is_nothing_to_compare() -> None:
+    probe = Probe(8, Outcome.FITS, 1, 1.0, confirmed=True)
+    assert measure_throughput(lambda *_: probe, [probe], 8) is None
