@@ -160,7 +160,7 @@ def _confirmed_again(
 def _timed(
     finding: Finding, run: RunProbe, probes: list[Probe], bounds: Bounds
 ) -> Throughput | None:
-    """How fast training is at sizes up to the answer; None if there is no answer."""
+    """Time training at sizes up to the answer; return None if there is no answer."""
     if finding.answer is None or finding.status not in (Status.FOUND, Status.CAPPED):
         return None
     smallest, _, multiple_of = bounds
