@@ -1,4 +1,4 @@
-"""``find_max_batch()``: the largest batch size that really trains, from question to answer."""
+"""``find_max_batch()``: find the largest batch size that really trains."""
 
 from __future__ import annotations
 
@@ -61,80 +61,80 @@ def find_max_batch(
 ) -> BatchSizeResult:
     """Find the largest batch size that really trains on a device, by real training steps.
 
-    Model, optimizer and random generators are afterwards as they were before, bit for bit, also
-    after an error or Ctrl-C.
+    Model, optimizer and random generators are restored bit for bit, even after an error or Ctrl-C.
 
-    On accelerators sizes are tried in this process: all that step and loss function reach in their
-    closures, their globals and the objects whose methods they are is put back as well, except
-    objects of libraries that have no ``state_dict``, and data sets. On the CPU sizes are tried in
-    forks of this process, as an out-of-memory leaves holes in the heap of the process it happens
-    in. Where the process cannot be forked they are tried in it, with a warning.
+    On accelerators, sizes are tried in this process. Anything that the step and the loss function
+    can reach (closures, globals, ``self``) is restored too. Data sets, and objects of libraries
+    without a ``state_dict``, are not. On the CPU, sizes are tried in forks of this process, because
+    an out-of-memory error leaves holes in the heap. A process that cannot be forked tries them
+    itself, with a warning.
 
     Args:
-        model: the module to train; or instead of this and the next six a :class:`TrainingSetup`,
-            or a ``transformers.Trainer``, which brings those of them that are not given.
+        model: the module to train. Or a :class:`TrainingSetup` in place of this and the next six
+            arguments; or a ``transformers.Trainer``, which supplies those that are not given.
         sample: one batch as the DataLoader yields it, of any size: a pytree of tensors with the
-            batch dimension first, with the longest sequences that there will be.
+            batch dimension first. Use the longest sequences of your data.
         loss_fn: ``loss_fn(output, batch) -> loss``. Default: the output's ``loss``; a scalar
             output; cross-entropy or mean squared error for ``(inputs, targets)``; else the mean
-            of the outputs, with a warning. A LightningModule's: by its ``training_step``.
+            of the outputs, with a warning. A LightningModule uses its ``training_step``.
         optimizer: an instance, a factory ``factory(params)``, or the name of a class of
             ``torch.optim``. Default: what a LightningModule configures, else AdamW.
         step: ``step(model, batch) -> loss``, in place of forward pass and loss; or
-            ``step(model, batch) -> None`` in place of all of it: it trains by itself.
-        make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample; or
+            ``step(model, batch) -> None``, which runs the whole training step by itself.
+        make_batch: ``make_batch(batch_size) -> batch``, instead of repeating the sample; or
             ``make_batch(batch_size, step)``, where step 0 gets the longest batch.
-        loader: your DataLoader, a data set or ``(data set, collate function)``, in place of the
-            sample: a confirmation trains on batches drawn from it, the longest first and last. The
-            loader itself is not used up or changed.
-        device: such as ``"cuda:0"`` or ``"cpu"``. Default: the model's own if that is an
-            accelerator, else the accelerator there is, else the CPU.
-        memory_limit: as if the device had no more than this: bytes, or text as ``"24GiB"``.
-            Default: all that is free.
+        loader: your DataLoader, a data set or ``(data set, collate function)``, instead of the
+            sample. A confirmation trains on batches drawn from it, the longest first and last. The
+            loader itself is neither used up nor changed.
+        device: such as ``"cuda:0"`` or ``"cpu"``. Default: the model's device if that is an
+            accelerator, else an accelerator if there is one, else the CPU.
+        memory_limit: memory to use at most: bytes, or text such as ``"24GiB"``. Default: all free
+            memory.
         headroom: fraction of the memory kept free, from 0 to below 1.
-        precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` with autocast (fp16: and a GradScaler).
-        accumulate: measure with gradient accumulation, where gradients are alive during the
+        precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` under autocast; fp16 also with a
+            GradScaler.
+        accumulate: measure with gradient accumulation: gradients stay in memory during the
             forward pass.
         compile: run the model through ``torch.compile`` with a dynamic batch dimension.
         min_batch_size: the smallest size to try.
-        max_batch_size: the largest size to try: the size of the data set, say.
-        multiple_of: only multiples of this are tried.
-        confirm_steps: the least number of full steps that the answer is confirmed with; on the CPU
-            6 at least.
+        max_batch_size: the largest size to try, for example the size of the data set.
+        multiple_of: every size tried is a multiple of it.
+        confirm_steps: the least number of full steps that confirm the answer; at least 6 on the
+            CPU.
         batch_dim: index of the batch dimension. Default: 0.
         strategy: ``"ddp"``: all ranks of this job search together, and each has to make this call.
             Default: ``"ddp"`` in a process group of several ranks, else none. For ``"fsdp"`` use
             ``batchfinder find`` under torchrun.
-        start_from_estimate: after two small sizes, confirm what :func:`estimate_max_batch` expects
-            of this device. Without, that is done where it pays: on an accelerator where a single
-            process trains without ``compile``, and by the two a step at the answer's size should
-            take a second or more.
+        start_from_estimate: after two small sizes, confirm the size that :func:`estimate_max_batch`
+            expects for this device. Default: a single process on CUDA expects a size from the
+            memory requests that two small confirmations recorded.
         throughput: also time steps at sizes below the answer; see the result's ``throughput``. It
             takes at most as long again.
-        mode: ``"eval"``: forward passes and losses in eval mode, without gradients, beside the
-            gradients and optimizer states of a training. ``"inference"``: those of the model alone.
+        mode: ``"eval"``: run forward passes and losses in eval mode without gradients, while the
+            gradients and optimizer states of a training are in memory. ``"inference"``: run forward
+            passes with the model alone in memory. Default: train.
         eval_batch_size: also run a validation after every step, with batches of this size.
             Default: none, or a ``transformers.Trainer``'s own if it has an ``eval_dataset``.
         time_limit: seconds after which the search ends with the largest size confirmed by then. A
-            step that is running is not interrupted. Default: no limit.
+            running step is not interrupted. Default: no limit.
         on_probe: called with each :class:`Probe` as it ends.
 
     Returns:
-        The answer with its evidence. Its ``status`` is ``NOTHING_FITS``, and its ``batch_size``
-        0, if not even the smallest size fits; ``TIME_LIMIT`` if the time limit ended the search.
+        The answer with its evidence. If not even the smallest size fits, ``status`` is
+        ``NOTHING_FITS`` and ``batch_size`` is 0. After a time limit, ``status`` is ``TIME_LIMIT``.
 
     Warns:
-        BatchFinderWarning: of each of the result's ``warnings``.
+        BatchFinderWarning: once for each of the result's ``warnings``.
 
     Raises:
-        UsageError: an argument makes no sense.
+        UsageError: an argument is invalid.
         SampleError, StepError, DeviceError: see :mod:`batchfinder.errors`.
         RankError: the ranks of the job ask for different things, or one does not make this call.
         BatchTooSmallError: a layer needs more than one example, and no larger size is allowed.
         TimeLimitError: no size was confirmed within the time limit.
-        WorkerError: worker processes end, whatever the size.
-        Exception: what the model or one of the functions raises, other than running out of memory.
-        UserCodeError: the same from a fork of this process, as mostly on the CPU.
+        WorkerError: worker processes die at every size.
+        Exception: what the model or one of the functions raises, except out-of-memory errors.
+        UserCodeError: the same exceptions from a fork of this process, which is usual on the CPU.
 
     Example:
         >>> import torch
@@ -143,7 +143,7 @@ def find_max_batch(
         >>> find_max_batch(model, sample, device="cpu", max_batch_size=64).batch_size
         64
     """
-    # Only now: the command line asks for this module before it needs torch.
+    # Imported late: the command line imports this module before it needs torch.
     from batchfinder.probing.choose import choose_prober, strategy_of_this_job
     from batchfinder.probing.ranks.ranked import RankedProber
     from batchfinder.training.completion import completed
@@ -194,7 +194,7 @@ def find_max_batch(
             if isinstance(prober, RankedProber):
                 result = prober.agreed(result)
         except UserCodeError as error:
-            # Their traceback, which is its cause, says it all; our frames would only follow.
+            # The cause has the user's traceback. The frames of this package would add nothing.
             raise error.with_traceback(None) from error.__cause__
     warn_of(result.warnings)
     return result
@@ -203,6 +203,6 @@ def find_max_batch(
 def _estimate_here(
     setup: TrainingSetup, options: ProbeOptions, device: str, budget_bytes: int, bounds: Bounds
 ) -> tuple[int | None, list[str]]:
-    from batchfinder.simulation.guess import guess_batch_size  # takes a moment, seldom needed
+    from batchfinder.simulation.guess import guess_batch_size  # slow to import, and seldom needed
 
     return guess_batch_size(setup, options, device, budget_bytes, bounds)

@@ -9,7 +9,7 @@ import click
 from batchfinder.errors import UsageError
 from batchfinder.results.cache import AnswerCache
 
-# Of the key: enough to tell a thousand answers apart.
+# Characters of a key to show: enough to distinguish a thousand answers.
 SHOWN = 8
 
 

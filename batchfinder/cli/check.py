@@ -30,13 +30,13 @@ TRAINS, DOES_NOT = 0, 3
 
 @dataclass(frozen=True)
 class Check:
-    """Whether a batch size trains.
+    """The answer to the question whether a batch size trains.
 
     Attributes:
         batch_size: examples per forward/backward pass.
-        trains: whether it does, within the limit.
+        trains: True if it trains within the limit.
         device: the device's name.
-        limit_bytes: what a step may use: the budget, or ``--max-memory`` if that is less.
+        limit_bytes: memory that a step may use: the budget, or ``--max-memory`` if that is less.
         peak_bytes: the peak memory; None if it was not read.
         steps: full steps that ran; 0 in an estimate.
         reason: why it does not train; "" if it does.
@@ -52,7 +52,7 @@ class Check:
 
     @property
     def margin_bytes(self) -> int | None:
-        """How much of the limit the peak leaves; None if there is no peak, or no room."""
+        """The bytes that the peak leaves of the limit; None if there is no peak, or no room."""
         return self.limit_bytes - self.peak_bytes if self.trains and self.peak_bytes else None
 
     def __str__(self) -> str:
@@ -90,7 +90,7 @@ def check_batch_size(
         The exit status.
 
     Raises:
-        BatchFinderError: whatever keeps the size from being tried.
+        BatchFinderError: the size cannot be tried.
     """
     check_bounds(batch_size, batch_size, 1)
     most = None if max_memory is None else parse_bytes(max_memory)

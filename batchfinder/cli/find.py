@@ -32,9 +32,9 @@ from batchfinder.training.arguments import parse_arguments
 from batchfinder.units import parse_bytes, parse_percentage
 
 MakeProber = Callable[[SetupSource, ProbeOptions], Prober]
-"""From what the options say to what tries the sizes."""
+"""``make_prober(source, options)`` makes the prober that the options describe."""
 
-# By name, for the worker to import it: it needs torch.
+# A name, because only the worker imports it: it needs torch.
 ESTIMATE = "batchfinder.simulation.guess:guess_batch_size"
 
 NOT_ACCUMULATED_WARNING = (
@@ -80,13 +80,13 @@ def find_batch_size(
 ) -> int:
     """Run the command; see ``batchfinder find --help`` for the options.
 
-    ``make_prober`` makes the prober; None: one of a worker process, or of all ranks.
+    ``make_prober`` makes the prober. Default: one with a worker process, or one for all ranks.
 
     Returns:
         The exit status.
 
     Raises:
-        BatchFinderError: whatever keeps the search from ending well.
+        BatchFinderError: the search cannot be made, or has failed.
     """
     with refusals_told():
         check_report(report)
@@ -161,7 +161,7 @@ def find_batch_size(
 
 
 def _recalled(memory: SearchMemory, prober: Prober) -> Remembered | None:
-    """The answer of an earlier search on as much memory."""
+    """Return the answer of an earlier search on as much memory; None if there is none."""
     fingerprint = prober.fingerprint() if isinstance(prober, Supervisor) else None
     if fingerprint is None:
         return None
@@ -181,7 +181,7 @@ def _recalled(memory: SearchMemory, prober: Prober) -> Remembered | None:
 def _planned(
     result: BatchSizeResult, global_batch_size: int | None, accumulate: bool
 ) -> tuple[BatchSizeResult, AccumulationPlan | None]:
-    """How to reach the global batch size asked for; a warning if that was not measured."""
+    """Plan how to reach the global batch size; warn if accumulation was not measured."""
     if global_batch_size is None or not result.batch_size:
         return result, None
     plan = result.accumulation_plan(global_batch_size)
@@ -203,7 +203,7 @@ def _worker_prober(
             lambda: WorkerProcess(show_output), source, probe_timeout_seconds=probe_timeout_seconds
         )
         return Supervisor(worker, options, estimate)
-    # Not before: the parent of a single worker does without torch.
+    # Imported late: the parent of a single worker does not need torch.
     from batchfinder.probing.ranks.meeting import open_meeting
     from batchfinder.probing.ranks.prober import RankProber
 
@@ -220,7 +220,7 @@ def _worker_prober(
 def _estimate_of(
     prober: Prober, device: str, budget_bytes: int, bounds: Bounds
 ) -> tuple[int | None, list[str]]:
-    """The estimate that the prober's worker makes beside its steps."""
+    """Return the estimate that the prober's worker makes besides its steps."""
     if not isinstance(prober, Supervisor):
         return None, []
     return prober.estimate()

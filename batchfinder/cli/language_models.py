@@ -9,7 +9,7 @@ import click
 
 from batchfinder.errors import UsageError
 
-# These names are imported late: they need torch.
+# The names in training/frameworks/language_model.py, which is not imported because it needs torch.
 METHODS = ("full", "lora", "qlora", "dpo")
 ATTENTION = ("eager", "sdpa", "flash")
 

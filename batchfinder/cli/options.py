@@ -132,7 +132,7 @@ SEARCH_OPTIONS = (
         help="Neither use the answer of an earlier search nor remember this one.",
     ),
 )
-"""How long a search may take, and whether it is remembered."""
+"""The time limit of a search, and whether its answer is remembered."""
 
 
 def search_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""What every command can do with its answer besides showing it: print JSON, write a page."""
+"""Deliver the answer of any command: print it as JSON, write it as a page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 
 def deliver(data: Mapping[str, Any], *, as_json: bool, report: str | None) -> None:
-    """Print the answer as one JSON object, and write the report, where they are wanted.
+    """Print the answer as one JSON object, and write the report, as requested.
 
     Args:
         data: the answer, as plain data. The command that gave it is added as ``reproduce``.

@@ -1,4 +1,4 @@
-"""What a command does where it is one of several ranks: rank 0 speaks for all."""
+"""Run a command on several ranks: only rank 0 reports."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from batchfinder.probing.ranks.job import Job
 
 P = ParamSpec("P")
 
-# Within this time a rank that has nothing but bad news reaches the others, if it does at all.
+# How long a rank that cannot take part tries to reach the others, in seconds.
 TELLING_SECONDS = 10.0
 
 
 def told_by_rank_0(command: Callable[P, int]) -> Callable[P, int]:
-    """Leave it to rank 0 to tell how a command ended: all ranks came to the same end.
+    """Let only rank 0 report how a command ended, because all ranks end alike.
 
-    The others end well. Whatever started them ends the whole job with the first that does not, and
-    rank 0 may not have printed the answer by then.
+    Other ranks exit 0, because torchrun kills the job on the first non-zero exit. Rank 0 may not
+    have printed the answer by then.
     """
 
     @wraps(command)
@@ -40,7 +40,7 @@ def told_by_rank_0(command: Callable[P, int]) -> Callable[P, int]:
 
 
 def check_job(strategy: str | None) -> Job:
-    """This process's place among the ranks of its job.
+    """Return this process's place among the ranks of its job.
 
     Raises:
         UsageError: there are several ranks and no strategy.
@@ -55,7 +55,7 @@ def check_job(strategy: str | None) -> Job:
 
 @contextmanager
 def refusals_told() -> Iterator[None]:
-    """Let rank 0 know why this rank will not come."""
+    """Tell rank 0 why this rank cannot take part, if an error ends the block."""
     try:
         yield
     except BatchFinderError as error:
@@ -64,7 +64,7 @@ def refusals_told() -> Iterator[None]:
 
 
 def tell_rank_0(refusal: str) -> None:
-    """Let rank 0 know why this rank will not come, as it would wait for it."""
+    """Tell rank 0 why this rank cannot take part, so that rank 0 does not wait for it."""
     if Job.from_environment().rank > 0:
         from batchfinder.probing.ranks.meeting import open_meeting
 

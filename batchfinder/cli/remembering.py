@@ -1,4 +1,4 @@
-"""What a command remembers of earlier searches. Whatever fails here is a warning, and no more."""
+"""Remember the answers of a command's searches. A failure here is only a warning."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from batchfinder.results.version import VERSION
 
 
 class SearchMemory:
-    """The answers of one command, by all that they depend on.
+    """The remembered answers of one command, by everything that they depend on.
 
     Args:
         command: the command, for people.
-        facts: what the answer depends on, as plain data; more may come with :meth:`recall`.
+        facts: what the answer depends on, as plain data. :meth:`recall` may add more.
 
     Attributes:
-        key: of all facts; empty before :meth:`recall`.
+        key: the hash of all facts; "" before :meth:`recall`.
     """
 
     def __init__(self, command: str, facts: Mapping[str, Any]) -> None:
@@ -38,7 +38,7 @@ class SearchMemory:
         """Return the answer of an earlier search; None if there is none.
 
         Args:
-            facts: more of what it depends on.
+            facts: further facts that the answer depends on.
         """
         self._facts.update(facts)
         text = json.dumps(self._facts, sort_keys=True, default=str)
@@ -53,8 +53,8 @@ class SearchMemory:
         """Save the answer of a search, unless it was remembered or cannot be.
 
         Args:
-            result: of the search.
-            evidence: what to compare with when it is recalled, beside the key.
+            result: the result of the search.
+            evidence: facts to compare when the answer is recalled, besides the key.
 
         Returns:
             The result, with a warning if something failed.

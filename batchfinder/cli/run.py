@@ -16,8 +16,8 @@ from batchfinder.search.bounds import Bounds, check_bounds
 from batchfinder.search.deadline import deadline_in
 from batchfinder.units import parse_bytes, parse_percentage
 
-# A size at most this share larger than the answer failed: one closer would take one to three more
-# launches of 5 to 20 seconds each (scripts/results/scripts.json).
+# The width of the final bracket, as a share of the size. A narrower one would need one to three
+# more launches of 5 to 20 seconds each (scripts/results/scripts.json).
 RESOLUTION = 0.03
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ def run_command(
         The exit status.
 
     Raises:
-        BatchFinderError: whatever keeps the search from ending well.
+        BatchFinderError: the search cannot be made, or has failed.
     """
-    # Not before: PyTorch takes longer to import than --help may.
+    # Imported late: PyTorch is slow to import, and --help must be fast.
     from batchfinder.cli.searching import search_in_terminal
     from batchfinder.launching.leftovers import files_in, left_behind
     from batchfinder.launching.options import RunOptions
@@ -132,7 +132,7 @@ def run_command(
 
 
 def _memory_of(template: Template, options: RunOptions, bounds: Bounds) -> SearchMemory:
-    """Return the memory of searches with this command, on the code as it is."""
+    """Return the remembered searches of this command with its current code."""
     from batchfinder.cli.remembering import SearchMemory
     from batchfinder.probing.code import digests, modules_beside
 
@@ -162,7 +162,7 @@ def parse_settings(settings: Sequence[str]) -> dict[str, str]:
     """Read the texts ``NAME=VALUE`` of ``--env``.
 
     Raises:
-        UsageError: a text that is no such pair.
+        UsageError: a text is not ``NAME=VALUE``.
     """
     pairs = {}
     for setting in settings:

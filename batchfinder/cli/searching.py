@@ -1,4 +1,4 @@
-"""A search on the command line: progress, signals, and the answer even if it is cut short."""
+"""Search on the command line: show progress, handle signals, report even if cut short."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXIT_STATUS = {
     Status.NOTHING_FITS: 3,
 }
 
-# Ending the processes takes some of the time.
+# The alarm rings at this share of the time limit, because ending the processes needs some time.
 ALARM = 0.95
 
 P = TypeVar("P", bound=Prober)
@@ -50,19 +50,19 @@ def search_in_terminal(
     measures_throughput: bool = False,
     recall: Callable[[P], Remembered | None] = lambda _: None,
 ) -> int:
-    """Search, and report also what a search that was cut short has found.
+    """Search and report the result, even if the search is cut short.
 
     Args:
-        make_prober: makes the prober, which is closed in the end.
+        make_prober: makes the prober, which is closed at the end.
         reporter: shows the progress.
         report: called once with the prober and the result.
         headroom: the fraction of the memory that is kept free.
-        bounds: the smallest size, the largest or None, and what each is a multiple of.
+        bounds: the smallest size, the largest or None, and the number that divides each.
         show_probe: called with the prober and each probe.
         make_head_start: makes the estimate to start from.
-        prices: see :func:`~batchfinder.search.run.run_search`.
-        deadline: ends the search in time; None: there is no limit.
-        measures_throughput: see :func:`~batchfinder.search.run.run_search`.
+        prices: the costs of moves; None for those of a search without launches.
+        deadline: ends the search in time; None without a limit.
+        measures_throughput: True to also time steps at smaller sizes once the answer is known.
         recall: finds the answer of an earlier search.
 
     Returns:
@@ -70,7 +70,7 @@ def search_in_terminal(
 
     Raises:
         TimeLimitError: no size was confirmed in time.
-        BatchFinderError: whatever keeps the search from ending well.
+        BatchFinderError: the search cannot be made, or has failed.
     """
     smallest, largest, multiple_of = bounds
     seconds = None if deadline is None else ALARM * deadline.seconds_left()
@@ -121,12 +121,12 @@ class _TimeIsUp(KeyboardInterrupt):
 def _told_when_cut_short(
     prober: Prober, report: Callable[[BatchSizeResult], None], why: list[int]
 ) -> Iterator[list[Probe]]:
-    """Collect the probes; report what they support if the search does not end by itself."""
+    """Collect the probes. Report what they support if the search does not end by itself."""
     probes: list[Probe] = []
     started = time.monotonic()
 
     def conclude_as(status: Status) -> None:
-        # One more of them must not cost the user what has been found.
+        # A second signal must not lose what has been found.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         finding = stopped_early(probes, status)

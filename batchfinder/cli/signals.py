@@ -14,10 +14,10 @@ TIME_IS_UP = 124
 
 @contextmanager
 def terminated_as_ctrl_c(seconds: float | None = None) -> Iterator[list[int]]:
-    """Let SIGTERM, as a scheduler sends it, end the search as Ctrl-C does; puts both back.
+    """Let SIGTERM, which schedulers send, end the search like Ctrl-C. Restore the handlers.
 
     Args:
-        seconds: a time limit, which ends the search in the same way; None: there is none.
+        seconds: a time limit, which ends the search in the same way; None without one.
 
     Yields:
         A list whose last item is the exit status for a KeyboardInterrupt.

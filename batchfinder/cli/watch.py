@@ -18,7 +18,7 @@ from batchfinder.errors import UsageError
 from batchfinder.launching.usage import Gpus, Usage, read_usage
 from batchfinder.units import format_bytes, format_seconds
 
-# Erases what is left of a longer line before.
+# Erases the line before the next is written over it.
 _CLEAR = "\r\x1b[K"
 
 
@@ -74,7 +74,7 @@ def _follow(
     *,
     as_json: bool,
 ) -> str | None:
-    """Show the memory until the process ends; return the highest, None if it never was there."""
+    """Show the memory until the process ends. Return the peaks; None if there is no process."""
     is_live = not as_json and os.isatty(2)
     started = time.monotonic()
     peak_host, peak_gpus = 0, dict[str, int]()

@@ -22,7 +22,7 @@ from batchfinder.probing.devices.choose import choose_device
 from batchfinder.probing.devices.oom import classify
 from batchfinder.probing.devices.oom_table import Tier
 
-# As Accelerate has it: a tenth less after each failure.
+# As in Accelerate: a tenth less after each failure.
 REDUCTION = 0.9
 
 # Growing ends where the smallest size that failed is no more than 5 % above the largest that
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Sizes:
-    """What is known of one function.
+    """The batch sizes of one function, as far as they are known.
 
     Attributes:
         next: the size to try next.
@@ -51,7 +51,7 @@ class _Sizes:
         return int(self.next * REDUCTION)
 
 
-# Of functions that grow, since each call of the function around them may decorate them anew.
+# Sizes of functions that grow, by code: each call of an enclosing function may decorate them anew.
 _remembered: dict[object, _Sizes] = {}
 
 
@@ -65,14 +65,14 @@ def find_executable_batch_size(
     """Run a training function with a batch size that fits, as Accelerate's decorator does.
 
     The function is called with ``starting_batch_size``. When it runs out of memory, its memory is
-    given back and it is called again with a smaller size. Later calls start with the size that
-    worked. It runs as it is: a model or optimizer made outside of it keeps the steps of a call that
-    failed. Make them inside, or load a checkpoint there.
+    released and it is called again with a smaller size. Later calls start with the size that
+    worked. The function is not changed: a model or optimizer made outside of it keeps the steps of
+    a call that failed. Make them inside, or load a checkpoint there.
 
     With ``max_batch_size`` later calls also try larger sizes: twice the size that worked, then half
     of the way to the one that failed, until 5 % are left. Each call returns a result: if the larger
-    size fails, the call goes back to the one that worked. What is known of the function is kept
-    until the process ends, even if it is decorated anew. Sizes are logged at the level ``INFO`` by
+    size fails, the call goes back to the one that worked. The sizes of a function are remembered
+    until the process ends, even if it is decorated anew. They are logged at the level ``INFO`` by
     ``batchfinder.integrations.accelerate``.
 
     Args:
@@ -89,7 +89,7 @@ def find_executable_batch_size(
         UsageError: ``max_batch_size`` is combined with ``reduce_batch_size_fn``, or is too small.
         TypeError: the batch size was passed by the caller.
         NothingFitsError: size 0 was reached. It is a ``RuntimeError``, as Accelerate raises.
-        Exception: what the function raises, other than running out of memory.
+        Exception: what the function raises, except out-of-memory errors.
 
     Example:
         >>> @find_executable_batch_size(starting_batch_size=64)
@@ -151,8 +151,8 @@ def find_executable_batch_size(
 def _tried(
     function: Callable[..., Any], size: int, *arguments: Any, **options: Any
 ) -> tuple[Any, str]:
-    """Return what the function returned, and what its out-of-memory error said, if it had one."""
-    # After it has returned, no frame of the error holds the tensors of the failed call.
+    """Return the function's result, and the text of its out-of-memory error, "" without one."""
+    # Once this has returned, no frame of the error holds the tensors of the failed call.
     try:
         return function(size, *arguments, **options), ""
     except Exception as error:
@@ -162,7 +162,7 @@ def _tried(
 
 
 def _grown(sizes: _Sizes, most: int) -> int:
-    """Return the size to try next: a larger one, if there is room between what is known."""
+    """Return the size to try next: a larger one, if there is room below the size that failed."""
     worked, failed = sizes.worked, sizes.failed
     if not worked:
         return min(sizes.next, most)
@@ -184,7 +184,7 @@ def _check_arguments(function: Callable[..., Any], arguments: tuple[Any, ...]) -
 
 
 def _out_of_memory(error: Exception) -> str:
-    """Return what an out-of-memory error says; nothing of any other error."""
+    """Return the text of an out-of-memory error; "" for any other error."""
     failure = classify(error)
     if failure is not None:
         # A broken context does not train at any size.
@@ -195,7 +195,7 @@ def _out_of_memory(error: Exception) -> str:
 
 def _give_back_memory() -> None:
     gc.collect()
-    # A function that forks its own processes needs CUDA not to be started here.
+    # Do not start CUDA here: a function that forks its own processes could not use it then.
     is_started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if is_started or not torch.cuda.is_available():
         choose_device(None).release_cache()

@@ -40,7 +40,7 @@ class _Attempt:
     Attributes:
         loss: the mean loss of the whole batch; None if memory ran out.
         failed_size: the number of examples that ran out of memory; None if all went well.
-        reason: the error's own words.
+        reason: the text of the error.
     """
 
     loss: Tensor | None = None
@@ -60,7 +60,7 @@ class OOMGuard:
 
     Args:
         model: the module to train, on its device; may be wrapped in DistributedDataParallel.
-        optimizer: over the model's parameters.
+        optimizer: an optimizer of the model's parameters.
         loss_fn: ``loss_fn(output, batch) -> loss``, a mean over the examples. Default: the same
             rules as for :func:`~batchfinder.find_max_batch`.
         batch_size: the most examples in one forward pass. Default: the whole batch.
@@ -69,7 +69,7 @@ class OOMGuard:
         batch_dim: index of the batch dimension. Default: 0.
 
     Attributes:
-        batch_size: the most examples in one forward pass, as it is now; None: the whole batch.
+        batch_size: the most examples in one forward pass at present; None for the whole batch.
 
     Raises:
         UsageError: a number is below 1, or the model is sharded (FSDP).
@@ -135,7 +135,8 @@ class OOMGuard:
         statistics = [buffer.clone() for buffer in self._statistics]
 
         def clean_up(_: float) -> None:
-            # In ``sleep`` nothing of the failed step is alive any more, so its memory comes back.
+            # tenacity calls this when no tensor of the failed step is alive, so its memory is
+            # freed.
             self.optimizer.zero_grad(set_to_none=True)
             gc.collect()
             self._device.release_cache()
@@ -186,7 +187,7 @@ class OOMGuard:
         return total
 
     def _without_synchronization(self) -> contextlib.AbstractContextManager[Any]:
-        # A rank that runs out in the middle of an all-reduce would leave the others waiting.
+        # A rank that runs out of memory during an all-reduce would leave the others waiting.
         no_sync = getattr(self.model, "no_sync", None)
         return no_sync() if no_sync is not None and _ranks() > 1 else contextlib.nullcontext()
 

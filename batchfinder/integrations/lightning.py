@@ -8,7 +8,7 @@ its ``Tuner`` can use it. Of the tests that Lightning 2.6 has for its finder, th
 - Log lines of each trial are counted there. Here sizes are tried in another order.
 - Exceptions of the user's code on the CPU come as ``UserCodeError``, because sizes are tried in
   other processes there.
-- A ``training_step`` that returns no loss, and errors without a message, are no out-of-memory here.
+- A ``training_step`` without a loss and errors without a message are no out-of-memory errors here.
 """
 
 from __future__ import annotations
@@ -58,26 +58,26 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
 
     The size is set in ``model``, ``model.hparams``, ``datamodule`` and ``datamodule.hparams``, if
     they have the attribute. Loaders passed to ``fit`` are made again with the new size. Model,
-    optimizers, random state and the Trainer's counters are afterwards as before. It works for
-    automatic and manual optimization, with accumulation, and with ``strategy="ddp"``, where the
-    ranks agree on one size for each of them. With ``validate``, ``test`` and ``predict`` it finds
-    the largest batch of that step, on one device.
+    optimizers, random state and the Trainer's counters are restored. It works for automatic and
+    manual optimization, with accumulation, and with ``strategy="ddp"``, where all ranks agree on
+    one size. With ``validate``, ``test`` and ``predict`` it finds the largest batch of that step,
+    on one device.
 
     Callbacks, loggers and the module's hooks around its step do not run during the search, except
     those that move a batch to its device.
 
     Args:
-        mode: ``"binsearch"``: the largest size there is, reduced by ``margin``. ``"power"``: the
-            largest ``init_val`` times or divided by a power of two that is no larger.
-        steps_per_trial: full steps that the answer is confirmed with, at least.
-        init_val: where Lightning starts doubling: only it, its powers and ``max_trials`` depend on
-            it here.
-        max_trials: no size is above ``init_val * 2 ** (max_trials - 1)``, which so many trials
+        mode: ``"binsearch"``: the largest size that fits, reduced by ``margin``. ``"power"``: the
+            largest size that fits and is ``init_val`` times, or divided by, a power of two.
+        steps_per_trial: the least number of full steps that confirm the answer.
+        init_val: the size at which Lightning starts to double. Here only mode ``"power"`` and
+            ``max_trials`` depend on it.
+        max_trials: no size is above ``init_val * 2 ** (max_trials - 1)``, which this many trials
             reach by doubling. 0: set ``init_val`` without a search.
         batch_arg_name: the attribute that holds the batch size.
         margin: fraction from 0 to below 1 by which ``"binsearch"`` reduces the size.
-        max_val: no size is above it, nor above the number of examples that a rank has.
-        memory_limit: as of :func:`~batchfinder.find_max_batch`: bytes, or text as ``"24GiB"``.
+        max_val: the largest size allowed. The number of examples of a rank is a limit too.
+        memory_limit: memory to use at most: bytes, or text such as ``"24GiB"``.
         headroom: fraction of the memory kept free, from 0 to below 1.
 
     Attributes:
@@ -85,10 +85,10 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
         result: the :class:`~batchfinder.BatchSizeResult` of the search; None before it.
 
     Raises:
-        UsageError: Lightning is missing, an argument makes no sense, nothing holds the batch size,
+        UsageError: Lightning is missing, an argument is invalid, nothing holds the batch size,
             or the strategy shards the model.
         NothingFitsError: not even one example fits.
-        Exception: as :func:`~batchfinder.find_max_batch`.
+        Exception: whatever :func:`~batchfinder.find_max_batch` raises.
 
     Example:
         >>> from batchfinder.integrations.lightning import BatchSizeFinder  # doctest: +SKIP
@@ -154,7 +154,7 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
         Call it from a hook of your own to search at another moment, such as the start of an epoch.
 
         Args:
-            trainer: in one of its loops.
+            trainer: a Trainer that is in one of its loops.
             pl_module: the Trainer's module.
         """
         if trainer.fast_dev_run:
@@ -177,7 +177,7 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
         _rank_zero.rank_zero_info(f"batchfinder: {self._batch_arg_name} is set to {size}")
 
     def _largest(self, trainer: Any, module: Any, loaders: Loaders) -> int:
-        """Return the largest size that fits and the bounds allow."""
+        """Return the largest size that fits within the bounds."""
         loaders.close()
         longest = loaders.longest()
         most = min(self._max_val, self._init_val * 2 ** (self._max_trials - 1))
@@ -226,7 +226,7 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _undisturbed(self, trainer: Any, module: Any) -> Iterator[None]:
-        """Keep loggers out of the search, and put the batch size back after it."""
+        """Keep loggers out of the search, and restore the batch size after it."""
         name, loggers = self._batch_arg_name, trainer.loggers
         has_size = _parsing.lightning_hasattr(module, name)
         before = _parsing.lightning_getattr(module, name) if has_size else None
@@ -239,7 +239,7 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
                 _parsing.lightning_setattr(module, name, before)
 
     def _rounded(self, size: int) -> int:
-        """Return the size that the mode makes of the largest one."""
+        """Return the size to set: the largest one, reduced as the mode says."""
         if self._mode == "binsearch":
             return max(1, int(size * (1 - self._margin)))
         power: int = self._init_val

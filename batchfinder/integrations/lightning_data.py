@@ -33,7 +33,7 @@ class Loaders:
 
     @property
     def examples(self) -> int | None:
-        """The number of examples in the data set; None if it does not say."""
+        """The number of examples in the data set; None if it has no length."""
         try:
             length: int = self._loaders()._dataset_length()
         except NotImplementedError:  # what Lightning raises for iterable data sets
@@ -69,19 +69,19 @@ class Loaders:
         """Refuse loaders passed to ``fit`` that cannot be made again with another batch size.
 
         Raises:
-            UsageError: it is no DataLoader, or has a batch sampler of its own.
+            UsageError: a loader is no DataLoader, or has a batch sampler of its own.
         """
         for loader in self._loaders().flattened:
             self._resized(loader, 1)
 
     def close(self) -> None:
-        """End the worker processes of the loaders, which a search would fork along."""
+        """End the worker processes of the loaders, so that a search does not fork with them."""
         fetcher = self._loop._data_fetcher
         if fetcher is not None:
             fetcher.teardown()
 
     def reload(self, batch_size: int) -> None:
-        """Let the loop make its loaders again, those passed to ``fit`` with a batch size.
+        """Let the loop make its loaders again. Those passed to ``fit`` get the batch size.
 
         Args:
             batch_size: examples in each batch of each loader.

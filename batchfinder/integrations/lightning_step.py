@@ -19,14 +19,14 @@ from batchfinder.training.source import KeptUntil, StepSource
 
 
 class StepInTrainer(StepSource):
-    """A step in its Trainer: with its precision, its way to move a batch, and without its logs.
+    """A step as its Trainer runs it, with its precision and batch transfer, but without its logs.
 
-    Logging would count the search's steps, and may synchronize ranks that a rank without memory
-    does not reach.
+    Logging would count the search's steps. It may also synchronize ranks, for which a rank that has
+    run out of memory would be missing.
 
     Args:
-        step: of the module.
-        trainer: in ``fit``, ``validate``, ``test`` or ``predict``.
+        step: the module's step.
+        trainer: the Trainer, in ``fit``, ``validate``, ``test`` or ``predict``.
         note_size: called with the batch size before each step.
     """
 
@@ -48,7 +48,7 @@ class StepInTrainer(StepSource):
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         """Run the step on a batch that is on the module's device."""
         module: Any = unwrapped(model)
-        with contextlib.suppress(SampleError):  # of a batch that make_batch has made
+        with contextlib.suppress(SampleError):  # batches of make_batch may have no common size
             self._note_size(common_size(batch, 0))
         batch = self._trainer.precision_plugin.convert_input(batch)
         batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
@@ -66,11 +66,11 @@ class EvaluationStep(StepSource):
     """A module's ``validation_step``, ``test_step`` or ``predict_step``, without gradients.
 
     Args:
-        module: of the Trainer.
+        module: the Trainer's module.
         stage: ``"validate"``, ``"test"`` or ``"predict"``.
 
     Attributes:
-        optimizer: one that is never used, as a search asks for one.
+        optimizer: an optimizer that is never used, because a search needs one.
     """
 
     returns_loss = False

@@ -32,16 +32,16 @@ def set_max_batch(
         global_batch_size: examples per optimizer step over all ranks, reached exactly if the
             numbers allow it, else as nearly as possible, with a warning. Default: the accumulation
             steps stay as they are, and the global batch size grows with the batch size.
-        **options: of :func:`~batchfinder.find_max_batch`, such as ``memory_limit`` and
+        **options: arguments of :func:`~batchfinder.find_max_batch`, such as ``memory_limit`` and
             ``max_batch_size``.
 
     Returns:
         The result of the search. Its ``notes`` name the numbers that were set.
 
     Raises:
-        UsageError: the Trainer runs one process on several GPUs, or an option makes no sense.
+        UsageError: the Trainer runs one process on several GPUs, or an option is invalid.
         StepError: the Trainer shards its model, or trains on what its model generates.
-        Exception: as :func:`~batchfinder.find_max_batch`.
+        Exception: whatever :func:`~batchfinder.find_max_batch` raises.
 
     Example:
         >>> result = set_max_batch(trainer, global_batch_size=256)  # doctest: +SKIP
@@ -82,7 +82,7 @@ def set_max_batch(
 def _search(
     trainer: Trainer, global_batch_size: int | None, options: dict[str, Any]
 ) -> tuple[BatchSizeResult, Split | None]:
-    """Search until the accumulation steps of the answer are those that it was found with.
+    """Search until the answer was measured with the accumulation steps that it needs.
 
     More micro-batches per optimizer step need more memory: gradients stay during the forward pass,
     and a Trainer moves all micro-batches of a step to the device at once.

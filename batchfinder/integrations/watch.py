@@ -108,7 +108,7 @@ def watch_memory(device: str | torch.device | None = None) -> Iterator[MemoryWat
     counters.
 
     Args:
-        device: as for :func:`~batchfinder.find_max_batch`. Default: an accelerator if there is one.
+        device: such as ``"cuda:0"`` or ``"cpu"``. Default: an accelerator if there is one.
 
     Yields:
         The record, which grows with each step.

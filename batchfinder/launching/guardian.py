@@ -1,8 +1,8 @@
-"""Keep a launch: start the command, and end every process of it. Needs no batchfinder.
+"""Supervise one launch: start a command and end all of its processes. Imports no batchfinder.
 
 Run as ``python -I -S guardian.py EXIT_FILE COMMAND ...``. Orphans of the command become children of
-this process (PR_SET_CHILD_SUBREAPER), so none is lost, whatever sessions it opens. The command ends
-when standard input does: then its driver wants no more, or has died.
+this process (PR_SET_CHILD_SUBREAPER), so all are found, even those in sessions of their own. The
+command is ended when standard input closes: its driver has closed it, or has died.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import time
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
-LOOK_SECONDS = 0.02
+LOOK_SECONDS = 0.02  # between two looks at the command
 
-# A process that a driver holds in the kernel may take so long to end.
+# How long to wait for processes to end, in seconds. A device driver may hold one in the kernel.
 ENDING_SECONDS = 30.0
 
-NOT_STARTED = 127
+NOT_STARTED = 127  # the exit status of shells for a command that cannot be started
 
 
 def keep(exit_file: str, command: list[str]) -> None:
-    """Run a command to its end or that of standard input; write its exit status to a file."""
+    """Run a command until it ends or standard input closes; write its exit status to a file."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -43,7 +43,7 @@ def keep(exit_file: str, command: list[str]) -> None:
             break
     status = child.poll()
     end_descendants()
-    if os.getppid() != driver:  # it has died, and cannot tidy up
+    if os.getppid() != driver:  # the driver has died, and cannot remove its folder
         shutil.rmtree(Path(exit_file).parent, ignore_errors=True)
     elif status is not None:
         Path(exit_file).write_text(str(status))
@@ -55,7 +55,7 @@ def _restore_signals() -> None:
 
 
 def end_descendants() -> None:
-    """End all of them; first each is stopped, so that none acts on the end of another."""
+    """End all descendants. Stop each first, so that none reacts to the end of another."""
     deadline = time.monotonic() + ENDING_SECONDS
     while time.monotonic() < deadline:
         stopped: set[int] = set()
@@ -74,7 +74,7 @@ def end_descendants() -> None:
 
 
 def descendants(ancestor: int) -> set[int]:
-    """The processes that another one has started, those that they have, and so on."""
+    """Return all descendants of a process: its children, their children, and so on."""
     parents = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():

@@ -1,4 +1,4 @@
-"""One launch: a command with the hook in it, the reports of its processes, and its end."""
+"""Launch a command with the hook, read the reports of its processes, and end it."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from batchfinder.launching.template import Template
 HOOK = Path(__file__).parent / "hook"
 GUARDIAN = Path(__file__).parent / "guardian.py"
 LOOK_SECONDS = 0.02
-# Of what the command prints: enough for a traceback, little where it prints without end.
+# Lines of output that are kept, and bytes of each: enough for a traceback, but bounded.
 KEPT_LINES, KEPT_LINE_LENGTH = 60, 2000
-# Trackers follow runs, and a launch is none.
+# Experiment trackers must not record launches: they are not training runs.
 TRACKERS_OFF = {
     "WANDB_MODE": "disabled",
     "COMET_MODE": "disabled",
     "NEPTUNE_MODE": "debug",
     "CLEARML_OFFLINE_MODE": "1",
     "DISABLE_MLFLOW_INTEGRATION": "TRUE",
-    # Its own memory pool reserves 1 GiB, which counts on the CPU.
+    # Arrow's own memory pool reserves 1 GiB, which counts toward the CPU's limit.
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
 
@@ -43,13 +43,14 @@ class Launch:
     Args:
         template: the command.
         batch_size: the size to run it at.
-        order: limits and patterns for the hook.
+        order: the limits and error patterns for the hook.
         steps: how many steps each process may run, until :meth:`allow` allows more.
-        show_output: whether what it prints goes to standard error.
+        show_output: True to copy the command's output to standard error.
 
     Attributes:
-        exit_status: of the command, once it has ended by itself; negative: the signal.
-        start_error: why it could not be started; "" if it could.
+        exit_status: the command's exit status, once it has ended by itself. A negative number is
+            the signal that ended it.
+        start_error: why the command could not be started; "" if it could.
     """
 
     def __init__(
@@ -75,13 +76,13 @@ class Launch:
         order_file = self._folder / "order.json"
         order_file.write_text(json.dumps({**order, **paths}), encoding="utf-8")
         filled = template.fill(batch_size, self._folder)
-        # Before what is there: this one has to come first, and runs what it hides.
+        # The hook has to come first on the path. It runs the sitecustomize that it hides.
         settings = {**os.environ, **filled.environment}
         python_path = [str(HOOK), settings.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
             **TRACKERS_OFF,
-            # Where PyTorch keeps compiled kernels without the TMPDIR that follows.
+            # PyTorch's usual cache of compiled kernels, which TMPDIR below would move.
             "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR")
             or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}",
             "TMPDIR": str(self._folder / "tmp"),
@@ -89,11 +90,11 @@ class Launch:
             "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
             "BATCHFINDER": "1",
             "BATCHFINDER_RUN": str(order_file),
-            # Read by the .pth file of the wheel, where a Python does not get PYTHONPATH.
+            # For the wheel's .pth file, in case a Python process does not get PYTHONPATH.
             "BATCHFINDER_HOOK": str(HOOK / "sitecustomize.py"),
         }
         self._reports = reports.open(encoding="utf-8")
-        # -I and -S: it starts in 10 ms, and no hook enters it.
+        # With -I and -S it starts in 10 ms and does not load the hook.
         guardian = [sys.executable, "-I", "-S", str(GUARDIAN), str(self._exit_file)]
         self._guardian = subprocess.Popen(
             [*guardian, *filled.arguments],
@@ -109,17 +110,17 @@ class Launch:
 
     @property
     def output(self) -> str:
-        """The last lines that it printed."""
+        """The last lines that the command printed."""
         return b"".join(self._lines).decode(errors="replace")
 
     def allow(self, steps: int) -> None:
-        """Let each process run this many steps in all."""
+        """Let each process run this many steps in total."""
         new = self._folder / "allowed.new"
         new.write_text(str(steps))
         new.replace(self._allowed)
 
     def reports(self) -> Iterator[dict[str, Any] | None]:
-        """What its processes report, until it ends by itself; None: nothing, for a moment."""
+        """Yield reports of the processes until the command ends; None while there is no new one."""
         while True:
             has_ended = self._guardian.poll() is not None
             position = self._reports.tell()
@@ -134,11 +135,11 @@ class Launch:
             time.sleep(LOOK_SECONDS)
 
     def has_python(self, seconds: float) -> bool:
-        """Whether one of its processes has been Python for so long."""
+        """Return True if the command has a Python process that is older than ``seconds``."""
         return any(map(partial(_is_python, seconds), descendants(self._guardian.pid)))
 
     def close(self) -> None:
-        """End every process of it, and remove what it was given. Safe to call twice."""
+        """End every process of the command and remove its folder. Safe to call twice."""
         assert self._guardian.stdin is not None
         self._guardian.stdin.close()
         self._guardian.wait()
@@ -146,7 +147,7 @@ class Launch:
         try:
             status, _, self.start_error = self._exit_file.read_text().partition(" ")
             self.exit_status = int(status)
-        except (OSError, ValueError):  # it was ended
+        except (OSError, ValueError):  # the command was ended, so there is no status
             pass
         self._reports.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -168,7 +169,7 @@ def _is_python(seconds: float, pid: int) -> bool:
         name = (folder / "exe").readlink().name
         started = int((folder / "stat").read_text().rpartition(")")[2].split()[19])
         uptime = float(Path("/proc/uptime").read_text().split()[0])
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return False
     age = uptime - started / os.sysconf("SC_CLK_TCK")
     return name.startswith("python") and age > seconds

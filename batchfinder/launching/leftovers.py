@@ -1,19 +1,19 @@
-"""Files that launches leave in the folder that they run in."""
+"""Find files that launches leave in the folder that they run in."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-# Not looked into: caches, environments and histories, with too many files to compare.
+# Folders that are skipped, like hidden ones: they have too many files to compare.
 _SKIPPED = {"__pycache__", "node_modules", "site-packages"}
-# Beyond this the folder holds data sets, and comparing it takes too long.
+# With more files the folder probably holds data sets, and comparing them takes too long.
 MOST_FILES = 20_000
 _SHOWN = 5
 
 
 def files_in(folder: Path) -> dict[str, int] | None:
-    """The files in a folder and when each was changed; None: there are too many to tell."""
+    """Return each file in a folder with its time of change, in ns; None if there are too many."""
     found: dict[str, int] = {}
     for path, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in _SKIPPED and name[0] != "."]
@@ -29,7 +29,7 @@ def files_in(folder: Path) -> dict[str, int] | None:
 
 
 def left_behind(before: dict[str, int] | None, after: dict[str, int] | None) -> str:
-    """A warning that names what is new or changed; "" if nothing is."""
+    """Return a warning that names new and changed files; "" if there are none."""
     if before is None or after is None:
         return ""
     new = sorted(name for name, changed in after.items() if before.get(name) != changed)

@@ -1,4 +1,4 @@
-"""What every launch of a search has in common."""
+"""The options that all launches of a search share."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from batchfinder.probing.devices.device import DeviceMemory, budget
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What every launch of a search has in common.
+    """The options that all launches of a search share.
 
     Attributes:
-        device: the user's choice; None: the accelerator if there is one, else the CPU.
-        memory_limit: in bytes, as if the device had no more; None: all that is free.
+        device: the user's choice; None for the accelerator if there is one, else the CPU.
+        memory_limit: bytes to use at most; None for all free memory.
         headroom: the fraction of the memory kept free.
-        steps: how many steps a launch runs at least.
-        mode: ``"train"``: steps of optimizers count; else forward passes without gradients.
-        timeout_seconds: how long a launch may report nothing; None: by the launches before.
-        show_output: whether what the script prints goes to standard error.
+        steps: the least number of steps in a launch.
+        mode: ``"train"`` counts optimizer steps; others count forward passes without gradients.
+        timeout_seconds: how long a launch may report nothing; None to learn it from earlier ones.
+        show_output: True to copy the script's output to standard error.
     """
 
     device: str | None = None
@@ -36,7 +36,7 @@ class RunOptions:
 
     @property
     def step(self) -> str:
-        """How the steps that are counted are called."""
+        """The name of a counted step, for messages."""
         return "training step" if self.mode == "train" else "forward pass"
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class RunOptions:
 
 
 def choose_kind(asked: str | None) -> tuple[str, dict[str, str]]:
-    """The kind of device, and the variables that make a script choose it."""
+    """Return the kind of device, and the variables that make a script choose it."""
     if sys.platform != "linux":
         raise DeviceError("batchfinder run needs Linux. Try batchfinder find")
     found = accelerator()
@@ -63,7 +63,7 @@ def choose_kind(asked: str | None) -> tuple[str, dict[str, str]]:
 
 
 def cpu_memory(options: RunOptions, processes: int) -> tuple[DeviceMemory, int]:
-    """The CPU's memory, and what each process may use of it."""
-    memory = replace(CpuDevice().memory(), held_bytes=0)  # that of this process is no matter
+    """Return the CPU's memory, and the budget of each process in bytes."""
+    memory = replace(CpuDevice().memory(), held_bytes=0)  # this process does not train
     budget_bytes = budget(memory, options.memory_limit, options.headroom)
     return memory, budget_bytes if options.memory_limit else budget_bytes // processes

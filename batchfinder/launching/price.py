@@ -1,4 +1,4 @@
-"""The price of a launch: the start of a script, in steps at the size expected."""
+"""The price of a launch: the time to start a script, in steps at the expected size."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from batchfinder.results.memory_model import Phase, fit
 from batchfinder.results.probe import Probe
 from batchfinder.search.plan import Prices
 
-# A clock that is read once a step is no finer.
+# The shortest step, in seconds: a clock that is read once per step is no finer.
 LEAST_SECONDS = 1e-3
 
 
 class LaunchPrice:
-    """Corrects the price of a launch by the seconds of the launches so far.
+    """Correct the price of a launch from the durations of earlier launches.
 
     Args:
-        prices: of the search; its ``launch`` is set.
+        prices: the prices of the search. Their ``launch`` is set.
     """
 
     def __init__(self, prices: Prices) -> None:
@@ -28,7 +28,7 @@ class LaunchPrice:
         self._peaks: dict[int, Mapping[Phase, int]] = {}
 
     def note(self, probe: Probe, record: Record, budget_bytes: int) -> None:
-        """Take note of a launch that fits: its start, its steps, and the size it points to."""
+        """Learn from a launch that fits: its start time, its step time, the size it predicts."""
         if not probe.fits or record.start_seconds is None or probe.step_seconds is None:
             return
         self._starts.append(record.start_seconds)
@@ -41,7 +41,7 @@ class LaunchPrice:
 
 
 def seconds_at(size: int, steps: Mapping[int, float]) -> float:
-    """The seconds of a step at a size, on the line through the smallest and the largest known.
+    """Predict the seconds of a step from the line through the smallest and largest known sizes.
 
     Example:
         >>> seconds_at(100, {1: 0.5, 11: 1.0})

@@ -1,4 +1,4 @@
-"""Tries batch sizes by launching a training script; see ``batchfinder.search.prober.Prober``."""
+"""A prober that launches a training script; see ``batchfinder.search.prober.Prober``."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from batchfinder.search.plan import Prices
 
 
 class LaunchProber:
-    """Tries sizes by launching a script; the first launch, at the smallest, shows the device.
+    """Try sizes by launching a script. The first launch, at the smallest size, shows the device.
 
     Every launch runs the steps of a confirmation, so a size is launched once.
 
     Args:
         template: the command.
-        options: of the launches.
+        options: the options of all launches.
         smallest: the size of the first launch.
-        prices: of the search; gets the price of a launch as the launches show it.
+        prices: the prices of the search. Each launch corrects the price of a launch.
 
     Attributes:
         launched: the probe of each launch, in order.
-        processes: how many processes of this machine train together.
+        processes: the number of processes on this machine that train together.
 
     Raises:
-        BatchFinderError: the first launch shows that the search would be in vain.
+        BatchFinderError: the first launch shows that no search can succeed.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class LaunchProber:
         if verdict.is_too_small:
             raise too_small(size)
         probe = replace(verdict.probe, batch_size=batch_size)
-        # A failure in a later step refutes no probe: every launch is a confirmation.
+        # Every launch is a confirmation, so a failure in a later step refutes no probe.
         return probe if probe.fits else replace(probe, steps=min(1, probe.steps))
 
     def command(self, result: BatchSizeResult) -> str | None:
-        """The command at the answer, for a shell; None where there is no answer."""
+        """Return the command at the answer, for a shell; None if there is no answer."""
         is_answer = result.batch_size and result.status is not Status.FAILED
         return self._template.command(result.batch_size) if is_answer else None
 
@@ -107,7 +107,7 @@ class LaunchProber:
         pass  # each launch ends before the next begins
 
     def conclude(self, result: BatchSizeResult) -> BatchSizeResult:
-        """The result of a search in terms of launches: it may have asked for one twice."""
+        """Return the result with each launch once: the search may have asked for one twice."""
         probes = {probe.batch_size: probe for probe in self.launched}
         size = self._template.allowed(result.batch_size) if result.batch_size else 0
         failure = result.next_failure
@@ -115,7 +115,7 @@ class LaunchProber:
             size_above = self._template.allowed(failure.batch_size)
             failure = NextFailure(size_above, failure.outcome, failure.reason)
         fits = [probe for probe in probes.values() if probe.fits]
-        if result.status is Status.TIME_LIMIT:  # every launch confirms, also where none was asked
+        if result.status is Status.TIME_LIMIT:  # every launch confirms, asked or not
             size = max(size, *(probe.batch_size for probe in fits))
         return replace(
             result,
@@ -128,7 +128,7 @@ class LaunchProber:
         )
 
     def _start(self, size: int) -> None:
-        """Learn from a first launch what trains, and on how much memory."""
+        """Learn from a first launch which device and how many processes train, and the budget."""
         verdict, record = self._launch(size)
         if verdict.is_too_small:
             self._verdicts[size] = verdict
@@ -196,7 +196,7 @@ class LaunchProber:
         return verdict, record
 
     def _note(self, size: int, verdict: Verdict, record: Record) -> None:
-        """Draw the consequences of a launch: for later ones, and for the warnings."""
+        """Record a launch: its price, the batch size that it really had, and its warnings."""
         probe = verdict.probe
         self._price.note(probe, record, self.budget_bytes)
         if probe.fits:

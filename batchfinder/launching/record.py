@@ -1,4 +1,4 @@
-"""The reports of one launch: who trains, what each step needed, what went wrong."""
+"""The reports of one launch: processes that train, the memory of each step, and errors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ class Trainer:
     """One process that trains.
 
     Attributes:
-        watch: of its peaks.
+        watch: decides when its peaks are steady.
         facts: its last report.
-        peaks: of each of its steps, in bytes.
-        allocated: the most that its tensors held.
-        phases: the highest peak of each phase.
+        peaks: the peak of each of its steps, in bytes.
+        allocated: the most bytes that its tensors held.
+        phases: the highest peak of each phase, in bytes.
+        retries: how often the last step flushed the allocator's cache; 0 for the first step.
     """
 
     watch: PeakWatch
@@ -30,9 +31,9 @@ class Trainer:
     retries: int = 0
 
     def note(self, report: dict[str, Any]) -> None:
-        """Take note of one more step."""
+        """Record one more step."""
         self.facts = report
-        # The first step may flush what start-up has left in the cache.
+        # The first step may flush memory that start-up left in the cache.
         self.retries = report["retries"] if self.peaks else 0
         self.peaks.append(report["reserved"])
         self.allocated = max(self.allocated, report["allocated"])
@@ -42,31 +43,31 @@ class Trainer:
 
     @property
     def is_over(self) -> bool:
-        """Whether its peaks are steady, or will not be."""
+        """True once its peaks are steady, or enough steps have run."""
         return self.watch.is_over or len(self.peaks) >= self.watch.most_steps
 
 
 class Record:
-    """What the processes of one launch have reported.
+    """The reports of all processes of one launch.
 
     Args:
-        batch_size: what the script was given.
-        steps: how many each process runs at least.
+        batch_size: the batch size that the script was given.
+        steps: the least number of steps in each process.
         headroom: the fraction of the memory kept free.
-        cpu_budget_bytes: what a step may use on the CPU; None: CUDA trains, and reports its own.
+        cpu_budget_bytes: the budget on the CPU, in bytes; None if CUDA trains and reports its own.
 
     Attributes:
-        trainers: the processes that train, by their id.
-        shapes: of the inputs that their models had.
+        trainers: the processes that train, by their process id.
+        shapes: the shapes of their models' inputs.
         saved: files that the script saved before its last step.
-        is_alive: whether the hook has entered a process.
-        out_of_memory: the first report of that; None while there is none.
-        raised: the first report of an error that the script did not catch.
-        doubtful: the text of an error that may be one of memory.
-        hook_failure: why the hook could not watch a process.
-        heard: when something was reported last.
-        longest_silence: the longest that a report had to be waited for, in seconds.
-        start_seconds: from the start to the end of the first step; None before.
+        is_alive: True once the hook has entered a process.
+        out_of_memory: the first report of an out-of-memory error; None if there is none.
+        raised: the first report of an error that the script did not catch; None if there is none.
+        doubtful: the text of an error that may be an out-of-memory error; "" if there is none.
+        hook_failure: why the hook could not watch a process; "" if it could.
+        heard: the time of the last report, by ``time.monotonic()``.
+        longest_silence: the longest wait for a report, in seconds.
+        start_seconds: seconds from the start to the end of the first step; None before that.
     """
 
     def __init__(
@@ -88,26 +89,26 @@ class Record:
 
     @property
     def processes(self) -> int:
-        """How many processes of this machine train together."""
+        """The number of processes on this machine that train together."""
         told = [int(trainer.facts["processes"]) for trainer in self.trainers.values()]
         return max([1, len(told), *told])
 
     @property
     def steps(self) -> int:
-        """Steps that each of its processes has ended; 0 while one has not begun."""
+        """The number of steps that every process has ended; 0 until all have ended one."""
         if len(self.trainers) < self.processes:
             return 0
         return min(len(trainer.peaks) for trainer in self.trainers.values()) if self.trainers else 0
 
     @property
     def is_over(self) -> bool:
-        """Whether it has shown all that it can."""
+        """True once the launch has shown all that it can."""
         if self.out_of_memory or self.hook_failure:
             return True
         return self.steps > 0 and all(trainer.is_over for trainer in self.trainers.values())
 
     def add(self, report: dict[str, Any]) -> None:
-        """Take note of one report."""
+        """Record one report."""
         now = time.monotonic()
         self.longest_silence = max(self.longest_silence, now - self.heard)
         self.heard, self.is_alive = now, True

@@ -1,4 +1,4 @@
-"""Whether the steps of a script really had the batch size that it was given."""
+"""Check that the steps of a script really had the batch size that it was given."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import enum
 import math
 from collections.abc import Iterable, Sequence
 
-# Where a batch is packed into one row, its elements grow with the size, by this share at least.
+# In a batch packed into one row, the elements grow at least this share as fast as the batch size.
 GROWS = 0.7
 
 
 class Honored(enum.Enum):
-    """What a script made of the batch size that it was given."""
+    """How a script used the batch size that it was given."""
 
     YES = "yes"
     IGNORED = "ignored"
-    """Its inputs are the same at any size."""
+    """Its inputs are the same at every size."""
     CAPPED = "capped"
-    """They stop growing: by the data set, or by a limit of the script."""
+    """Its inputs stop growing, because of the data set or a limit of the script."""
     DIVIDED = "divided"
-    """Each rank gets its share."""
+    """Each rank gets its share of the batch size."""
     UNKNOWN = "unknown"
 
 
 class SizesSeen:
-    """Compares the inputs of launches at several batch sizes.
+    """Compare the inputs of launches at several batch sizes.
 
     Attributes:
-        examples: the most that a step had in the launch noted last.
+        examples: examples in a step of the latest launch: the first dimension of its largest input.
 
     Example:
         >>> seen = SizesSeen()
@@ -43,9 +43,9 @@ class SizesSeen:
         """Compare the inputs at a batch size with those seen before.
 
         Args:
-            batch_size: what the script was given.
-            shapes: of the tensors that its models got.
-            ranks: how many processes train together.
+            batch_size: the batch size that the script was given.
+            shapes: the shapes of its models' inputs.
+            ranks: the number of processes that train together.
         """
         inputs = frozenset(tuple(shape) for shape in shapes if shape)
         if not inputs:
@@ -57,14 +57,14 @@ class SizesSeen:
         dimensions = {length for shape in inputs for length in shape}
         same = [size for size, seen in before.items() if seen == inputs]
         if same:
-            # A dimension of one is found in most inputs, and says nothing.
+            # Most inputs have a dimension of one, so it says nothing.
             is_capped = any(size in ({first} | dimensions - {1}) for size in same)
             return Honored.CAPPED if is_capped and min(same) < batch_size else Honored.IGNORED
         if first == batch_size:
             return Honored.YES
         if ranks > 1 and first * ranks == batch_size:
             return Honored.DIVIDED
-        # Where it was the first dimension before, as in most scripts, no other one counts.
+        # If the first dimension was the size in another launch, no other dimension counts.
         firsts = {size for size, seen in before.items() if size in {shape[0] for shape in seen}}
         if firsts and 1 < first < batch_size:
             return Honored.CAPPED if min(firsts) < batch_size else Honored.UNKNOWN

@@ -1,4 +1,4 @@
-"""The command of ``batchfinder run`` with its placeholders, and what it is at one batch size."""
+"""The command of ``batchfinder run`` with placeholders, and the command at one batch size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from batchfinder.errors import UsageError
 
 BATCH_SIZE, ACCUMULATION, SCRATCH = "batch_size", "accumulation", "scratch"
 NAMES = (BATCH_SIZE, ACCUMULATION, SCRATCH)
-# Where a command is pasted, nothing makes an empty folder for it.
+# The value of {scratch} in a command to paste, for which nothing creates an empty folder.
 SCRATCH_IN_COMMAND = "scratch"
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
@@ -43,7 +43,7 @@ class Template:
         global_batch_size: the product of batch size and accumulation steps; None: no accumulation.
 
     Raises:
-        UsageError: a placeholder is missing, misspelled or superfluous, or a file is.
+        UsageError: a placeholder or a file is missing, misspelled or superfluous.
 
     Example:
         >>> template = Template(["train.py", "--bs={batch_size}"])
@@ -82,14 +82,14 @@ class Template:
             )
 
     def allowed(self, batch_size: int) -> int:
-        """The largest size up to a batch size that divides the global batch size."""
+        """Return the largest size up to ``batch_size`` that divides the global batch size."""
         if self.global_batch_size is None:
             return batch_size
         sizes = range(min(batch_size, self.global_batch_size), 0, -1)
         return next(size for size in sizes if self.global_batch_size % size == 0)
 
     def fill(self, batch_size: int, folder: Path) -> Filled:
-        """The command at one batch size; ``folder`` takes the copies of files and the scratch."""
+        """Return the command at one batch size. ``folder`` gets copies of files and the scratch."""
         values = self._values(batch_size, str(folder / "scratch"))
         arguments = [_replaced(argument, values) for argument in self.arguments]
         for number, name in enumerate(self.files):
@@ -101,7 +101,7 @@ class Template:
         return Filled(arguments, environment)
 
     def command(self, batch_size: int) -> str:
-        """The command at one batch size, for a shell."""
+        """Return the command at one batch size, for a shell."""
         values = self._values(batch_size, SCRATCH_IN_COMMAND)
         arguments = [_replaced(argument, values) for argument in self.arguments]
         lines = []

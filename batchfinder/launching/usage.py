@@ -19,10 +19,10 @@ class GpuUsage:
 
     Attributes:
         name: the GPU's index and name.
-        total_bytes: memory of the GPU.
-        process_bytes: used by the watched processes; None where the driver does not tell, as in
-            most containers.
-        others_bytes: used by everything else; all that is used if ``process_bytes`` is None.
+        total_bytes: the GPU's memory.
+        process_bytes: memory used by the watched processes; None if the driver does not report it,
+            as in most containers.
+        others_bytes: memory used by everything else; all used memory if ``process_bytes`` is None.
     """
 
     name: str
@@ -36,9 +36,9 @@ class Usage:
     """The memory of a process and its descendants.
 
     Attributes:
-        processes: how many there are.
-        host_bytes: their resident memory; pages that they share count once for each.
-        gpus: the GPUs that they use; every GPU if the driver does not tell which.
+        processes: the number of processes.
+        host_bytes: their resident memory, in bytes; shared pages count once for each process.
+        gpus: the GPUs that they use; every GPU if the driver does not report which.
     """
 
     processes: int

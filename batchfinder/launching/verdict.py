@@ -1,4 +1,4 @@
-"""What a launch that has ended says of its batch size."""
+"""Judge an ended launch: did its batch size fit?"""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from batchfinder.probing.devices.oom import NEEDS_MORE_THAN_ONE, classify_text
 from batchfinder.probing.devices.oom_table import Tier
 from batchfinder.results.probe import Outcome, Probe
 
-# Written by torchrun and by torch.multiprocessing, where a rank was killed.
+# What torchrun and torch.multiprocessing print when a rank was killed.
 _KILLED = re.compile(r"exitcode *: -9\b|terminated with signal SIGKILL")
 _SIGKILL = -9
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The probe that a launch amounts to, and what else it says.
+    """The outcome of a launch, as a probe, with further facts about it.
 
     Attributes:
-        probe: how it ended.
-        is_certain: whether one launch is enough to believe it.
-        ended_by_itself: whether the script came to its end before it had run all steps.
-        is_too_small: whether a layer needs more than one example.
-        last_words: what a failed script printed last.
+        probe: the launch as a probe.
+        is_certain: False if the launch has to be repeated before it is believed.
+        ended_by_itself: True if the script ended before it had run all steps.
+        is_too_small: True if a layer needs more than one example.
+        last_words: the last output of a failed script.
     """
 
     probe: Probe
@@ -41,11 +41,11 @@ def judge(
     """Judge a launch.
 
     Args:
-        record: what was reported.
-        exit_status: of the command; None: it was ended.
-        output: the last lines that it printed.
-        hung: why it was ended; "" if it was not.
-        step: how its steps are called.
+        record: the reports of the launch.
+        exit_status: the command's exit status; None if the command was ended.
+        output: the last lines that the command printed.
+        hung: why the command was ended as hung; "" if it was not.
+        step: the name of a counted step, for messages.
     """
     if record.out_of_memory is not None:
         return Verdict(_probe(record, Outcome.OOM, record.out_of_memory["text"]))
@@ -83,7 +83,7 @@ def last_line(text: str) -> str:
 
 
 def _probe(record: Record, outcome: Outcome, note: str) -> Probe:
-    """The probe of a launch, with the readings of the process that limits it."""
+    """Return the probe of a launch, with the readings of the process that limits it."""
     trainers = sorted(record.trainers.values(), key=lambda trainer: int(trainer.facts["rank"]))
     seconds = time.monotonic() - record.started
     steps = min((len(trainer.peaks) for trainer in trainers), default=0)

@@ -1,4 +1,4 @@
-"""Follow the reports of a launch, and give up on one that reports nothing."""
+"""Follow the reports of a launch, and give up if it reports nothing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from batchfinder.launching.options import RunOptions
 from batchfinder.launching.record import Record
 from batchfinder.units import format_seconds
 
-# Without --timeout. The first launch may fetch a data set or compile; later ones are known.
+# Without --timeout, the first launch may be silent for FIRST_SECONDS, to download or compile. Later
+# ones may be silent TIMES_LONGER than the longest silence before, at least LEAST_SECONDS.
 FIRST_SECONDS, LEAST_SECONDS, TIMES_LONGER = 600.0, 60.0, 10.0
 
-# A shell script or a container may take so long until it starts Python; Python itself reports its
-# start within the second time, also on a busy machine.
+# A shell script or a container may need ALIVE_SECONDS to start Python. Python itself reports its
+# start within PYTHON_SECONDS, even on a busy machine.
 ALIVE_SECONDS, PYTHON_SECONDS = 30.0, 3.0
 
 NO_PYTHON = (
@@ -23,10 +24,10 @@ NO_PYTHON = (
 
 
 class Patience:
-    """How long a launch may report nothing, by what the launches before it took.
+    """The limit on a launch's silence, in seconds. It is learned from earlier launches.
 
     Args:
-        options: of the launches.
+        options: the options of all launches.
     """
 
     def __init__(self, options: RunOptions) -> None:
@@ -35,22 +36,22 @@ class Patience:
         self._learns = options.timeout_seconds is None
 
     def learn(self, record: Record) -> None:
-        """Take note of how long a launch reported nothing."""
+        """Learn from how long a launch reported nothing."""
         if self._learns and record.steps:
             self.seconds = max(LEAST_SECONDS, TIMES_LONGER * record.longest_silence)
 
 
 def watch(launch: Launch, record: Record, steps: int, patience: Patience) -> str:
-    """Fill the record of a launch until it has shown all that it can, or has ended.
+    """Record the reports of a launch until it has shown all that it can, or has ended.
 
     Args:
-        launch: as it was started.
-        record: gets its reports.
-        steps: how many the launch may run so far; more are allowed one by one.
-        patience: with it.
+        launch: a started launch.
+        record: gets the reports.
+        steps: the number of steps allowed so far. More are allowed one by one.
+        patience: the limit on its silence.
 
     Returns:
-        Why to end it, where it reports nothing; else "".
+        Why the launch has to be ended, if it reports nothing; else "".
     """
     for report in launch.reports():
         if report is not None:

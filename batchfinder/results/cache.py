@@ -1,8 +1,8 @@
 """The answers of earlier searches, in one SQLite file for all processes of a user.
 
 The file is kept in SQLite's default journal mode, because its write-ahead log does not work on the
-network disks that home folders of clusters are on (https://www.sqlite.org/wal.html). One short
-transaction a search is all there is.
+network disks that home folders of clusters are on (https://www.sqlite.org/wal.html). A search makes
+only one short transaction.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # The number changes with the columns.
 FILE = "answers-1.sqlite3"
 
-# Older answers than these many are forgotten: 5 KB each.
+# The most answers that are kept, of about 5 KB each. Older ones are removed.
 MOST_ANSWERS = 1000
 
 # How long to wait for other processes. Each holds the file for milliseconds.
@@ -46,14 +46,14 @@ _PRUNE = """DELETE FROM answers WHERE key NOT IN (
 
 @dataclass(frozen=True)
 class CachedAnswer:
-    """One row.
+    """A remembered answer: one row of the file.
 
     Attributes:
-        key: of all that the answer depends on.
-        command: that found it, for people.
-        saved: when, in seconds since 1970.
-        facts: what the answer depends on.
-        result: of the search, as plain data.
+        key: the key of everything that the answer depends on.
+        command: the command that found it, for people.
+        saved: the time at which it was found, in seconds since 1970.
+        facts: everything that the answer depends on.
+        result: the result of the search, as plain data.
     """
 
     key: str
@@ -78,7 +78,7 @@ class CachedAnswer:
 
 
 class AnswerCache:
-    """Keeps answers by the key of what they depend on. Many processes may use it at once.
+    """Keep answers by the key of what they depend on. Many processes may use it at once.
 
     Args:
         folder: where the file is. Default: :func:`cache_folder`.
@@ -134,7 +134,7 @@ class AnswerCache:
         """Remove all answers, and a file that is damaged.
 
         Returns:
-            How many there were.
+            The number of answers that there were.
 
         Raises:
             CacheError: the file cannot be written.
@@ -142,7 +142,7 @@ class AnswerCache:
         try:
             count = len(self.answers())
             if count:
-                # Not the file: another process may be about to write to it.
+                # Keep the file: another process may be about to write to it.
                 with self._open() as connection:
                     connection.execute("DELETE FROM answers")
         except CacheError as refusal:
@@ -178,14 +178,14 @@ class AnswerCache:
             raise CacheError("this Python has no sqlite3. Try --no-cache") from None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Without an isolation level, transactions begin where they are said to.
+            # Without an isolation level, transactions begin only at an explicit BEGIN.
             connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
             try:
                 yield connection
             finally:
                 connection.close()
         except (sqlite3.Error, OSError) as error:
-            # Its other kinds tell of a full disk, a lock, a file that may not be written.
+            # Subclasses mean a full disk, a lock, or a file that may not be written: no damage.
             is_damaged = type(error) is sqlite3.DatabaseError
             raise _unusable(self.path, error, is_damaged=is_damaged) from None
 

@@ -23,7 +23,7 @@ class Phase(enum.Enum):
 
     FORWARD is contained in FORWARD_BACKWARD and never needs more. It is measured apart because at
     small batch sizes the gradients may set the peak of the whole and hide the cost per example.
-    VALIDATION follows the step where one was asked for; its batches have a size of their own.
+    VALIDATION follows the step if a validation was requested. Its batches have their own size.
     """
 
     FORWARD = "forward"

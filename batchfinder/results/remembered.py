@@ -10,15 +10,15 @@ from typing import Any
 from batchfinder.results.probe import Probe
 from batchfinder.results.result import BatchSizeResult, Status
 
-# How much the peak of the confirmation may differ from the remembered one. Where readings repeat, a
-# larger difference shows that the training step has changed in a way that the key does not tell,
-# such as what a file says that only the step reads. On the CPU readings of the same step differ by
-# several percent from run to run.
+# How much the peak of the confirmation may differ from the remembered one, as a fraction. If
+# readings repeat, a larger difference shows that the training step has changed in a way that the
+# key does not cover, such as the content of a file that only the step reads. On the CPU, readings
+# of the same step differ by several percent from run to run.
 SAME_PEAK, SAME_PEAK_UNREPEATABLE = 0.01, 0.1
 
-# With less memory than this share of what there was then, the answer is not worth a confirmation.
-# With more memory, the failure above the answer proves nothing; this much is the difference
-# that other processes make.
+# With a budget below this share of the earlier one, the answer is not worth a confirmation. With a
+# larger budget, the failure above the answer proves nothing. The upper shares allow for the
+# difference that other processes make.
 LEAST_BUDGET, MOST_BUDGET, MOST_BUDGET_UNREPEATABLE = 0.95, 1.001, 1.05
 
 
@@ -30,11 +30,11 @@ class Remembered:
         batch_size: the answer.
         status: FOUND or CAPPED.
         saved: when it was found, in ISO 8601.
-        budget_bytes: what a step could use.
-        probes: of that search.
+        budget_bytes: memory that a step could use.
+        probes: the probes of that search.
         failure: the smallest size above the answer that failed; None if none was tried.
-        is_current: whether all that the answer depends on is as it was. If not, the confirmation is
-            no more than the first probe of a new search.
+        is_current: True if everything that the answer depends on is unchanged. If not, the
+            confirmation is only the first probe of a new search.
     """
 
     batch_size: int
@@ -62,18 +62,18 @@ class Remembered:
 
     @staticmethod
     def is_worth_it(result: BatchSizeResult) -> bool:
-        """Whether a result can be remembered: one confirmation must be able to prove it."""
+        """Return True if a result can be remembered: one confirmation must be able to prove it."""
         return result.status in (Status.FOUND, Status.CAPPED) and result.confirmed_steps > 0
 
     def suits(self, budget_bytes: int, *, is_repeatable: bool) -> bool:
-        """Whether the answer is worth a confirmation on so much memory."""
+        """Return True if the answer is worth a confirmation with this budget."""
         most = MOST_BUDGET if is_repeatable else MOST_BUDGET_UNREPEATABLE
         if self.status is Status.CAPPED:
             most = math.inf
         return LEAST_BUDGET <= budget_bytes / self.budget_bytes <= most
 
     def is_proved_by(self, probe: Probe, *, is_repeatable: bool) -> bool:
-        """Whether a confirmation of the batch size proves the answer again."""
+        """Return True if a confirmation of the batch size proves the answer again."""
         then = max((_peak(p) for p in self.probes if p.batch_size == self.batch_size), default=0)
         tolerance = SAME_PEAK if is_repeatable else SAME_PEAK_UNREPEATABLE
         is_same = abs(_peak(probe) - then) <= tolerance * then

@@ -72,11 +72,11 @@ class BatchSizeResult:
         warnings: problems the user should act on, one line each.
         notes: explanations that need no action, one line each.
         estimated_batch_size: the estimate the search started from; None if there was none.
-        throughput: how fast training is at several sizes, and the smallest that is as fast as any;
-            None if it was not measured.
+        throughput: the speed of training at several sizes, and the smallest size that is as fast as
+            any; None if it was not measured.
         mode: ``"train"``; ``"eval"`` or ``"inference"`` for forward passes without training.
-        eval_batch_size: examples of each batch of the validation that followed every step; None if
-            none was asked for.
+        eval_batch_size: examples in each batch of the validation after every step; None without a
+            validation.
         seconds_by_part: seconds of ``loading`` (PyTorch and the target), of waiting for an
             ``estimate``, of the ``steps`` of all probes, of ``restoring`` the training state, and
             of the ``rest``. Empty if not measured.

@@ -1,6 +1,6 @@
-"""How fast training is at several batch sizes, and the smallest one that is as fast as any.
+"""The speed of training at several batch sizes, and the smallest one that is as fast as any.
 
-Pure functions of the seconds that steps took.
+Pure functions of the durations of steps.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ MEDIAN_ERROR = 1.2533
 # The standard deviation is this many times the median deviation, if they are normal.
 NORMAL_DEVIATION = 1.4826
 
-# Times are a floor and a line in the batch size, t^p = floor^p + (slope n)^p: 1 is their sum, large
-# powers their maximum, as on a GPU that small batches do not fill.
+# The time of a step combines a floor and a line in the batch size n: t^p = floor^p + (slope n)^p.
+# Power 1 is their sum. Large powers are their maximum, as on a GPU that small batches do not fill.
 POWERS = (1, 2, 4, 8)
 
-# A curve is used if it is off by no more than this, or this many standard errors.
+# A curve is used if it is off by at most this fraction, or by this many standard errors.
 OFF_CURVE = 0.02
 OFF_ERRORS = 3.5
 
 
 @dataclass(frozen=True)
 class Rate:
-    """How fast training is at one batch size.
+    """The speed of training at one batch size.
 
     Attributes:
         batch_size: examples per device per forward/backward pass.
-        samples_per_second: by the median of the steps, per device.
-        spread: standard deviation of the steps, as a fraction.
-        steps: steps timed, the first of each run aside.
+        samples_per_second: examples per second and device, by the median of the steps.
+        spread: the standard deviation of the steps, as a fraction.
+        steps: the number of timed steps, without the first of each run.
     """
 
     batch_size: int
@@ -53,12 +53,12 @@ class Rate:
 
 @dataclass(frozen=True)
 class Throughput:
-    """How fast training is at several batch sizes.
+    """The speed of training at several batch sizes.
 
     Attributes:
-        rates: by batch size, the smallest first.
-        knee: the smallest of these sizes that is within 2 % of the best rate.
-        is_clear: False if the steps differ too much to tell the knee from one two sizes away.
+        rates: the rate at each batch size, the smallest first.
+        knee: the smallest of these sizes whose rate is within 2 % of the best.
+        is_clear: False if the steps differ too much to distinguish the knee from two sizes away.
     """
 
     rates: tuple[Rate, ...]
@@ -66,7 +66,7 @@ class Throughput:
     is_clear: bool
 
     def rate_at(self, batch_size: int) -> float | None:
-        """Samples per second at a size: measured, or between the sizes measured; else None."""
+        """Return the samples per second at a size, measured or interpolated; None outside."""
         pairs = [(rate.batch_size, rate.samples_per_second) for rate in self.rates]
         below = max((pair for pair in pairs if pair[0] <= batch_size), default=None)
         above = min((pair for pair in pairs if pair[0] >= batch_size), default=None)
@@ -79,7 +79,7 @@ class Throughput:
         return batch_size / seconds
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data, ready for JSON."""
+        """Return the throughput as plain data, ready for JSON."""
         return {**vars(self), "rates": [vars(rate) for rate in self.rates]}
 
 
@@ -87,7 +87,7 @@ def throughput_of(seconds: Mapping[int, Sequence[float]]) -> Throughput:
     """Return the rates and the knee.
 
     Args:
-        seconds: of each step, by batch size; one size at least, each with one step at least.
+        seconds: the duration of each step, by batch size: at least one size with one step each.
 
     Example:
         >>> throughput_of({n: [0.1 + n / 100] * 4 for n in (100, 200, 400, 800)}).knee
@@ -105,9 +105,9 @@ def throughput_of(seconds: Mapping[int, Sequence[float]]) -> Throughput:
 
 
 def _spread(seconds: Mapping[int, Sequence[float]]) -> float:
-    """The standard deviation of all steps around the median of their size, as a fraction.
+    """Return the standard deviation of steps around the median of their size, as a fraction.
 
-    By the median of the deviations: a step that something else has delayed does not count.
+    It comes from the median of the deviations, so a single delayed step does not count.
     """
     deviations: list[float] = []
     for of_size in seconds.values():
@@ -120,7 +120,7 @@ def _spread(seconds: Mapping[int, Sequence[float]]) -> float:
 
 
 def _smoothed(rates: Sequence[Rate]) -> tuple[list[float], float]:
-    """The rates by a curve through them, if there is one, and how much they may be off."""
+    """Return the rates on a curve through them, if one is close enough, and their error."""
     measured = [rate.samples_per_second for rate in rates]
     error = max(rate.error for rate in rates)
     if len(rates) < 4:
@@ -133,7 +133,7 @@ def _smoothed(rates: Sequence[Rate]) -> tuple[list[float], float]:
 
 
 def _fit(rates: Sequence[Rate], power: int) -> list[float]:
-    """The rates on the curve of a power that is nearest to them, by relative least squares."""
+    """Return the rates on the nearest curve with this power, by relative least squares."""
     # In x = n^p, t^p is a line: floor^p + slope^p x. Divided by its t^p, each error is relative.
     xs = [float(rate.batch_size) ** power for rate in rates]
     ys = [(rate.batch_size / rate.samples_per_second) ** power for rate in rates]
@@ -159,12 +159,12 @@ def _fit(rates: Sequence[Rate], power: int) -> list[float]:
 
 
 def _distance(measured: Sequence[float], curve: Sequence[float]) -> float:
-    """The root mean square of relative differences."""
+    """Return the root mean square of the relative differences."""
     squares = ((m / c - 1) ** 2 for m, c in zip(measured, curve, strict=True))
     return math.sqrt(sum(squares) / len(measured))
 
 
 def _knee(rates: Sequence[float], margin: float) -> int:
-    """The place of the first rate within 2 %, and a margin, of the best."""
+    """Return the index of the first rate within 2 %, and a margin, of the best."""
     enough = (1 - AS_FAST - margin) * max(rates)
     return next((i for i, rate in enumerate(rates) if rate >= enough), len(rates) - 1)

@@ -1,6 +1,6 @@
-"""The search: which batch size to try next, and when the answer is proved.
+"""The search: it decides which batch size to try next, and when the answer is proved.
 
-Read ``prober`` (the seam to whatever runs the steps), ``bounds``, ``bracket`` (what was seen),
+Read ``prober`` (the protocol of what runs the steps), ``bounds``, ``bracket`` (what was seen),
 ``belief`` (where the answer may be), ``plan`` (what to try next), ``search``, ``run`` (one search
 from its first probe to its result), then ``conclusion`` and ``remarks``. Imports no torch; may
 import ``results``, ``units`` and ``errors``.

@@ -1,8 +1,8 @@
-"""Where the answer of a search is, by what was read: a mixture of what may be going on.
+"""The belief where a search's answer is: a mixture of hypotheses, given what was read.
 
-Each part is the probability that the answer is at least some size. Verdicts truncate the parts, and
-by Bayes' rule each keeps the weight that they leave of it: a part that was wrong dies, so that a
-model that misleads turns into bisection by itself.
+Each part gives the probability that the answer is at least some size. Verdicts truncate the parts.
+By Bayes' rule, each keeps the weight that the verdicts leave of it. A wrong part loses its weight,
+so a search with a misleading model becomes a bisection by itself.
 
 Weights and distances below were fitted to 48 searches on a simulated H200, which
 ``python scripts/benchmarks/bench_search.py --simulated`` repeats, and to the families of
@@ -20,56 +20,57 @@ from batchfinder.search.bracket import Bracket
 AtLeast: TypeAlias = Callable[[float], float]
 """The probability that the answer is at least some size."""
 
-# A slope is taken between readings at least so far apart, as a share of the larger size; farther
-# where readings differ from run to run, as for what an allocator holds: whole segments.
+# A slope needs two readings, the smaller at no more than this share of the larger size. They have
+# to be farther apart if readings differ from run to run, or if an allocator holds whole segments.
 APART = 0.9
 APART_WHERE_SEGMENTS = 0.5
 
-# How far off the end of a line is, as a share of the way there, if only two readings tell: up to
-# 22 % of the size. Of a bend that three show, no more than this factor is believed.
+# The error of a line's end, as a share of the way there, if it has only two readings: up to 22 % of
+# the size. If three readings show a bend, no more than the factor MOST_BEND is believed.
 UNTOLD_BEND = 0.08
 MOST_BEND = 2.0
 
-# The weight of each part, where the allocator holds no more than its tensors and where it does.
+# The weight of each part, if the allocator holds no more than its tensors, and if it holds more.
 PLAIN = {"exact": 0.62, "served": 0.0, "between": 0.2, "near": 0.1, "more": 0.06}
 FRAGMENTED = {"exact": 0.1, "served": 0.4, "between": 0.2, "near": 0.1, "more": 0.2}
-# Where verdicts do not repeat, steps wander above what a probe read.
+# The weights if verdicts do not repeat: later steps may need more than a probe read.
 WANDERING = {"exact": 0.6, "served": 0.0, "between": 0.1, "near": 0.2, "more": 0.2}
-UNTOLD = 0.02
+UNTOLD = 0.02  # the weight of an answer anywhere
 
-# The answer is hardly ever below this share of what ran, however little probes prove.
+# The answer is hardly ever below this share of the largest size that ran, even if probes prove
+# little.
 LEAST_OF_RAN = 1 / 4
 
-# Where a caching allocator's answer is, as a share of where the tensors' line ends: 0.965 in 20 of
-# 20 searches after a reading at three quarters, and hardly ever above 0.985. Where what it holds
-# shows no holes, they take 4 % at most.
+# The answer with a caching allocator, as a share of the end of the tensors' line. It was 0.965 in
+# 20 of 20 searches after a reading at three quarters, and hardly ever above 0.985. If the
+# allocator's memory shows no holes, they use 4 % at most.
 CACHED, CACHED_DEVIATION = 0.964, 0.006
 MOST_CACHED = 0.985
 PLAIN_CACHED, LEAST_PLAIN = 0.98, 0.96
 
-# In 17 of the 48 the answer is where the line of what the allocator holds ends, to 0.2 %.
+# In 17 of the 48 searches, the answer is the end of the allocator's line, within 0.2 %.
 SERVED, SERVED_DEVIATION = 0.998, 0.002
 
-# Once a confirmation has refuted a probe, this is the likeliest by far.
+# The weight of "more" once a confirmation has refuted a probe: the likeliest part by far.
 MORE_WHEN_REFUTED = 3.0
 
-# What steps need beyond a probe, as a share of the size, in the median.
+# How much more steps need than a probe, as a share of the size, in the median.
 MORE = 0.06
 
-# A confirmation that reads less than this beyond probes reads as they do.
+# A confirmation that reads at most this share more than probes counts as equal to them.
 EXPLAINED = 1 / 200
 
-# How far off an estimate is, as a share of it (scripts/bench_counted_search.py).
+# An estimate's error, as a share of it (scripts/benchmarks/bench_counted_search.py); its weight.
 ESTIMATE_DEVIATION = 0.005
 ESTIMATE = 10
 
 
 class Line(NamedTuple):
-    """Where a line through readings meets the budget.
+    """The end of a line through readings, where it meets the budget.
 
     Attributes:
-        end: the size, not rounded; inf where nothing was seen to rise.
-        error: how far off that may be, in examples.
+        end: the batch size, not rounded; inf if no memory was seen to rise.
+        error: how far off the end may be, in examples.
     """
 
     end: float
@@ -80,11 +81,11 @@ NO_LINE = Line(math.inf, math.inf)
 
 
 class Lines(NamedTuple):
-    """Where memory is going to meet the budget.
+    """The batch sizes at which memory will meet the budget.
 
     Attributes:
-        tensors: the end of what tensors hold.
-        allocator: the end of all that the allocator holds.
+        tensors: the end of the line of what tensors hold.
+        allocator: the end of the line of all that the allocator holds.
     """
 
     tensors: Line
@@ -92,7 +93,7 @@ class Lines(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One thing that may be going on: how likely, where the answer is then, and what is proved."""
+    """One hypothesis: its weight, its distribution of the answer, and the size that is proved."""
 
     weight: float
     at_least: AtLeast
@@ -100,10 +101,10 @@ class Part(NamedTuple):
 
 
 class Belief:
-    """A mixture, truncated by verdicts.
+    """A mixture of hypotheses, truncated by verdicts.
 
     Args:
-        parts: what may be going on.
+        parts: the hypotheses.
         high: the smallest size that failed.
         doubt: the probability that a probe that fits proves nothing.
     """
@@ -114,7 +115,7 @@ class Belief:
         self._mass = self._above(0)
 
     def at_least(self, size: float) -> float:
-        """The probability that the answer is at least this size."""
+        """Return the probability that the answer is at least this size."""
         return self._above(size) / self._mass if self._mass else 0.0
 
     def _above(self, size: float) -> float:
@@ -129,14 +130,14 @@ def line(
 ) -> Line:
     """Extend the line through the largest readings to the budget.
 
-    Where peaks fall with the size, as another kernel is chosen, the next smaller reading gives the
-    slope, and the error says how little that is worth.
+    Peaks may fall with the size, because another kernel is chosen. Then a smaller reading gives the
+    slope, and the error is as large as the way to the end.
 
     Args:
         points: the peak at each size, in bytes.
-        budget_bytes: where the line ends.
-        noise_bytes: added to what was seen to rise, as caution.
-        apart: a slope is taken to a size of at most this share.
+        budget_bytes: the peak at which the line ends.
+        noise_bytes: added to the rise that was seen, as caution.
+        apart: the smaller reading of a slope is at most this share of the larger size.
 
     Example:
         >>> line({1: 110, 5: 150}, 1000).end
@@ -151,14 +152,14 @@ def line(
         return NO_LINE
     base = rising[-1]
     slope = (points[top] - points[base] + noise_bytes) / (top - base)
-    # A smaller budget may end below the largest reading, but not before the slope starts.
+    # With a smaller budget, the line may end below the largest reading, but not below the smaller.
     reach = max((budget_bytes - points[top]) / slope, base - top)
     if base != bases[-1]:
         return Line(top + reach, abs(reach))
     before = [size for size in lower if size <= apart * base]
     if not before or reach <= 0:
         return Line(top + reach, UNTOLD_BEND * abs(reach))
-    # A bend goes on: slopes are a power of the size.
+    # The bend continues: the slope is a power of the size.
     earlier = (points[base] - points[before[-1]]) / (base - before[-1])
     steeper = min(MOST_BEND, max(1 / MOST_BEND, slope / earlier if earlier > 0 else math.inf))
     power = math.log((2 * top + reach) / (top + base)) / math.log(
@@ -169,10 +170,10 @@ def line(
 
 
 def lines_of(known: Bracket, noise_bytes: float = 0) -> Lines:
-    """The lines through what was read, that of the phase that ends first among them.
+    """Return the ends of the lines through the readings; of the phases, the one that ends first.
 
-    Slopes come from probes: a confirmation, from scratch, may read otherwise. If one read more than
-    probes do at its size, the budget counts as smaller by as much.
+    Slopes come from probes, because a confirmation starts from scratch and may read differently. If
+    one read more than probes at its size, the budget counts as smaller by that factor.
     """
     readings = known.fits
     if not known.is_repeatable or len(readings) < 2:
@@ -198,7 +199,7 @@ def lines_of(known: Bracket, noise_bytes: float = 0) -> Lines:
 
 
 def excess(known: Bracket) -> float:
-    """Return how many times as much the largest confirmation read as probes do at its size."""
+    """Return the factor by which the largest confirmation read more than probes at its size."""
     size = max(known.confirmed, default=0)
     readings = known.confirmed[size].phase_peak_bytes if size else {}
     if not readings:
@@ -215,39 +216,39 @@ def excess(known: Bracket) -> float:
 
 
 def around(end: float, deviation: float) -> AtLeast:
-    """The answer is about there.
+    """Return the belief that the answer is near a size.
 
-    No distance is the usual one once it is known to be farther than the deviation: twice as far is
-    half as likely, or a plan would crawl in single steps.
+    Far from it, twice as far is half as likely. With thinner tails, a plan would crawl in single
+    steps once the answer is known to be farther than the deviation.
     """
     return lambda size: 0.5 + math.atan((end - size) / deviation) / math.pi
 
 
 def between(low: float, high: float) -> AtLeast:
-    """The answer is anywhere between the two."""
+    """Return the belief that the answer is anywhere between two sizes."""
     return lambda size: min(1.0, max(0.0, (high - size) / (high - low)))
 
 
 def below(top: float, scale: float) -> AtLeast:
-    """The answer is below: by the scale in the median, as a share, and again without a scale."""
+    """Return the belief that the answer is below a size: by the share ``scale`` in the median."""
     return lambda size: 1 - scale / (scale + 1 - size / top) if size < top else 0.0
 
 
 def anywhere(low: float, high: float) -> AtLeast:
-    """The answer is of any order of magnitude."""
+    """Return the belief that the answer has any order of magnitude between two sizes."""
     width = math.log(high / low)
     return lambda size: min(1.0, math.log(high / size) / width) if size < high else 0.0
 
 
 def believe(known: Bracket, lines: Lines, estimate: float | None = None) -> Belief:
-    """Where the answer is, by the lines through what was read, and by what was tried.
+    """Return the belief where the answer is, by the lines through readings and the sizes tried.
 
     Args:
-        known: what was tried.
-        lines: through its readings.
-        estimate: of the answer, by something else than readings.
+        known: the sizes tried.
+        lines: the ends of the lines through its readings.
+        estimate: an estimate of the answer that does not come from readings; None without one.
     """
-    # A bound that was asked for says nothing: what fits beyond it is answered with the last size.
+    # A requested maximum says nothing about memory: if more would fit, the answer is the maximum.
     least, high = known.unit / 4, known.high if known.failure else math.inf
     low, confirmed = max(known.low, least), max(known.low_confirmed, least)
     bottom = max(low, LEAST_OF_RAN * known.ran)

@@ -1,4 +1,4 @@
-"""Which batch sizes a search may try."""
+"""The batch sizes that a search may try."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any, TypeAlias
 
 from batchfinder.errors import UsageError
 
-# Where nothing runs out and no maximum was given, the search ends here: no optimizer step takes
-# sixteen million examples.
+# The search ends at this size if nothing runs out of memory and no maximum was given: no optimizer
+# step uses sixteen million examples.
 UNLIMITED_BATCH_SIZE = 2**24
 
 Bounds: TypeAlias = tuple[int, int | None, int]
-"""The smallest batch size, the largest or None, and what each is a multiple of."""
+"""The smallest batch size, the largest or None, and the number that divides each size."""
 
 
 def whole_number(name: str, value: Any) -> int:
-    """A number of examples as a plain integer; it may be one of NumPy.
+    """Return a number of examples as a plain integer. NumPy's integers are allowed.
 
     Args:
-        name: of the argument.
-        value: what was given for it.
+        name: the name of the argument.
+        value: the value of the argument.
 
     Raises:
-        UsageError: it is no whole number.
+        UsageError: the value is no whole number.
 
     Example:
         >>> whole_number("multiple_of", 8)
@@ -38,7 +38,7 @@ def whole_number(name: str, value: Any) -> int:
 
 
 def whole_bounds(smallest: Any, largest: Any, multiple_of: Any) -> Bounds:
-    """Bounds as plain integers.
+    """Return bounds as plain integers.
 
     Raises:
         UsageError: one of them is no whole number.
@@ -51,11 +51,11 @@ def whole_bounds(smallest: Any, largest: Any, multiple_of: Any) -> Bounds:
 
 
 def check_bounds(smallest: int, largest: int | None, multiple_of: int) -> tuple[int, int]:
-    """The first and the last size that a search may try.
+    """Return the first and the last size that a search may try.
 
     Args:
         smallest: the smallest size allowed.
-        largest: the largest size allowed; None: :data:`UNLIMITED_BATCH_SIZE`.
+        largest: the largest size allowed; None for :data:`UNLIMITED_BATCH_SIZE`.
         multiple_of: every size tried is a multiple of it.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What a search has seen so far: the largest size that is proved, and the smallest that failed."""
+"""The bracket of a search: the largest size that is proved, and the smallest that failed."""
 
 from __future__ import annotations
 
@@ -7,49 +7,49 @@ from functools import cached_property
 
 from batchfinder.results.probe import Probe
 
-# A confirmation that fails after its first step has seen what no probe does: the optimizer's states
-# are where the activations of that step were.
+# A confirmation that fails after its first step shows what a probe cannot: the optimizer's states
+# now occupy the memory that the activations of the first step had.
 STEPS_LIKE_A_PROBE = 1
 
-# How close the bracket is drawn where the allocator is fragmented, as a share of the size: closer
-# to the limit, sizes that run and sizes that do not alternate (48 simulated searches on an H200,
+# The width of the final bracket if the allocator is fragmented, as a share of the size. Closer to
+# the limit, sizes that run and sizes that do not alternate (48 simulated searches on an H200,
 # scripts/results/search_simulated_gpu.json).
 FRAGMENTED_RESOLUTION = 1 / 100
 
-# Readings of a device that is not repeatable differ from run to run. Where those that were seen do
-# by less than this share, they repeat. Else the bracket is 20 of their differences wide, since
-# a few readings tell little of how much they differ: at most 5 %, the step by which verdicts of a
-# CPU could be told apart (scripts/results/search_cpu.json).
+# Readings of a device that is not repeatable differ from run to run. If they differ by less than
+# REPEATS, as a share, verdicts repeat. Else the final bracket is 20 of their differences wide,
+# since a few readings show little of how much they differ. It is at most 5 % wide, the step by
+# which verdicts of a CPU could be distinguished (scripts/results/search_cpu.json).
 REPEATS = 1 / 1000
 DIFFERENCES = 20
 MOST_RESOLUTION = 1 / 20
 
-# A peak below this share of the budget is not what ended the next size by chance.
+# If the largest size that ran peaks below this share of the budget, the failure is not by chance.
 FAR_FROM_BUDGET = 0.5
 
-# What the allocator holds beyond its tensors, as a share of the budget, that counts as fragmented.
+# The allocator is fragmented if it holds more than this share of the budget beyond its tensors.
 FRAGMENTED = 1 / 200
 
 
 class Bracket:
-    """The sizes between which the answer is, and what was seen of them. It decides nothing.
+    """The sizes between which the answer is, and the probes that show it. It decides nothing.
 
     Args:
         first: the smallest size allowed.
         last: the largest size allowed.
         unit: every size is a multiple of it.
-        budget_bytes: what a step may use.
-        is_repeatable: whether a size that ran one step will run many, in any process.
-        coarseness: how close the bracket is drawn at least, as a share of the size.
+        budget_bytes: memory that a step may use.
+        is_repeatable: True if a size that ran one step will run many, in any process.
+        coarseness: the least width of the final bracket, as a share of the size.
 
     Attributes:
-        fits: the probes that fitted, by size.
-        confirmed: the confirmations that did, by size.
-        failure: the smallest size that failed; None while there is none.
-        is_fragmented: whether the allocator was seen to hold clearly more than its tensors.
-        refuted: the size of the first confirmation that failed where a probe fits; 0 while none
-            did. From then on only confirmations tell.
-        probes: how many ran.
+        fits: the probes that fit, by size.
+        confirmed: the confirmations that fit, by size.
+        failure: the smallest size that failed; None if none has.
+        is_fragmented: True once the allocator was seen to hold clearly more than its tensors.
+        refuted: the size at which a confirmation refuted what probes show; 0 if none has. From then
+            on only confirmations count.
+        probes: the number of probes and confirmations.
 
     Example:
         >>> from batchfinder.results.result import Outcome
@@ -82,33 +82,33 @@ class Bracket:
 
     @property
     def high(self) -> int:
-        """The smallest size that is out: it failed, or is beyond the bounds."""
+        """The smallest size that is excluded: it failed, or is beyond the bounds."""
         return self.failure.batch_size if self.failure else self.last + self.unit
 
     @property
     def low(self) -> int:
-        """The largest size that is proved; one unit below the first one while none is."""
+        """The largest size that is proved; one unit below the first size if none is."""
         proofs = self.confirmed if self.refuted else self.fits | self.confirmed
         return max((size for size in proofs if size < self.high), default=self.first - self.unit)
 
     @property
     def low_confirmed(self) -> int:
-        """The largest size that was confirmed; one unit below the first one while none was."""
+        """The largest size that was confirmed; one unit below the first size if none was."""
         sizes = [size for size in self.confirmed if size < self.high]
         return max(sizes, default=self.first - self.unit)
 
     @property
     def ran(self) -> int:
-        """The largest size below ``high`` that ran, proved or not; 0 while none did."""
+        """The largest size below ``high`` that ran, proved or not; 0 if none did."""
         return max((size for size in self.fits | self.confirmed if size < self.high), default=0)
 
     @property
     def resolution(self) -> int:
-        """How close the bracket is drawn, in examples."""
+        """The width of the final bracket, in examples."""
         return self.resolution_at(self.high) if self.failure else self.unit
 
     def resolution_at(self, size: float) -> int:
-        """How close the bracket would be drawn below a failure at this size."""
+        """Return the width of the final bracket below a failure at this size, in examples."""
         thrashes = self.failure is not None and self.failure.is_thrashing
         is_loose = self.is_fragmented or self.refuted or thrashes
         share = max(self._coarseness, FRAGMENTED_RESOLUTION if is_loose else 0)
@@ -119,7 +119,7 @@ class Bracket:
 
     @property
     def verdicts_repeat(self) -> bool:
-        """Whether a size that ran once is going to run again."""
+        """True if a size that ran once will run again."""
         if self.spread < REPEATS:
             return True
         ran = (self.fits | self.confirmed).get(self.ran)
@@ -128,7 +128,7 @@ class Bracket:
 
     @cached_property
     def spread(self) -> float:
-        """How much readings differ from their neighbors' line, as a share of them."""
+        """The largest difference of a reading from its neighbors' line, as a share of it."""
         readings = self.fits | self.confirmed
         sizes = sorted(size for size in readings if readings[size].phase_peak_bytes)
         if self.is_repeatable or len(sizes) < 3:
@@ -146,20 +146,20 @@ class Bracket:
 
     @property
     def is_tight(self) -> bool:
-        """Whether no size is left to try between the two."""
+        """True if no size is left to try between ``low`` and ``high``."""
         if self.low < self.first:
             return self.high == self.first
         return self.high - self.low <= self.resolution
 
     @property
     def is_closed(self) -> bool:
-        """Whether the answer is known: confirmed, or that even the smallest size fails, twice."""
+        """True if the answer is known: it is confirmed, or even the smallest size failed twice."""
         if self.low in self.confirmed:
             return self.is_tight
         return self.high == self.first and self._failed_when_confirmed
 
     def record(self, probe: Probe, confirm: bool) -> None:
-        """Narrow the bracket by what a probe has shown."""
+        """Narrow the bracket by the outcome of a probe."""
         size = probe.batch_size
         self.probes += 1
         vars(self).pop("spread", None)
@@ -172,7 +172,7 @@ class Bracket:
             return
         grew = probe.steps > STEPS_LIKE_A_PROBE and not probe.is_thrashing
         self._refutations += confirm and (grew or size <= max(self.fits, default=0))
-        # Where verdicts do not repeat, one or two may be chance, but not three.
+        # If verdicts do not repeat, one or two refutations may be chance, but not three.
         if not self.refuted and self._refutations > 2 * (not self.verdicts_repeat):
             self.refuted = size
         self.failure, self._failed_when_confirmed = probe, confirm

@@ -1,4 +1,4 @@
-"""From the probes of a search to its result. Imports no torch."""
+"""Turn the probes of a search into its result. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from batchfinder.results.result import BatchSizeResult, NextFailure, Status
 from batchfinder.search.prober import Prober
 from batchfinder.search.search import Finding
 
-# Probes tell the lines where one ran at this share of the largest size that fitted.
+# Probes alone give the memory model if one ran at this share of the largest size that fits.
 LARGE_ENOUGH = 0.5
 
 
@@ -22,15 +22,15 @@ def conclude(
     warnings: Sequence[str] = (),
     memory_model: MemoryModel | None = None,
 ) -> BatchSizeResult:
-    """The result of a search.
+    """Return the result of a search.
 
     Args:
-        prober: that ran them.
-        probes: in the order in which they ran.
-        finding: what they have shown.
-        seconds: what it took.
-        warnings: what the user should know.
-        memory_model: if something better is known than the lines through the probes.
+        prober: the prober that ran the probes.
+        probes: all probes, in the order in which they ran.
+        finding: how the search ended.
+        seconds: the duration of the search.
+        warnings: the warnings for the user.
+        memory_model: used instead of the lines through the probes; None to fit those.
     """
     answer, failure = finding.answer, finding.failure
     samples = sum(probe.samples or probe.batch_size * probe.steps for probe in probes)
@@ -51,13 +51,13 @@ def conclude(
 
 
 def stopped_early(probes: Sequence[Probe], status: Status) -> Finding:
-    """What the probes of a search that did not end by itself support.
+    """Return what the probes support, if a search did not end by itself.
 
     Args:
-        probes: in the order in which they ran.
-        status: why it ended; after a time limit only confirmed sizes count.
+        probes: all probes, in the order in which they ran.
+        status: why the search ended. After a time limit only confirmed sizes count.
     """
-    # The last verdict on a size counts: a confirmation overrules a probe, whichever failed.
+    # The last verdict on a size counts: a confirmation overrules a probe, whichever of them failed.
     verdicts = {probe.batch_size: probe for probe in probes}
     failed = [size for size, probe in verdicts.items() if not probe.fits]
     failure = min(failed, default=None)
@@ -82,10 +82,11 @@ def _next_failure(probe: Probe) -> NextFailure:
 
 
 def memory_model_of(probes: Sequence[Probe], is_repeatable: bool) -> MemoryModel | None:
-    """The lines through the probes.
+    """Fit the lines through the probes; return None if there are too few.
 
-    Confirmations, from scratch, may lie elsewhere; where verdicts do not repeat, every probe is
-    from scratch. But lines through small sizes alone mislead more.
+    Confirmations start from scratch and may read differently, so probes are preferred. If readings
+    do not repeat, every probe starts from scratch, so confirmations are preferred. Without a large
+    enough size, both are used: lines through small sizes alone mislead more.
     """
     fits = [p for p in probes if p.fits]
     plain = [p for p in fits if not p.confirmed]

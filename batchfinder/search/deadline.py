@@ -1,4 +1,4 @@
-"""Ends a search in time, with a confirmed size if one can be had. Imports no torch."""
+"""End a search in time, with a confirmed size if possible. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from batchfinder.search.bounds import UNLIMITED_BATCH_SIZE
 from batchfinder.search.bracket import Bracket
 from batchfinder.search.plan import Move
 
-# Steps near the limit take a little longer than steps of smaller sizes predict.
+# Plan with this share of the time left: steps near the memory limit take longer than predicted.
 SPENT = 0.8
 
-# Steps that a confirmation may take: 3 where it is steady at once, 6 on the CPU, seldom more.
+# Steps of a confirmation (3 if it is steady at once, 6 on the CPU, seldom more), and of a probe.
 CONFIRM_STEPS, PROBE_STEPS = 6, 2
 
-# A larger size that ends the remaining time has to be larger by this factor, or it is not worth it.
+# A last confirmation that uses up the time is worth it only at a size larger by this factor.
 WORTH = 1.25
 
 
 class Deadline:
-    """Decides before each move whether it still ends in time.
+    """Decide before each move whether it still ends in time.
 
     Args:
         seconds: how long the search may take from now on.
@@ -44,11 +44,11 @@ class Deadline:
         return self._end - time.monotonic()
 
     def note(self, probe: Probe, seconds: float) -> None:
-        """Learn from a probe how long moves take.
+        """Learn from a probe how long moves last.
 
         Args:
-            probe: that has ended.
-            seconds: how long it took, with all that came before its first step.
+            probe: a probe that has ended.
+            seconds: its duration, including everything before its first step.
         """
         if not probe.fits or not probe.step_seconds:
             return
@@ -57,16 +57,16 @@ class Deadline:
         self._step_seconds[probe.batch_size] = probe.step_seconds
 
     def move(self, known: Bracket, wanted: Move) -> Move | None:
-        """Return the move to make instead of the one wanted; None: end the search.
+        """Return the move to make instead of the one wanted; None to end the search.
 
-        While nothing is confirmed, time is kept for the confirmation of the largest size that ran.
+        Until a size is confirmed, time is reserved to confirm the largest size that ran.
 
         Args:
-            known: what the search has seen.
+            known: the bracket of the search.
             wanted: the move that the search would make without a limit.
         """
         if not self._step_seconds:
-            return wanted  # nothing tells how long a step takes
+            return wanted  # no duration of a step is known yet
         left = SPENT * self.seconds_left()
         is_confirmed = known.low_confirmed >= known.first
         reserve = 0.0
@@ -77,7 +77,7 @@ class Deadline:
         size = min(wanted.size if is_confirmed else known.ran, self._largest_within(left))
         size = size // known.unit * known.unit
         if not is_confirmed:
-            # It may be too late for any of them; the smallest one that ran has the best chance.
+            # It may be too late for any size. The smallest one that ran has the best chance.
             ran = [ran for ran in known.fits if ran < known.high]
             size = max(size, min(ran, default=0))
             return Move(size, True) if size >= known.first else None
@@ -88,7 +88,7 @@ class Deadline:
         return self._overhead + steps * self._predict_step(size)
 
     def _predict_step(self, size: int) -> float:
-        """The seconds of a step: on a line through what was seen, in proportion beyond it."""
+        """Predict the seconds of a step: on a line through known sizes, in proportion beyond."""
         smallest, largest = min(self._step_seconds), max(self._step_seconds)
         least, most = self._step_seconds[smallest], self._step_seconds[largest]
         if size >= largest:
@@ -97,7 +97,7 @@ class Deadline:
         return least + rise * max(0, size - smallest)
 
     def _largest_within(self, seconds: float) -> int:
-        """The largest size whose confirmation should end within a time; 0 if none does."""
+        """Return the largest size whose confirmation should end within a time; 0 if none does."""
         low, high = 0, 2 * UNLIMITED_BATCH_SIZE
         while high - low > 1:
             middle = (low + high) // 2
@@ -107,7 +107,7 @@ class Deadline:
 
 
 def deadline_in(seconds: float | None) -> Deadline | None:
-    """Return the deadline that a time limit from now on is; None if there is no limit.
+    """Return the deadline of a time limit that starts now; None if there is no limit.
 
     Raises:
         UsageError: the limit is not a positive number.

@@ -1,4 +1,4 @@
-"""Whether a search starts from an estimate, and from which. Imports no torch."""
+"""Choose the estimate that a search starts from, if any. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from batchfinder.search.prober import Prober
 from batchfinder.search.search import MakeGuess
 
 MakeEstimate: TypeAlias = Callable[[str, int, Bounds], tuple[int | None, list[str]]]
-"""From a device's name and budget to the size expected, None if that cannot be told; and what the
-user should know."""
+"""``estimate(device, budget_bytes, bounds)`` returns the expected size, None if it is unknown, and
+notes for the user."""
 
 
 class HeadStart:
     """The estimate that a search starts from.
 
-    The simulated one is made because the user asks for it. There is none for the CPU: its heap and
-    its libraries take some ten percent beside the tensors, more for some models than for others,
-    and an estimate above the answer costs more probes than it saves.
+    A simulated estimate is made only if the user asks for it. There is none for the CPU, whose heap
+    and libraries use about ten percent beside the tensors, more for some models than for others. An
+    estimate above the answer costs more probes than it saves.
 
     Args:
-        estimate: makes the simulated one; None: the user did not ask for it.
-        rehearse: replays what two small confirmations asked the allocator for, and returns the
-            largest size that fits, or None; None where nothing is recorded.
+        estimate: makes the simulated estimate; None if the user did not ask for it.
+        rehearse: replays the memory requests of two small confirmations, and returns the largest
+            size that fits, or None. Itself None if nothing is recorded.
 
     Attributes:
-        batch_size: the simulated estimate; None while there is none.
-        notes: what the user should know.
+        batch_size: the simulated estimate; None before it is made, or if there is none.
+        notes: notes for the user.
     """
 
     def __init__(
@@ -43,15 +43,15 @@ class HeadStart:
 
     @property
     def rehearses(self) -> bool:
-        """Whether the guess wants two small sizes confirmed first."""
+        """True if two small sizes have to be confirmed before the guess."""
         return self._rehearse is not None and self._estimate is None
 
     def of(self, prober: Prober, bounds: Bounds) -> MakeGuess | None:
-        """What a search asks where the answer may be; None: there is nothing to ask.
+        """Return the function that guesses the answer of a search; None if there is none.
 
         Args:
-            prober: that runs the search.
-            bounds: its smallest size, the largest or None, and what each is a multiple of.
+            prober: the prober of the search.
+            bounds: its smallest size, the largest or None, and the number that divides each.
         """
         estimate = self._estimate
         if estimate is None:

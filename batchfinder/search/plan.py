@@ -1,4 +1,4 @@
-"""What to try next, and whether to confirm it at once: the cheapest way to the answer."""
+"""Plan the cheapest way to the answer: the next size, and whether to confirm it at once."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from batchfinder.search.bracket import Bracket
 # More candidates than this cost time and hardly save steps.
 MOST_CANDIDATES = 30
 
-# What a probe costs beside its steps, in steps at the size expected: without that, a plan would
+# The cost of a probe besides its steps, in steps at the expected size. Without it, a plan would
 # insure itself by many tiny probes.
 OVERHEAD = 0.012
 
 
 @dataclass
 class Prices:
-    """What moves cost, in steps at the size that is tried.
+    """The costs of moves, in steps at the size that is tried.
 
     Attributes:
         confirm: a confirmation that fits.
-        failed_confirm: one that does not.
-        failed_probe: a probe that does not; one that does is a step.
-        refuted: what a confirmation that refutes its probe leaves to be done.
-        launch: what comes on top of each where a process has to start for it, in steps at the size
-            expected. Whoever launches may correct it while a search runs.
-        resolution: how close the bracket is drawn at least, as a share of the size: closer is not
-            worth a move.
+        failed_confirm: a confirmation that fails.
+        failed_probe: a probe that fails. A probe that fits costs one step.
+        refuted: the work that is left after a confirmation has refuted a probe.
+        launch: the extra cost of each move if a process has to start for it, in steps at the
+            expected size. The prober may correct it while a search runs.
+        resolution: the least width of the final bracket, as a share of the size. A narrower one is
+            not worth a move.
     """
 
     confirm: float = 3
@@ -42,17 +42,17 @@ class Prices:
 
 
 class Move(NamedTuple):
-    """What to try next."""
+    """The size to try next, and whether to confirm it."""
 
     size: int
     confirm: bool
 
 
 def candidates(belief: Belief, known: Bracket, high: int) -> list[int]:
-    """The sizes worth a thought, from the largest that is proved to ``high``, which is out.
+    """Return the sizes to consider, from the largest that is proved to ``high``, which is excluded.
 
-    Down from ``high`` they are one resolution apart where that is not too many; else they are where
-    the belief is, each with the one above whose failure would end the search.
+    They are one resolution apart, counted down from ``high``, if that is not too many. Else they
+    are where the belief is, each with the size above it whose failure would end the search.
     """
     low, unit, resolution = known.low, known.unit, known.resolution_at
     step = resolution(high)
@@ -71,20 +71,21 @@ def candidates(belief: Belief, known: Bracket, high: int) -> list[int]:
 
 
 def plan(belief: Belief, known: Bracket, sizes: list[int], prices: Prices) -> Move:
-    """The move with the fewest expected full-size steps.
+    """Return the move with the fewest expected full-size steps.
 
-    By dynamic programming over all brackets of candidates: ``costs[i][j]`` is what it takes from
-    the i-th, which is proved, and the j-th, which failed; if the i-th is not confirmed, and if so.
+    This is dynamic programming over all brackets of candidates. ``costs[i][j]`` is the cost from
+    a bracket to the answer, if the i-th size is proved and the j-th has failed. Its two numbers are
+    for an i-th size that is not confirmed, and for one that is.
 
     Args:
-        belief: where the answer is.
-        known: what was seen.
-        sizes: the candidates, at least three; the first is confirmed, the last one out.
-        prices: of the moves.
+        belief: the belief where the answer is.
+        known: the bracket so far.
+        sizes: the candidates, at least three. The first is proved, the last is excluded.
+        prices: the costs of the moves.
     """
     count = len(sizes)
     shares = [belief.at_least(size) for size in sizes[:-1]] + [0.0]
-    # Each answer counts by its inverse: costs are shares of it.
+    # Each answer is weighted by its inverse, because costs are shares of the answer.
     steps = [
         max(0.0, above - below) / (low + min(high, 2 * max(low, 1)))
         for (above, below), (low, high) in zip(pairwise(shares), pairwise(sizes), strict=True)

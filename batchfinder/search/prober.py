@@ -1,4 +1,4 @@
-"""The seam between the search and whatever runs the steps."""
+"""The protocol between the search and the code that runs the steps."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from batchfinder.results.probe import Probe
 
 
 class Prober(Protocol):
-    """Tries one batch size. The search never knows what stands behind it.
+    """Try one batch size. The search does not know how.
 
     Attributes:
         device: the device's name for people, such as ``"cuda:0 NVIDIA H200"``.
-        capacity_bytes: what the device has; None if it is not known.
-        used_by_others_bytes: what other processes hold of it; None if it is not known.
-        budget_bytes: what a step may use.
-        is_repeatable: whether a size that ran one step will run many, in any process.
-        versions: of what the answer depends on.
-        warnings: what the user should know; may grow with each probe.
+        capacity_bytes: memory of the device; None if unknown.
+        used_by_others_bytes: memory that other processes use; None if unknown.
+        budget_bytes: memory that a step may use.
+        is_repeatable: True if a size that ran one step will run many, in any process.
+        versions: the versions of the software that the answer depends on.
+        warnings: the warnings for the user. There may be more after each probe.
         may_expand: True if the device's allocator has expandable segments, and they are off.
         seconds_by_part: time spent outside the steps so far, such as ``loading``.
     """
@@ -58,14 +58,14 @@ class Prober(Protocol):
             confirm: run several full steps from a fresh allocator, until the peak is steady.
 
         Returns:
-            The outcome; OOM is an outcome, not an exception.
+            The probe. Running out of memory is an outcome, not an exception.
 
         Raises:
-            Exception: what the user's own code raised, in-process.
-            UserCodeError: the same from a worker process.
+            Exception: what the user's own code raised in this process.
+            UserCodeError: what the user's own code raised in a worker process.
         """
         ...
 
     def close(self) -> None:
-        """End every process and give back all memory. Safe to call twice."""
+        """End every process and release all memory. Safe to call twice."""
         ...

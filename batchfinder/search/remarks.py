@@ -13,12 +13,12 @@ from batchfinder.search.prober import Prober
 from batchfinder.search.search import Finding
 from batchfinder.units import format_bytes
 
-# Where the tensors of the answer take less of the budget than this, a tenth of it is of no use.
+# If the answer's tensors use less than this share of the budget, a tenth of it is lost.
 MOSTLY_TENSORS = 0.9
 
-# Tensors from 1 MiB on lie apart and leave no holes; huge pages save part of the time that takes
-# (https://sourceware.org/glibc/manual/latest/html_node/Memory-Allocation-Tunables.html; measured in
-# scripts/results/search_cpu_mapped.json).
+# glibc then maps tensors of 1 MiB or more separately, without holes. Huge pages save some of the
+# cost (https://sourceware.org/glibc/manual/latest/html_node/Memory-Allocation-Tunables.html;
+# measured in scripts/results/search_cpu_mapped.json).
 WITHOUT_HOLES = "glibc.malloc.mmap_threshold=1048576:glibc.malloc.hugetlb=1"
 
 
@@ -31,7 +31,7 @@ def warnings_about(
     may_expand: bool,
     probes: Sequence[Probe] = (),
 ) -> Iterator[str]:
-    """Yield what the user should do something about.
+    """Yield warnings, which ask the user to act.
 
     Args:
         finding: how the search ended.
@@ -39,7 +39,7 @@ def warnings_about(
         max_batch_size: the largest size allowed; None: no limit.
         multiple_of: every size tried is a multiple of this.
         may_expand: the device's allocator has expandable segments, and they are off.
-        probes: all of the search.
+        probes: all probes of the search.
     """
     if finding.status is Status.TIME_LIMIT:
         return
@@ -82,7 +82,7 @@ def warnings_about(
 
 
 def notes_about(finding: Finding, prober: Prober, multiple_of: int) -> Iterator[str]:
-    """Yield what explains the answer, but needs no action: shown with ``-v`` only.
+    """Yield notes that explain the answer but ask for no action. Only ``-v`` shows them.
 
     Args:
         finding: how the search ended.
@@ -105,7 +105,7 @@ def notes_about(finding: Finding, prober: Prober, multiple_of: int) -> Iterator[
                 "fragmented there, so which of them fit is a matter of chance"
             )
     leaks = LEAK_WARNING in prober.warnings
-    # Had it been the tensors themselves, the first step would have failed.
+    # If the tensors themselves were too large, the first step would have failed.
     if finding.failure.steps > 1 and not leaks and _may_leave_the_heap(prober):
         yield (
             "tensors leave holes in the heap, so memory varies from step to step. Larger batches, "
@@ -115,7 +115,7 @@ def notes_about(finding: Finding, prober: Prober, multiple_of: int) -> Iterator[
 
 
 def _used_the_budget(answer: Probe, failure: Probe, prober: Prober) -> bool:
-    """Whether the allocator got most of the budget.
+    """Return True if the allocator got most of the budget.
 
     If not, other processes took the rest, or each step needs more memory than the one before.
     """
@@ -124,7 +124,7 @@ def _used_the_budget(answer: Probe, failure: Probe, prober: Prober) -> bool:
 
 
 def _may_leave_the_heap(prober: Prober) -> bool:
-    """Whether glibc allocates the tensors, by settings that the user has not touched."""
+    """Return True if glibc allocates the tensors, with settings that the user has not changed."""
     environment = ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "LD_PRELOAD")
     return (
         prober.device == "cpu"

@@ -1,4 +1,4 @@
-"""One search with any prober, from its first probe to its result."""
+"""Run one search with any prober, from its first probe to its result."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def run_search(
     remembered: Remembered | None = None,
     measures_throughput: bool = False,
 ) -> BatchSizeResult:
-    """Search with any prober and say what was found.
+    """Search with any prober and return the result.
 
     Args:
         prober: tries the sizes.
         min_batch_size: the smallest size to try.
         max_batch_size: the largest size to try.
-        multiple_of: only multiples of this are tried.
+        multiple_of: every size tried is a multiple of it.
         on_probing: called with the size, and whether it is a confirmation, as each probe begins.
         on_probe: called with each probe as it ends.
-        head_start: the estimate to start from; None: start without one.
-        prices: what probes and confirmations cost; None: those of a search without launches.
-        deadline: ends the search in time; None: there is no limit.
-        remembered: an earlier answer, which is confirmed first and is the answer again if it is
-            proved; None: there is none.
-        measures_throughput: time steps at smaller sizes too, once the answer is known.
+        head_start: the estimate to start from; None to start without one.
+        prices: the costs of moves; None for those of a search without launches.
+        deadline: ends the search in time; None without a limit.
+        remembered: an earlier answer, confirmed first. If the confirmation proves it, it is the
+            answer again. None if there is none.
+        measures_throughput: True to also time steps at smaller sizes once the answer is known.
 
     Returns:
         The result.
@@ -60,7 +60,7 @@ def run_search(
     Raises:
         UsageError: the bounds leave no size to try.
         TimeLimitError: no size was confirmed in time.
-        WorkerError: not even the smallest size runs, and not for lack of memory.
+        WorkerError: not even the smallest size runs, for another reason than memory.
         Exception: whatever the prober raises.
     """
     started = time.monotonic()
@@ -107,7 +107,7 @@ def run_search(
     except BatchTooSmallError:
         if len(probes) > len(seen) or (max_batch_size is not None and max_batch_size < next_size):
             raise
-    if finding is None:  # not above, where each error that follows would be chained to that one
+    if finding is None:  # not above, where later errors would be chained to that one
         finding = search_from(next_size)
     _check(finding, deadline)
     of_the_estimate = head_start.notes if head_start else []
@@ -146,11 +146,11 @@ def _check(finding: Finding, deadline: Deadline | None) -> None:
 def _confirmed_again(
     remembered: Remembered, run: RunProbe, is_repeatable: bool, seen: list[Probe]
 ) -> Finding | None:
-    """What an earlier answer and its confirmation prove; if nothing, ``seen`` gets the latter."""
+    """Confirm an earlier answer. Return None if that does not prove it, and add it to ``seen``."""
     probe = run(remembered.batch_size, True)
     if remembered.is_proved_by(probe, is_repeatable=is_repeatable):
         return Finding(remembered.status, probe, remembered.failure)
-    # A failure in a later step refutes no probe, since none has run.
+    # No probe has run, so a failure in a later step refutes none.
     seen.append(probe if probe.fits else replace(probe, steps=min(1, probe.steps)))
     return None
 
@@ -158,7 +158,7 @@ def _confirmed_again(
 def _timed(
     finding: Finding, run: RunProbe, probes: list[Probe], bounds: Bounds
 ) -> Throughput | None:
-    """How fast training is at sizes up to the answer; None if there is no answer."""
+    """Time training at sizes up to the answer; return None if there is no answer."""
     if finding.answer is None or finding.status not in (Status.FOUND, Status.CAPPED):
         return None
     smallest, _, multiple_of = bounds

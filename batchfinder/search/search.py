@@ -1,8 +1,8 @@
 """The search: probe after probe until the answer is known.
 
-Two small sizes and one at three quarters of what they predict tell where memory runs out. From
-there on a belief says where the answer is (:mod:`~batchfinder.search.belief`), and a plan what to
-try next, and whether to confirm it at once (:mod:`~batchfinder.search.plan`). What is known is a
+Two small sizes, and one at three quarters of what they predict, show where memory runs out. From
+then on a belief says where the answer is (:mod:`~batchfinder.search.belief`). A plan says what to
+try next, and whether to confirm it at once (:mod:`~batchfinder.search.plan`). The search keeps a
 bracket: ``low``, the largest size that is proved, and ``high``, the smallest that failed.
 """
 
@@ -22,43 +22,44 @@ from batchfinder.search.deadline import Deadline
 from batchfinder.search.plan import Move, Prices, candidates, plan
 
 RunProbe: TypeAlias = Callable[[int, bool], Probe]
-"""``run(batch_size, confirm) -> Probe``: what the search does not want to know more of."""
+"""``run(batch_size, confirm) -> Probe``: all that the search knows about running a size."""
 
 MakeGuess: TypeAlias = Callable[[], "int | None"]
-"""``guess() -> batch size``: where the answer may be, by something else than two small sizes that
-have run; None: unknown."""
+"""``guess() -> batch size``: a guess of the answer that does not come from the readings so far, or
+None."""
 
-# Batches are made in host memory, whose end is not tested: no size is more than this many times the
-# largest that has run, where its memory was seen to rise and where it was not.
+# Host memory is not limited, so growth per probe is capped. A size is at most this many times the
+# largest that has run, if the memory was seen to rise, and if it was not.
 MEASURED_GROWTH = 1024
 BLIND_GROWTH = 16
 
 # The second size is at most this many times the first: large enough to show a slope, and cheap.
 SECOND_GROWTH = 64
 
-# The largest of the sizes that are confirmed to be recorded, as a share of what is predicted.
+# The largest size that is confirmed only to record it, as a share of the predicted answer.
 REHEARSED = 1 / 8
 
-# While nothing was read beyond half of what is predicted, a reading at three quarters pays for
-# itself. What small sizes show is trusted to a thousandth of the budget: allocators round.
+# Until a size above half of the predicted answer has run, a reading at three quarters pays for
+# itself. Small sizes are trusted to a thousandth of the budget, because allocators round.
 CLOSE = 0.5
 APPROACH = 0.75
 NOISE = 1 / 1000
 
-# A confirmation on the CPU runs six steps (probing/steadiness.py), about four where it fails. Where
-# a size only runs by flushing the allocator's cache it runs three, and two in a probe.
+# A confirmation on the CPU runs six steps (probing/steadiness.py), about four if it fails. If a
+# size only runs by flushing the allocator's cache, a confirmation runs three steps, and a probe
+# two.
 PRICES = Prices()
 UNREPEATABLE_PRICES = Prices(confirm=6, failed_confirm=4)
 THRASHING_CONFIRM, THRASHING_PROBE = 3, 2
 
-# What a search may take beyond the probes that bisection needs; then it bisects.
+# The probes that a search may use beyond those that bisection needs. After that it bisects.
 SPARE_PROBES = 8
 
-# Where no maximum was given, after this many probes without a failure sizes grow by this factor:
-# with the bisection that follows, that keeps within the bound above.
+# Without a maximum, sizes grow by this factor after this many probes without a failure. Together
+# with the bisection that follows, this keeps within the bound above.
 OPEN_PROBES = 12
 OPEN_GROWTH = 4
-OVERSHOOT = 1.1
+OVERSHOOT = 1.1  # times the predicted answer: a size that should fail
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,9 @@ class Finding:
 
     Attributes:
         status: how it ended.
-        answer: the confirmation at the answer; of a search that was stopped early, the largest
-            that ran; None if nothing fits.
-        failure: the smallest size that failed; None if none was tried.
+        answer: the confirmation at the answer. If the search was stopped early, the largest size
+            that ran. None if nothing fits.
+        failure: the smallest size that failed; None if none did.
     """
 
     status: Status
@@ -94,32 +95,32 @@ def search(
     """Find the largest batch size that fits.
 
     Args:
-        run: runs one size and says how it ended.
-        budget_bytes: what a step may use; guides the belief.
+        run: runs one size and returns its probe.
+        budget_bytes: memory that a step may use. It guides the belief.
         smallest: the smallest size allowed.
-        largest: the largest size allowed; None: 16 million.
+        largest: the largest size allowed; None for 16 million.
         multiple_of: every size tried is a multiple of it.
-        is_repeatable: whether a size that ran one step will run many, in any process. If not, how
-            much readings differ decides how close the answer is drawn.
-        guess: asked once where the answer may be, when two sizes have run; confirmed next.
-        rehearses: confirm these two, for the guess to know what confirmations ask for.
-        prices: of each move; default: a confirmation takes 3 steps, or 6 if not repeatable.
+        is_repeatable: True if a size that ran one step will run many, in any process. If not, the
+            differences between readings decide how wide the final bracket is.
+        guess: called when two sizes have run, to guess the answer. The guess is confirmed next.
+        rehearses: True to confirm these two sizes, so that the guess can use their recordings.
+        prices: the costs of moves. Default: a confirmation costs 3 steps, or 6 if not repeatable.
         confirmed: confirmations that ran before.
         deadline: ends the search in time, with the largest size confirmed by then; None if there
             is none.
 
     Returns:
-        The confirmed answer, and the failure one unit above it unless the answer is the last size
-        allowed. The answer may be 1/100 of the failure below that where the allocator is fragmented
-        or a confirmation refuted a probe, and up to 1/20 where readings differ from run to run.
+        The confirmed answer, and the failure one unit above it, unless the answer is the last size
+        allowed. The failure may be farther above: 1/100 of its size if the allocator is fragmented
+        or a confirmation refuted a probe, up to 1/20 if readings differ from run to run.
 
-        Nothing fits only where the smallest size failed when confirmed, and when probed unless it
-        had run then, since the failure of one process may be chance. No size was probed twice or
-        confirmed twice; none was outside the bounds.
+        Nothing fits only if the smallest size failed in a confirmation, and in a probe unless that
+        one ran, because the failure of one process may be chance. No size is probed twice or
+        confirmed twice, and none is outside the bounds.
 
-        With ``n`` sizes allowed there were at most ``log2(n) + 8`` probes, and a few more where no
-        maximum was given. Where a confirmation refutes a probe, the search starts over below it,
-        with confirmations only, under the same limit.
+        With ``n`` sizes allowed there are at most ``log2(n) + 8`` probes, or a few more without a
+        maximum. If a confirmation refutes a probe, the search starts over below it, with
+        confirmations only, under the same limit.
 
     Raises:
         UsageError: the bounds leave no size to try.
@@ -152,16 +153,16 @@ def search(
             move = _rehearsal(known) or move
         if move is None and guess is not None and known.failure is None:
             estimate = guess()
-            # What tensors take leaves no room for more than is predicted; recordings know better.
+            # The tensors' line leaves no room for a larger answer, but recordings know better.
             most = known.high if rehearses else min(known.high, lines_of(known).tensors.end + 1)
             if estimate is not None and rehearses and known.low == estimate in known.confirmed:
-                # The size above: what was recorded tells it from this one, a probe does not.
+                # Confirm the size above: recordings distinguish it from this one, a probe does not.
                 move = _at(known, estimate + known.resolution_at(estimate), confirm=True)
             elif estimate is not None and known.low < estimate < most:
                 move = _at(known, estimate, confirm=True)
             else:
                 estimate = None
-            # Recordings of a larger size tell more.
+            # Guess again later: recordings of a larger size are more exact.
             guess = guess if rehearses and estimate is not None else None
         move = move or _planned(known, prices, estimate, is_open=largest is None)
         if deadline is not None:
@@ -177,21 +178,21 @@ def search(
 
 
 def _opening(known: Bracket, *, is_open: bool) -> Move | None:
-    """The next move where there is nothing to weigh."""
+    """Return the next move if there is nothing to weigh, else None."""
     if not known.ran or known.high == known.first:
         return Move(known.first, known.high == known.first or known.first == known.last)
     if known.is_tight:
         return Move(known.low, True)
     readings = known.fits | known.confirmed
     if len(readings) == 1 and known.failure is None:
-        # Were all of the first peak due to its samples, this many times as many would fill the
-        # budget; some of it never is, so twice that likely fits and is still cheap.
+        # If the first peak came from its examples alone, ``budget / peak`` times as many would fill
+        # the budget. Some of it never does, so twice that size likely fits, and is still cheap.
         peak = max(readings[known.ran].phase_peak_bytes.values(), default=0) or 1
         growth = min(max(2 * known.budget_bytes / peak, 2), SECOND_GROWTH)
         return _at(known, known.ran * growth)
     spare = _spare_probes(known, is_open=is_open)
     if spare == 0 and known.failure is None and not is_open:
-        # Bisection up to a bound that was asked for would cost far more than one that should fail.
+        # Bisection up to a requested maximum would cost far more than one size that should fail.
         end = lines_of(known).tensors.end
         return _at(known, OVERSHOOT * max(end, known.ran)) if math.isfinite(end) else None
     if spare < 0:
@@ -201,10 +202,10 @@ def _opening(known: Bracket, *, is_open: bool) -> Move | None:
 
 
 def _rehearsal(known: Bracket) -> Move | None:
-    """The next of two or three small sizes to confirm, for their requests to be recorded.
+    """Return the next of two or three small sizes to confirm, so that their requests are recorded.
 
-    The larger, the more alike steps are to those at the answer; at an eighth of what is predicted,
-    all that is recorded costs less than a full-size step.
+    Steps of larger sizes are more like those at the answer. At an eighth of the predicted answer,
+    all recorded steps together cost less than a full-size step.
     """
     if known.failure is not None or not known.ran or known.first == known.last:
         return None  # nothing can be recorded, or needs to be
@@ -229,7 +230,7 @@ def _rehearsal(known: Bracket) -> Move | None:
 
 
 def _planned(known: Bracket, prices: Prices, estimate: int | None, *, is_open: bool) -> Move:
-    """The next move by belief and plan."""
+    """Return the next move, by belief and plan."""
     lines, ran = lines_of(known), known.ran
     end, error = lines.tensors
     growth = BLIND_GROWTH if math.isinf(end) else MEASURED_GROWTH
@@ -258,7 +259,7 @@ def _planned(known: Bracket, prices: Prices, estimate: int | None, *, is_open: b
 
 
 def _at(known: Bracket, size: float, *, confirm: bool = False) -> Move:
-    """A move to a size inside the bracket; a confirmation where a probe would be in vain."""
+    """Return a move to a size inside the bracket; a confirmation if a probe would not help."""
     on_grid = math.floor(min(size, known.high) / known.unit) * known.unit
     on_grid = min(max(on_grid, known.low + known.unit), known.high - known.unit)
     would_end = known.high - on_grid <= known.resolution
@@ -270,8 +271,8 @@ def _bisect(known: Bracket) -> Move:
 
 
 def _spare_probes(known: Bracket, *, is_open: bool) -> float:
-    """How many may teach nothing, so that bisection still finishes in time; below 0: none."""
-    if known.failure is None and is_open:  # what sizes grow towards is no bound yet
+    """Return how many probes may be wasted before bisection has to start; below 0 if none may."""
+    if known.failure is None and is_open:  # there is no upper bound yet
         return OPEN_PROBES - known.probes
 
     def halvings(low: int, high: int, width: int) -> int:

@@ -1,4 +1,4 @@
-"""Which sizes to time once the answer is known, for the knee of the throughput."""
+"""Time sizes below a known answer, to find the knee of the throughput."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from batchfinder.results.probe import Probe
 from batchfinder.results.throughput import Throughput, throughput_of
 from batchfinder.search.search import RunProbe
 
-# Sizes go down by this factor, while training is not this much slower than at its best.
+# Sizes go down by the factor DOWN until the rate is below the share SLOWER of the best rate.
 DOWN = 2
 SLOWER = 0.85
 MOST_SIZES = 6
 
-# Two neighbors that are further apart than this get one between them.
+# One more size is timed between two neighbors if their ratio is above this.
 APART = 1.6
 
 
@@ -28,12 +28,12 @@ def measure_throughput(
 ) -> Throughput | None:
     """Time training steps at sizes below the answer of a search, and find the knee.
 
-    Readings that the search has already made are used. The rest costs at most as much as it did.
+    Readings of the search are used again. The new ones cost at most as much as the search did.
 
     Args:
-        run: runs one size; every one below the answer should fit.
-        probes: of the search.
-        answer: its batch size.
+        run: runs one size. Every size below the answer should fit.
+        probes: the probes of the search.
+        answer: the batch size that it found.
         smallest: the smallest size allowed.
         multiple_of: every size timed is a multiple of it.
 
@@ -63,7 +63,7 @@ def measure_throughput(
 
 
 def _note(probe: Probe, seconds: dict[int, list[float]]) -> bool:
-    """Keep a probe's readings but for the first, in which kernels are chosen and memory is got."""
+    """Keep a probe's readings except the first, which chooses kernels and allocates memory."""
     batches = max(1, round((probe.samples or 1) / (probe.steps * probe.batch_size)))  # of a step
     readings = [second / batches for second in probe.steps_seconds[1:]]
     is_of_use = probe.fits and probe.confirmed and bool(readings)
@@ -73,7 +73,7 @@ def _note(probe: Probe, seconds: dict[int, list[float]]) -> bool:
 
 
 def _next_size(seconds: dict[int, list[float]], smallest: int, multiple_of: int) -> int | None:
-    """The next size to time; None if enough are known."""
+    """Return the next size to time; None if enough are known."""
     known = throughput_of(seconds)
     rates = [rate.samples_per_second for rate in known.rates]
     sizes = [rate.batch_size for rate in known.rates]

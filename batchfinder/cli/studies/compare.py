@@ -122,7 +122,7 @@ def compare(
 
 
 def _measured(study: Study) -> tuple[Comparison, int]:
-    """Measure, and return the rows that there are even if it is cut short; and the exit status."""
+    """Measure; return the comparison, even if it is cut short, and the exit status."""
     rows: list[StrategyRow] = []
 
     def on_end(row: StrategyRow) -> None:

@@ -1,1 +1,1 @@
-"""A folder for PYTHONPATH that enters every Python process of a launch."""
+"""A folder for PYTHONPATH. Its files run in every Python process of a launch."""

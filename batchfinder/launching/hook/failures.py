@@ -1,4 +1,4 @@
-"""Errors of memory that a script may swallow, and those that it dies of. Needs no batchfinder."""
+"""Report errors that a script may swallow, and errors that end it. Imports no batchfinder."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 
 _LAST_LINES = 40
 
-# An attribute of errors that were reported.
+# Marks errors that were reported.
 SEEN = "_batchfinder_seen"
 
 
 class Failures:
-    """Reports errors; one that is certainly of memory lets the script do nothing more.
+    """Report errors. A certain out-of-memory error stops the script until the launch is ended.
 
     Args:
-        torch: the module.
-        order: the patterns of such errors: certain ones, and doubtful ones.
+        torch: the PyTorch module.
+        order: the patterns of out-of-memory errors, ``certain`` ones and ``doubtful`` ones.
         report: ``report(event, **facts)``.
         memory: reads the memory.
     """
@@ -33,17 +33,17 @@ class Failures:
         self._doubtful = re.compile("|".join(order["doubtful"]), re.MULTILINE)
 
     def install(self) -> None:
-        """Watch the allocator of CUDA, and what no one catches."""
+        """Watch CUDA's allocator and errors that the script does not catch."""
         torch = self._torch
         if torch.version.cuda or torch.version.hip:
-            # It reaches the devices that exist: those of a CUDA that has been initialized.
+            # An observer only reaches devices that exist, so CUDA has to be initialized first.
             attach = torch._C._cuda_attach_out_of_memory_observer
             torch.cuda._lazy_call(lambda: attach(self._ran_out))
         sys.excepthook = self._excepthook(sys.excepthook)
         threading.excepthook = self._thread_excepthook(threading.excepthook)
 
     def look_at(self, error: BaseException) -> None:
-        """Report an error that the script may swallow, if it is one of memory."""
+        """Report an error that the script may swallow, if it is an out-of-memory error."""
         if getattr(error, SEEN, False):
             return
         setattr(error, SEEN, True)
@@ -55,8 +55,8 @@ class Failures:
             self._report("doubtful", text=match.group())
 
     def _ran_out(self, device: int, requested: int, total: int, free: int) -> None:
-        """Called by the allocator, also where the script goes on as if nothing had happened."""
-        if self._torch.backends.cudnn.benchmark:  # it tries what it may not get, and goes on
+        """Report the allocator's out-of-memory error, even if the script would swallow it."""
+        if self._torch.backends.cudnn.benchmark:  # it tries more than fits, and goes on
             return
         self._memory.train_on(self._torch.device("cuda", device))
         self._fail(f"CUDA out of memory. Tried to allocate {requested} bytes")

@@ -1,4 +1,4 @@
-"""The memory of a process that trains: a limit on it, and its peaks. Needs no batchfinder."""
+"""Limit the memory of a process that trains, and read its peaks. Imports no batchfinder."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 RESET_HIGH_WATER_MARK = "5"
 
-# Context, kernels and library handles of one process on CUDA (probing/devices/cuda.py).
+# Memory of a process's CUDA context, kernels and library handles (probing/devices/cuda.py).
 CONTEXT_BYTES = 512 * 1024**2
 
 
 class Memory:
-    """Limits and reads the memory of this process: the CPU's, or that of one CUDA device.
+    """Limit and read the memory of this process, on the CPU or on one CUDA device.
 
     Args:
-        torch: the module.
-        order: the limits of the launch; ``cpu_budget_bytes`` is set where the CPU trains.
+        torch: the PyTorch module.
+        order: the limits of the launch. ``cpu_budget_bytes`` is set if the CPU trains.
 
     Attributes:
-        facts: the device, once it is known.
+        index: the index of the CUDA device that trains; None if the CPU does, or none is known.
+        facts: the device's name and memory, once it is known.
     """
 
     def __init__(self, torch: ModuleType, order: dict[str, Any]) -> None:
@@ -41,7 +42,7 @@ class Memory:
         self.facts: dict[str, Any] = {}
 
     def limit(self) -> None:
-        """Set the limits, as soon as there is something to limit."""
+        """Limit the CPU now, and CUDA when it is initialized."""
         self.limit_cpu()
         os.register_at_fork(after_in_child=self._lift)
         if self._torch.version.cuda or self._torch.version.hip:
@@ -49,23 +50,23 @@ class Memory:
         self.reset()
 
     def limit_cpu(self) -> None:
-        """Limit this process on the CPU, again in a fork that turns out to train."""
+        """Limit this process on the CPU. A fork that turns out to train is limited again."""
         if self._cpu_budget is not None:
             limits = (self._cpu_budget, self._limits_before[1])
             resource.setrlimit(resource.RLIMIT_DATA, limits)
 
     def _lift(self) -> None:
-        # Forks are workers of a loader, mostly, which may hold what they like.
+        # Most forks are workers of a DataLoader. Their memory is not limited.
         if self._cpu_budget is not None:
             resource.setrlimit(resource.RLIMIT_DATA, self._limits_before)
 
     def _limit_first_device(self) -> None:
-        # Not the current device: that of another rank would get a context of this process.
+        # Not the current device: if it is another rank's, this process would add a context there.
         count = self._torch.cuda.device_count()
         self.limit_cuda(int(os.environ.get("LOCAL_RANK", "0")) % max(1, count))
 
     def limit_cuda(self, index: int) -> None:
-        """Make the caching allocator of a device run out at the budget."""
+        """Let the caching allocator of a device run out of memory at the budget."""
         if index in self._limited:
             return
         cuda, order = self._torch.cuda, self._order
@@ -87,7 +88,7 @@ class Memory:
         }
 
     def guess_device(self) -> None:
-        """Note the device of a script that has no optimizer to tell it."""
+        """Note the device of a script without an optimizer: CUDA if it is initialized."""
         cuda = self._torch.cuda
         self.train_on(self._torch.device("cuda" if cuda.is_initialized() else "cpu"))
 
@@ -102,11 +103,11 @@ class Memory:
             self.facts = {"device": device.type}
 
     def reset(self) -> None:
-        """Begin a new peak."""
+        """Start a new peak."""
         if self.index is not None:
             self._torch.cuda.reset_peak_memory_stats(self.index)
             return
-        # Where a container forbids it, the mark only ever rises.
+        # Some containers forbid the reset. Then the mark only rises.
         with contextlib.suppress(OSError):
             CLEAR_REFS.write_text(RESET_HIGH_WATER_MARK)
         status = _status()
@@ -114,11 +115,11 @@ class Memory:
         self._uncounted = status["VmSize"] - status["VmData"]
 
     def peaks(self) -> tuple[int, int]:
-        """The most held by tensors and by the allocator since :meth:`reset`, in bytes."""
+        """Return the most bytes that tensors and the allocator held since :meth:`reset`."""
         if self.index is not None:
             cuda = self._torch.cuda
             return cuda.max_memory_allocated(self.index), cuda.max_memory_reserved(self.index)
-        status = _status()  # as probing/devices/cpu.py reads it
+        status = _status()  # read as in probing/devices/cpu.py
         peak = status["VmHWM"] + status["VmData"] - status["VmRSS"]
         uncounted = status["VmSize"] - status["VmData"]
         if status["VmPeak"] > self._mapped_peak and uncounted <= self._uncounted:
@@ -127,7 +128,7 @@ class Memory:
         return peak, peak
 
     def identity(self) -> dict[str, Any]:
-        """Who this process is among those that train, and on what."""
+        """Return the process's rank, its versions, and the facts about its device."""
         torch = self._torch
         distributed = torch.distributed
         rank, world_size = 0, 1
@@ -145,14 +146,14 @@ class Memory:
         }
 
     def allocation_retries(self) -> int:
-        """How often the allocator has flushed its cache to find room."""
+        """Return how often the allocator has flushed its cache to find room."""
         if self.index is None:
             return 0
         return int(self._torch.cuda.memory_stats(self.index).get("num_alloc_retries", 0))
 
 
 def _status() -> dict[str, int]:
-    """The sizes in /proc/self/status, in bytes."""
+    """Read the sizes in /proc/self/status, in bytes."""
     sizes = {}
     for line in STATUS.read_text().splitlines():
         name, _, rest = line.partition(":")

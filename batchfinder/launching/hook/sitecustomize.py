@@ -1,8 +1,9 @@
-"""Run at the start of every Python process of a launch; act once PyTorch has been imported.
+"""Enter every Python process of a launch, and install the hook once PyTorch is imported.
 
-Python imports the first ``sitecustomize`` on its path. This one runs the one that it hides, then
-leaves ``sys.path``, so that no module of the script is hidden. Where PYTHONPATH is ignored or
-replaced, ``batchfinder_run.pth`` of the wheel runs this file. Nothing here may end the script.
+Python imports the first ``sitecustomize`` on its path. This one leaves ``sys.path``, so that it
+hides no module of the script, then runs the ``sitecustomize`` that it has hidden. If PYTHONPATH is
+ignored or replaced, the wheel's ``batchfinder_run.pth`` runs this file. Nothing here may end the
+script.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ HERE = str(Path(__file__).parent)
 ORDER = "BATCHFINDER_RUN"
 ENTERED = "_batchfinder_hook"
 
-# How often a process that waits looks whether it may go on.
+# Seconds after which a waiting process checks again whether it may go on.
 LOOK_SECONDS = 0.01
 
 
 class Reports:
-    """Appends lines of JSON to one file for all processes: launchers close inherited pipes."""
+    """Append lines of JSON to one file for all processes: launchers close inherited pipes."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def __call__(self, event: str, **facts: Any) -> None:
-        """Append one line; a single write in append mode never mixes with another's."""
+        """Append one line. A single write in append mode never mixes with another process's."""
         line = json.dumps({"event": event, "pid": os.getpid(), **facts}, default=str) + "\n"
         try:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
@@ -47,16 +48,16 @@ class Reports:
             os.close(descriptor)
 
     def pause(self) -> None:
-        """Wait for a moment; end at once where the launch is over and nothing has ended this."""
+        """Wait for a moment. End this process at once if the launch is over and has left it."""
         time.sleep(LOOK_SECONDS)
         if not Path(self._path).exists():
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 class AfterTorch(importlib.abc.MetaPathFinder):
-    """Loads PyTorch as it is loaded otherwise, then installs the hook.
+    """Let PyTorch load as usual, then install the hook.
 
-    It acts on loading, not on finding: Transformers looks for PyTorch without importing it.
+    The hook waits for the loading, because Transformers looks for PyTorch without importing it.
     """
 
     def __init__(self, order: dict[str, Any], report: Reports) -> None:
@@ -66,7 +67,7 @@ class AfterTorch(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Let the other finders find PyTorch, and follow the loader that they name."""
+        """Let the other finders find PyTorch, and install the hook after their loader."""
         if name != "torch" or self._is_looking:
             return None
         self._is_looking = True
@@ -92,12 +93,12 @@ class AfterTorch(importlib.abc.MetaPathFinder):
             memory = load("memory").Memory(torch, self._order)
             failures = load("failures").Failures(torch, self._order, self._report, memory)
             load("steps").Steps(torch, self._order, self._report, memory, failures).install()
-        except Exception as error:  # noqa: BLE001 - the script must run on whatever it is
+        except Exception as error:  # noqa: BLE001 - the script must run on in any case
             self._report("hook_failed", text=f"{type(error).__name__}: {error}")
 
 
 def load(name: str) -> Any:
-    """Load a file of this folder under a name that no script has."""
+    """Load a file of this folder under a name that no script uses."""
     full = f"_batchfinder_hook_{name}"
     spec = importlib.util.spec_from_file_location(full, f"{HERE}/{name}.py")
     assert spec is not None
@@ -116,7 +117,7 @@ def run_hidden() -> None:
 
 
 def enter() -> None:
-    """Start watching this process, if it belongs to a launch."""
+    """Start to watch this process, if it belongs to a launch."""
     sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder or ".") != HERE]
     if ENTERED in sys.modules:
         return

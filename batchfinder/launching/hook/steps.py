@@ -1,4 +1,4 @@
-"""The training steps of a process: counted, measured, and ended. Needs no batchfinder."""
+"""Count and measure the training steps of a process. Imports no batchfinder."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# An optimizer that exists and never steps is waited for no longer than this many times the steps.
+# Some optimizers never step. The hook waits for them at most this many times the allowed steps.
 MOST_WAITING = 5
 
-# Shapes of inputs to report for one step: a model may be called many times.
+# The most input shapes in one report: a step may call a model many times.
 MOST_SHAPES = 20
 
 
 class Steps:
-    """Counts the optimizer steps of this process, reports each, and waits after the last allowed.
+    """Count the steps of this process, report each, and wait after the last allowed one.
 
-    A reading ends with a step of the first optimizer that steps, if a backward pass came before it.
-    Where micro-batches are accumulated each backward pass after the first step ends one too, and
-    where there is no optimizer each backward pass does. Where the order is to count forward passes,
-    each that is outermost and without gradients ends one, and nothing else does.
+    A reading of the memory ends with each of these:
+
+    - a step of the first optimizer that steps, if a backward pass came before it;
+    - with gradient accumulation, also each backward pass after the first step;
+    - without an optimizer, each backward pass;
+    - if the order counts forward passes, only each outermost forward pass without gradients.
 
     Args:
-        torch: the module.
-        order: what the launch is to do.
+        torch: the PyTorch module.
+        order: the order of the launch.
         report: ``report(event, **facts)``.
         memory: limits and reads the memory.
-        failures: sees errors that the script may swallow.
+        failures: looks at errors that the script may swallow.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class Steps:
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
         self._first: Any = None
         self._depth = threading.local()
-        self._in_backward = 0  # not by thread: on CUDA blocks run again in a thread of autograd
+        self._in_backward = 0  # not per thread: on CUDA, autograd recomputes blocks in its own
         self._backwards = self._readings = self._steps = 0
         self._shapes: list[list[int]] = []
         self._phases = {"forward": 0, "forward_backward": 0, "optimizer_step": 0}
@@ -61,14 +63,14 @@ class Steps:
         self._began = time.monotonic()
 
     def install(self) -> None:
-        """Limit the memory, and put the hooks into PyTorch."""
+        """Limit the memory and install the hooks in PyTorch."""
         torch, memory = self._torch, self._memory
         memory.limit()
         os.register_at_fork(after_in_child=self._start_over)
         modules = torch.nn.modules.module
         modules.register_module_forward_pre_hook(self._enters)
         modules.register_module_forward_hook(self._leaves, with_kwargs=True, always_call=True)
-        # torch.optim deletes this name of its own.
+        # torch.optim deletes its own name for this module.
         optimizers: Any = importlib.import_module("torch.optim.optimizer")
         optimizers.register_optimizer_step_pre_hook(self._before_step)
         optimizers.register_optimizer_step_post_hook(self._after_step)
@@ -83,7 +85,7 @@ class Steps:
         self._created.clear()
         self._stepped.clear()
 
-    # What a step had.
+    # The inputs of a step.
 
     def _enters(self, module: Any, arguments: Any) -> None:
         if self._torch.compiler.is_compiling():
@@ -94,7 +96,7 @@ class Steps:
         if self._torch.compiler.is_compiling():
             return
         self._depth.value = getattr(self._depth, "value", 1) - 1
-        # After an error PyTorch calls it without the keyword arguments.
+        # After an error PyTorch calls this hook without the keyword arguments.
         *keywords, output = keywords_and_output
         error = sys.exc_info()[1] if output is None else None
         if error is not None:
@@ -110,7 +112,7 @@ class Steps:
             self._steps += 1
             self._end_reading()
 
-    # What ends a step.
+    # The end of a step.
 
     def _create(self, optimizer: Any, *arguments: Any, **keywords: Any) -> None:
         self._created.add(optimizer)
@@ -160,7 +162,7 @@ class Steps:
             self._end_reading()
 
     def _note(self, phase: str) -> None:
-        """Read the peak since the last note, and begin a new one."""
+        """Read the peak since the last note, and start a new one."""
         allocated, reserved = self._memory.peaks()
         self._phases[phase] = max(self._phases[phase], allocated)
         self._allocated = max(self._allocated, allocated)
@@ -188,7 +190,7 @@ class Steps:
         self._began = time.monotonic()
 
     def _wait(self) -> None:
-        """Wait while no more steps are allowed; whoever started the launch ends this process."""
+        """Wait until more steps are allowed, or the launch ends this process."""
         while True:
             allowed = self._allowed()
             waits_for_others = not self._counts_passes and len(self._stepped) < len(self._created)
@@ -230,7 +232,7 @@ def _follow(owner: Any, name: str, then: Callable[..., None]) -> None:
 
 
 def _shapes(torch: Any, tree: Any) -> list[list[int]]:
-    """The shapes of all tensors in a structure of containers."""
+    """Return the shapes of all tensors in a structure of containers."""
     if isinstance(tree, torch.Tensor):
         return [list(tree.shape)]
     if isinstance(tree, dict):
