@@ -9,7 +9,7 @@ from typing import Any
 
 from batchfinder.reporting.answer import details, headline
 from batchfinder.reporting.page import charts
-from batchfinder.reporting.page.studies import comparison_rows, size_chart, sweep_rows
+from batchfinder.reporting.page.studies import comparison_rows, memory_map, size_chart, sweep_rows
 from batchfinder.reporting.table import peak_bytes
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.units import format_bytes, format_seconds
@@ -45,6 +45,7 @@ def _study(data: Data, rows: Rows, names: int) -> str:
             f"<h2>{escape(data['device'])}</h2>",
             f'<p class="lead">{escape(", ".join(facts))}</p>',
             _picture("Largest batch size", size_chart(rows, sizes, names), {}),
+            _picture("Memory by batch size", memory_map(data), {}) if "over" in data else "",
             _table("Every row", rows),
         ]
     )

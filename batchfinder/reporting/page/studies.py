@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from batchfinder.reporting.page.svg import bars
+from batchfinder.reporting.page.svg import bars, heat_map
 from batchfinder.units import format_bytes
+
+# More columns leave no room for their numbers.
+MOST_COLUMNS = 12
 
 Data = Mapping[str, Any]
 
@@ -63,6 +66,31 @@ def size_chart(rows: Sequence[Sequence[str]], sizes: Sequence[int], names: int =
         for name, size in zip(named, sizes, strict=True)
     ]
     return bars("Largest batch size", bars_of)
+
+
+def memory_map(data: Data) -> str:
+    """Draw how full the memory is for each swept value and batch sizes in powers of two.
+
+    Args:
+        data: of a sweep. Values without a line of memory are left out.
+    """
+    lines = [row for row in data["rows"] if row["peak_bytes"] and row["per_sample_bytes"]]
+    largest = max((row["batch_size"] for row in lines), default=0)
+    sizes = [2**power for power in range(largest.bit_length() + 1)]
+    # Every other one where there are many.
+    sizes = sizes[:: 1 + len(sizes) // MOST_COLUMNS]
+    rows = []
+    for row in lines:
+        shares = [
+            None
+            if size > row["batch_size"]
+            else (row["peak_bytes"] - (row["batch_size"] - size) * row["per_sample_bytes"])
+            / data["budget_bytes"]
+            for size in sizes
+        ]
+        name = ", ".join(str(row[swept]) for swept in data["over"])
+        rows.append((name, [None if one is None else min(max(one, 0), 1) for one in shares]))
+    return heat_map("Share of the memory by batch size", [f"{size:,}" for size in sizes], rows)
 
 
 def _bytes(size: float | None) -> str:

@@ -145,6 +145,39 @@ def bars(
     return _svg(title, 26 * len(rows) + 4, marks)
 
 
+def heat_map(
+    title: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[float | None]]]
+) -> str:
+    """Draw a grid of cells, the darker the fuller; None is a cell that runs out of memory.
+
+    Args:
+        title: the accessible name.
+        columns: the name of each column.
+        rows: the name of each row, and the share of memory in each of its cells, from 0 to 1.
+    """
+    names = min(max((len(name) for name, _ in rows), default=0) * 7 + 16, WIDTH // 2)
+    width, height = (WIDTH - names) / max(len(columns), 1), 28
+    marks = [
+        f'<text x="{names + width * (index + 0.5):.1f}" y="16" text-anchor="middle">'
+        f"{escape(name)}</text>"
+        for index, name in enumerate(columns)
+    ]
+    for line, (name, cells) in enumerate(rows):
+        y = 24 + height * line
+        marks.append(f'<text x="{names - 8}" y="{y + 18}" text-anchor="end">{escape(name)}</text>')
+        for index, share in enumerate(cells):
+            x = names + width * index
+            place = f'x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}"'
+            style = (
+                'class="cell oom-cell"' if share is None else f'class="cell" opacity="{share:.2f}"'
+            )
+            text = "OOM" if share is None else f"{share:.0%}"
+            marks.append(f"<rect {place} {style}/>")
+            middle = f'x="{x + width / 2:.1f}" y="{y + 18}" text-anchor="middle"'
+            marks.append(f'<text class="note" {middle}>{text}</text>')
+    return _svg(title, 24 + height * len(rows), marks)
+
+
 def _svg(title: str, height: int, marks: Sequence[str]) -> str:
     size = f'viewBox="0 0 {WIDTH} {height}"'
     return f'<svg role="img" {size} aria-label="{escape(title)}">{"".join(marks)}</svg>'
