@@ -13,8 +13,7 @@ from batchfinder.results.result import BatchSizeResult
 from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds
 from batchfinder.search.deadline import deadline_in
 from batchfinder.search.head_start import HeadStart
-from batchfinder.searching import OnProbe
-from batchfinder.searching import run_search as run_search
+from batchfinder.search.run import OnProbe, run_search
 from batchfinder.simulation.rehearsal import rehearsal_of
 from batchfinder.units import parse_bytes
 

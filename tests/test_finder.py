@@ -32,13 +32,13 @@ from batchfinder import (
     find_max_batch,
 )
 from batchfinder.errors import BatchTooSmallError, UsageError, UserCodeError, WorkerError
-from batchfinder.finder import run_search
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.reporting.answer import details
 from batchfinder.results.probe import LEAK_WARNING
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.conclusion import conclude, stopped_early
 from batchfinder.search.head_start import HeadStart
+from batchfinder.search.run import run_search
 from batchfinder.simulation.guess import guess_batch_size
 
 TARGETS = Path(__file__).parent / "targets"

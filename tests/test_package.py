@@ -31,7 +31,6 @@ ROOMS = (
     "integrations",
     "launching",
     "finder",
-    "searching",
     "estimator",
     "simulation",
     "simulation.tracing",

@@ -16,7 +16,7 @@ from marks import needs_fully_shard
 from processes import REPOSITORY, idle_bytes, run_python
 
 from batchfinder import BatchSizeResult, Probe
-from batchfinder.finder import run_search
+from batchfinder.search.run import run_search
 from batchfinder.units import MIB
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -38,9 +38,9 @@ import torch
 from torch import nn
 
 
-def build_model():
+def build_model(seq_len=64):
     layers = [nn.Linear(64, 64) for _ in range(4)]
-    return nn.Sequential(*layers), torch.randn(4, 64)
+    return nn.Sequential(*layers), torch.randn(4, seq_len, 64)
 """
 
 # What the Python blocks take for granted.
@@ -106,7 +106,8 @@ def on_this_machine(command: str) -> list[str]:
 
 def test_every_command_is_of_a_known_kind() -> None:
     assert len(COMMANDS) >= 10
-    known = ("batchfinder find", "batchfinder estimate", "torchrun", *SET_UP)
+    ours = ("find", "estimate", "run", "check", "compare", "sweep", "watch")
+    known = (*(f"batchfinder {command} " for command in ours), "torchrun", *SET_UP)
     assert [command for command, _ in COMMANDS if not command.startswith(known)] == []
 
 
@@ -133,6 +134,34 @@ def test_searches(command: str, tmp_path: Path) -> None:
         assert json.loads(printed)["status"] == "capped"
     else:
         assert "Max batch size" in printed
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (command, expected)
+        for start, expected in (
+            ("batchfinder check", "trains on cpu"),
+            ("batchfinder compare", "bf16 + checkpointing"),
+            ("batchfinder watch", "Peak: "),
+        )
+        for command in named(start)
+    ],
+)
+def test_other_commands(command: str, expected: str, tmp_path: Path) -> None:
+    words = shlex.split(command.replace("python", sys.executable))
+    words += ["--device", "cpu", "--memory-limit", "2GiB"] if "check" in command else []
+    (tmp_path / "train.py").write_text(TRAIN)
+    done = subprocess.run(
+        [sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert expected in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", named("batchfinder sweep"))
+def test_sweeps(command: str, tmp_path: Path) -> None:
+    assert "max_tokens" in run(tmp_path, "-m", *on_this_machine(command), "--memory-limit", "1GiB")
 
 
 @pytest.mark.slow

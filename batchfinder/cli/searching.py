@@ -21,7 +21,7 @@ from batchfinder.search.deadline import Deadline
 from batchfinder.search.head_start import HeadStart
 from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Prober
-from batchfinder.searching import run_search
+from batchfinder.search.run import run_search
 
 EXIT_STATUS = {
     Status.FOUND: 0,

@@ -20,6 +20,7 @@ from batchfinder.launching.template import Template
 from batchfinder.launching.verdict import Verdict, judge, last_line
 from batchfinder.launching.watching import NO_PYTHON, Patience, watch
 from batchfinder.probing.devices.oom_table import TABLE, Tier
+from batchfinder.probing.place import may_expand
 from batchfinder.results.memory_model import fit
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.result import BatchSizeResult, NextFailure, Status
@@ -63,6 +64,7 @@ class LaunchProber:
         self._sizes = SizesSeen()
         self._cap: int | None = None
         self.launched: list[Probe] = []
+        self.seconds_by_part: dict[str, float] = {}
         self.processes, self.budget_bytes = 1, 0
         self.versions: dict[str, str] = {"batchfinder": VERSION}
         self.device = self._device_type
@@ -73,6 +75,10 @@ class LaunchProber:
     @property
     def is_repeatable(self) -> bool:
         return self._device_type != "cpu"
+
+    @property
+    def may_expand(self) -> bool:
+        return may_expand(self.device)
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -41,10 +42,22 @@ class Place:
         return cls(**data)
 
 
+def may_expand(device: str) -> bool:
+    """Return True if a device's allocator has expandable segments, and they are off.
+
+    Args:
+        device: the device's name, such as ``"cuda:0 NVIDIA H200"``.
+    """
+    settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF", "")
+    is_on = "expandable_segments:True" in settings.replace(" ", "")
+    return device.startswith("cuda") and not is_on
+
+
 class AtPlace:
     """The attributes of a :class:`~batchfinder.search.prober.Prober` that its place provides."""
 
     place: Place
+    seconds_by_part: dict[str, float]
 
     @property
     def device(self) -> str:
@@ -69,3 +82,7 @@ class AtPlace:
     @property
     def versions(self) -> Mapping[str, str]:
         return self.place.versions
+
+    @property
+    def may_expand(self) -> bool:
+        return may_expand(self.place.device)

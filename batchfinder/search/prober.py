@@ -19,6 +19,8 @@ class Prober(Protocol):
         is_repeatable: True if a size that ran one step will run many, in any process.
         versions: the versions of the software that the answer depends on.
         warnings: the warnings for the user. There may be more after each probe.
+        may_expand: True if the device's allocator has expandable segments, and they are off.
+        seconds_by_part: time spent outside the steps so far, such as ``loading``.
     """
 
     @property
@@ -41,6 +43,12 @@ class Prober(Protocol):
 
     @property
     def warnings(self) -> tuple[str, ...]: ...
+
+    @property
+    def may_expand(self) -> bool: ...
+
+    @property
+    def seconds_by_part(self) -> Mapping[str, float]: ...
 
     def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
         """Run one batch size.

@@ -55,6 +55,8 @@ class SimulatedProber:
         self.gpu = gpu
         self.device = f"{gpu.name} (simulated)"
         self.is_repeatable = True
+        self.may_expand = False
+        self.seconds_by_part: dict[str, float] = {}
         self.used_by_others_bytes = 0
         self.versions = versions()
         self._settings = settings or AllocatorSettings()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 
-from batchfinder.finder import run_search
 from batchfinder.probing.choose import choose_prober
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.search.head_start import HeadStart
+from batchfinder.search.run import run_search
 from batchfinder.simulation.explanation import explain
 from batchfinder.simulation.gpus import NO_GPU
 from batchfinder.simulation.rehearsal import rehearsal_of

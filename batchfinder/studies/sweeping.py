@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from batchfinder.finder import run_search
 from batchfinder.results.probe import Probe
 from batchfinder.results.result import Status
 from batchfinder.search.bounds import Bounds, check_bounds
 from batchfinder.search.prober import Prober
+from batchfinder.search.run import run_search
 from batchfinder.studies.scaling import Scaling
 
 # How far an answer may be below a failure or the prediction, as a fraction of the size. Searches

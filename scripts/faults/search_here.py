@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from batchfinder import BatchSizeResult, TrainingSetup
-from batchfinder.finder import run_search
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.here import Here
 from batchfinder.probing.workers.supervisor import Supervisor
+from batchfinder.search.run import run_search
 
 
 def search_here(

@@ -13,7 +13,7 @@ from batchfinder.errors import CacheError
 from batchfinder.results.cache import FILE, AnswerCache
 from batchfinder.results.remembered import Remembered
 from batchfinder.results.result import BatchSizeResult, Status
-from batchfinder.searching import run_search
+from batchfinder.search.run import run_search
 
 WRITER = """
 import sys

@@ -9,7 +9,7 @@ from batchfinder.errors import UsageError
 from batchfinder.results.probe import Probe
 from batchfinder.results.result import Status
 from batchfinder.search.deadline import deadline_in
-from batchfinder.searching import run_search
+from batchfinder.search.run import run_search
 
 
 class SlowProber(FakeProber):

@@ -12,8 +12,8 @@ from torch import nn
 
 from batchfinder.errors import UsageError
 from batchfinder.estimator import estimate_max_batch
-from batchfinder.finder import run_search
 from batchfinder.results.probe import Outcome, Probe
+from batchfinder.search.run import run_search
 from batchfinder.studies.over import combinations
 from batchfinder.studies.sweep import sweep_max_batch
 from batchfinder.studies.sweeping import SizeSweep

@@ -50,7 +50,7 @@ class InProcessRankProber(RankedProber):
     """
 
     def __init__(self, setup: TrainingSetup, options: ProbeOptions, meeting: Meeting) -> None:
-        self.meeting, self.notes = meeting, Notes()
+        self.meeting, self.notes, self.seconds_by_part = meeting, Notes(), {}
         self._alone = _OneOfMany(setup, meeting)
         own: list[Place] = []
 

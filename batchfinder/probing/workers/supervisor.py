@@ -37,7 +37,6 @@ class Supervisor(AtPlace):
 
     Attributes:
         seconds_by_part: time spent on loading, estimating and restoring, in seconds.
-        seconds_before: the duration of the first start, in seconds.
         recordings: the memory requests of confirmations to the allocator, by size.
 
     Raises:
@@ -58,7 +57,6 @@ class Supervisor(AtPlace):
         except BaseException:
             self.close()
             raise
-        self.seconds_before = self.seconds_by_part["loading"]
 
     @property
     def warnings(self) -> tuple[str, ...]:

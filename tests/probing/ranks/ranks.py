@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
-from batchfinder.finder import run_search
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.ranks.job import Job
 from batchfinder.probing.ranks.meeting import Meeting
 from batchfinder.probing.ranks.prober import RankProber
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.results.result import BatchSizeResult
+from batchfinder.search.run import run_search
 
 TARGETS = Path(__file__).parents[2] / "targets"
 MIB = 2**20

@@ -23,12 +23,12 @@ from batchfinder import (
     find_max_batch,
 )
 from batchfinder.errors import DeviceError, UsageError
-from batchfinder.finder import run_search
 from batchfinder.probing.choose import choose_prober
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.here import Here
 from batchfinder.probing.workers.process_worker import ProcessWorker
 from batchfinder.probing.workers.supervisor import Supervisor
+from batchfinder.search.run import run_search
 from batchfinder.training.completion import completed
 
 SAMPLE = torch.randn(3, 4), torch.tensor([0, 1, 1])

@@ -10,10 +10,10 @@ import pytest
 from processes import descendants, eventually, is_gone, supervisor
 
 from batchfinder import Outcome
-from batchfinder.finder import run_search
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.fork import can_be_forked
 from batchfinder.probing.workers.source import SetupSource
+from batchfinder.search.run import run_search
 
 pytestmark = pytest.mark.skipif(not can_be_forked(), reason="needs forks")
 

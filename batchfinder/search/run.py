@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from batchfinder.errors import BatchTooSmallError, TimeLimitError, WorkerError
-from batchfinder.probing.workers.supervisor import Supervisor
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.remembered import Remembered
 from batchfinder.results.result import BatchSizeResult, Status
@@ -21,7 +20,6 @@ from batchfinder.search.prober import Prober
 from batchfinder.search.remarks import notes_about, warnings_about
 from batchfinder.search.search import Finding, RunProbe, search
 from batchfinder.search.throughput import measure_throughput
-from batchfinder.simulation.allocator.caching import AllocatorSettings
 
 OnProbe = Callable[[Probe], None]
 
@@ -66,6 +64,7 @@ def run_search(
         Exception: whatever the prober raises.
     """
     started = time.monotonic()
+    spent_before = sum(prober.seconds_by_part.values())
     probes: list[Probe] = []
 
     def run(batch_size: int, confirm: bool) -> Probe:
@@ -112,9 +111,8 @@ def run_search(
         finding = search_from(next_size)
     _check(finding, deadline)
     of_the_estimate = head_start.notes if head_start else []
-    may_expand = _may_expand(prober)
     of_the_finding = warnings_about(
-        finding, prober, max_batch_size, multiple_of, may_expand=may_expand, probes=probes
+        finding, prober, max_batch_size, multiple_of, may_expand=prober.may_expand, probes=probes
     )
     warnings = [*of_the_estimate, *prober.warnings, *of_the_finding]
     bounds = (min_batch_size, max_batch_size, multiple_of)
@@ -126,7 +124,7 @@ def run_search(
         result,
         notes=tuple(notes_about(finding, prober, multiple_of)),
         estimated_batch_size=head_start.batch_size if head_start else None,
-        seconds_by_part=_seconds_by_part(prober, probes, result.seconds),
+        seconds_by_part=_seconds_by_part(prober, probes, result.seconds + spent_before),
         remembered_from=proved.saved if proved else None,
         throughput=throughput,
     )
@@ -168,17 +166,8 @@ def _timed(
     return measure_throughput(run, [*probes], answer, smallest=smallest, multiple_of=multiple_of)
 
 
-def _may_expand(prober: Prober) -> bool:
-    settings = AllocatorSettings.of_this_process()
-    return prober.device.startswith("cuda") and not settings.expandable_segments
-
-
 def _seconds_by_part(prober: Prober, probes: list[Probe], seconds: float) -> dict[str, float]:
-    """Return the seconds of each part of a search, including the loading before its probes."""
-    parts = {"steps": sum(probe.seconds for probe in probes)}
-    before = 0.0
-    if isinstance(prober, Supervisor):
-        parts |= prober.seconds_by_part
-        before = prober.seconds_before
-    parts["rest"] = max(0.0, seconds + before - sum(parts.values()))
+    """Return where the time went, including what the prober spent before the search."""
+    parts = {"steps": sum(probe.seconds for probe in probes), **prober.seconds_by_part}
+    parts["rest"] = max(0.0, seconds - sum(parts.values()))
     return {name: round(part, 3) for name, part in parts.items()}
