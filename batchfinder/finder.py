@@ -108,8 +108,8 @@ def find_max_batch(
         start_from_estimate: after two small sizes, confirm the size that :func:`estimate_max_batch`
             expects for this device. Default: a single process on CUDA expects a size from the
             memory requests that two small confirmations recorded.
-        throughput: also time steps at sizes below the answer; see the result's ``throughput``. It
-            takes at most as long again.
+        throughput: also time steps at sizes below the answer, for the result's ``throughput``. This
+            trains on at most as many examples as the search.
         mode: ``"eval"``: run forward passes and losses in eval mode without gradients, while the
             gradients and optimizer states of a training are in memory. ``"inference"``: run forward
             passes with the model alone in memory. Default: train.

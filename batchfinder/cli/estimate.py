@@ -99,7 +99,7 @@ def estimate_batch_size(
         raise UsageError("--world-size is for one length. Try a single --seq.")
     options = ProbeOptions(
         headroom=parse_percentage(headroom, "--headroom"),
-        precision="fp32" if is_hf else precision,  # the step of hf: brings its own autocast
+        precision="fp32" if is_hf else precision,  # the step of an hf: target has its own autocast
         accumulate=accumulate,
         mode=mode,
         eval_batch_size=eval_batch_size,

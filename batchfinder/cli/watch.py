@@ -28,7 +28,7 @@ def watch_training(
     """Run the command; see ``batchfinder watch --help`` for the options.
 
     Returns:
-        The exit status: that of the command, or 0.
+        The exit status of the command, or 0.
 
     Raises:
         UsageError: there is no such process or command.

@@ -28,19 +28,19 @@ def estimate_on_cluster(
     """Estimate jobs of 1, 2, 4, ... ranks, up to the largest; one rank of each is simulated.
 
     Args:
-        setup: what to train.
-        gpus: at least one; each job uses one kind.
+        setup: the training step.
+        gpus: at least one GPU. All ranks of a job use the same kind.
         options: options of the steps and the budget.
         settings: settings of the caching allocator.
         largest: the job with the most ranks.
         adds_nccl: True to add the buffers of NCCL to the GPUs' overhead.
-        bounds: the bounds of the batch size, as ``estimate_on_gpus`` takes them.
+        bounds: the arguments of ``estimate_on_gpus`` that bound the batch size.
 
     Returns:
         For each GPU, in the given order, the jobs from small to large.
 
     Raises:
-        UsageError, SampleError, DeviceError, StepError, Exception: as ``estimate_on_gpus``.
+        UsageError, SampleError, DeviceError, StepError, Exception: from ``estimate_on_gpus``.
     """
     by_gpu: list[list[ClusterEstimate]] = [[] for _ in gpus]
     for world_size in _doublings(largest.world_size):

@@ -1,7 +1,7 @@
 """Accelerate's ``find_executable_batch_size``, which also grows and remembers. A drop-in.
 
-Accelerate itself is not imported. Without ``max_batch_size`` the sizes tried are those that
-Accelerate tries; more kinds of out-of-memory errors are recognized, by the table of ``find``.
+Accelerate itself is not imported. Without ``max_batch_size`` it tries the same sizes as Accelerate.
+It recognizes more kinds of out-of-memory errors, by the table that ``find`` uses.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from batchfinder.probing.devices.oom_table import Tier
 # As in Accelerate: a tenth less after each failure.
 REDUCTION = 0.9
 
-# Growing ends where the smallest size that failed is no more than 5 % above the largest that
-# worked: each attempt costs the time until it runs out of memory.
+# Growing ends when the smallest size that failed is at most 5 % above the largest that worked: each
+# attempt costs the time until it runs out of memory.
 RESOLUTION = 0.05
 
 _log = logging.getLogger(__name__)

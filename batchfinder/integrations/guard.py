@@ -135,8 +135,7 @@ class OOMGuard:
         statistics = [buffer.clone() for buffer in self._statistics]
 
         def clean_up(_: float) -> None:
-            # tenacity calls this when no tensor of the failed step is alive, so its memory is
-            # freed.
+            # tenacity calls this when no tensor of the failed step is alive: its memory is freed.
             self.optimizer.zero_grad(set_to_none=True)
             gc.collect()
             self._device.release_cache()

@@ -63,8 +63,8 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
     one size. With ``validate``, ``test`` and ``predict`` it finds the largest batch of that step,
     on one device.
 
-    Callbacks, loggers and the module's hooks around its step do not run during the search, except
-    those that move a batch to its device.
+    Callbacks, loggers and the module's hooks around its step do not run during the search. Only the
+    hooks that move a batch to its device do.
 
     Args:
         mode: ``"binsearch"``: the largest size that fits, reduced by ``margin``. ``"power"``: the

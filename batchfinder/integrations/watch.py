@@ -20,8 +20,8 @@ from batchfinder.units import format_bytes
 
 # A step this close to the limit is one unlucky layout away from running out of memory.
 CLOSE_SHARE = 0.98
-# A loop that keeps something of every step is known by this many steps in a row that each leave
-# more behind. Caches of lengths that come first also grow in some steps, but not in each.
+# A leak is reported after this many steps in a row that each leave more memory in use. Caches of
+# new sequence lengths also grow in some steps, but not in each.
 LEAKING_STEPS = 20
 
 
@@ -70,7 +70,7 @@ class MemoryWatch:
         return f"{text}, cache flushed {retries} times" if retries else text
 
     def note(self, step: WatchedStep) -> None:
-        """Take note of a step, and warn of what it shows."""
+        """Record a step, and warn if it shows trouble."""
         before = self.steps[-1] if self.steps else None
         self.steps.append(step)
         number = len(self.steps)

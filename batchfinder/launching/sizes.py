@@ -11,7 +11,7 @@ GROWS = 0.7
 
 
 class Honored(enum.Enum):
-    """How a script used the batch size that it was given."""
+    """The ways in which a script may use the batch size that it was given."""
 
     YES = "yes"
     IGNORED = "ignored"

@@ -10,7 +10,7 @@ from batchfinder.launching.record import Record
 from batchfinder.units import format_seconds
 
 # Without --timeout, the first launch may be silent for FIRST_SECONDS, to download or compile. Later
-# ones may be silent TIMES_LONGER than the longest silence before, at least LEAST_SECONDS.
+# ones may be silent TIMES_LONGER times as long as the one before, at least LEAST_SECONDS.
 FIRST_SECONDS, LEAST_SECONDS, TIMES_LONGER = 600.0, 60.0, 10.0
 
 # A shell script or a container may need ALIVE_SECONDS to start Python. Python itself reports its

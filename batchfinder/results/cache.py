@@ -81,7 +81,7 @@ class AnswerCache:
     """Keep answers by the key of what they depend on. Many processes may use it at once.
 
     Args:
-        folder: where the file is. Default: :func:`cache_folder`.
+        folder: the folder of the file. Default: :func:`cache_folder`.
 
     Attributes:
         path: the file.

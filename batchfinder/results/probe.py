@@ -21,7 +21,7 @@ LEAK_WARNING = (
 
 
 class Outcome(enum.Enum):
-    """How a probe ended."""
+    """The ways in which a probe may end."""
 
     FITS = "fits"
     OOM = "oom"
@@ -35,7 +35,7 @@ class Probe:
 
     Attributes:
         batch_size: examples per forward/backward pass.
-        outcome: how it ended.
+        outcome: how the probe ended.
         steps: training steps started at this size, including a failing one.
         samples: examples run through the model, including warm-up steps at a smaller size.
         seconds: duration of the whole probe.

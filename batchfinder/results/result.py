@@ -18,7 +18,7 @@ SCHEMA_VERSION = 1
 
 
 class Status(enum.Enum):
-    """How a search ended."""
+    """The ways in which a search may end."""
 
     FOUND = "found"
     """The largest size that fits, proved by a failure just above it."""
@@ -68,7 +68,7 @@ class BatchSizeResult:
         cost_full_size_steps: cost of the search in steps at the answer's size: the examples of all
             probes divided by the answer. A failing step counts as a whole one. 0 if nothing fits.
         seconds: duration of the whole search.
-        versions: of python, torch, batchfinder and, if present, CUDA or HIP.
+        versions: the versions of python, torch, batchfinder and, if present, CUDA or HIP.
         warnings: problems the user should act on, one line each.
         notes: explanations that need no action, one line each.
         estimated_batch_size: the estimate the search started from; None if there was none.
@@ -81,7 +81,7 @@ class BatchSizeResult:
             ``estimate``, of the ``steps`` of all probes, of ``restoring`` the training state, and
             of the ``rest``. Empty if not measured.
         remembered_from: the time of the earlier search that found this answer, in ISO 8601; None
-            if this search found it. It is confirmed now, but the failure above it is of then.
+            if this search found it. It is confirmed now, but its failure is the earlier one.
     """
 
     batch_size: int
@@ -162,7 +162,7 @@ class BatchSizeResult:
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data.
 
-        Bytes and seconds are plain numbers, unknown values are None. Beside the attributes and
+        Bytes and seconds are plain numbers, unknown values are None. Besides the attributes and
         properties there is ``schema_version``: while it stays the same, names keep their meaning
         and new ones may be added.
         """

@@ -37,8 +37,7 @@ FRAGMENTED = {"exact": 0.1, "served": 0.4, "between": 0.2, "near": 0.1, "more": 
 WANDERING = {"exact": 0.6, "served": 0.0, "between": 0.1, "near": 0.2, "more": 0.2}
 UNTOLD = 0.02  # the weight of an answer anywhere
 
-# The answer is hardly ever below this share of the largest size that ran, even if probes prove
-# little.
+# The answer is hardly ever below this share of the largest size that ran, proved or not.
 LEAST_OF_RAN = 1 / 4
 
 # The answer with a caching allocator, as a share of the end of the tensors' line. It was 0.965 in

@@ -18,8 +18,8 @@ class HeadStart:
     """The estimate that a search starts from.
 
     A simulated estimate is made only if the user asks for it. There is none for the CPU, whose heap
-    and libraries use about ten percent beside the tensors, more for some models than for others. An
-    estimate above the answer costs more probes than it saves.
+    and libraries use about ten percent on top of the tensors, more for some models than for others.
+    An estimate above the answer costs more probes than it saves.
 
     Args:
         estimate: makes the simulated estimate; None if the user did not ask for it.

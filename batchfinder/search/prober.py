@@ -61,8 +61,8 @@ class Prober(Protocol):
             The probe. Running out of memory is an outcome, not an exception.
 
         Raises:
-            Exception: what the user's own code raised in this process.
-            UserCodeError: what the user's own code raised in a worker process.
+            Exception: an error of the user's own code in this process.
+            UserCodeError: an error of the user's own code in a worker process.
         """
         ...
 

@@ -46,8 +46,7 @@ APPROACH = 0.75
 NOISE = 1 / 1000
 
 # A confirmation on the CPU runs six steps (probing/steadiness.py), about four if it fails. If a
-# size only runs by flushing the allocator's cache, a confirmation runs three steps, and a probe
-# two.
+# size only runs by flushing the allocator's cache, it runs three steps, and a probe runs two.
 PRICES = Prices()
 UNREPEATABLE_PRICES = Prices(confirm=6, failed_confirm=4)
 THRASHING_CONFIRM, THRASHING_PROBE = 3, 2
@@ -64,10 +63,10 @@ OVERSHOOT = 1.1  # times the predicted answer: a size that should fail
 
 @dataclass(frozen=True)
 class Finding:
-    """What a search found.
+    """The outcome of a search.
 
     Attributes:
-        status: how it ended.
+        status: how the search ended.
         answer: the confirmation at the answer. If the search was stopped early, the largest size
             that ran. None if nothing fits.
         failure: the smallest size that failed; None if none did.

@@ -64,7 +64,7 @@ def measure_throughput(
 
 def _note(probe: Probe, seconds: dict[int, list[float]]) -> bool:
     """Keep a probe's readings except the first, which chooses kernels and allocates memory."""
-    batches = max(1, round((probe.samples or 1) / (probe.steps * probe.batch_size)))  # of a step
+    batches = max(1, round((probe.samples or 1) / (probe.steps * probe.batch_size)))  # in a step
     readings = [second / batches for second in probe.steps_seconds[1:]]
     is_of_use = probe.fits and probe.confirmed and bool(readings)
     if is_of_use:

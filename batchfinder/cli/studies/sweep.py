@@ -90,7 +90,7 @@ def sweep(
             to_target = {**arguments, **values}
             setup = loaded({k: v for k, v in to_target.items() if k not in of_batch})
             if of_batch and setup.make_batch is None:
-                return loaded({**arguments, **values})  # whose error names the nearest argument
+                return loaded({**arguments, **values})  # its error names the nearest argument
             return bound(setup, of_batch)
 
         def loaded(given: Mapping[str, Any]) -> TrainingSetup:
