@@ -93,6 +93,21 @@ def test_the_memory_of_a_moment_is_the_sum_of_its_kinds(estimates: dict[str, obj
             assert sum(moment["bytes_by_kind"].values()) == moment["allocated_bytes"]
 
 
+def test_a_sweep_is_drawn_as_a_map_with_the_sizes_that_run_out() -> None:
+    row = {"peak_bytes": 900, "note": "", "probes": [], "confirmed_steps": 3}
+    rows = [
+        {**row, "seq_len": 128, "batch_size": 8, "per_sample_bytes": 100},
+        {**row, "seq_len": 512, "batch_size": 2, "per_sample_bytes": 400},
+    ]
+    sweep = {"over": ["seq_len"], "device": "cuda:0", "budget_bytes": 1000, "rows": rows}
+
+    page = page_of([sweep])
+
+    assert Outline(page).classes["cell oom-cell"] == 1 + 3  # 16; 4, 8 and 16
+    cells = re.findall(r'text-anchor="middle">([0-9]+%|OOM)<', page)
+    assert cells == ["20%", "30%", "50%", "90%", "OOM", "50%", "90%", "OOM", "OOM", "OOM"]
+
+
 def test_texts_of_the_user_are_no_markup() -> None:
     page = page_of([json.loads(result(device="<script>alert(1)</script>").to_json())])
 

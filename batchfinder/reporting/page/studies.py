@@ -79,17 +79,18 @@ def memory_map(data: Data) -> str:
     sizes = [2**power for power in range(largest.bit_length() + 1)]
     # Every other one where there are many.
     sizes = sizes[:: 1 + len(sizes) // MOST_COLUMNS]
+    # The peaks of estimates include what lies beside the budget.
+    most = max([data["budget_bytes"], *(row["peak_bytes"] for row in lines)])
     rows = []
     for row in lines:
         shares = [
             None
             if size > row["batch_size"]
-            else (row["peak_bytes"] - (row["batch_size"] - size) * row["per_sample_bytes"])
-            / data["budget_bytes"]
+            else (row["peak_bytes"] - (row["batch_size"] - size) * row["per_sample_bytes"]) / most
             for size in sizes
         ]
         name = ", ".join(str(row[swept]) for swept in data["over"])
-        rows.append((name, [None if one is None else min(max(one, 0), 1) for one in shares]))
+        rows.append((name, [None if one is None else max(one, 0) for one in shares]))
     return heat_map("Share of the memory by batch size", [f"{size:,}" for size in sizes], rows)
 
 
