@@ -108,10 +108,14 @@ def test_where_the_allocator_is_fragmented_the_sizes_left_out_are_named() -> Non
 
 def test_where_a_confirmation_runs_out_at_a_size_that_a_probe_ran_that_setting_is_named() -> None:
     prober = FakeProber(
-        budget_bytes=10_000, confirm_extra=0.03, reserved_extra=0.01, device="cuda:0 Paper"
+        budget_bytes=10_000,
+        confirm_extra=0.03,
+        reserved_extra=0.01,
+        fragmentation=0.02,
+        device="cuda:0 Paper",
     )
     (hint,) = run_search(prober).warnings
-    assert hint.startswith("the allocator fragments from step to step: a batch of 964 ran out of")
+    assert hint.startswith("the allocator fragments from step to step: a batch of 948 ran out of")
     assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in hint
 
 

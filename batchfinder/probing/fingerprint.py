@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -47,8 +48,13 @@ def fingerprint(setup: TrainingSetup, files_read: Iterable[str] = ()) -> dict[st
 
 def package_versions() -> dict[str, str]:
     """Return the version of each loaded package that has one."""
-    tops = {name: module for name, module in [*sys.modules.items()] if "." not in name}
-    versions = {name: getattr(module, "__version__", None) for name, module in tops.items()}
+    tops = {
+        name: module
+        for name, module in [*sys.modules.items()]
+        if "." not in name and isinstance(module, ModuleType)
+    }
+    # Not getattr: a package may compute the attribute, with warnings or errors of its own.
+    versions = {name: vars(module).get("__version__") for name, module in tops.items()}
     return {name: text for name, text in versions.items() if isinstance(text, str)}
 
 

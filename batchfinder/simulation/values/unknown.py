@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._mode_utils import no_dispatch
 
 from batchfinder.errors import StepError
 from batchfinder.simulation.patching import replaced
@@ -95,8 +96,11 @@ def has_unknown(func: OpOverload, args: Any, values: Any) -> bool:
         if func._schema.name.partition("::")[2] in _SIZES:
             raise ValueUnknownError("a value of a tensor (.item()) is the size of another")
         return True
-    return func._opname == "lift_fresh" and any(
-        bool((value == MARK).any())
-        for value in values
-        if isinstance(value, Tensor) and value.is_floating_point() and value.numel() <= 64
-    )
+    if func._opname != "lift_fresh":
+        return False
+    with no_dispatch():
+        return any(
+            bool((value == MARK).any())
+            for value in values
+            if isinstance(value, Tensor) and value.is_floating_point() and value.numel() <= 64
+        )

@@ -47,9 +47,9 @@ class PaperAccelerator:
 
     @contextlib.contextmanager
     def limited_to(self, budget_bytes: int) -> Iterator[None]:
-        self.limit = budget_bytes
+        before, self.limit = self.limit, budget_bytes
         yield
-        self.limit = None
+        self.limit = before
 
     def held_bytes(self) -> int:
         return self.held
