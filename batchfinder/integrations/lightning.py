@@ -214,6 +214,14 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
         else:
             configs = [config.scheduler for config in trainer.lr_scheduler_configs]
             is_automatic = module.automatic_optimization
+            if not is_automatic and getattr(
+                trainer.strategy.model, "find_unused_parameters", False
+            ):
+                # The backward pass inside the step comes before DDP has looked for them.
+                raise UsageError(
+                    "manual optimization cannot be searched while DistributedDataParallel finds "
+                    'unused parameters. Try strategy="ddp" for the search'
+                )
             optimizers = trainer.strategy.optimizers
             step = OwnTrainingStep() if is_automatic else ManualStep((optimizers, configs))
             optimizer = optimizers[0]
