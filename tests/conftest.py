@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import sys
 import uuid
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -23,3 +25,14 @@ def _empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempP
     """Keep the user's remembered answers out of the tests, and the tests' out of each other."""
     folder = tmp_path_factory.getbasetemp() / f"cache-{uuid.uuid4().hex[:8]}"
     monkeypatch.setenv("BATCHFINDER_CACHE", str(folder))
+
+
+@pytest.fixture(autouse=True)
+def _no_module_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forget the modules that a test wrote and imported: the next one may use their names."""
+    before = set(sys.modules)
+    yield
+    written = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "") or "").startswith(written):
+            del sys.modules[name]
