@@ -21,6 +21,10 @@ class Place:
         versions: versions of batchfinder, Python, PyTorch and so on that the answer depends on.
         limit_warning: a warning that the budget cannot be enforced; None if it can.
         facts: facts that ranks training together must have in common, by their name in messages.
+        confirms_afresh: True if each confirmation needs a new process, because batches of varying
+            length fit at larger sizes in a process that has trained before. With TRL's SFTTrainer
+            it was 785 there and 727 in new ones; training died at 785 and at 800, and ran at 760
+            (set-up sft-24 of scripts/benchmarks/parts/setup_list.py).
     """
 
     device: str
@@ -31,6 +35,7 @@ class Place:
     versions: Mapping[str, str]
     limit_warning: str | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
+    confirms_afresh: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the place as plain data, ready for JSON."""

@@ -56,9 +56,12 @@ def candidates(belief: Belief, known: Bracket, high: int) -> list[int]:
     """
     low, unit, resolution = known.low, known.unit, known.resolution_at
     step = resolution(high)
+    # Without a failure, the answer may be the last size, which ends the search like no other.
+    ends = set() if known.failure else {high - unit}
     if (high - low) // min(step, resolution(max(low, unit))) < MOST_CANDIDATES:
-        return [low, *range(high - (high - low - 1) // step * step, high, step), high]
-    sizes = {high - i * step for i in range(4)} | {low}
+        between = range(high - (high - low - 1) // step * step, high, step)
+        return sorted({low, *between, high} | ends)
+    sizes = {high - i * step for i in range(4)} | {low} | ends
     top, count = belief.at_least(low), MOST_CANDIDATES // 2
     for i in range(count):
         below, above, share = float(low), float(high), top * (i + 0.5) / count
@@ -103,7 +106,8 @@ def plan(belief: Belief, known: Bracket, sizes: list[int], prices: Prices) -> Mo
         for i in range(count - width):
             j = i + width
             low, high = sizes[i], sizes[j]
-            end = known.resolution_at(high)
+            is_open = known.failure is None and j == count - 1
+            end = known.unit if is_open else known.resolution_at(high)
             if width == 1 or high - low <= end:
                 rest = max(0.0, math.log2((high - low) / end)) * min(high, 2 * low)
                 last = (prices.confirm + prices.refuted * belief.doubt) * low + each

@@ -94,7 +94,9 @@ class Here:
             if self._device.torch_device.type == "cpu":
                 memory, options = shared(memory, options, self._group.local_world_size)
             facts = facts_of(self._setup, self._batches, self._device)
-        self.place = place_on(self._device, memory, options, facts)
+        self.place = replace(
+            place_on(self._device, memory, options, facts), confirms_afresh=self._batches.varies
+        )
         return self.place
 
     def attempt(self, batch_size: int, confirm: bool) -> Attempt:

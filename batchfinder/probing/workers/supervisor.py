@@ -115,8 +115,9 @@ class Supervisor(AtPlace):
         return attempt.is_doubtful
 
     def _attempt(self, batch_size: int, confirm: bool) -> Attempt:
+        needs_new = not self.place.is_repeatable or self.place.confirms_afresh
         if self.worker.is_replaceable and (
-            not self._is_fit or (confirm and self._is_used and not self.place.is_repeatable)
+            not self._is_fit or (confirm and self._is_used and needs_new)
         ):
             self._start()
         self._is_fit = False  # in case an error is raised
