@@ -34,5 +34,6 @@ def _no_module_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     yield
     written = str(tmp_path_factory.getbasetemp())
     for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "") or "").startswith(written):
+        # Not getattr, which would load a lazy module.
+        if str(getattr(sys.modules[name], "__dict__", {}).get("__file__")).startswith(written):
             del sys.modules[name]
