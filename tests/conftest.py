@@ -35,5 +35,6 @@ def _no_module_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     written = str(tmp_path_factory.getbasetemp())
     for name in set(sys.modules) - before:
         # Not getattr, which would load a lazy module.
-        if str(getattr(sys.modules[name], "__dict__", {}).get("__file__")).startswith(written):
+        attributes = object.__getattribute__(sys.modules[name], "__dict__")
+        if str(attributes.get("__file__")).startswith(written):
             del sys.modules[name]
