@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import json
+from typing import TYPE_CHECKING
 
 import click
 
 from batchfinder.errors import UsageError
-from batchfinder.results.cache import AnswerCache
+
+if TYPE_CHECKING:
+    from batchfinder.results.cache import AnswerCache
 
 # Characters of a key to show: enough to distinguish a thousand answers.
 SHOWN = 8
 
 
+def _cache() -> AnswerCache:
+    from batchfinder.results.cache import AnswerCache  # late, because --help must be fast
+
+    return AnswerCache()
+
+
 def list_answers() -> int:
     """Print one line for each answer, the newest first; return the exit status."""
-    cache = AnswerCache()
+    cache = _cache()
     answers = cache.answers()
     for answer in answers:
         size, device = answer.result["batch_size"], answer.result["device"]
@@ -32,7 +40,9 @@ def show_answer(start_of_key: str) -> int:
     Raises:
         UsageError: not exactly one key starts like this.
     """
-    found = AnswerCache().answers(start_of_key)
+    import json
+
+    found = _cache().answers(start_of_key)
     if len(found) != 1:
         raise UsageError(
             f"{len(found)} answers have a key that starts with {start_of_key!r}. "
@@ -46,7 +56,7 @@ def show_answer(start_of_key: str) -> int:
 
 def clear_answers() -> int:
     """Remove all answers; return the exit status."""
-    cache = AnswerCache()
+    cache = _cache()
     count = cache.clear()
     click.echo(f"Removed {count} answer{'' if count == 1 else 's'} from {cache.path}")
     return 0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,13 +15,11 @@ from batchfinder.cli.options import (
     accumulate_option,
     headroom_option,
 )
-from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import UsageError
-from batchfinder.results.probe import Probe
-from batchfinder.results.result import SCHEMA_VERSION
-from batchfinder.search.bounds import check_bounds
-from batchfinder.search.prober import Prober
-from batchfinder.units import format_bytes, parse_bytes, parse_percentage
+
+if TYPE_CHECKING:
+    from batchfinder.results.probe import Probe
+    from batchfinder.search.prober import Prober
 
 TRAINS, DOES_NOT = 0, 3
 
@@ -56,6 +52,8 @@ class Check:
         return self.limit_bytes - self.peak_bytes if self.trains and self.peak_bytes else None
 
     def __str__(self) -> str:
+        from batchfinder.units import format_bytes
+
         if not self.trains:
             return (
                 f"Batch size {self.batch_size} does not train on {self.device}: {self.reason}. "
@@ -92,6 +90,15 @@ def check_batch_size(
     Raises:
         BatchFinderError: the size cannot be tried.
     """
+    # Imported late, because --help must be fast.
+    import json
+    from contextlib import closing
+
+    from batchfinder.cli.signals import terminated_as_ctrl_c
+    from batchfinder.results.result import SCHEMA_VERSION
+    from batchfinder.search.bounds import check_bounds
+    from batchfinder.units import parse_bytes, parse_percentage
+
     check_bounds(batch_size, batch_size, 1)
     most = None if max_memory is None else parse_bytes(max_memory)
     limit = None if memory_limit is None else parse_bytes(memory_limit)
@@ -141,6 +148,8 @@ _OF_TARGET = {
 
 
 def _judged(probe: Probe, prober: Prober, most: int | None) -> Check:
+    from batchfinder.units import format_bytes
+
     peak = probe.peak_reserved_bytes or max(probe.phase_peak_bytes.values(), default=0)
     reason = "" if probe.fits else probe.note or "out of memory"
     trains, limit = probe.fits, min(prober.budget_bytes, most or prober.budget_bytes)
@@ -222,6 +231,7 @@ def _estimated(
     from batchfinder.estimator import estimate_peak_memory
     from batchfinder.simulation.tracing.autocast import cuda_autocast_on_cpu
     from batchfinder.training.loading import load_setup
+    from batchfinder.units import format_bytes
 
     # Output of the target and its steps must not mix with the answer.
     with contextlib.redirect_stdout(sys.stderr):
