@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 TRAINS, DOES_NOT = 0, 3
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """The answer to the question whether a batch size trains.
 
     Attributes:
@@ -128,7 +126,11 @@ def check_batch_size(
             except KeyboardInterrupt:
                 return why[-1]
     if as_json:
-        data = {"schema_version": SCHEMA_VERSION, **vars(found), "margin_bytes": found.margin_bytes}
+        data = {
+            "schema_version": SCHEMA_VERSION,
+            **found._asdict(),
+            "margin_bytes": found.margin_bytes,
+        }
         click.echo(json.dumps(data, allow_nan=False))
     else:
         click.echo(str(found))
