@@ -161,21 +161,12 @@ def find_batch_size(
 
 
 def _recalled(memory: SearchMemory, prober: Prober) -> Remembered | None:
-    """Return the answer of an earlier search on as much memory; None if there is none."""
+    """Return the answer of an earlier search for this setup; None if there is none."""
     fingerprint = prober.fingerprint() if isinstance(prober, Supervisor) else None
     if fingerprint is None:
         return None
-    answer = memory.recall(
-        setup=fingerprint,
-        device=prober.device,
-        capacity_bytes=prober.capacity_bytes,
-        versions=dict(prober.versions),
-    )
-    found = answer and answer.remembered()
-    is_repeatable = prober.is_repeatable
-    return (
-        found if found and found.suits(prober.budget_bytes, is_repeatable=is_repeatable) else None
-    )
+    capacity_bytes = prober.capacity_bytes
+    return memory.recall_for(prober, setup=fingerprint, capacity_bytes=capacity_bytes)
 
 
 def _planned(

@@ -14,6 +14,7 @@ from batchfinder.results.cache import AnswerCache, CachedAnswer
 from batchfinder.results.remembered import Remembered
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.results.version import VERSION
+from batchfinder.search.prober import Prober
 
 
 class SearchMemory:
@@ -49,12 +50,24 @@ class SearchMemory:
             self._give_up(error)
             return None
 
-    def keep(self, result: BatchSizeResult, **evidence: Any) -> BatchSizeResult:
+    def recall_for(self, prober: Prober, **facts: Any) -> Remembered | None:
+        """Return the answer of an earlier search on as much memory; None if there is none.
+
+        Args:
+            prober: the prober of the search.
+            facts: further facts that the answer depends on, besides the prober's device.
+        """
+        answer = self.recall(device=prober.device, versions=dict(prober.versions), **facts)
+        found = answer.remembered() if answer else None
+        if found and found.suits(prober.budget_bytes, is_repeatable=prober.is_repeatable):
+            return found
+        return None
+
+    def keep(self, result: BatchSizeResult) -> BatchSizeResult:
         """Save the answer of a search, unless it was remembered or cannot be.
 
         Args:
             result: the result of the search.
-            evidence: facts to compare when the answer is recalled, besides the key.
 
         Returns:
             The result, with a warning if something failed.
@@ -62,7 +75,7 @@ class SearchMemory:
         is_new = result.remembered_from is None and Remembered.is_worth_it(result)
         if self._cache is not None and self.key and is_new:
             try:
-                facts = json.loads(json.dumps({**self._facts, **evidence}, default=str))
+                facts = json.loads(json.dumps(self._facts, default=str))
                 self._cache.remember(self.key, self._command, facts, result.to_dict())
             except CacheError as error:
                 self._give_up(error)

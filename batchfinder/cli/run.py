@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from batchfinder.launching.prober import LaunchProber
     from batchfinder.launching.template import Template
     from batchfinder.results.probe import Probe
-    from batchfinder.results.remembered import Remembered
     from batchfinder.results.result import BatchSizeResult
 
 
@@ -127,7 +126,9 @@ def run_command(
             show_probe=show_launches,
             prices=prices,
             deadline=deadline,
-            recall=lambda prober: _recalled(memory, prober) if memory else None,
+            recall=lambda prober: (
+                memory.recall_for(prober, processes=prober.processes) if memory else None
+            ),
         )
 
 
@@ -145,17 +146,6 @@ def _memory_of(template: Template, options: RunOptions, bounds: Bounds) -> Searc
         "code": digests([*named, *template.files, *modules_beside(named)]),
     }
     return SearchMemory(f"run {shlex.join(template.arguments)}", facts)
-
-
-def _recalled(memory: SearchMemory, prober: LaunchProber) -> Remembered | None:
-    """Return the answer of an earlier search on as much memory; None if there is none."""
-    place = {"device": prober.device, "processes": prober.processes}
-    answer = memory.recall(**place, versions=prober.versions)
-    found = answer.remembered() if answer else None
-    is_repeatable = prober.is_repeatable
-    if found and found.suits(prober.budget_bytes, is_repeatable=is_repeatable):
-        return found
-    return None
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, str]:
