@@ -15,13 +15,14 @@ import click
 
 from batchfinder.cli.cache import cache
 from batchfinder.cli.check import check
-from batchfinder.cli.language_models import language_model_options
+from batchfinder.cli.language_models import LANGUAGE_MODEL_OPTIONS
 from batchfinder.cli.options import (
+    OUTPUT_OPTIONS,
+    RUN_OPTIONS,
+    SEARCH_OPTIONS,
+    SHARED_OPTIONS,
     chart_option,
-    output_options,
-    run_options,
-    search_options,
-    shared_options,
+    with_options,
 )
 from batchfinder.cli.studies.commands import compare, sweep
 from batchfinder.errors import BatchFinderError, UserCodeError
@@ -52,7 +53,7 @@ def cli() -> None:
     "--device", metavar="D", help="cuda:0, cpu, mps ... [default: an accelerator if there is one]"
 )
 @click.option("--memory-limit", metavar="SIZE", help="Use no more memory than this, such as 24GiB.")
-@shared_options
+@with_options(*SHARED_OPTIONS)
 @click.option(
     "--strategy",
     type=click.Choice(["ddp", "fsdp"]),
@@ -85,9 +86,7 @@ def cli() -> None:
     metavar="N",
     help="Also show how to reach this size by gradient accumulation. Add --accumulate.",
 )
-@search_options
-@output_options
-@chart_option
+@with_options(*SEARCH_OPTIONS, *OUTPUT_OPTIONS, chart_option)
 @click.option("-q", "--quiet", is_flag=True, help="Print only the answer.")
 @click.option("-v", "--verbose", is_flag=True, help="Show more, and what the target prints.")
 @click.pass_obj
@@ -109,7 +108,7 @@ def find(make_prober: Any, /, **options: Any) -> None:
 
 
 @cli.command("run", short_help="Find it for a training script, unmodified.")
-@run_options
+@with_options(*RUN_OPTIONS)
 @click.argument(
     "command_line", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED, required=True
 )
@@ -150,8 +149,7 @@ def run_script(**options: Any) -> None:
     metavar="SIZE",
     help="Memory outside PyTorch's allocator. [default: the GPU's]",
 )
-@shared_options
-@language_model_options
+@with_options(*SHARED_OPTIONS, *LANGUAGE_MODEL_OPTIONS)
 @click.option(
     "--expandable-segments",
     is_flag=True,
@@ -172,7 +170,7 @@ def run_script(**options: Any) -> None:
 )
 @click.option("--forget-calibration", is_flag=True, help="Remove what --calibrate learned.")
 @click.option("--explain", is_flag=True, help="Show what uses the memory, and where.")
-@output_options
+@with_options(*OUTPUT_OPTIONS)
 def estimate(**options: Any) -> None:
     """Estimate the largest batch size on GPUs you do not have; no GPU is needed.
 

@@ -13,6 +13,7 @@ from batchfinder.cli.options import (
     TARGET_OPTIONS,
     accumulate_option,
     headroom_option,
+    with_options,
 )
 from batchfinder.errors import UsageError
 
@@ -257,32 +258,28 @@ def _estimated(
     return Check(batch_size, trains, name, limit, estimate.peak_bytes, 0, reason)
 
 
-def _with_options(command: Any) -> Any:
-    own = (
-        click.option("--batch-size", type=int, metavar="N", required=True, help="Try this size."),
-        click.option("--gpu", metavar="NAME", help="Estimate it for this GPU, as a10g."),
-        click.option("--device", metavar="D", help="cuda:0, cpu ... [default: an accelerator]"),
-        click.option("--memory-limit", metavar="SIZE", help="Use no more memory than this."),
-        click.option("--max-memory", metavar="SIZE", help="Exit 3 if the peak is above this."),
-        *TARGET_OPTIONS,
-        headroom_option,
-        *STEP_OPTIONS,
-        *MODE_OPTIONS,
-        accumulate_option,
-        click.option("--compile", "compiled", is_flag=True, help="Train through torch.compile."),
-        click.option(
-            "--env", "settings", metavar="NAME=VALUE", multiple=True, help="Set it for COMMAND."
-        ),
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout."),
-        click.option("-v", "--verbose", is_flag=True, help="Show what the code prints."),
-    )
-    for option in reversed(own):
-        command = option(command)
-    return command
+CHECK_OPTIONS = (
+    click.option("--batch-size", type=int, metavar="N", required=True, help="Try this size."),
+    click.option("--gpu", metavar="NAME", help="Estimate it for this GPU, as a10g."),
+    click.option("--device", metavar="D", help="cuda:0, cpu ... [default: an accelerator]"),
+    click.option("--memory-limit", metavar="SIZE", help="Use no more memory than this."),
+    click.option("--max-memory", metavar="SIZE", help="Exit 3 if the peak is above this."),
+    *TARGET_OPTIONS,
+    headroom_option,
+    *STEP_OPTIONS,
+    *MODE_OPTIONS,
+    accumulate_option,
+    click.option("--compile", "compiled", is_flag=True, help="Train through torch.compile."),
+    click.option(
+        "--env", "settings", metavar="NAME=VALUE", multiple=True, help="Set it for COMMAND."
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout."),
+    click.option("-v", "--verbose", is_flag=True, help="Show what the code prints."),
+)
 
 
 @click.command(short_help="Does one batch size train?")
-@_with_options
+@with_options(*CHECK_OPTIONS)
 @click.argument("words", metavar="TARGET | -- COMMAND...", nargs=-1, required=True)
 def check(**options: Any) -> None:
     """Say whether a batch size trains, by one confirmation.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -13,7 +13,7 @@ from batchfinder.errors import UsageError
 METHODS = ("full", "lora", "qlora", "dpo")
 ATTENTION = ("eager", "sdpa", "flash")
 
-_OPTIONS = (
+LANGUAGE_MODEL_OPTIONS = (
     click.option(
         "--seq",
         "lengths",
@@ -34,13 +34,6 @@ _OPTIONS = (
     ),
     click.option("--attention", type=click.Choice(ATTENTION), help="hf: [default: sdpa]"),
 )
-
-
-def language_model_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options to a command."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def arguments_by_length(

@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import click
+
+Option: TypeAlias = Callable[[Callable[..., None]], Callable[..., None]]
+"""What ``click.option()`` returns: it adds the option to a command."""
+
+
+def with_options(*options: Option) -> Option:
+    """Return a decorator that adds options to a command, in their order."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
 
 TARGET_OPTIONS = (
     click.option(
@@ -135,33 +151,12 @@ SEARCH_OPTIONS = (
 """The time limit of a search, and whether its answer is remembered."""
 
 
-def search_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add :data:`SEARCH_OPTIONS` to a command."""
-    for option in reversed(SEARCH_OPTIONS):
-        command = option(command)
-    return command
-
-
-def shared_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add :data:`SHARED_OPTIONS` to a command, in their order."""
-    for option in reversed(SHARED_OPTIONS):
-        command = option(command)
-    return command
-
-
 OUTPUT_OPTIONS = (
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout."),
     click.option("--report", metavar="FILE.html", help="Also write a page with pictures."),
 )
 
 chart_option = click.option("--chart", is_flag=True, help="Also draw memory against batch size.")
-
-
-def output_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add :data:`OUTPUT_OPTIONS` to a command."""
-    for option in reversed(OUTPUT_OPTIONS):
-        command = option(command)
-    return command
 
 
 RUN_OPTIONS = (
@@ -217,10 +212,3 @@ RUN_OPTIONS = (
     click.option("-q", "--quiet", is_flag=True, help="Print only the answer."),
     click.option("-v", "--verbose", is_flag=True, help="Show more, and what the script prints."),
 )
-
-
-def run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of ``run`` to a command."""
-    for option in reversed(RUN_OPTIONS):
-        command = option(command)
-    return command

@@ -6,12 +6,13 @@ from typing import Any
 
 import click
 
-from batchfinder.cli.studies.options import COMPARE_OPTIONS, SWEEP_OPTIONS, with_options
+from batchfinder.cli.options import with_options
+from batchfinder.cli.studies.options import COMPARE_OPTIONS, SWEEP_OPTIONS
 
 
 @click.command(short_help="Compare precision, checkpointing, optimizers and sharding.")
 @click.argument("target")
-@with_options(COMPARE_OPTIONS)
+@with_options(*COMPARE_OPTIONS)
 def compare(**options: Any) -> None:
     """Compare what each strategy gives: the largest batch size, its memory, and its speed.
 
@@ -29,7 +30,7 @@ def compare(**options: Any) -> None:
 
 @click.command(short_help="Find it for each sequence length, image size, or depth.")
 @click.argument("target")
-@with_options(SWEEP_OPTIONS)
+@with_options(*SWEEP_OPTIONS)
 def sweep(**options: Any) -> None:
     """Find the largest batch size for each value of an argument, such as seq_len=512,1024,2048.
 

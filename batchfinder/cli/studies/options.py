@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import click
 
 from batchfinder.cli.options import OUTPUT_OPTIONS, STUDY_OPTIONS
@@ -68,16 +66,3 @@ SWEEP_OPTIONS = (
     *STUDY_OPTIONS,
     *OUTPUT_OPTIONS,
 )
-
-
-def with_options(
-    options: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...],
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that adds options to a command, in their order."""
-
-    def add(command: Callable[..., None]) -> Callable[..., None]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
