@@ -169,11 +169,9 @@ def _target_prober(
     verbose: bool,
     training: dict[str, Any],
 ) -> Prober:
+    from batchfinder.cli.find import worker_prober
     from batchfinder.probing.options import ProbeOptions
-    from batchfinder.probing.workers.process import WorkerProcess
-    from batchfinder.probing.workers.process_worker import ProcessWorker
     from batchfinder.probing.workers.source import SetupSource
-    from batchfinder.probing.workers.supervisor import Supervisor
 
     options = ProbeOptions(
         device=device,
@@ -186,7 +184,7 @@ def _target_prober(
         eval_batch_size=training["eval_batch_size"],
     )
     source = SetupSource(target, **_setup_of(training))
-    return Supervisor(ProcessWorker(lambda: WorkerProcess(verbose), source), options)
+    return worker_prober(source, options, show_output=verbose)
 
 
 def _setup_of(training: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,7 +248,8 @@ def _estimated(
             mode=training["mode"],
             eval_batch_size=training["eval_batch_size"],
         )
-    limit = int(estimate.gpu.total_bytes * (1 - headroom))
+    # What lies beside the allocator counts on both sides.
+    limit = estimate.budget_bytes + estimate.gpu.overhead_bytes
     limit = min(limit, most or limit)
     trains = estimate.fits and estimate.peak_bytes <= limit
     reason = "" if trains else f"its estimated peak is {format_bytes(estimate.peak_bytes)}"

@@ -137,7 +137,7 @@ def find_batch_size(
 
     estimate = EstimateOrder(ESTIMATE, bounds)
     make_prober = make_prober or partial(
-        _worker_prober,
+        worker_prober,
         probe_timeout_seconds=probe_timeout,
         show_output=verbose,
         estimate=estimate if start_from_estimate else None,
@@ -181,14 +181,26 @@ def _planned(
     return result, plan
 
 
-def _worker_prober(
+def worker_prober(
     source: SetupSource,
     options: ProbeOptions,
     *,
-    probe_timeout_seconds: float | None,
-    show_output: bool,
-    estimate: EstimateOrder | None,
+    probe_timeout_seconds: float | None = None,
+    show_output: bool = False,
+    estimate: EstimateOrder | None = None,
 ) -> Prober:
+    """Make the prober of a target: one with a worker process, or one for all ranks.
+
+    Args:
+        source: what to load, and how.
+        options: the options of the probes.
+        probe_timeout_seconds: ends a probe after this time. Default: from the steps seen.
+        show_output: True to show what the target prints.
+        estimate: the estimate to make beside the steps; None for none.
+
+    Raises:
+        BatchFinderError: the target cannot be loaded, or the device is unavailable.
+    """
     if options.strategy is None:
         worker = ProcessWorker(
             lambda: WorkerProcess(show_output), source, probe_timeout_seconds=probe_timeout_seconds

@@ -73,6 +73,7 @@ class PeakEstimate:
             allocator's cache in every step.
         peak_allocated_bytes: most bytes that tensors hold.
         peak_reserved_bytes: most bytes that the caching allocator holds.
+        budget_bytes: most bytes that the caching allocator may hold.
         explanation: the terms of the peak.
         warnings: problems with the step that the user should act on.
     """
@@ -82,6 +83,7 @@ class PeakEstimate:
     fits: bool
     peak_allocated_bytes: int
     peak_reserved_bytes: int
+    budget_bytes: int
     explanation: Explanation
     warnings: tuple[str, ...] = ()
 

@@ -1,0 +1,59 @@
+"""``batchfinder check``: the same verdicts as the search and the estimate."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+from processes import REPOSITORY
+
+from batchfinder import estimate_max_batch
+from batchfinder.cli.app import cli
+from batchfinder.training.loading import load_setup
+
+SMALL = f"{REPOSITORY}/tests/targets/models.py:build_small"
+
+
+def check(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["check", *arguments])
+
+
+def test_the_largest_size_of_an_estimate_trains_and_the_next_does_not() -> None:
+    setup, _ = load_setup(SMALL, {})
+    largest = estimate_max_batch(setup, gpu="t4").batch_size
+
+    ended = check(SMALL, "--gpu", "t4", "--batch-size", str(largest), "--json")
+    assert ended.exit_code == 0
+    found = json.loads(ended.stdout)
+    assert found["trains"]
+    assert 0 <= found["margin_bytes"] < found["limit_bytes"] / 100
+
+    refused = check(SMALL, "--gpu", "t4", "--batch-size", str(largest + largest // 50))
+    assert refused.exit_code == 3
+    assert "does not train on T4 (simulated): its estimated peak is" in refused.stdout
+
+
+def test_a_budget_of_memory_decides_too() -> None:
+    ended = check(SMALL, "--gpu", "t4", "--batch-size", "4", "--max-memory", "1GiB")
+
+    assert ended.exit_code == 3
+    assert "A step may use 1.0 GiB" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((SMALL, "--batch-size", "0"), "at least 1"),
+        ((SMALL, "--batch-size", "4", "--gpu", "t5000"), "no GPU 't5000' is known"),
+        (("--batch-size", "4", "--gpu", "t4", "--", "python", "{batch_size}"), "--gpu needs"),
+        (("--batch-size", "4", "--loader", "a.py:b", "--", "python", "{batch_size}"), "--loader"),
+        (("--batch-size", "4", "--", "python", "train.py"), "the command has no {batch_size}"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: tuple[str, ...], message: str) -> None:
+    ended = check(*arguments)
+
+    assert ended.exit_code == 2
+    assert message in ended.stderr
+    assert ended.stderr.count("\n") == 1
