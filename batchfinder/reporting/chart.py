@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from batchfinder.reporting.table import peak_bytes
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.units import format_bytes
 
@@ -22,7 +21,7 @@ def memory_lines(result: BatchSizeResult, width: int, *, has_blocks: bool = True
     Returns:
         Lines of text; none if no size fits.
     """
-    fitting = {probe.batch_size: peak_bytes(probe) for probe in result.probes if probe.fits}
+    fitting = {probe.batch_size: probe.peak_bytes for probe in result.probes if probe.fits}
     peaks = {size: peak for size, peak in fitting.items() if peak is not None}
     if not peaks:
         return []

@@ -26,7 +26,7 @@ _LONG_OUTCOME = len("fits, confirmed by 3 steps")
 
 _STYLES = {Outcome.FITS: "green", Outcome.OOM: "red", Outcome.FAILED: "yellow"}
 _WORDS = {Outcome.FITS: "fits", Outcome.OOM: "OOM", Outcome.FAILED: "failed"}
-_PHASES = {
+PHASES = {
     Phase.FORWARD: "forward",
     Phase.FORWARD_BACKWARD: "forward/backward",
     Phase.OPTIMIZER_STEP: "optimizer step",
@@ -72,7 +72,7 @@ class ProbeTable:
 
     def row(self, probe: Probe) -> Text:
         """Return the row of one probe: one line, or several if its text is long."""
-        peak = peak_bytes(probe) if probe.fits else None
+        peak = probe.peak_bytes if probe.fits else None
         seconds = probe.step_seconds if probe.fits else None
         columns = self._columns(
             str(probe.batch_size),
@@ -151,14 +151,7 @@ class ProbeTable:
         )
 
 
-def peak_bytes(probe: Probe) -> int | None:
-    """Return the peak that counts against the budget, or the best available reading."""
-    if probe.phase_peak_bytes:
-        return max(probe.phase_peak_bytes.values())
-    return probe.peak_reserved_bytes or probe.peak_allocated_bytes
-
-
 def _phases(probe: Probe) -> str:
-    peaks = [f"{_PHASES[phase]} {format_bytes(n)}" for phase, n in probe.phase_peak_bytes.items()]
+    peaks = [f"{PHASES[phase]} {format_bytes(n)}" for phase, n in probe.phase_peak_bytes.items()]
     cost = f"{count(probe.steps, 'step')} in {format_seconds(probe.seconds)}"
     return ", ".join([*peaks, cost])

@@ -80,6 +80,13 @@ class Probe:
         """True if the size runs only by flushing the allocator's cache in every step."""
         return self.outcome is Outcome.OOM and self.allocation_retries > 0
 
+    @property
+    def peak_bytes(self) -> int | None:
+        """The peak that counts against the budget, or the best available reading."""
+        if self.phase_peak_bytes:
+            return max(self.phase_peak_bytes.values())
+        return self.peak_reserved_bytes or self.peak_allocated_bytes
+
     def to_dict(self) -> dict[str, Any]:
         """Return the probe as plain data, ready for JSON."""
         return {

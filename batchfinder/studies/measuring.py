@@ -121,5 +121,4 @@ def _model_states(step: Applied, batch_size: int) -> int | None:
 
 def _peak_bytes(result: BatchSizeResult) -> int | None:
     at_answer = [p for p in result.probes if p.fits and p.batch_size == result.batch_size]
-    peaks = [max(p.phase_peak_bytes.values(), default=p.peak_reserved_bytes) for p in at_answer]
-    return max((peak for peak in peaks if peak), default=None)
+    return max((p.peak_bytes for p in at_answer if p.peak_bytes), default=None)

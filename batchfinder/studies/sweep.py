@@ -160,7 +160,7 @@ def sweep_on_device(
             continue
         warnings += answer.warnings
         at_answer = [p for p in answer.probes if p.fits and p.batch_size == answer.batch_size]
-        peaks = [max(p.phase_peak_bytes.values(), default=0) for p in at_answer]
+        peaks = [p.peak_bytes or 0 for p in at_answer]
         slope = None if x is None else finder.scaling.per_sample_bytes.get(x)
         rows[index] = SweepRow(
             row.values,

@@ -140,9 +140,8 @@ class SizeSweep:
         return answer
 
     def _learn(self, x: float, probe: Probe) -> None:
-        peak = max(probe.phase_peak_bytes.values(), default=probe.peak_reserved_bytes or 0)
-        if peak:
-            self.scaling.learn_reading(x, probe.batch_size, peak)
+        if probe.peak_bytes:
+            self.scaling.learn_reading(x, probe.batch_size, probe.peak_bytes)
 
     @property
     def _unit(self) -> int:

@@ -17,6 +17,7 @@ from batchfinder import estimate_max_batch
 from batchfinder.errors import UsageError
 from batchfinder.reporting.page.page import check_report, page_of, read_results, write_page
 from batchfinder.reporting.page.svg import ticks
+from batchfinder.results.memory_model import MemoryModel, Phase, PhaseModel
 from batchfinder.results.result import BatchSizeResult
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -74,6 +75,14 @@ def test_a_search_is_drawn_with_every_probe_and_the_budget() -> None:
     assert outline.counts["tr"] == 1 + len(RESULT.probes) + 0
     assert outline.links == []  # nothing is fetched
     assert "peak memory, GiB" in page
+
+
+def test_every_phase_has_a_line_with_a_name() -> None:
+    phases = {phase: PhaseModel(fixed_bytes=1e9, per_sample_bytes=1e6) for phase in Phase}
+    page = page_of([json.loads(result(memory_model=MemoryModel(phases)).to_json())])
+
+    assert page.count("line of ") == len(Phase)
+    assert "line of validation" in page
 
 
 def test_an_estimate_is_drawn_by_gpu_and_over_its_step(estimates: dict[str, object]) -> None:

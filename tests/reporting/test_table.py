@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from reporting.fake_search import BUDGET, OOM_NOTE, fits
 from strategies import byte_counts, probes
 
-from batchfinder.reporting.table import ProbeTable, peak_bytes
+from batchfinder.reporting.table import ProbeTable
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.units import MIB
@@ -166,8 +166,6 @@ def test_without_blocks_a_row_of_plain_notes_is_ascii(probe: Probe, budget: int)
 def test_the_peak_is_in_the_bytes_that_count_against_the_budget() -> None:
     phases = {Phase.FORWARD_BACKWARD: 3, Phase.OPTIMIZER_STEP: 5}
     probe = fits(1, 1.0, phase_peak_bytes=phases, peak_reserved_bytes=9, peak_allocated_bytes=2)
-    assert peak_bytes(probe) == 5
-    assert peak_bytes(dataclasses.replace(probe, phase_peak_bytes={})) == 9
-    assert (
-        peak_bytes(dataclasses.replace(probe, phase_peak_bytes={}, peak_reserved_bytes=None)) == 2
-    )
+    assert probe.peak_bytes == 5
+    assert dataclasses.replace(probe, phase_peak_bytes={}).peak_bytes == 9
+    assert dataclasses.replace(probe, phase_peak_bytes={}, peak_reserved_bytes=None).peak_bytes == 2

@@ -7,37 +7,25 @@ from itertools import accumulate
 from typing import Any
 
 from batchfinder.reporting.page.svg import Chart, bars
-from batchfinder.reporting.table import peak_bytes
 from batchfinder.reporting.wording import count
-from batchfinder.results.probe import Probe
+from batchfinder.results.result import BatchSizeResult
 from batchfinder.units import format_bytes, format_seconds
 
 Data = Mapping[str, Any]
 
-PHASES = {
-    "forward": "forward",
-    "forward_backward": "forward/backward",
-    "optimizer_step": "optimizer",
-}
+OUTCOMES = {"fits": "fits", "oom": "out of memory", "failed": "failed"}
 
 
-def peak(probe: Data) -> int | None:
-    """Return the peak of a probe that counts against the budget, in bytes."""
-    return peak_bytes(Probe.from_dict(probe))
-
-
-def memory_chart(result: Data) -> str:
+def memory_chart(result: BatchSizeResult) -> str:
     """Draw memory against batch size: every probe, the lines, the budget, and the failure."""
-    probes = result["probes"]
-    budget = result["budget_bytes"]
-    peaks = [peak(probe) or 0 for probe in probes if probe["outcome"] == "fits"]
-    answer, failure = result["batch_size"], result["next_failure"]
+    budget, failure = result.budget_bytes, result.next_failure
+    peaks = [probe.peak_bytes or 0 for probe in result.probes if probe.fits]
     # Failures far above the answer would press everything else against the axis.
-    near = 1.35 * max(answer, failure["batch_size"] if failure else 0, 1)
-    sizes = [probe["batch_size"] for probe in probes if probe["batch_size"] <= near]
-    most = 1.06 * max(sizes, default=1)
+    near = 1.35 * max(result.batch_size, failure.batch_size if failure else 0, 1)
+    probes = [probe for probe in result.probes if probe.batch_size <= near]
+    most = 1.06 * max((probe.batch_size for probe in probes), default=1)
     chart = Chart(
-        f"Peak memory against batch size; the answer is {answer}",
+        f"Peak memory against batch size; the answer is {result.batch_size}",
         x_most=most,
         y_most=1.15 * max(budget, *peaks, 1),
         x_label="batch size",
@@ -46,36 +34,32 @@ def memory_chart(result: Data) -> str:
     )
     chart.line([(0, budget), (most, budget)], "budget")
     chart.note((0, budget * 1.02), f"budget {format_bytes(budget)}")
-    lines = ((result["memory_model"] or {}).get("phases") or {}).items()
-    for phase, line in lines:
-        fixed, slope = line["fixed_bytes"], line["per_sample_bytes"]
-        end = min(most, (chart.y_most - fixed) / slope) if slope > 0 else most
-        chart.line([(0, fixed), (max(end, 0), fixed + slope * max(end, 0))], f"fit {phase}")
+    for phase, line in result.memory_model.phases.items() if result.memory_model else ():
+        fixed, slope = line.fixed_bytes, line.per_sample_bytes
+        end = max(0.0, min(most, (chart.y_most - fixed) / slope) if slope > 0 else most)
+        chart.line([(0, fixed), (end, fixed + slope * end)], f"fit {phase.value}")
     for probe in probes:
-        size, read = probe["batch_size"], peak(probe)
-        if size > near:
-            continue
-        if probe["outcome"] != "fits":
-            why = {"oom": "out of memory", "failed": "failed"}[probe["outcome"]]
-            chart.dot((size, budget), probe["outcome"], f"{size}: {why}", shape="cross")
+        size, read, step = probe.batch_size, probe.peak_bytes, probe.step_seconds
+        if not probe.fits:
+            outcome = probe.outcome.value
+            chart.dot((size, budget), outcome, f"{size}: {OUTCOMES[outcome]}", shape="cross")
             continue
         if read is None:
             continue
-        step = probe["step_seconds"]
         tip = f"{size}: {format_bytes(read)}" + (f", {format_seconds(step)} a step" if step else "")
-        if probe["confirmed"]:
-            tip += f", confirmed by {count(probe['steps'], 'step')}"
+        if probe.confirmed:
+            tip += f", confirmed by {count(probe.steps, 'step')}"
             chart.dot((size, read), "confirmed", tip, shape="ring")
         chart.dot((size, read), "fits", tip)
     return chart.svg()
 
 
-def speed_chart(result: Data) -> str | None:
+def speed_chart(result: BatchSizeResult) -> str | None:
     """Draw examples per second against batch size; None if fewer than two sizes were timed."""
     rates = {
-        probe["batch_size"]: probe["batch_size"] / probe["step_seconds"]
-        for probe in result["probes"]
-        if probe["outcome"] == "fits" and probe["step_seconds"]
+        probe.batch_size: probe.batch_size / probe.step_seconds
+        for probe in result.probes
+        if probe.fits and probe.step_seconds
     }
     if len(rates) < 2:
         return None

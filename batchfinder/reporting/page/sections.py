@@ -10,14 +10,12 @@ from typing import Any
 from batchfinder.reporting.answer import details, headline
 from batchfinder.reporting.page import charts
 from batchfinder.reporting.page.studies import comparison_rows, memory_map, size_chart, sweep_rows
-from batchfinder.reporting.table import peak_bytes
+from batchfinder.reporting.table import PHASES
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.units import format_bytes, format_seconds
 
 Data = Mapping[str, Any]
 Rows = Sequence[Sequence[str]]
-
-_OUTCOMES = {"fits": "fits", "oom": "out of memory", "failed": "failed"}
 
 
 def sections_of(data: Data) -> list[str]:
@@ -54,6 +52,7 @@ def _study(data: Data, rows: Rows, names: int) -> str:
 def _search(data: Data) -> list[str]:
     result = BatchSizeResult.from_dict(data)
     first, *more = headline(result)
+    phases = result.memory_model.phases if result.memory_model else ()
     lines = [*(f"Warning: {warning}" for warning in result.warnings), *details(result)]
     parts = [
         f"<h2>{escape(first)}</h2>",
@@ -61,27 +60,27 @@ def _search(data: Data) -> list[str]:
         *(f"<p>{escape(line)}</p>" for line in lines),
         _picture(
             "Memory against batch size",
-            charts.memory_chart(data),
+            charts.memory_chart(result),
             {
                 "fits": "fits",
                 "confirmed": "confirmed",
                 "oom": "ran out of memory",
-                **{f"fit {name}": f"line of {charts.PHASES[name]}" for name in _phases(data)},
+                **{f"fit {phase.value}": f"line of {PHASES[phase]}" for phase in phases},
                 "budget": "budget",
             },
         ),
     ]
-    speed = charts.speed_chart(data)
+    speed = charts.speed_chart(result)
     if speed:
         parts.append(_picture("Speed against batch size", speed, {}))
     rows = [("batch size", "outcome", "peak memory", "step", "steps", "note")]
     for probe in result.probes:
-        peak = peak_bytes(probe)
+        peak = probe.peak_bytes
         seconds = probe.step_seconds
         rows.append(
             (
                 f"{probe.batch_size:,}",
-                _OUTCOMES[probe.outcome.value] + (", confirmed" if probe.confirmed else ""),
+                charts.OUTCOMES[probe.outcome.value] + (", confirmed" if probe.confirmed else ""),
                 "" if peak is None else format_bytes(peak),
                 "" if seconds is None else format_seconds(seconds),
                 str(probe.steps),
@@ -163,10 +162,6 @@ def _reproduce(data: Data) -> str:
             _table("Versions", [("package", "version"), *versions]) if versions else "",
         ]
     )
-
-
-def _phases(data: Data) -> Sequence[str]:
-    return tuple((data["memory_model"] or {}).get("phases") or ())
 
 
 def _section(parts: Sequence[str]) -> str:
