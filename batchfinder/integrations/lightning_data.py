@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 from importlib import import_module
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from torch.utils._pytree import tree_unflatten
 from torch.utils.data import BatchSampler, DataLoader
 
 from batchfinder.errors import UsageError
 from batchfinder.training.data.drawn import DataBatches, Drawn
-from batchfinder.training.frameworks.trainer_batch import batches_of_trainer
+from batchfinder.training.frameworks.trainer_batch import batches_of_its_loader
 from batchfinder.training.sample import BatchMaker
-from batchfinder.training.setup import Trainer
 from batchfinder.training.state.snapshot import preserved_state
 
 
@@ -132,5 +130,5 @@ def _longest_of(loader: Any) -> DataBatches:
     if getattr(loader, "batch_sampler", None) is None:  # the data set makes whole batches
         with preserved_state():
             return DataBatches(next(iter(loader)), None)
-    as_trainer = SimpleNamespace(train_dataset=loader.dataset, get_train_dataloader=lambda: loader)
-    return batches_of_trainer(cast("Trainer", as_trainer))
+    with preserved_state():
+        return batches_of_its_loader(loader)

@@ -67,20 +67,31 @@ class Throughput:
 
     def rate_at(self, batch_size: int) -> float | None:
         """Return the samples per second at a size, measured or interpolated; None outside."""
-        pairs = [(rate.batch_size, rate.samples_per_second) for rate in self.rates]
-        below = max((pair for pair in pairs if pair[0] <= batch_size), default=None)
-        above = min((pair for pair in pairs if pair[0] >= batch_size), default=None)
-        if below is None or above is None:
+        seconds = [(one.batch_size, one.batch_size / one.samples_per_second) for one in self.rates]
+        if not seconds[0][0] <= batch_size <= seconds[-1][0]:
             return None
-        if below == above:
-            return below[1]
-        share = (batch_size - below[0]) / (above[0] - below[0])
-        seconds = (1 - share) * below[0] / below[1] + share * above[0] / above[1]
-        return batch_size / seconds
+        return batch_size / interpolated(seconds, batch_size)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the throughput as plain data, ready for JSON."""
         return {**vars(self), "rates": [vars(rate) for rate in self.rates]}
+
+
+def interpolated(points: Sequence[tuple[int, float]], at: int) -> float:
+    """Return the value at a place, interpolated between the points around it; else the nearest's.
+
+    Args:
+        points: pairs of a place and its value, the lowest place first; at least one.
+        at: the place.
+
+    Example:
+        >>> interpolated([(2, 1.0), (4, 1.5), (8, 2.5)], 6)
+        2.0
+    """
+    low, low_value = max((point for point in points if point[0] <= at), default=points[0])
+    high, high_value = min((point for point in points if point[0] >= at), default=points[-1])
+    share = min(max((at - low) / (high - low), 0.0), 1.0) if high > low else 0.0
+    return low_value + share * (high_value - low_value)
 
 
 def throughput_of(seconds: Mapping[int, Sequence[float]]) -> Throughput:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from batchfinder.results.accumulation import AccumulationPlan, Split
 from batchfinder.results.result import SCHEMA_VERSION, BatchSizeResult
+from batchfinder.results.throughput import interpolated
 from batchfinder.studies.strategies import Strategy
 
 STATES = ("parameters", "gradients", "optimizer states")
@@ -167,24 +168,7 @@ def seconds_of_step(result: BatchSizeResult, batch_size: int) -> float | None:
         if probe.fits and probe.step_seconds is not None:
             known = readings.get(probe.batch_size, probe.step_seconds)
             readings[probe.batch_size] = min(known, probe.step_seconds)
-    return _interpolated(sorted(readings.items()), batch_size)
-
-
-def _interpolated(points: Sequence[tuple[int, float]], at: int) -> float | None:
-    """Return the value at a place, interpolated between the points around it.
-
-    Example:
-        >>> _interpolated([(2, 1.0), (4, 1.5), (8, 2.5)], 6)
-        2.0
-    """
-    below = [point for point in points if point[0] <= at]
-    above = [point for point in points if point[0] >= at]
-    if not below or not above:
-        nearest = (below or above)[-1 if below else 0] if points else None
-        return nearest[1] if nearest else None
-    (low, low_value), (high, high_value) = below[-1], above[0]
-    share = (at - low) / (high - low) if high > low else 0.0
-    return low_value + share * (high_value - low_value)
+    return interpolated(sorted(readings.items()), batch_size) if readings else None
 
 
 def _seconds_of_an_example(row: StrategyRow) -> float:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import default_collate
 
 from batchfinder.errors import SampleError, UsageError
 from batchfinder.search.bounds import whole_number
+from batchfinder.training.data.lengths import MOST_EXAMPLES, spread
+from batchfinder.training.data.loader import has_places
 from batchfinder.training.state.snapshot import preserved_state
 from batchfinder.training.tree import named_tensors
-
-# The most examples to weigh, spread evenly over the data set. More would need minutes if each is
-# read from a disk.
-MOST_EXAMPLES = 2048
 
 
 def worst_batch(data: Any, batch_size: int, *, collate_fn: Callable[..., Any] | None = None) -> Any:
@@ -49,16 +47,14 @@ def worst_batch(data: Any, batch_size: int, *, collate_fn: Callable[..., Any] | 
     is_loader = hasattr(data, "dataset") and hasattr(data, "collate_fn")
     dataset = data.dataset if is_loader else data
     collate = collate_fn or (data.collate_fn if is_loader else default_collate)
-    has_places = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-    if not has_places or isinstance(dataset, IterableDataset):
+    if not has_places(dataset):
         raise SampleError(
             f"{type(dataset).__name__} has no examples by their place (__len__ and __getitem__). "
             "Try a list of the examples that you expect to be the heaviest."
         )
     if not len(dataset):
         raise SampleError("the data set has no examples. Try one with at least one.")
-    stride = -(-len(dataset) // MOST_EXAMPLES)
-    places = range(0, len(dataset), stride)
+    places = spread(range(len(dataset)), MOST_EXAMPLES)
     with preserved_state(dataset, collate):
         weights = {place: _weights(collate([dataset[place]])) for place in places}
         # A batch is as long as its longest input and target, which may be in different examples.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import click
 
-from batchfinder.cli.estimate import gpus_of, user_errors
+from batchfinder.cli.estimate import FOUND, NOTHING_FITS, gpus_of, user_errors
 from batchfinder.cli.output import deliver
 from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import UsageError
@@ -29,8 +29,6 @@ from batchfinder.studies.study import Study, study_of
 from batchfinder.training.arguments import parse_arguments
 from batchfinder.training.loading import load_setup
 from batchfinder.units import format_seconds, parse_bytes, parse_percentage
-
-FOUND, NOTHING_FITS = 0, 3
 
 
 def compare(
@@ -71,8 +69,7 @@ def compare(
         raise UsageError("no device is given. Try --gpu rtx3090, --memory 24GiB, or --measure.")
     if explain and not (gpu_names or memory):
         raise UsageError("--explain needs an estimate. Try it with --gpu rtx3090.")
-    if report is not None:
-        check_report(report)  # before the work
+    check_report(report)
     gpus = gpus_of(gpu_names, memory, None) if gpu_names or memory else []
     options = ProbeOptions(
         device=device,

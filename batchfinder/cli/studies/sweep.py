@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from batchfinder.cli.estimate import gpus_of, user_errors
+from batchfinder.cli.estimate import FOUND, NOTHING_FITS, gpus_of, user_errors
 from batchfinder.cli.output import deliver
 from batchfinder.errors import UsageError
 from batchfinder.probing.options import ProbeOptions
@@ -30,8 +30,6 @@ from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.target import load_function
 from batchfinder.training.user_module import load_module
 from batchfinder.units import parse_bytes, parse_percentage
-
-FOUND, NOTHING_FITS = 0, 3
 
 
 def sweep(
@@ -68,8 +66,7 @@ def sweep(
     combinations(over)
     bounds: Bounds = (min_batch_size, max_batch_size, multiple_of)
     check_bounds(*bounds)
-    if report is not None:
-        check_report(report)  # before the work
+    check_report(report)
     gpus = gpus_of(gpu_names, memory, None) if gpu_names or memory else []
     options = ProbeOptions(
         device=device,

@@ -50,14 +50,14 @@ def lengths_of(dataset: Any) -> Lengths:
         Lengths(longest=[1], shortest=[0], vary=True, looked_at=3, are_sure=True)
     """
     size = len(dataset)
-    places = _spread(range(size), MOST_EXAMPLES)
-    few = _lengths_at(dataset, _spread(places, FIRST_EXAMPLES), size)
+    places = spread(range(size), MOST_EXAMPLES)
+    few = _lengths_at(dataset, spread(places, FIRST_EXAMPLES), size)
     if not few.vary:
         return replace(few, are_sure=True)
     return _lengths_at(dataset, places, size)
 
 
-def _spread(places: range, most: int) -> range:
+def spread(places: range, most: int) -> range:
     """Return at most this many of the indices, spread evenly over them."""
     return places[:: -(-len(places) // most)]
 

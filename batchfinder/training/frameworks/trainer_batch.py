@@ -29,16 +29,28 @@ def batches_of_trainer(trainer: Trainer) -> DataBatches:
     if hasattr(trainer.train_dataset, "__len__") and not len(trainer.train_dataset):
         raise SampleError("the Trainer's train_dataset has no examples; give it at least one")
     with preserved_state(), _no_loader_noted(trainer):
-        loader = trainer.get_train_dataloader()
-        dataset: Any = getattr(loader, "dataset", None)
-        collate = getattr(loader, "collate_fn", None)
-        if collate is None or not has_places(dataset):
-            remark = (
-                "the batches tried are as long as the first one of the Trainer's; give a sample "
-                "as long as any in training"
-            )
-            return DataBatches(_first_batch(loader), None, remarks=(remark,))
-        return batches_of(dataset, collate, sampler_of(loader), "the Trainer")
+        return batches_of_its_loader(trainer.get_train_dataloader())
+
+
+def batches_of_its_loader(loader: Any) -> DataBatches:
+    """Choose the batches of a Trainer's loader; only its first one if it has no examples by index.
+
+    Args:
+        loader: what the Trainer iterates over. The random state may change.
+
+    Raises:
+        SampleError: there are no examples.
+        Exception: what data set and collator raise.
+    """
+    dataset: Any = getattr(loader, "dataset", None)
+    collate = getattr(loader, "collate_fn", None)
+    if collate is None or not has_places(dataset):
+        remark = (
+            "the batches tried are as long as the first one of the Trainer's; give a sample "
+            "as long as any in training"
+        )
+        return DataBatches(_first_batch(loader), None, remarks=(remark,))
+    return batches_of(dataset, collate, sampler_of(loader), "the Trainer")
 
 
 @contextmanager
