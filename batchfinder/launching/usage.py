@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from batchfinder.launching.guardian import descendants
 
 PROC = Path("/proc")
 
@@ -88,7 +89,7 @@ def read_usage(pid: int, gpus: Gpus) -> Usage | None:
     """Read the memory of a process and its descendants; None if the process has ended."""
     if _resident_bytes(pid) is None:
         return None
-    pids = {pid, *_descendants(pid)}
+    pids = {pid, *descendants(pid)}
     resident = [size for size in map(_resident_bytes, pids) if size is not None]
     return Usage(len(resident), sum(resident), gpus.read(pids))
 
@@ -101,11 +102,3 @@ def _resident_bytes(pid: int) -> int | None:
             pages = int((PROC / str(pid) / "statm").read_text().split()[1])
             return pages * os.sysconf("SC_PAGE_SIZE")
     return None
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    for task in (PROC / str(pid) / "task").glob("*/children"):
-        with suppress(OSError):
-            for child in map(int, task.read_text().split()):
-                yield child
-                yield from _descendants(child)
