@@ -35,9 +35,9 @@ def fingerprint(setup: TrainingSetup, files_read: Iterable[str] = ()) -> dict[st
         setup: the complete training setup.
         files_read: files that were read while loading it, such as configuration files.
     """
-    modules = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
+    files = [attributes.get("__file__") for attributes in _modules().values()]
     return {
-        "code": digests(filter(None, [*modules, *files_read])),
+        "code": digests(filter(None, [*files, *files_read])),
         "packages": package_versions(),
         "model": _digest(_model(setup.model)),
         "sample": _digest(_leaves(setup.sample)),
@@ -48,14 +48,18 @@ def fingerprint(setup: TrainingSetup, files_read: Iterable[str] = ()) -> dict[st
 
 def package_versions() -> dict[str, str]:
     """Return the version of each loaded package that has one."""
-    tops = {
-        name: module
-        for name, module in [*sys.modules.items()]
-        if "." not in name and isinstance(module, ModuleType)
-    }
-    # Not getattr: a package may compute the attribute, with warnings or errors of its own.
-    versions = {name: vars(module).get("__version__") for name, module in tops.items()}
+    tops = {name: attributes for name, attributes in _modules().items() if "." not in name}
+    versions = {name: attributes.get("__version__") for name, attributes in tops.items()}
     return {name: text for name, text in versions.items() if isinstance(text, str)}
+
+
+def _modules() -> dict[str, dict[str, Any]]:
+    """Return the attributes of each loaded module, as far as they are there.
+
+    With ``getattr`` a lazy module would load, or compute them with warnings or errors of its own.
+    """
+    modules = [*sys.modules.items()]
+    return {name: vars(module) for name, module in modules if isinstance(module, ModuleType)}
 
 
 def _model(model: nn.Module) -> Iterable[str]:
