@@ -36,7 +36,7 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.reporting.answer import details
 from batchfinder.results.probe import LEAK_WARNING
 from batchfinder.search.bounds import Bounds
-from batchfinder.search.conclusion import conclude, stopped_early
+from batchfinder.search.conclusion import conclude, memory_model_of, stopped_early
 from batchfinder.search.head_start import HeadStart
 from batchfinder.search.run import run_search
 from batchfinder.simulation.guess import guess_batch_size
@@ -329,6 +329,21 @@ def test_a_failure_that_did_not_come_again_bounds_nothing() -> None:
     assert result.next_failure.batch_size == 91
     assert result.memory_model is not None
     assert result.memory_model.per_sample_bytes == 10
+
+
+def test_lines_do_not_come_from_confirmations_of_nearly_the_same_size() -> None:
+    """Where readings vary from run to run, the larger of two close sizes may need less."""
+    peaks = {1: 407, 4: 414, 187: 640, 235: 918, 238: 885}
+    probes = [
+        Probe(size, Outcome.FITS, 1, 1.0, confirmed=size > 187,
+              phase_peak_bytes={Phase.FORWARD_BACKWARD: peak})
+        for size, peak in peaks.items()
+    ]  # fmt: skip
+
+    model = memory_model_of(probes, is_repeatable=False)
+
+    assert model is not None
+    assert 1.5 < model.per_sample_bytes < 3.0
 
 
 def test_where_verdicts_do_not_repeat_the_model_knows_the_confirmations_too() -> None:

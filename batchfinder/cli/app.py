@@ -88,7 +88,7 @@ def cli() -> None:
     metavar="N",
     help="Also show how to reach this size by gradient accumulation. Add --accumulate.",
 )
-@with_options(*SEARCH_OPTIONS, *OUTPUT_OPTIONS, chart_option)
+@with_options(*LANGUAGE_MODEL_OPTIONS, *SEARCH_OPTIONS, *OUTPUT_OPTIONS, chart_option)
 @click.option("-q", "--quiet", is_flag=True, help="Print only the answer.")
 @click.option("-v", "--verbose", is_flag=True, help="Show more, and what the target prints.")
 @click.pass_obj
@@ -97,7 +97,8 @@ def find(make_prober: Any, /, **options: Any) -> None:
 
     TARGET is FILE.py:FUNCTION or package.module:FUNCTION. The function returns the model; or
     (model, sample), where the sample is one batch as the DataLoader yields it; or a
-    batchfinder.TrainingSetup; or a transformers.Trainer.
+    batchfinder.TrainingSetup; or a transformers.Trainer. Or TARGET is hf: and a language model, as
+    for `estimate`; its weights are random.
 
     Exit status: 0 found, 1 error, 2 usage, 3 not even the smallest size fits, 130 Ctrl-C,
     143 SIGTERM.

@@ -178,10 +178,15 @@ def _line(readings: Mapping[int, float], highest: float) -> PhaseModel:
     )
     slope = max(zero, covariance / spread)
     fixed = mean_peak - slope * mean_size
-    if fixed < 0:  # noisy or nonlinear readings: an empty batch cannot use negative memory
-        fixed = zero
-        slope = sum((size**2 * peak for size, peak in points), zero) / sum(
-            (size**3 for size, _ in points), zero
-        )
+    if fixed < 0:
+        # Noisy or nonlinear readings: an empty batch cannot use negative memory. The line starts
+        # at the smallest reading, or at the origin if that is still too steep.
+        for size, peak in (min(points), (zero, zero)):
+            slope = sum((n * (n - size) * (y - peak) for n, y in points), zero) / sum(
+                (n * (n - size) ** 2 for n, _ in points), zero
+            )
+            fixed = peak - slope * size
+            if fixed >= 0:
+                break
     worst = max(abs(fixed + slope * size - peak) for size, peak in points)
     return PhaseModel(float(fixed), float(slope), float(worst) / max(highest, 1))

@@ -10,8 +10,9 @@ from batchfinder.results.result import BatchSizeResult, NextFailure, Status
 from batchfinder.search.prober import Prober
 from batchfinder.search.search import Finding
 
-# Probes alone give the memory model if one ran at this share of the largest size that fits.
-LARGE_ENOUGH = 0.5
+# Readings of the less trusted kind count only at sizes that are larger or smaller than all of the
+# trusted kind by this factor. A line through a few close sizes may have any slope.
+APART = 2
 
 
 def conclude(
@@ -85,16 +86,16 @@ def memory_model_of(probes: Sequence[Probe], is_repeatable: bool) -> MemoryModel
     """Fit the lines through the probes; return None if there are too few.
 
     Confirmations start from scratch and may read differently, so probes are preferred. If readings
-    do not repeat, every probe starts from scratch, so confirmations are preferred. Without a large
-    enough size, both are used: lines through small sizes alone mislead more.
+    do not repeat, every probe starts from scratch, so confirmations are preferred. The other kind
+    extends the range of sizes.
     """
     fits = [p for p in probes if p.fits]
-    plain = [p for p in fits if not p.confirmed]
-    largest = max((p.batch_size for p in fits), default=0)
-    tell = len(plain) > 1 and max(p.batch_size for p in plain) >= LARGE_ENOUGH * largest
-    confirmed = [p for p in fits if p.confirmed]
-    if not is_repeatable and len({p.batch_size for p in confirmed}) > 1:
-        chosen = confirmed
-    else:
-        chosen = plain if tell and is_repeatable else fits
-    return fit((p.batch_size, p.phase_peak_bytes) for p in chosen)
+    trusted = [p for p in fits if p.confirmed != is_repeatable]
+    sizes = [p.batch_size for p in trusted] or [0]
+    beyond = [
+        p
+        for p in fits
+        if p.confirmed == is_repeatable
+        and not min(sizes) < APART * p.batch_size < APART**2 * max(sizes)
+    ]
+    return fit((p.batch_size, p.phase_peak_bytes) for p in (*trusted, *beyond))

@@ -83,10 +83,11 @@ def build_wide() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
 
 
 def train(model: nn.Module, batch: tuple[Tensor, Tensor], optimizer: Any, steps: int = 1) -> None:
-    """Plain training steps on the model's device."""
+    """Train as a loop at module level does: a step's batch, output and loss live into the next."""
     for _ in range(steps):
         inputs, targets = (tensor.to(DEVICE) for tensor in batch)
-        loss = nn.functional.cross_entropy(model(inputs), targets)
+        output = model(inputs)
+        loss = nn.functional.cross_entropy(output, targets)
         torch.autograd.backward(loss)
         optimizer.step()
         optimizer.zero_grad()

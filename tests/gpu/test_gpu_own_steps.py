@@ -177,7 +177,7 @@ def test_a_loop_takes_the_memory_that_was_found_and_estimated(
 
 
 def peak_of_loop(model: nn.Module, step: Step) -> int:
-    """The peak of a plain loop, with what it holds, once the optimizers' states are there."""
+    """The peak of a loop that keeps a step's batch and loss into the next, as at module level."""
     optimizer = torch.optim.AdamW(model.parameters())
     batch: Any = None
     for _ in range(3):
