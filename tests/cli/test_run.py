@@ -148,6 +148,13 @@ def test_a_script_that_never_steps_is_named_and_all_its_processes_end() -> None:
     assert descendants(os.getpid()) == []
 
 
+def test_a_time_limit_without_a_confirmed_size_is_an_error_and_ends_all_processes() -> None:
+    result = run_script("--manner", "hangs", options=("--time-limit", "2"))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "no batch size was confirmed within the time limit of 2 s" in result.stderr
+    assert descendants(os.getpid()) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
