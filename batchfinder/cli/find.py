@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
+from multiprocessing import get_context
 from typing import Any
+
+import click
 
 from batchfinder.cli.language_models import of_one_length
 from batchfinder.cli.output import deliver
@@ -21,8 +27,10 @@ from batchfinder.probing.workers.source import SetupSource
 from batchfinder.probing.workers.supervisor import Supervisor
 from batchfinder.probing.workers.worker import EstimateOrder
 from batchfinder.reporting.page.page import check_report
+from batchfinder.reporting.plan import noise_line
 from batchfinder.reporting.terminal import TerminalReporter
 from batchfinder.results.accumulation import AccumulationPlan
+from batchfinder.results.noise_scale import NoiseScale
 from batchfinder.results.remembered import Remembered
 from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.search.bounds import Bounds, check_bounds
@@ -39,6 +47,10 @@ MakeProber = Callable[[SetupSource, ProbeOptions], Prober]
 # A name, because only the worker imports it: it needs torch.
 ESTIMATE = "batchfinder.simulation.guess:guess_batch_size"
 
+NOISE_NEEDS_DATA = (
+    "--noise-scale compares gradients of different examples in one process, and a repeated sample "
+    "has none. Try --loader FILE.py:FUNCTION, without --strategy."
+)
 NOT_ACCUMULATED_WARNING = (
     "the size was found without gradient accumulation, which keeps the gradients of one "
     "micro-batch alive in the next: search with --accumulate"
@@ -71,6 +83,7 @@ def find_batch_size(
     probe_timeout: float | None,
     start_from_estimate: bool,
     global_batch_size: int | None,
+    noise_scale: bool,
     time_limit: float | None,
     no_cache: bool,
     as_json: bool,
@@ -113,10 +126,7 @@ def find_batch_size(
                 f"--probe-timeout must be above 0 seconds, not {probe_timeout:g}; leave it out for "
                 "a limit by the steps seen"
             )
-        if global_batch_size is not None and mode != "train":
-            raise UsageError(f"--global-batch-size belongs to training, and --mode is {mode}.")
-        if global_batch_size is not None and global_batch_size < 1:
-            raise UsageError(f"--global-batch-size must be at least 1, not {global_batch_size}")
+        _check_plan(global_batch_size, mode, noise_scale and not (loader and strategy is None))
         arguments = {**parse_arguments(pairs), **chosen}
         source = SetupSource(target, arguments, sample, input_spec, loader, optimizer)
         deadline = deadline_in(time_limit)
@@ -125,6 +135,7 @@ def find_batch_size(
     bounds = (min_batch_size, max_batch_size, multiple_of)
     facts = {"options": options.to_dict(), "source": source.to_dict(), "bounds": bounds}
     memory = None if no_cache or strategy else SearchMemory(f"find {target}", facts)
+    noise = _noise_scale(source, options) if noise_scale else None
 
     def tell(_: Prober, result: BatchSizeResult) -> None:
         if not is_rank_0:
@@ -136,8 +147,11 @@ def find_batch_size(
         reporter.finish()
         if not as_json and (result.status is not Status.FAILED or result.batch_size):
             reporter.answer(result, plan, chart=chart)
-        plan_as_data = {"accumulation_plan": asdict(plan)} if plan else {}
-        deliver({**result.to_dict(), **plan_as_data}, as_json=as_json, report=report)
+            if noise is not None:
+                click.echo(noise_line(noise))
+        more: dict[str, Any] = {"accumulation_plan": asdict(plan)} if plan else {}
+        more |= {"noise_scale": noise.to_dict()} if noise else {}
+        deliver({**result.to_dict(), **more}, as_json=as_json, report=report)
 
     estimate = EstimateOrder(ESTIMATE, bounds)
     make_prober = make_prober or partial(
@@ -162,6 +176,31 @@ def find_batch_size(
                 rehearsal_of(prober),
             ),
         )
+
+
+def _check_plan(global_batch_size: int | None, mode: str, is_noise_unknown: bool) -> None:
+    if global_batch_size is not None and mode != "train":
+        raise UsageError(f"--global-batch-size belongs to training, and --mode is {mode}.")
+    if global_batch_size is not None and global_batch_size < 1:
+        raise UsageError(f"--global-batch-size must be at least 1, not {global_batch_size}")
+    if is_noise_unknown:
+        raise UsageError(NOISE_NEEDS_DATA)
+
+
+def _noise_scale(source: SetupSource, options: ProbeOptions) -> NoiseScale:
+    """Measure the noise scale in a process of its own, which leaves the device free."""
+    place = {"device": options.device, "precision": options.precision}
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
+        return processes.submit(_noise_scale_here, source.to_dict(), place).result()
+
+
+def _noise_scale_here(source: dict[str, Any], place: dict[str, Any]) -> NoiseScale:
+    # Imported in the new process only: it needs torch.
+    from batchfinder.cli.estimate import user_errors
+    from batchfinder.studies.noise import noise_scale_of_source
+
+    with contextlib.redirect_stdout(sys.stderr), user_errors():
+        return noise_scale_of_source(source, place)
 
 
 def _recalled(memory: SearchMemory, prober: Prober) -> Remembered | None:
