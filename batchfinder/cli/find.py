@@ -39,6 +39,7 @@ from batchfinder.search.head_start import HeadStart
 from batchfinder.search.prober import Prober
 from batchfinder.simulation.rehearsal import rehearsal_of
 from batchfinder.training.arguments import parse_arguments
+from batchfinder.training.user_module import check_target
 from batchfinder.units import parse_bytes, parse_percentage
 
 MakeProber = Callable[[SetupSource, ProbeOptions], Prober]
@@ -245,6 +246,7 @@ def worker_prober(
         BatchFinderError: the target cannot be loaded, or the device is unavailable.
     """
     if options.strategy is None:
+        check_target(source.target)
         worker = ProcessWorker(
             lambda: WorkerProcess(show_output), source, probe_timeout_seconds=probe_timeout_seconds
         )

@@ -23,9 +23,7 @@ def compare(**options: Any) -> None:
     from batchfinder.cli.app import exit_with, expect_no_numpy
 
     expect_no_numpy()
-    from batchfinder.cli.studies.compare import compare as compare_them
-
-    exit_with(compare_them, **options)
+    exit_with("studies.compare:compare", **options)
 
 
 @click.command(short_help="Find it for each sequence length, image size, or depth.")
@@ -41,6 +39,4 @@ def sweep(**options: Any) -> None:
     from batchfinder.cli.app import exit_with, expect_no_numpy
 
     expect_no_numpy()
-    from batchfinder.cli.studies.sweep import sweep as sweep_over
-
-    exit_with(sweep_over, **options)
+    exit_with("studies.sweep:sweep", **options)
