@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
-from multiprocessing import get_context
 from typing import Any
 
 import click
@@ -19,6 +15,7 @@ from batchfinder.cli.output import deliver
 from batchfinder.cli.ranks import check_job, refusals_told, told_by_rank_0
 from batchfinder.cli.remembering import SearchMemory
 from batchfinder.cli.searching import search_in_terminal
+from batchfinder.cli.studies.on_data import loader_rate, noise_scale_on_data
 from batchfinder.errors import UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.process import WorkerProcess
@@ -28,9 +25,9 @@ from batchfinder.probing.workers.supervisor import Supervisor
 from batchfinder.probing.workers.worker import EstimateOrder
 from batchfinder.reporting.page.page import check_report
 from batchfinder.reporting.plan import noise_line
+from batchfinder.reporting.speed import loader_remarks
 from batchfinder.reporting.terminal import TerminalReporter
 from batchfinder.results.accumulation import AccumulationPlan
-from batchfinder.results.noise_scale import NoiseScale
 from batchfinder.results.remembered import Remembered
 from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.search.bounds import Bounds, check_bounds
@@ -136,7 +133,8 @@ def find_batch_size(
     bounds = (min_batch_size, max_batch_size, multiple_of)
     facts = {"options": options.to_dict(), "source": source.to_dict(), "bounds": bounds}
     memory = None if no_cache or strategy else SearchMemory(f"find {target}", facts)
-    noise = _noise_scale(source, options) if noise_scale else None
+    noise = noise_scale_on_data(source, options) if noise_scale else None
+    rate = loader_rate(source) if throughput and loader is not None and is_rank_0 else None
 
     def tell(_: Prober, result: BatchSizeResult) -> None:
         if not is_rank_0:
@@ -145,6 +143,10 @@ def find_batch_size(
         if memory is not None:
             result = memory.keep(result)
         result, plan = _planned(result, global_batch_size, accumulate)
+        if rate is not None and result.throughput is not None:
+            result = replace(
+                result, warnings=(*result.warnings, *loader_remarks(rate, result.throughput))
+            )
         reporter.finish()
         if not as_json and (result.status is not Status.FAILED or result.batch_size):
             reporter.answer(result, plan, chart=chart)
@@ -152,6 +154,7 @@ def find_batch_size(
                 click.echo(noise_line(noise))
         more: dict[str, Any] = {"accumulation_plan": asdict(plan)} if plan else {}
         more |= {"noise_scale": noise.to_dict()} if noise else {}
+        more |= {"loader_samples_per_second": rate} if rate else {}
         deliver({**result.to_dict(), **more}, as_json=as_json, report=report)
 
     estimate = EstimateOrder(ESTIMATE, bounds)
@@ -186,22 +189,6 @@ def _check_plan(global_batch_size: int | None, mode: str, is_noise_unknown: bool
         raise UsageError(f"--global-batch-size must be at least 1, not {global_batch_size}")
     if is_noise_unknown:
         raise UsageError(NOISE_NEEDS_DATA)
-
-
-def _noise_scale(source: SetupSource, options: ProbeOptions) -> NoiseScale:
-    """Measure the noise scale in a process of its own, which leaves the device free."""
-    place = {"device": options.device, "precision": options.precision}
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
-        return processes.submit(_noise_scale_here, source.to_dict(), place).result()
-
-
-def _noise_scale_here(source: dict[str, Any], place: dict[str, Any]) -> NoiseScale:
-    # Imported in the new process only: it needs torch.
-    from batchfinder.cli.estimate import user_errors
-    from batchfinder.studies.noise import noise_scale_of_source
-
-    with contextlib.redirect_stdout(sys.stderr), user_errors():
-        return noise_scale_of_source(source, place)
 
 
 def _recalled(memory: SearchMemory, prober: Prober) -> Remembered | None:

@@ -53,7 +53,7 @@ def noise_line(noise: NoiseScale) -> str:
     limits = "It grows during training (arXiv:1812.06162)."
     if math.isinf(noise.examples):
         least = f"{noise.low:,.0f}" if math.isfinite(noise.low) else f"{noise.large_batch_size:,}"
-        return f"Noise scale: above {least} examples per optimizer step {drawn}. {limits}"
+        return f"Noise scale: above {least} examples per optimizer step, {drawn}. {limits}"
     high = f"to {noise.high:,.0f}" if math.isfinite(noise.high) else "or more"
     return (
         f"Noise scale: more than about {noise.examples:,.0f} examples per optimizer step stop "
