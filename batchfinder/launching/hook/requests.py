@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import ModuleType
 from typing import Any
 
@@ -31,12 +32,19 @@ class Requests:
             self._torch.cuda._lazy_call(self._begin)
 
     def _begin(self) -> None:
-        self._is_on = self._recorder.begin()
+        with contextlib.suppress(Exception):  # the script must run on in any case
+            self._is_on = self._recorder.begin()
 
     def end_reading(self, index: int | None, *, waits: bool) -> None:
         """Note the end of a reading on a CUDA device. If the process waits now, report all."""
         if not self._is_on or index is None:
             return
+        try:
+            self._end_reading(index, waits)
+        except Exception:  # noqa: BLE001 - the script must run on in any case
+            self._is_on = False
+
+    def _end_reading(self, index: int, waits: bool) -> None:
         self._readings += 1
         if self._readings > MOST_READINGS:
             self._recorder.end()

@@ -174,12 +174,13 @@ class Steps:
 
     def _end_reading(self) -> None:
         self._readings += 1
+        seconds = time.monotonic() - self._began  # before the history is read
         self._requests.end_reading(self._memory.index, waits=self._must_wait())
         retries = self._memory.allocation_retries()
         self._report(
             "step",
             **self._memory.identity(),
-            seconds=time.monotonic() - self._began,
+            seconds=seconds,
             steps=self._steps,
             shapes=self._shapes,
             phases={phase: peak for phase, peak in self._phases.items() if peak},
