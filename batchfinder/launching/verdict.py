@@ -65,7 +65,7 @@ def judge(
     if exit_status == 0:
         if record.steps:
             return Verdict(_probe(record, Outcome.FITS, ""), ended_by_itself=True)
-        note = f"the script ended without a {step}"
+        note = f"the script ended without a {step}, perhaps for too little data"
         return Verdict(_probe(record, Outcome.FAILED, note), last_words=output)
     if exit_status == _SIGKILL or _KILLED.search(told):
         note = f"{HOST}, most likely: a process was killed"

@@ -209,6 +209,10 @@ def _rehearsal(known: Bracket, share: float) -> Move | None:
 
     Steps of larger sizes are more like those at the answer. At an eighth of the predicted answer,
     all recorded steps together cost less than a full-size step.
+
+    Args:
+        known: the bracket so far.
+        share: the largest of these sizes, as a share of the predicted answer.
     """
     if known.failure is not None or not known.ran or known.first == known.last:
         return None  # nothing can be recorded, or needs to be
@@ -221,7 +225,7 @@ def _rehearsal(known: Bracket, share: float) -> Move | None:
         math.isinf(end)
         or 2 * known.ran > end
         or recorded > 2
-        or (recorded == 2 and 2 * known.ran > REHEARSED * end)
+        or (recorded == 2 and 2 * known.ran > share * end)
     ):
         return None
     size = math.floor(min(share * end, known.ran * SECOND_GROWTH) / known.unit) * known.unit
