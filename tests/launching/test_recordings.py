@@ -7,6 +7,10 @@ from typing import Any
 
 from batchfinder.launching.hook.requests import MOST_READINGS, Requests
 from batchfinder.launching.record import Record
+from batchfinder.results.memory_model import Phase
+from batchfinder.results.probe import Outcome, Probe
+from batchfinder.search.plan import Prices
+from batchfinder.search.search import search
 
 
 class FakeRecorder:
@@ -60,3 +64,24 @@ def test_the_driver_keeps_the_last_recording_of_a_process() -> None:
     recording = record.trainers[7].recording
     assert recording is not None
     assert recording.steps == [[512]]
+
+
+def test_an_expensive_launch_records_up_to_half_of_the_answer_at_once() -> None:
+    sizes: list[int] = []
+
+    def run(batch_size: int, confirm: bool) -> Probe:
+        sizes.append(batch_size)
+        fits = Outcome.FITS if batch_size <= 640 else Outcome.OOM
+        peak = {Phase.FORWARD_BACKWARD: 1000 + 10 * batch_size}
+        return Probe(batch_size, fits, steps=1, seconds=0.0, phase_peak_bytes=peak)
+
+    found = search(
+        run,
+        budget_bytes=7450,
+        guess=lambda: 640,
+        rehearses=True,
+        prices=Prices(confirm=1, launch=20, resolution=0.03),
+    )
+    assert found.answer is not None
+    assert found.answer.batch_size == 640
+    assert sizes == [1, 3, 192, 640, 659]
