@@ -9,6 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from warm import WarmPython
+
+from batchfinder.probing.workers.fork import ASKS_WITHOUT_DRIVER
 
 # Tests have no deadline, because a busy machine is not a failure.
 settings.register_profile("usual", deadline=None)
@@ -25,6 +28,16 @@ def _empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempP
     """Keep the user's remembered answers out of the tests, and the tests' out of each other."""
     folder = tmp_path_factory.getbasetemp() / f"cache-{uuid.uuid4().hex[:8]}"
     monkeypatch.setenv("BATCHFINDER_CACHE", str(folder))
+
+
+@pytest.fixture
+def warm_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start workers with PyTorch imported already."""
+
+    def start(command: list[str]) -> WarmPython:
+        return WarmPython(*command[1:], new_session=True, **ASKS_WITHOUT_DRIVER)
+
+    monkeypatch.setattr("batchfinder.probing.workers.process.start_python", start)
 
 
 @pytest.fixture(autouse=True)

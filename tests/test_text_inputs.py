@@ -17,8 +17,11 @@ KINDS = {
     "gpu": texts,
     "result": json_texts,
     "calibration": json_texts,
+    "template": texts,
+    "report": json_texts,
     "find": command_lines,
     "estimate": command_lines,
+    "study": command_lines,
 }
 
 

@@ -19,7 +19,10 @@ from click.testing import CliRunner
 from fakes import FakeProber
 
 from batchfinder.cli.app import cli
+from batchfinder.cli.run import parse_settings
 from batchfinder.errors import BatchFinderError
+from batchfinder.launching.template import Template
+from batchfinder.reporting.page.page import page_of, read_results
 from batchfinder.simulation.calibration import Calibration, read_measurement
 from batchfinder.simulation.gpus import find_gpu
 from batchfinder.training.arguments import parse_arguments
@@ -62,6 +65,20 @@ def read_calibration(text: str) -> None:
     calibration.note(gpu)
 
 
+def read_template(text: str) -> None:
+    """Read a command of ``run`` without running it, and write the one to paste."""
+    words = text.split()
+    settings = parse_settings([word for word in words if word.startswith("NAME")])
+    template = Template([word for word in words if not word.startswith("NAME")], settings)
+    template.command(template.allowed(8))
+
+
+def read_report(text: str) -> None:
+    """Make the page of the results in a file."""
+    with _file(text) as path:
+        page_of(read_results([str(path)]))
+
+
 def run_find(text: str) -> None:
     """Run ``find`` on a fake device, with options separated by blanks."""
     _run("find", "train.py:build", *text.split())
@@ -70,6 +87,13 @@ def run_find(text: str) -> None:
 def run_estimate(text: str) -> None:
     """Run ``estimate`` with a target that does not exist."""
     _run("estimate", "no such file.py:build", "--gpu", "t4", *text.split())
+
+
+def run_study(text: str) -> None:
+    """Run the command that the first word names, with a target that does not exist."""
+    command, _, rest = text.partition(" ")
+    if command in ("sweep", "compare", "check"):
+        _run(command, "no such file.py:build", *rest.split())
 
 
 READERS: dict[str, Callable[[str], object]] = {
@@ -81,8 +105,11 @@ READERS: dict[str, Callable[[str], object]] = {
     "gpu": find_gpu,
     "result": read_result,
     "calibration": read_calibration,
+    "template": read_template,
+    "report": read_report,
     "find": run_find,
     "estimate": run_estimate,
+    "study": run_study,
 }
 
 

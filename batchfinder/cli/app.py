@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import click
@@ -86,7 +88,7 @@ def cli() -> None:
     metavar="N",
     help="Also show how to reach this size by gradient accumulation. Add --accumulate.",
 )
-@with_options(*SEARCH_OPTIONS, *OUTPUT_OPTIONS, chart_option)
+@with_options(*LANGUAGE_MODEL_OPTIONS, *SEARCH_OPTIONS, *OUTPUT_OPTIONS, chart_option)
 @click.option("-q", "--quiet", is_flag=True, help="Print only the answer.")
 @click.option("-v", "--verbose", is_flag=True, help="Show more, and what the target prints.")
 @click.pass_obj
@@ -95,16 +97,14 @@ def find(make_prober: Any, /, **options: Any) -> None:
 
     TARGET is FILE.py:FUNCTION or package.module:FUNCTION. The function returns the model; or
     (model, sample), where the sample is one batch as the DataLoader yields it; or a
-    batchfinder.TrainingSetup; or a transformers.Trainer.
+    batchfinder.TrainingSetup; or a transformers.Trainer. Or TARGET is hf: and a language model, as
+    for `estimate`; its weights are random.
 
     Exit status: 0 found, 1 error, 2 usage, 3 not even the smallest size fits, 130 Ctrl-C,
     143 SIGTERM.
     """
     expect_no_numpy()
-    # Imported late, because --help must be fast.
-    from batchfinder.cli.find import find_batch_size
-
-    exit_with(find_batch_size, **options, make_prober=make_prober)
+    exit_with("find:find_batch_size", **options, make_prober=make_prober)
 
 
 @cli.command("run", short_help="Find it for a training script, unmodified.")
@@ -125,9 +125,7 @@ def run_script(**options: Any) -> None:
     143 SIGTERM.
     """
     expect_no_numpy()
-    from batchfinder.cli.run import run_command
-
-    exit_with(run_command, **options)
+    exit_with("run:run_command", **options)
 
 
 @cli.command(short_help="Estimate it for a GPU that you do not have.")
@@ -185,9 +183,7 @@ def estimate(**options: Any) -> None:
     GPUs, 130 Ctrl-C.
     """
     expect_no_numpy()
-    from batchfinder.cli.estimate import estimate_batch_size
-
-    exit_with(estimate_batch_size, **options)
+    exit_with("estimate:estimate_batch_size", **options)
 
 
 @cli.command(short_help="Draw results as one HTML page.")
@@ -202,9 +198,7 @@ def estimate(**options: Any) -> None:
 )
 def report(**options: Any) -> None:
     """Draw results that --json printed as one self-contained HTML page."""
-    from batchfinder.cli.output import report_results
-
-    exit_with(report_results, **options)
+    exit_with("output:report_results", **options)
 
 
 @cli.command(short_help="Show the memory of a training while it runs.")
@@ -224,9 +218,7 @@ def watch(**options: Any) -> None:
 
     COMMAND is started and watched until it ends, as in: batchfinder watch -- python train.py
     """
-    from batchfinder.cli.watch import watch_training
-
-    exit_with(watch_training, **options)
+    exit_with("watch:watch_training", **options)
 
 
 @cli.command(short_help="List the GPUs that can be simulated.")
@@ -236,9 +228,7 @@ def gpus(**options: Any) -> None:
 
     For AMD's GPUs, the compute capability is that of the NVIDIA generation with the same kernels.
     """
-    from batchfinder.cli.gpus import list_gpus
-
-    exit_with(list_gpus, **options)
+    exit_with("gpus:list_gpus", **options)
 
 
 cli.add_command(cache)
@@ -252,9 +242,25 @@ def expect_no_numpy() -> None:
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")
 
 
-def exit_with(command: Callable[..., int], **options: Any) -> None:
-    """Run a command and exit with its status, or with one line that says what is wrong."""
+def exit_with(command: Callable[..., int] | str, **options: Any) -> None:
+    """Run a command and exit with its status, or with one line that says what is wrong.
+
+    Args:
+        command: the function; or ``file:function`` below ``cli``, to import only now.
+        options: the options of the function.
+    """
     try:
+        if isinstance(command, str):
+            if "target" in options and "make_prober" not in options:
+                from batchfinder.training.user_module import check_target
+
+                check_target(options["target"])  # before PyTorch, which takes seconds to import
+            file, _, function = command.partition(":")
+            command = getattr(import_module(f"batchfinder.cli.{file}"), function)
+            assert not isinstance(command, str)
+        if not gc.isenabled():  # by main(), for the imports: what they made is no garbage
+            gc.freeze()
+            gc.enable()
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by main()
             signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.exit(command(**options))

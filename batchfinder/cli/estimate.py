@@ -14,9 +14,8 @@ from typing import Any
 
 import click
 import torch
-from click.core import ParameterSource
 
-from batchfinder.cli.language_models import arguments_by_length
+from batchfinder.cli.language_models import is_language_model, of_language_model
 from batchfinder.cli.output import deliver
 from batchfinder.cli.world_sizes import estimate_on_cluster
 from batchfinder.errors import BatchFinderError, UsageError, UserCodeError
@@ -42,7 +41,6 @@ from batchfinder.simulation.tracing.cluster import Cluster
 from batchfinder.simulation.tracing.refusal import without_cuda
 from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.training.arguments import parse_arguments
-from batchfinder.training.frameworks.language_model import is_language_model
 from batchfinder.training.loading import load_setup
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.user_traceback import user_traceback
@@ -92,15 +90,12 @@ def estimate_batch_size(
     largest = _cluster(strategy, world_size)
     check_report(report)
     gpus = gpus_of(gpu_names, memory, overhead)
-    is_hf = is_language_model(target)
-    of_language_model = arguments_by_length(
-        is_hf, **language_model, precision=precision if _is_given("precision") else None
-    )
-    if largest is not None and len(of_language_model) > 1:
+    chosen, lengths, precision = of_language_model(target, precision, language_model)
+    if largest is not None and len(lengths) > 1:
         raise UsageError("--world-size is for one length. Try a single --seq.")
     options = ProbeOptions(
         headroom=parse_percentage(headroom, "--headroom"),
-        precision="fp32" if is_hf else precision,  # the step of an hf: target has its own autocast
+        precision=precision,
         accumulate=accumulate,
         mode=mode,
         eval_batch_size=eval_batch_size,
@@ -109,20 +104,17 @@ def estimate_batch_size(
     calibration = Calibration.load()
     if forget_calibration:
         calibration.forget()
-    arguments = parse_arguments(pairs)
+    arguments = {**parse_arguments(pairs), **chosen}
     runs: dict[int | None, Sequence[Estimate]] = {}
     jobs: list[ClusterEstimate] = []
     warnings: list[str] = []
     # Output of the target and its steps must not mix with the answer.
     with contextlib.redirect_stdout(sys.stderr), user_errors():
-        for length, own in of_language_model:
-            with (
-                cuda_autocast_on_cpu(),
-                torch.device("meta") if is_hf else contextlib.nullcontext(),
-            ):
+        for length in (*lengths,) or (None,):
+            with for_estimates(target):
                 setup, remarks = load_setup(
                     target,
-                    {**arguments, **own},
+                    arguments if length is None else {**arguments, "seq": length},
                     sample=sample,
                     input_spec=input_spec,
                     loader=loader,
@@ -159,6 +151,14 @@ def estimate_batch_size(
     for text in dict.fromkeys(filter(None, [*warnings, *notes])):
         click.echo(f"Note: {text}", err=True)
     return FOUND if any(estimate.batch_size for estimate in estimates) else NOTHING_FITS
+
+
+@contextlib.contextmanager
+def for_estimates(target: str) -> Iterator[None]:
+    """Load a target for a GPU that is not there: a language model gets weights without data."""
+    without_data = torch.device("meta") if is_language_model(target) else contextlib.nullcontext()
+    with cuda_autocast_on_cpu(), without_data:
+        yield
 
 
 @contextlib.contextmanager
@@ -231,13 +231,6 @@ def _cluster(strategy: str | None, world_size: int | None) -> Cluster | None:
             "--strategy and --world-size need each other. Try --strategy fsdp --world-size 64."
         )
     return Cluster(strategy, world_size)
-
-
-def _is_given(option: str) -> bool:
-    """Return True for an option on the command line, False for a default."""
-    context = click.get_current_context(silent=True)
-    source = None if context is None else context.get_parameter_source(option)
-    return source not in (None, ParameterSource.DEFAULT)
 
 
 def _print(

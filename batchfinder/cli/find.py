@@ -6,7 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from typing import Any
 
+from batchfinder.cli.language_models import of_one_length
 from batchfinder.cli.output import deliver
 from batchfinder.cli.ranks import check_job, refusals_told, told_by_rank_0
 from batchfinder.cli.remembering import SearchMemory
@@ -29,6 +31,7 @@ from batchfinder.search.head_start import HeadStart
 from batchfinder.search.prober import Prober
 from batchfinder.simulation.rehearsal import rehearsal_of
 from batchfinder.training.arguments import parse_arguments
+from batchfinder.training.user_module import check_target
 from batchfinder.units import parse_bytes, parse_percentage
 
 MakeProber = Callable[[SetupSource, ProbeOptions], Prober]
@@ -77,6 +80,7 @@ def find_batch_size(
     quiet: bool,
     verbose: bool,
     make_prober: MakeProber | None = None,
+    **language_model: Any,
 ) -> int:
     """Run the command; see ``batchfinder find --help`` for the options.
 
@@ -92,6 +96,7 @@ def find_batch_size(
         check_report(report)
         is_rank_0 = check_job(strategy).rank == 0
         check_bounds(min_batch_size, max_batch_size, multiple_of)
+        chosen, precision = of_one_length(target, precision, language_model)
         options = ProbeOptions(
             device=device,
             memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
@@ -113,7 +118,7 @@ def find_batch_size(
             raise UsageError(f"--global-batch-size belongs to training, and --mode is {mode}.")
         if global_batch_size is not None and global_batch_size < 1:
             raise UsageError(f"--global-batch-size must be at least 1, not {global_batch_size}")
-        arguments = parse_arguments(pairs)
+        arguments = {**parse_arguments(pairs), **chosen}
         source = SetupSource(target, arguments, sample, input_spec, loader, optimizer)
         deadline = deadline_in(time_limit)
         if deadline is not None and strategy is not None:
@@ -202,6 +207,7 @@ def worker_prober(
         BatchFinderError: the target cannot be loaded, or the device is unavailable.
     """
     if options.strategy is None:
+        check_target(source.target)
         worker = ProcessWorker(
             lambda: WorkerProcess(show_output), source, probe_timeout_seconds=probe_timeout_seconds
         )

@@ -1,11 +1,12 @@
-"""The options of ``estimate`` for a language model named by its configuration (``hf:``)."""
+"""The options for a language model named by its configuration (``hf:``)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from batchfinder.errors import UsageError
 
@@ -36,43 +37,69 @@ LANGUAGE_MODEL_OPTIONS = (
 )
 
 
-def arguments_by_length(
-    is_language_model: bool,
-    *,
-    lengths: Iterable[str],
-    lora: int | None,
-    four_bit: bool,
-    method: str | None,
-    checkpointing: bool,
-    attention: str | None,
-    precision: str | None,
-) -> list[tuple[int | None, dict[str, Any]]]:
-    """Return the arguments of the target for each length; one without any for other targets.
+def is_language_model(target: str) -> bool:
+    """Return True if a target names a configuration, as in ``hf:gpt2``."""
+    return target.startswith("hf:")
+
+
+def of_language_model(
+    target: str, precision: str, options: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[int], str]:
+    """Return what the options say of a language model.
+
+    Args:
+        target: the target of the command. The options are for ``hf:`` only.
+        precision: the value of --precision. A language model takes it as an argument, if given.
+        options: the values of :data:`LANGUAGE_MODEL_OPTIONS`.
+
+    Returns:
+        The arguments of the target, the lengths, and the precision of the steps. The step of a
+        language model has its own autocast, so its precision is ``"fp32"``.
 
     Raises:
         UsageError: an option is given for another target, or a length is no number.
     """
-    sizes = [_length(text) for given in lengths for text in given.split(",")]
     given: dict[str, Any] = {
-        "lora": lora,
-        "quantize": "4bit" if four_bit else None,
-        "method": method,
-        "checkpointing": checkpointing or None,
-        "attention": attention,
+        "lora": options["lora"],
+        "quantize": "4bit" if options["four_bit"] else None,
+        "method": options["method"],
+        "checkpointing": options["checkpointing"] or None,
+        "attention": options["attention"],
     }
     given = {name: value for name, value in given.items() if value is not None}
-    if not is_language_model:
-        if given or sizes:
-            raise UsageError(
-                "--seq, --lora, --4bit, --method, --checkpointing and --attention are for a model "
-                "named by its configuration. Try hf:meta-llama/Llama-3.1-8B as the target."
-            )
-        return [(None, {})]
-    if precision is not None:
-        given["precision"] = precision
-    if not sizes:
-        return [(None, given)]
-    return [(size, {**given, "seq": size}) for size in dict.fromkeys(sizes)]
+    sizes = [_length(text) for listed in options["lengths"] for text in listed.split(",")]
+    if is_language_model(target):
+        if _is_given("precision"):
+            given["precision"] = precision
+        return given, [*dict.fromkeys(sizes)], "fp32"
+    if given or sizes:
+        raise UsageError(
+            "--seq, --lora, --4bit, --method, --checkpointing and --attention are for a model "
+            "named by its configuration. Try hf:meta-llama/Llama-3.1-8B as the target."
+        )
+    return {}, [], precision
+
+
+def of_one_length(
+    target: str, precision: str, options: Mapping[str, Any]
+) -> tuple[dict[str, Any], str]:
+    """Return the arguments with the length, and the precision, for a command that takes one length.
+
+    Raises:
+        UsageError: there are several lengths, or as :func:`of_language_model`.
+    """
+    arguments, lengths, precision = of_language_model(target, precision, options)
+    if len(lengths) > 1:
+        listed = ",".join(map(str, lengths))
+        raise UsageError(f"--seq is one length here. Try batchfinder sweep {target} --seq {listed}")
+    return arguments | ({"seq": lengths[0]} if lengths else {}), precision
+
+
+def _is_given(option: str) -> bool:
+    """Return True for an option on the command line, False for a default."""
+    context = click.get_current_context(silent=True)
+    source = None if context is None else context.get_parameter_source(option)
+    return source not in (None, ParameterSource.DEFAULT)
 
 
 def _length(text: str) -> int:

@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING
 import click
 
 from batchfinder.cli.output import deliver
+from batchfinder.cli.remembering import SearchMemory
+from batchfinder.cli.searching import search_in_terminal
 from batchfinder.errors import UsageError
+from batchfinder.launching.leftovers import files_in, left_behind
+from batchfinder.launching.options import RunOptions
+from batchfinder.launching.template import Template
+from batchfinder.probing.code import digests, modules_beside
+from batchfinder.reporting.page.page import check_report
+from batchfinder.reporting.terminal import TerminalReporter
 from batchfinder.search.bounds import Bounds, check_bounds
 from batchfinder.search.deadline import deadline_in
+from batchfinder.search.plan import Prices
 from batchfinder.units import parse_bytes, parse_percentage
 
 # The width of the final bracket, as a share of the size. A narrower one would need one to three
@@ -21,10 +30,7 @@ from batchfinder.units import parse_bytes, parse_percentage
 RESOLUTION = 0.03
 
 if TYPE_CHECKING:
-    from batchfinder.cli.remembering import SearchMemory
-    from batchfinder.launching.options import RunOptions
     from batchfinder.launching.prober import LaunchProber
-    from batchfinder.launching.template import Template
     from batchfinder.results.probe import Probe
     from batchfinder.results.result import BatchSizeResult
 
@@ -60,16 +66,6 @@ def run_command(
     Raises:
         BatchFinderError: the search cannot be made, or has failed.
     """
-    # Imported late: PyTorch is slow to import, and --help must be fast.
-    from batchfinder.cli.searching import search_in_terminal
-    from batchfinder.launching.leftovers import files_in, left_behind
-    from batchfinder.launching.options import RunOptions
-    from batchfinder.launching.prober import LaunchProber
-    from batchfinder.launching.template import Template
-    from batchfinder.reporting.page.page import check_report
-    from batchfinder.reporting.terminal import TerminalReporter
-    from batchfinder.search.plan import Prices
-
     check_report(report)
     if global_batch_size is not None:
         max_batch_size = min(max_batch_size or global_batch_size, global_batch_size)
@@ -90,6 +86,9 @@ def run_command(
     before = files_in(Path.cwd())
     prices = Prices(confirm=1, resolution=RESOLUTION)  # each launch confirms
     shown = 0
+
+    # Late, because PyTorch is slow to import: mistakes in the options are reported before.
+    from batchfinder.launching.prober import LaunchProber
 
     def launch() -> LaunchProber:
         reporter.probing(first)
@@ -134,9 +133,6 @@ def run_command(
 
 def _memory_of(template: Template, options: RunOptions, bounds: Bounds) -> SearchMemory:
     """Return the remembered searches of this command with its current code."""
-    from batchfinder.cli.remembering import SearchMemory
-    from batchfinder.probing.code import digests, modules_beside
-
     named = [word for word in template.arguments if Path(word).is_file()]
     facts = {
         "template": asdict(template),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from batchfinder.errors import DeviceError, UsageError
-from batchfinder.probing.devices.choose import accelerator
-from batchfinder.probing.devices.cpu import CpuDevice
-from batchfinder.probing.devices.device import DeviceMemory, budget
+
+if TYPE_CHECKING:
+    from batchfinder.probing.devices.device import DeviceMemory
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ def choose_kind(asked: str | None) -> tuple[str, dict[str, str]]:
     """Return the kind of device, and the variables that make a script choose it."""
     if sys.platform != "linux":
         raise DeviceError("batchfinder run needs Linux. Try batchfinder find")
+    from batchfinder.probing.devices.choose import accelerator  # late: it imports torch
+
     found = accelerator()
     kind, _, index = (asked or (found.type if found else "cpu")).partition(":")
     if kind not in ("cpu", "cuda"):
@@ -64,6 +67,9 @@ def choose_kind(asked: str | None) -> tuple[str, dict[str, str]]:
 
 def cpu_memory(options: RunOptions, processes: int) -> tuple[DeviceMemory, int]:
     """Return the CPU's memory, and the budget of each process in bytes."""
+    from batchfinder.probing.devices.cpu import CpuDevice
+    from batchfinder.probing.devices.device import budget
+
     memory = replace(CpuDevice().memory(), held_bytes=0)  # this process does not train
     budget_bytes = budget(memory, options.memory_limit, options.headroom)
     return memory, budget_bytes if options.memory_limit else budget_bytes // processes

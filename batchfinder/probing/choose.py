@@ -15,7 +15,7 @@ from batchfinder.probing.workers.fork import ForkedProcess, can_be_forked
 from batchfinder.probing.workers.here import Here
 from batchfinder.probing.workers.process import WorkerProcess
 from batchfinder.probing.workers.process_worker import ProcessWorker
-from batchfinder.probing.workers.source import is_worker
+from batchfinder.probing.workers.source import SetupSource, is_worker
 from batchfinder.probing.workers.supervisor import Supervisor
 from batchfinder.search.prober import Prober
 from batchfinder.training.parallel import is_sharded
@@ -29,11 +29,14 @@ _HERE_WARNING = (
 _TORCHRUN = "torchrun --nproc-per-node N -m batchfinder find FILE.py:FUNCTION --strategy fsdp"
 
 
-def choose_prober(setup: TrainingSetup, options: ProbeOptions) -> Prober:
+def choose_prober(
+    setup: TrainingSetup, options: ProbeOptions, source: SetupSource | None = None
+) -> Prober:
     """Return the prober for a setup of this process.
 
     On accelerators, sizes are tried in this process. On the CPU, an out-of-memory error spoils its
-    process, so sizes are tried in forks of this process if it can be forked.
+    process, so sizes are tried in forks of this process if it can be forked, or in new processes
+    that load the setup from its source, if it has one.
 
     Raises:
         UsageError: this is a worker itself, or the strategy cannot be used in this process.
@@ -50,6 +53,8 @@ def choose_prober(setup: TrainingSetup, options: ProbeOptions) -> Prober:
     if is_spoilt and can_be_forked():
         launch = lambda: WorkerProcess(False, ForkedProcess(partial(serve_fork, setup)))  # noqa: E731
         return Supervisor(ProcessWorker(launch), options)
+    if is_spoilt and source is not None:
+        return Supervisor(ProcessWorker(lambda: WorkerProcess(False), source), options)
     prober = Supervisor(Here(setup), options)
     if is_spoilt:
         prober.notes.add(_HERE_WARNING.format("it cannot be forked"))

@@ -19,6 +19,7 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.studies.checkpointing import apply_checkpointing, model_kept
 from batchfinder.studies.strategies import Strategy, eight_bit_package
 from batchfinder.training.setup import MakeBatch, OptimizerSpec, TrainingSetup
+from batchfinder.training.source import own_precision
 from batchfinder.training.tree import map_leaves
 
 PURE = "pure-bf16"
@@ -54,6 +55,12 @@ def applied(strategy: Strategy, setup: TrainingSetup, options: ProbeOptions) -> 
     """
     model = setup.model
     blocks = ""
+    own = own_precision(setup)
+    if strategy.precision and own:
+        raise StepError(
+            f"the step sets its own precision, {own}. Try --precision of an hf: target, or the "
+            "arguments of the Trainer."
+        )
     with ExitStack() as stack:
         stack.enter_context(model_kept(model))
         if strategy.precision == PURE:

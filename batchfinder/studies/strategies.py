@@ -96,24 +96,32 @@ def parse_strategy(text: str) -> Strategy:
 
 
 def usual_strategies(
-    *, precision: str, optimizer: str, accumulate: bool, world_size: int, is_measured: bool
+    *,
+    precision: str,
+    has_own_precision: bool = False,
+    optimizer: str,
+    accumulate: bool,
+    world_size: int,
+    is_measured: bool,
 ) -> list[Strategy]:
     """Return the most informative strategies: each lever alone, then sensible combinations.
 
     Args:
         precision: the precision of the base, which changes nothing.
+        has_own_precision: True if the step sets its own precision. Then no strategy changes it.
         optimizer: the name of the base's optimizer. It gets no row of its own.
         accumulate: True if the base accumulates gradients.
         world_size: the number of ranks. One rank has nothing to share.
         is_measured: True if the rows run on a device, where compiling changes something.
     """
-    is_low = precision in ("bf16", "fp16")
+    is_low = has_own_precision or precision in ("bf16", "fp16")
+    precisions = () if has_own_precision else ("fp32", "bf16", "fp16", "pure-bf16")
     low = () if is_low else ("bf16",)
     optimizers = ["adamw-fused", "sgd", "adafactor"]
     optimizers += ["adamw-8bit"] if eight_bit_package() else []
     texts = [
         "base",
-        *(name for name in ("fp32", "bf16", "fp16", "pure-bf16") if name != precision),
+        *(name for name in precisions if name != precision),
         "checkpointing",
         "selective-checkpointing",
         *(name for name in optimizers if name != optimizer),

@@ -15,6 +15,7 @@ from batchfinder.search.bounds import Bounds, check_bounds, whole_number
 from batchfinder.studies.strategies import Strategy, parse_strategy, usual_strategies
 from batchfinder.training.optimizer import DEFAULT_OPTIMIZER, find_optimizer
 from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.source import own_precision
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class Study:
         else:
             name = type(optimizer).__name__ if isinstance(optimizer, Optimizer) else "own optimizer"
         accumulates = ["gradient accumulation"] if self.options.accumulate else []
-        return ", ".join([self.options.precision, name, *accumulates])
+        precision = own_precision(self.setup) or self.options.precision
+        return ", ".join([precision, name, *accumulates])
 
     def ranks_of(self, strategy: Strategy) -> int:
         """Return the number of ranks that train together with a strategy."""
@@ -90,6 +92,7 @@ def study_of(
     if not named:
         named = usual_strategies(
             precision=options.precision,
+            has_own_precision=own_precision(setup) is not None,
             optimizer=_optimizer_name(setup),
             accumulate=accumulate,
             world_size=world_size,

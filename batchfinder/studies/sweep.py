@@ -14,6 +14,7 @@ from batchfinder.errors import UsageError, warn_of
 from batchfinder.estimator import estimate_on_gpus
 from batchfinder.probing.choose import choose_prober
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.workers.source import SetupSource
 from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds
 from batchfinder.simulation.gpus import Gpu, find_gpu
 from batchfinder.studies.over import bound, combinations, elements_of, refuse_unknown
@@ -128,8 +129,11 @@ def sweep_on_device(
     options: ProbeOptions,
     bounds: Bounds,
     on_row: OnRow = lambda _: None,
+    source: SetupSource | None = None,
 ) -> Sweep:
     """Search on the device: the smallest and the largest examples first, then those between.
+
+    If another process can load the setups, ``source`` says how, but for the swept values.
 
     Raises:
         Exception: no value can be trained on; the error of the first one tried.
@@ -148,7 +152,8 @@ def sweep_on_device(
             setup = load(row.values)
             elements = elements_of(setup, options.batch_dim)
             x = sizes.size_of(row, elements)
-            with closing(choose_prober(setup, options)) as prober:
+            own = source and source.with_arguments(row.values)
+            with closing(choose_prober(setup, options, own)) as prober:
                 facts.append((prober.device, prober.budget_bytes))
                 answer = finder.find(prober, x)
         except UsageError:

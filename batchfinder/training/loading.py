@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from batchfinder.errors import SampleError
 from batchfinder.training.completion import completed
-from batchfinder.training.frameworks.language_model import described, is_language_model, maker_of
+from batchfinder.training.frameworks.language_model import PREFIX, described, maker_of
 from batchfinder.training.input_spec import parse_input_spec
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.target import (
@@ -47,7 +47,7 @@ def load_setup(
     """
     remarks: list[str] = []
     is_given = any(value is not None for value in (sample, input_spec, loader))
-    if is_language_model(target):
+    if target.startswith(PREFIX):
         make = maker_of(target)
         refuse_unknown_arguments(target, arguments, make)
         setup: TrainingSetup = call_with_arguments(make, arguments)

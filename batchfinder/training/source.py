@@ -44,6 +44,7 @@ class StepSource(Protocol):
         eval_batch_size: the number of examples in each batch of the validation that is part of
             this training; None: only the user may ask for a validation.
         clears_gradients: the step clears the gradients before a validation begins.
+        precision: ``"bf16"`` or ``"fp16"`` if the step has an autocast of its own; None if not.
     """
 
     name: str
@@ -55,6 +56,7 @@ class StepSource(Protocol):
     takes_bf16: bool = False
     eval_batch_size: int | None = None
     clears_gradients: bool = False
+    precision: str | None = None
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         """Run the forward pass and return its output."""
@@ -198,6 +200,11 @@ def source_of(setup: TrainingSetup, warn: Callable[[str], None]) -> StepSource:
     if isinstance(setup.step, StepSource):
         return setup.step
     return PlainLoop(setup, warn) if setup.step is None else UserStep(setup.step)
+
+
+def own_precision(setup: TrainingSetup) -> str | None:
+    """Return the precision that a setup's step sets itself; None if it runs under any."""
+    return setup.step.precision if isinstance(setup.step, StepSource) else None
 
 
 def checked_loss(loss: Any, source: StepSource) -> Tensor:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,9 +16,9 @@ from batchfinder.training.setup import Trainer, TrainingSetup
 from batchfinder.training.user_module import (
     as_script,
     did_you_mean,
-    existing_file,
     it_has,
     load_module,
+    split_target,
 )
 
 
@@ -59,7 +57,7 @@ def load_target(
         Linear(in_features=4, out_features=2, bias=True)
     """
     arguments = arguments or {}
-    place, name = _split(target)
+    place, name = split_target(target)
     module = load_module(place)
     function = _function(module, name, place)
     build_sample = getattr(module, "build_sample", None) if use_build_sample else None
@@ -91,7 +89,7 @@ def load_function(target: str) -> Callable[..., Any]:
         >>> load_function("math:sqrt")(9)
         3.0
     """
-    place, name = _split(target)
+    place, name = split_target(target)
     return _function(load_module(place), name, place)
 
 
@@ -131,22 +129,6 @@ def call_with_arguments(function: Callable[..., Any], arguments: Mapping[str, ob
         return function(**accepted)
 
 
-def _split(target: str) -> tuple[str, str]:
-    # Split at the last colon, because a Windows path has one after its drive letter.
-    place, _, name = target.rpartition(":")
-    if place and name.isidentifier():
-        return place, name
-    place = target.rstrip(":") if not place or not name else target
-    if place.endswith(".py"):
-        functions = _functions_in_file(existing_file(place))
-        raise UsageError(
-            f"{target!r} names no function; write {place}:{functions[0]}{it_has(functions)}"
-            if functions
-            else f"{place} has no function; write one that returns the model"
-        )
-    raise UsageError(f"{target!r} is no target; write FILE.py:FUNCTION or package.module:FUNCTION")
-
-
 def _function(module: ModuleType, name: str, place: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if callable(function) and not isinstance(function, nn.Module):
@@ -162,14 +144,6 @@ def _function(module: ModuleType, name: str, place: str) -> Callable[..., Any]:
     ]
     hint = did_you_mean(name, functions) or it_has(functions)
     raise UsageError(f"{place} has no function {name}{hint}")
-
-
-def _functions_in_file(path: Path) -> list[str]:
-    """Return the public functions of a file, without running it: names with "model" come first."""
-    statements = ast.parse(path.read_bytes(), str(path)).body
-    functions = [node.name for node in statements if isinstance(node, ast.FunctionDef)]
-    public = [name for name in functions if not name.startswith("_")]
-    return sorted(public, key=lambda name: "model" not in name)
 
 
 def refuse_unknown_arguments(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import importlib.util
@@ -36,9 +37,47 @@ def load_module(place: str) -> ModuleType:
         >>> load_module("math").sqrt(9)
         3.0
     """
-    if place.endswith(".py") or "/" in place or os.sep in place or _is_file(Path(place)):
-        return _load_file(place)
-    return _import_module(place)
+    return _load_file(place) if _names_file(place) else _import_module(place)
+
+
+def check_target(target: str) -> None:
+    """Check a target as far as that needs neither PyTorch nor the user's code.
+
+    Args:
+        target: ``FILE.py:FUNCTION``, ``package.module:FUNCTION``, or ``hf:`` and a configuration.
+
+    Raises:
+        UsageError: the text is not a target, or there is no such file.
+    """
+    if not target.startswith("hf:"):
+        place, _ = split_target(target)
+        if _names_file(place):
+            existing_file(place)
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """Return the place and the function that a target names.
+
+    Raises:
+        UsageError: the text is not a target.
+
+    Example:
+        >>> split_target("train.py:build_model")
+        ('train.py', 'build_model')
+    """
+    # Split at the last colon, because a Windows path has one after its drive letter.
+    place, _, name = target.rpartition(":")
+    if place and name.isidentifier():
+        return place, name
+    place = target.rstrip(":") if not place or not name else target
+    if place.endswith(".py"):
+        functions = _functions_in_file(existing_file(place))
+        raise UsageError(
+            f"{target!r} names no function; write {place}:{functions[0]}{it_has(functions)}"
+            if functions
+            else f"{place} has no function; write one that returns the model"
+        )
+    raise UsageError(f"{target!r} is no target; write FILE.py:FUNCTION or package.module:FUNCTION")
 
 
 def existing_file(place: str) -> Path:
@@ -59,6 +98,10 @@ def existing_file(place: str) -> Path:
         raise UsageError(f"no such file: {place} ({error.strerror})") from None
     # Compare the names without ".py", which makes short names look alike.
     raise UsageError(f"no such file: {place}{did_you_mean(path.stem, names, '.py')}")
+
+
+def _names_file(place: str) -> bool:
+    return place.endswith(".py") or "/" in place or os.sep in place or _is_file(Path(place))
 
 
 def _is_file(path: Path) -> bool:
@@ -137,6 +180,14 @@ def _import_module(name: str) -> ModuleType:
     folders = getattr(sys.modules.get(parent), "__path__", None) if parent else [str(Path.cwd())]
     siblings = [f"{parent}{dot}{module.name}" for module in pkgutil.iter_modules(folders or [])]
     raise UsageError(f"no such module: {missing}{did_you_mean(missing, siblings)}")
+
+
+def _functions_in_file(path: Path) -> list[str]:
+    """Return the public functions of a file, without running it: names with "model" come first."""
+    statements = ast.parse(path.read_bytes(), str(path)).body
+    functions = [node.name for node in statements if isinstance(node, ast.FunctionDef)]
+    public = [name for name in functions if not name.startswith("_")]
+    return sorted(public, key=lambda name: "model" not in name)
 
 
 def _put_first_on_path(folder: str) -> None:

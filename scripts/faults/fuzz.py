@@ -43,8 +43,20 @@ SEEDS = {
         '"batch_size": 4, "peak_reserved_bytes": 500}]}'
     ],
     "calibration": ['{"RTX 3090": 1048576}'],
+    "template": ["python train.py --bs={batch_size} out={scratch} NAME=1", "x {batchsize}"],
+    "report": [
+        '{"schema_version": 1, "batch_size": 4, "status": "found", "budget_bytes": 1000, "device": '
+        '"cpu", "probes": [{"batch_size": 4, "outcome": "fits", "steps": 1, "seconds": 1.0, '
+        '"phase_peak_bytes": {"forward": 5}, "rank_peak_bytes": [], "peak_reserved_bytes": 500}]}',
+        '{"rows": [{"seq_len": 512, "batch_size": 8, "probes": 3}], "max_tokens": 4096}',
+    ],
     "find": ["--max-batch-size 8 --json", "--memory-limit 24GiB --headroom 5 -q"],
     "estimate": ["--memory 24GiB --overhead 1GiB", "--gpu h100 --input float32[3]"],
+    "study": [
+        "sweep --over seq_len=512,1024 --gpu t4",
+        "compare --gpu t4 --strategies bf16 --global-batch-size 64",
+        "check --batch-size 8 --gpu t4 --max-memory 2GiB",
+    ],
 }
 
 

@@ -15,6 +15,8 @@ from processes import idle_bytes
 from batchfinder.cli.app import cli
 from batchfinder.units import MIB
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 TARGETS = Path(__file__).parents[1] / "targets"
 MODELS = TARGETS / "models.py"
 GOOD = f"{MODELS}:build_small"

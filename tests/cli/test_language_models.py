@@ -1,4 +1,4 @@
-"""``batchfinder estimate hf:...``: a language model named by its configuration, without code."""
+"""Targets ``hf:...``: a language model named by its configuration, without code."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ def target(tmp_path: Path) -> str:
     return f"hf:{tmp_path}"
 
 
-def test_its_options_are_for_a_configuration_only() -> None:
-    result = run("train.py:build_model", "--lora", "16")
+@pytest.mark.parametrize("command", ["estimate", "find", "compare", "sweep"])
+def test_its_options_are_for_a_configuration_only(command: str) -> None:
+    place = ["--device", "cpu"] if command == "find" else ["--gpu", "t4"]
+    result = CliRunner().invoke(cli, [command, "train.py:build_model", "--lora", "16", *place])
     assert result.exit_code == 2
     assert "Try hf:meta-llama/Llama-3.1-8B as the target." in result.output
 
@@ -43,6 +45,14 @@ def test_a_length_is_a_number() -> None:
     result = run("hf:anything", "--seq", "long")
     assert result.exit_code == 2
     assert "'long' is no number of tokens" in result.output
+
+
+@pytest.mark.parametrize("command", ["find", "compare"])
+def test_one_length_or_a_sweep(command: str) -> None:
+    place = ["--device", "cpu"] if command == "find" else ["--gpu", "t4"]
+    result = CliRunner().invoke(cli, [command, "hf:llama", "--seq", "64", "--seq", "128", *place])
+    assert result.exit_code == 2
+    assert "Try batchfinder sweep hf:llama --seq 64,128" in result.output
 
 
 def test_a_missing_configuration_or_library_is_one_line(tmp_path: Path) -> None:
@@ -72,3 +82,31 @@ def test_all_weights_or_preferences_are_trained(target: str, method: str) -> Non
     assert result.exit_code == 0, result.output
     (estimate,) = json.loads(result.stdout)["estimates"]
     assert (estimate["batch_size"], estimate["seq"]) == (8, 128)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_sweep_over_lengths_and_a_comparison_of_levers(target: str) -> None:
+    small = ("--lora", "4", "--gpu", "t4", "--max-batch-size", "8", "--json")
+    swept = CliRunner().invoke(cli, ["sweep", target, "--seq", "64,128", *small])
+    assert swept.exit_code == 0, swept.output
+    rows = json.loads(swept.stdout)["rows"]
+    assert [(row["seq"], row["batch_size"]) for row in rows] == [(64, 8), (128, 8)]
+    levers = ("--strategy", "checkpointing", "--strategy", "bf16")
+    compared = CliRunner().invoke(cli, ["compare", target, "--seq", "64", *small, *levers])
+    assert compared.exit_code == 0, compared.output
+    (comparison,) = json.loads(compared.stdout)["comparisons"]
+    plain, checkpointed, lower = comparison["rows"]
+    assert comparison["base"] == "bf16, AdamW"
+    assert checkpointed["per_sample_bytes"] < plain["per_sample_bytes"]
+    assert "sets its own precision, bf16" in lower["note"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_find_trains_random_weights(target: str) -> None:
+    options = ("--lora", "4", "--seq", "16", "--device", "cpu", "--max-batch-size", "4", "--json")
+    found = CliRunner().invoke(cli, ["find", target, *options])
+    assert found.exit_code == 0, found.output
+    result = json.loads(found.stdout)
+    assert (result["batch_size"], result["status"]) == (4, "capped")
+    assert any("random weights" in text for text in result["warnings"])

@@ -131,7 +131,13 @@ def test_a_result_comes_back_from_its_json() -> None:
     assert again.to_dict() == RESULT.to_dict()
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"estimates": []}', '{"probes": 3}', "null"])
+# JSON has these numbers, and floats do not.
+TOO_LARGE = RESULT.to_json().replace('"batch_size": ', '"batch_size": 1' + 400 * "0")
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"estimates": []}', '{"probes": 3}', "null", TOO_LARGE]
+)
 def test_a_file_without_a_result_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "result.json"
     file.write_text(content)

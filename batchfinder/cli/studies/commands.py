@@ -23,9 +23,7 @@ def compare(**options: Any) -> None:
     from batchfinder.cli.app import exit_with, expect_no_numpy
 
     expect_no_numpy()
-    from batchfinder.cli.studies.compare import compare as compare_them
-
-    exit_with(compare_them, **options)
+    exit_with("studies.compare:compare", **options)
 
 
 @click.command(short_help="Find it for each sequence length, image size, or depth.")
@@ -35,11 +33,10 @@ def sweep(**options: Any) -> None:
     """Find the largest batch size for each value of an argument, such as seq_len=512,1024,2048.
 
     TARGET is the same as for `find`; it, its build_sample or its make_batch takes the argument.
-    Every size is confirmed by real steps; with --gpu or --memory it is estimated.
+    Every size is confirmed by real steps; with --gpu or --memory it is estimated. For an hf:
+    target, --seq 512,1024,2048 says it.
     """
     from batchfinder.cli.app import exit_with, expect_no_numpy
 
     expect_no_numpy()
-    from batchfinder.cli.studies.sweep import sweep as sweep_over
-
-    exit_with(sweep_over, **options)
+    exit_with("studies.sweep:sweep", **options)

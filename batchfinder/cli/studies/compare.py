@@ -8,10 +8,12 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
-from batchfinder.cli.estimate import FOUND, NOTHING_FITS, gpus_of, user_errors
+from batchfinder.cli.estimate import FOUND, NOTHING_FITS, for_estimates, gpus_of, user_errors
+from batchfinder.cli.language_models import is_language_model, of_one_length
 from batchfinder.cli.output import deliver
 from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import UsageError
@@ -20,7 +22,6 @@ from batchfinder.reporting.comparison import comparison_table, equation_lines, m
 from batchfinder.reporting.page.page import check_report
 from batchfinder.results.result import SCHEMA_VERSION
 from batchfinder.simulation.allocator.caching import AllocatorSettings
-from batchfinder.simulation.tracing.autocast import cuda_autocast_on_cpu
 from batchfinder.studies.comparison import Comparison, StrategyRow
 from batchfinder.studies.estimating import estimate_strategies
 from batchfinder.studies.measuring import measure_strategies, measured_comparison
@@ -28,6 +29,7 @@ from batchfinder.studies.strategies import Strategy
 from batchfinder.studies.study import Study, study_of
 from batchfinder.training.arguments import parse_arguments
 from batchfinder.training.loading import load_setup
+from batchfinder.training.setup import TrainingSetup
 from batchfinder.units import format_seconds, parse_bytes, parse_percentage
 
 
@@ -56,6 +58,7 @@ def compare(
     explain: bool,
     as_json: bool,
     report: str | None,
+    **language_model: Any,
 ) -> int:
     """Run the command; see ``batchfinder compare --help`` for the options.
 
@@ -70,6 +73,7 @@ def compare(
     if explain and not (gpu_names or memory):
         raise UsageError("--explain needs an estimate. Try it with --gpu rtx3090.")
     check_report(report)
+    chosen, precision = of_one_length(target, precision, language_model)
     gpus = gpus_of(gpu_names, memory, None) if gpu_names or memory else []
     options = ProbeOptions(
         device=device,
@@ -79,19 +83,28 @@ def compare(
         accumulate=accumulate,
     )
     comparisons: list[Comparison] = []
+    warnings: list[str] = []
     status = 0
     # Output of the target and its steps must not mix with the answer.
     with contextlib.redirect_stdout(sys.stderr), user_errors():
-        with cuda_autocast_on_cpu() if gpus else contextlib.nullcontext():
-            setup, warnings = load_setup(
-                target,
-                parse_arguments(pairs),
-                sample=sample,
-                input_spec=input_spec,
-                loader=loader,
-                optimizer=optimizer,
-            )
+
+        def load(is_measured: bool) -> TrainingSetup:
+            with contextlib.nullcontext() if is_measured else for_estimates(target):
+                setup, told = load_setup(
+                    target,
+                    {**parse_arguments(pairs), **chosen},
+                    sample=sample,
+                    input_spec=input_spec,
+                    loader=loader,
+                    optimizer=optimizer,
+                )
+            warnings.extend(told)
+            return setup
+
+        setup = load(is_measured=not gpus)
         for is_measured in [False] * bool(gpus) + [True] * measure:
+            if is_measured and gpus and is_language_model(target):
+                setup = load(is_measured)  # the weights of the estimate have no data
             study = study_of(
                 setup,
                 options,

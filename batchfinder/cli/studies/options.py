@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from batchfinder.cli.language_models import LANGUAGE_MODEL_OPTIONS
 from batchfinder.cli.options import OUTPUT_OPTIONS, STUDY_OPTIONS
 
 GPU_OPTIONS = (
@@ -35,6 +36,7 @@ COMPARE_OPTIONS = (
     ),
     *DEVICE_OPTIONS,
     *STUDY_OPTIONS,
+    *LANGUAGE_MODEL_OPTIONS,
     click.option(
         "--world-size",
         type=int,
@@ -58,11 +60,11 @@ SWEEP_OPTIONS = (
         "swept",
         metavar="NAME=A,B,C",
         multiple=True,
-        required=True,
         help="Sweep an argument of the target over these values. Give it twice for pairs.",
     ),
     *GPU_OPTIONS,
     *DEVICE_OPTIONS,
     *STUDY_OPTIONS,
+    *LANGUAGE_MODEL_OPTIONS,
     *OUTPUT_OPTIONS,
 )

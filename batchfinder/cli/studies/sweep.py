@@ -12,15 +12,16 @@ from typing import Any
 
 import click
 
-from batchfinder.cli.estimate import FOUND, NOTHING_FITS, gpus_of, user_errors
+from batchfinder.cli.estimate import FOUND, NOTHING_FITS, for_estimates, gpus_of, user_errors
+from batchfinder.cli.language_models import is_language_model, of_language_model
 from batchfinder.cli.output import deliver
 from batchfinder.errors import UsageError
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.workers.source import SetupSource
 from batchfinder.reporting.page.page import check_report
 from batchfinder.reporting.sweeps import paste_lines, sweep_table
 from batchfinder.results.result import SCHEMA_VERSION
 from batchfinder.search.bounds import Bounds, check_bounds
-from batchfinder.simulation.tracing.autocast import cuda_autocast_on_cpu
 from batchfinder.studies.over import bound, combinations, takes
 from batchfinder.studies.sweep import sweep_on_device, sweep_on_gpus
 from batchfinder.studies.swept import SweepRow
@@ -53,6 +54,7 @@ def sweep(
     multiple_of: int,
     as_json: bool,
     report: str | None,
+    **language_model: Any,
 ) -> int:
     """Run the command; see ``batchfinder sweep --help`` for the options.
 
@@ -62,7 +64,10 @@ def sweep(
     Raises:
         BatchFinderError: the sweep cannot be made.
     """
-    over = parse_swept(swept)
+    chosen, lengths, precision = of_language_model(target, precision, language_model)
+    over = parse_swept([*swept, *([f"seq={','.join(map(str, lengths))}"] if lengths else [])])
+    if not over:
+        raise UsageError("nothing is swept. Try --over seq_len=512,1024,2048.")
     combinations(over)
     bounds: Bounds = (min_batch_size, max_batch_size, multiple_of)
     check_bounds(*bounds)
@@ -75,11 +80,11 @@ def sweep(
         precision=precision,
         accumulate=accumulate,
     )
-    arguments = parse_arguments(pairs)
+    arguments = {**parse_arguments(pairs), **chosen}
     warnings: list[str] = []
     # Output of the target and its steps must not mix with the answer.
     with contextlib.redirect_stdout(sys.stderr), user_errors():
-        with cuda_autocast_on_cpu() if gpus else contextlib.nullcontext():
+        with for_estimates(target) if gpus else contextlib.nullcontext():
             of_batches = _names_for_batches(target, sample or loader, over)
 
         def load(values: Mapping[str, Any]) -> TrainingSetup:
@@ -91,7 +96,7 @@ def sweep(
             return bound(setup, of_batch)
 
         def loaded(given: Mapping[str, Any]) -> TrainingSetup:
-            with cuda_autocast_on_cpu() if gpus else contextlib.nullcontext():
+            with for_estimates(target) if gpus else contextlib.nullcontext():
                 setup, told = load_setup(
                     target,
                     given,
@@ -103,10 +108,13 @@ def sweep(
             warnings.extend(told)
             return setup
 
+        # Where a process of its own for each value is needed, it must load all by itself.
+        source = SetupSource(target, arguments, sample, input_spec, loader, optimizer)
+        base = None if of_batches else source
         if gpus:
             sweeps = sweep_on_gpus(load, over, gpus, options, bounds, _show)
         else:
-            sweeps = [sweep_on_device(load, over, options, bounds, _show)]
+            sweeps = [sweep_on_device(load, over, options, bounds, _show, base)]
     width = shutil.get_terminal_size().columns if os.isatty(1) else math.inf
     if not as_json:
         for one in sweeps:
@@ -146,6 +154,8 @@ def _names_for_batches(
     target: str, sample: str | None, over: Mapping[str, Sequence[Any]]
 ) -> list[str]:
     """Return the swept arguments that neither the target nor its sample takes."""
+    if is_language_model(target):
+        return []
     functions = [load_function(target), load_function(sample) if sample else None]
     if sample is None:
         functions.append(getattr(load_module(target.rpartition(":")[0]), "build_sample", None))

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import io
 import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -114,9 +115,21 @@ def main() -> None:
     order = line.next_order()
     # Imported only now, because it takes seconds to import PyTorch. The line already notices if the
     # parent ends meanwhile.
-    from batchfinder.probing.workers.host import host
+    with quick_imports():
+        import batchfinder.training.loading  # noqa: F401 - for host
+        from batchfinder.probing.workers.host import host
 
     host(line, order)
+
+
+@contextlib.contextmanager
+def quick_imports() -> Iterator[None]:
+    """Collect no garbage in the block: imports leave little, and are a quarter faster."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def serve_fork(setup: TrainingSetup | None) -> None:

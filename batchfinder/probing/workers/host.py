@@ -7,8 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from batchfinder.errors import WorkerDiedError, WorkerGarbledError, WorkerReleasedError
-from batchfinder.probing.workers import serving
-from batchfinder.probing.workers.child import Line, serve_fork
+from batchfinder.probing.workers.child import Line, quick_imports, serve_fork
 from batchfinder.probing.workers.fork import ForkedProcess, can_be_forked
 from batchfinder.probing.workers.process import WorkerProcess
 from batchfinder.probing.workers.source import load_from
@@ -27,9 +26,13 @@ def host(line: Line, order: dict[str, Any]) -> None:
     setup, warnings = None, []
     if not order["group"]:  # else each worker joins its group first, since the target may use it
         setup, warnings = line.or_tell(lambda: load_from(order["source"]))
+    # Imported late, because that takes seconds: mistakes in the target are reported before.
+    with quick_imports():
+        from batchfinder.probing.workers.serving import serve, spare_what_is_loaded
     if can_be_forked():
+        spare_what_is_loaded()
         line.or_tell(lambda: _Host(line, setup, warnings).run(order))
-    serving.serve(line, order, setup, warnings)
+    serve(line, order, setup, warnings)
 
 
 class _Host:
@@ -39,7 +42,6 @@ class _Host:
         self._line, self._setup, self._warnings = line, setup, warnings
         self._worker: WorkerProcess | None = None
         self._estimating: WorkerProcess | None = None
-        serving.spare_what_is_loaded()
 
     def run(self, order: dict[str, Any]) -> None:
         while True:
@@ -86,10 +88,12 @@ class _Host:
         estimating.send({**order, "place": place})
 
         def pass_on_estimate() -> None:
+            from batchfinder.probing.workers.serving import no_estimate
+
             try:
                 self._line.pass_on(estimating.receive(None))
             except (WorkerDiedError, WorkerGarbledError) as end:
-                self._line.pass_on(serving.no_estimate(end))
+                self._line.pass_on(no_estimate(end))
             self._end(estimating)
 
         threading.Thread(target=pass_on_estimate, daemon=True).start()

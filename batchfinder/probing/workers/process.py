@@ -43,15 +43,7 @@ class WorkerProcess:
     def __init__(self, show_output: bool, forked: ForkedProcess | None = None) -> None:
         # A new process may have forked others. It needs a moment to end them.
         self._closing_seconds = 0.0 if forked else FORKS_CLOSING_SECONDS
-        self._process = forked or subprocess.Popen(
-            python_command("batchfinder.probing.workers.child"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            # A new session: Ctrl-C reaches only us, and all processes in it can be ended together.
-            start_new_session=True,
-            env={**os.environ, **ASKS_WITHOUT_DRIVER},
-        )
+        self._process = forked or start_python(python_command("batchfinder.probing.workers.child"))
         self.pid = self._process.pid
         self._answers: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         self._output: deque[str] = deque(maxlen=KEPT_OUTPUT_LINES)
@@ -151,6 +143,21 @@ class WorkerProcess:
                     sys.stderr.write(text)
                 except (OSError, ValueError):  # our standard error is closed
                     show = False  # keep reading, or the worker would block on a full pipe
+
+
+def start_python(command: list[str]) -> subprocess.Popen[bytes]:
+    """Start the process of a worker, in a new session, with pipes to all its standard streams.
+
+    Ctrl-C reaches only this process, and all processes in the session can be ended together.
+    """
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, **ASKS_WITHOUT_DRIVER},
+    )
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,10 @@ class SetupSource:
     input_spec: str | None = None
     loader: str | None = None
     optimizer: str | None = None
+
+    def with_arguments(self, more: Mapping[str, Any]) -> SetupSource:
+        """Return the source with more arguments for the target's function."""
+        return replace(self, arguments={**self.arguments, **more})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the source as plain data, ready for JSON."""

@@ -115,6 +115,7 @@ class LanguageModelStep(StepSource):
 
     def __init__(self, lower: torch.dtype | None) -> None:
         self._lower = lower
+        self.precision = next((name for name, each in _DTYPES.items() if each is lower), None)
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the loss that the model computes."""
@@ -234,11 +235,6 @@ def _checkpoint(model: Any) -> None:
     name = enable.__name__.replace("enable", "kwargs")
     enable(**{name: {"use_reentrant": False}})
     model.enable_input_require_grads()
-
-
-def is_language_model(target: str) -> bool:
-    """Return True if a target names a configuration, as in ``hf:gpt2``."""
-    return target.startswith(PREFIX)
 
 
 def maker_of(target: str) -> Callable[..., TrainingSetup]:

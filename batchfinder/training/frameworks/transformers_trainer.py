@@ -83,6 +83,9 @@ class TrainerStep(StepSource):
             for name, value in vars(self._trainer).items()
             if isinstance(value, nn.Module | Tensor) and name not in ("model", "model_wrapped")
         }
+        lower = _lower_precision(trainer)
+        names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+        self.precision = None if lower is None else names[lower]
         micro_batches = getattr(trainer.args, "gradient_accumulation_steps", 1)
         self.accumulates = micro_batches > 1
         self.batches_ahead = micro_batches if hasattr(trainer, "get_batch_samples") else None

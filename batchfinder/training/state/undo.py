@@ -81,9 +81,10 @@ def _refill_cell(cell: CellType, contents: tuple[Any, ...]) -> None:
 
 
 def _refill_slot(owner: Any, slot: MemberDescriptorType, contents: tuple[Any, ...]) -> None:
-    if contents != ():
+    now = contents_of_slot(slot, owner)
+    if contents != () and (now == () or now[0] is not contents[0]):  # some slots are read-only
         slot.__set__(owner, contents[0])
-    elif contents_of_slot(slot, owner) != ():
+    elif contents == () and now != ():
         slot.__delete__(owner)
 
 

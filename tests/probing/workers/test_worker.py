@@ -19,6 +19,8 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.probing.workers.supervisor import Supervisor
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 TARGETS = Path(__file__).parents[2] / "targets"
 OPTIONS = ProbeOptions(device="cpu", memory_limit=2 * 2**30)
 
@@ -156,8 +158,7 @@ def test_a_target_that_hangs_on_loading(tmp_path: Path) -> None:
     once = tmp_path / "once"
     source = SetupSource(f"{TARGETS}/deaths.py:build_and_do", {"deed": "hang", "once": str(once)})
     with pytest.raises(WorkerError, match="target was still loading after"):
-        # Importing PyTorch counts, and takes its time on a busy machine.
-        supervisor(source, OPTIONS, loading_timeout_seconds=20)
+        supervisor(source, OPTIONS, loading_timeout_seconds=4)
     assert is_gone(pid_in(once))
 
 
