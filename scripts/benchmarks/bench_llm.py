@@ -59,16 +59,23 @@ from batchfinder.units import GIB  # noqa: E402
 
 Row = Mapping[str, str]
 RESULT = ROOT / "scripts" / "results" / "llm.json"
+_MEASUREMENT = {"gib", "as_published", "metric", "kind", "stack", "source"}
 SHOWN = ("model", "method", "batch", "seq", "quant", "attention", "gpu", "metric", "source", "note")
 
 
-def simulate(row: Row, adapters: Path | None) -> dict[str, Any]:
+def simulate(row: Row, adapters: Path | None, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the simulated bytes of a row's step, and those of the other estimators.
+
+    Rows that differ in the measurement alone, as two releases of PyTorch, are simulated once.
 
     Raises:
         BatchFinderError: the row cannot be estimated.
     """
     gpu = gpu_of(row)
+    is_old = "transformers 4." in row["stack"]
+    what = json.dumps([is_old, *(row[name] for name in row if name not in _MEASUREMENT)])
+    if what in known:
+        return known[what]
     setup = setup_of(row, adapters)
     probe_options = ProbeOptions(headroom=0.0)
     traces = StepTraces(setup, probe_options, gpu.compute_capability)
@@ -77,7 +84,7 @@ def simulate(row: Row, adapters: Path | None) -> dict[str, Any]:
     expands = "K/V expanded" in row["attention"]
     with replaced(sdpa_attention, "use_gqa_in_sdpa", lambda *_: not expands):
         run = SimulatedProber(traces, roomy, probe_options).replay(int(row["batch"]))
-    return {
+    known[what] = {
         "allocated": run.peak_allocated_bytes,
         "reserved": run.peak_reserved_bytes,
         "process": run.peak_reserved_bytes + gpu.overhead_bytes,
@@ -85,6 +92,7 @@ def simulate(row: Row, adapters: Path | None) -> dict[str, Any]:
         "formula": formula(row, setup),
         "accelerate": accelerate_bytes(row),
     }
+    return known[what]
 
 
 def formula(row: Row, setup: Any) -> float:
@@ -119,7 +127,7 @@ def _fp32_bytes(config: str) -> int:
     return int(calculate_maximum_sizes(plain_model(config))[0])
 
 
-def judged(row: Row, adapters: Path | None) -> dict[str, Any]:
+def judged(row: Row, adapters: Path | None, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return one row of the result: the figures, or the reason why there is none."""
     done: dict[str, Any] = {"key": key_of(row), **{name: row[name] for name in SHOWN}}
     done["kind"] = kind = kind_of(row)
@@ -127,7 +135,7 @@ def judged(row: Row, adapters: Path | None) -> dict[str, Any]:
     try:
         if kind != "out of memory":
             done["measured_gib"] = float(row["gib"])
-        sizes = simulate(row, adapters)
+        sizes = simulate(row, adapters, known)
     except BatchFinderError as error:
         return {**done, "reason": str(error).partition("\n")[0]}
     except Exception as error:  # noqa: BLE001 - a row of a file that nobody has seen must not end the run
@@ -218,9 +226,10 @@ def main() -> None:
         done = {key: row for key, row in done.items() if key not in {*map(key_of, rows)}}
     if accelerate_is_missing():
         print("accelerate is not installed: accelerate estimate-memory is left out")
+    known: dict[str, dict[str, Any]] = {}
     for row in rows:
         if key_of(row) not in done:
-            one = done[key_of(row)] = judged(row, arguments.adapters)
+            one = done[key_of(row)] = judged(row, arguments.adapters, known)
             write(done)
             print(_line(one), flush=True)
     shown = [done[key] for key in dict.fromkeys(map(key_of, rows))]

@@ -8,11 +8,13 @@ import json
 import re
 import tempfile
 from collections.abc import Mapping
-from functools import cache, partial
+from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from llm.older import older_experts, use_older_loss
 
 from batchfinder.errors import BatchFinderError
 from batchfinder.simulation.gpus import Gpu, find_gpu, unnamed_gpu
@@ -32,8 +34,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 # 685 centers the errors of the 20 methods of PEFT's comparison; 15 of them agree within 0.3 %.
 _FITTED_TOKENS = {"method_comparison": 685}
 _LORA = {"lora", "qlora"}
-# Architectures whose own loss in Transformers 4 left the logits in their dtype.
-_OWN_LOSS = {"gpt_bigcode", "gpt_neox", "falcon", "gpt2"}
 
 
 class UnknownRowError(BatchFinderError):
@@ -149,7 +149,7 @@ def setup_of(row: Row, adapters: Path | None) -> TrainingSetup:
     """
     is_own = _has_own(row, adapters)
     options = options_of({**row, "method": "full"} if is_own else row)
-    config = config_of(row)
+    config, is_old = config_of(row), "transformers 4." in row["stack"]
     with tempfile.TemporaryDirectory() as folder, torch.device("meta"):
         Path(folder, "config.json").write_text(json.dumps(config))
         names = [name.partition(".")[0] for name in _linear_layers(json.dumps(config))]
@@ -157,7 +157,8 @@ def setup_of(row: Row, adapters: Path | None) -> TrainingSetup:
         if wanted != "all-linear" and not {*wanted.split(",")} & {*names}:
             fused = [name for name in names if re.search("attn|qkv|query", name)]
             options["targets"] = ",".join(fused or ["all-linear"])
-        setup = language_model(folder, **options)
+        with older_experts() if is_old else nullcontext():
+            setup = language_model(folder, **options)
         if is_own or row["method"].lower().split()[0] not in {*_LORA, "full"}:
             setup = dataclasses.replace(setup, model=_adapted(setup.model, row, adapters))
     setup = dataclasses.replace(setup, optimizer=find_optimizer("adamw"))
@@ -165,10 +166,8 @@ def setup_of(row: Row, adapters: Path | None) -> TrainingSetup:
         "plain loop" in row["note"] or "method_comparison" in row["source"]
     ):  # which keeps the output until the next one is there
         setup = dataclasses.replace(setup, step=None)
-    if "transformers 4." in row["stack"]:
-        base: Any = getattr(setup.model, "get_base_model", lambda: setup.model)()
-        upcasts = config["model_type"] not in _OWN_LOSS or options["autocast"]
-        base.loss_function = partial(_loss_before_5, upcasts=upcasts)
+    if is_old:
+        use_older_loss(setup.model, autocast=options["autocast"])
     return setup
 
 
@@ -232,11 +231,3 @@ def _adapted(model: Any, row: Row, adapters: Path | None) -> Any:
         )
     config.inference_mode = False
     return peft.get_peft_model(model, config).train()
-
-
-def _loss_before_5(logits: Any, labels: Any, vocab_size: int, *, upcasts: bool, **_: Any) -> Any:
-    """Return the loss as Transformers 4 computed it, which copied the shifted logits."""
-    if upcasts:
-        logits = logits.float()  # alive until the loss is there
-    shifted = logits[..., :-1, :].contiguous().view(-1, vocab_size)
-    return torch.nn.functional.cross_entropy(shifted, labels[..., 1:].contiguous().view(-1))
