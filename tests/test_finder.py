@@ -81,6 +81,17 @@ def test_where_readings_repeat_the_answer_is_exact_on_any_device() -> None:
     assert (result.warnings, result.notes) == ((), ())
 
 
+def test_memory_outside_the_allocator_is_a_note() -> None:
+    prober = FakeProber(budget_bytes=10_000)
+    probe = prober.probe
+    prober.probe = lambda *args, **options: dataclasses.replace(  # type: ignore[method-assign]
+        probe(*args, **options), outside_bytes=300 * 2**20
+    )
+    result = run_search(prober)
+    (note,) = result.notes
+    assert note.startswith("outside PyTorch's allocator, 300.0 MiB of the device were in use")
+
+
 def test_sizes_that_cannot_be_told_apart_are_named() -> None:
     result = run_search(FakeProber(budget_bytes=10_000, is_repeatable=False, noise=0.02))
     assert result.next_failure is not None

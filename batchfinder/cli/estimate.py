@@ -26,6 +26,7 @@ from batchfinder.reporting.estimates import (
     estimate_table,
     explanation_lines,
     length_table,
+    overhead_line,
 )
 from batchfinder.reporting.page.page import check_report
 from batchfinder.results.result import SCHEMA_VERSION
@@ -192,7 +193,10 @@ def gpus_of(names: Sequence[str], memory: str | None, overhead: str | None) -> l
         raise UsageError("no GPU is given. Try --gpu rtx3090, or --memory 24GiB.")
     if overhead is not None:
         size = parse_bytes(overhead, least=0)
-        gpus = [dataclasses.replace(gpu, overhead_bytes=size, overhead_source="") for gpu in gpus]
+        gpus = [
+            dataclasses.replace(gpu, overhead_bytes=size, overhead_source="--overhead")
+            for gpu in gpus
+        ]
     return gpus
 
 
@@ -246,4 +250,5 @@ def _print(
     if explain:
         for estimate in estimates:
             lines += ["", estimate.gpu.name, *explanation_lines(estimate.explanation)]
+            lines.append(overhead_line(estimate.gpu))
     click.echo("\n".join(lines))

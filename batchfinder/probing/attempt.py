@@ -154,6 +154,7 @@ class Run:
     steps_seconds: list[float] = field(default_factory=list)
     allocated_bytes: int = 0
     reserved_bytes: int = 0
+    outside_bytes: int = 0
     phase_peak_bytes: dict[Phase, int] = field(default_factory=dict)
     allocation_retries: int = 0
     in_use_after_steps: list[int] = field(default_factory=list)
@@ -191,6 +192,7 @@ def to_probe(run: Run, batch_size: int, confirm: bool, seconds: float) -> Probe:
         steps_seconds=tuple(run.steps_seconds),
         peak_allocated_bytes=run.allocated_bytes or None,
         peak_reserved_bytes=run.reserved_bytes or None,
+        outside_bytes=run.outside_bytes or None,
         phase_peak_bytes=run.phase_peak_bytes,
         allocation_retries=run.allocation_retries if run.failure is None else 0,
         confirmed=confirm,

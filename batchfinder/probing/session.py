@@ -297,4 +297,5 @@ class ProbeSession:
         peaks = self.device.peaks()
         run.allocated_bytes = max(run.allocated_bytes, peaks.allocated_bytes)
         run.reserved_bytes = max(run.reserved_bytes, peaks.reserved_bytes)
+        run.outside_bytes = peaks.outside_bytes
         return peaks

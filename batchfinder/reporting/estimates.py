@@ -85,6 +85,14 @@ def explanation_lines(explanation: Explanation) -> list[str]:
     return [*lines, "One step:", *_timeline(explanation)]
 
 
+def overhead_line(gpu: Gpu) -> str:
+    """Say what is assumed to be in use outside PyTorch's allocator, and why."""
+    source = gpu.overhead_source or (
+        "assumed, as no measurement on this card is known. Try --overhead or --calibrate"
+    )
+    return f"Outside PyTorch's allocator: {format_bytes(gpu.overhead_bytes)} ({source})"
+
+
 def gpu_table(gpus: Sequence[Gpu]) -> list[str]:
     """Tabulate the known GPUs: memory, compute capability, overhead, source of the figures."""
     rows = [("GPU", "memory", "capability", "overhead", "source of the memory")]

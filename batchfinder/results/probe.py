@@ -43,6 +43,8 @@ class Probe:
         steps_seconds: duration of each complete step at this size.
         peak_allocated_bytes: most bytes that tensors held at any moment; None if not read.
         peak_reserved_bytes: most bytes that the caching allocator held; None if not read.
+        outside_bytes: bytes of the GPU in use outside the caching allocator after the last step:
+            the CUDA context, kernels and libraries, and other processes; None if not read.
         phase_peak_bytes: most bytes that tensors held in each phase. In an estimate,
             ``forward_backward`` is the allocator's peak instead.
         allocation_retries: times the allocator flushed its cache in the last complete step.
@@ -69,6 +71,7 @@ class Probe:
     rank_peak_bytes: tuple[int | None, ...] = ()
     limiting_rank: int | None = None
     steps_seconds: tuple[float, ...] = ()
+    outside_bytes: int | None = None
 
     @property
     def fits(self) -> bool:

@@ -89,6 +89,12 @@ def notes_about(finding: Finding, prober: Prober, multiple_of: int) -> Iterator[
         prober: the prober that ran it.
         multiple_of: every size tried is a multiple of this.
     """
+    outside = finding.answer.outside_bytes if finding.answer else None
+    if outside:
+        yield (
+            f"outside PyTorch's allocator, {format_bytes(outside)} of the device were in use: the "
+            "CUDA context, kernels and libraries, and other processes"
+        )
     is_final = finding.status is not Status.TIME_LIMIT
     if finding.failure is None or finding.answer is None or not is_final:
         return

@@ -121,8 +121,11 @@ class Calibration:
 
     def applied(self, gpu: Gpu) -> Gpu:
         """Return the GPU with its overhead corrected."""
-        correction = self.corrections.get(gpu.name, 0)
-        return dataclasses.replace(gpu, overhead_bytes=max(0, gpu.overhead_bytes + correction))
+        correction = self.corrections.get(gpu.name)
+        if correction is None:
+            return gpu
+        size = max(0, gpu.overhead_bytes + correction)
+        return dataclasses.replace(gpu, overhead_bytes=size, overhead_source="--calibrate")
 
     def note(self, gpu: Gpu) -> str:
         """Return a note on the GPU's correction; "" if there is none."""

@@ -123,8 +123,8 @@ def _to_gpu(row: dict[str, Any], cuda: tuple[int, int]) -> Gpu:
 
 
 def _holds(rule: dict[str, Any], capability: str, cuda: tuple[int, int]) -> bool:
-    before = rule.get("before_cuda")
-    return (before is None or cuda < _version(before)) and (
+    first, before = rule.get("from_cuda", "0.0"), rule.get("before_cuda", "999.0")
+    return _version(first) <= cuda < _version(before) and (
         rule.get("compute_capability", capability) == capability
     )
 

@@ -280,3 +280,15 @@ def counted_peaks(rows: Sequence[Row]) -> str:
         lines.append((name, len(off), *within, f"{max(off):.1%}"))
     header = ("models", "compared", "within 0.001 %", "within 0.5 %", "within 1.1 %", "worst")
     return markdown_table(header, lines)
+
+
+def language_models(sources: Mapping[str, Row]) -> str:
+    """Show the errors of estimates of fine-tuning, next to those of two others, by source."""
+    names = ("batchfinder", "formula", "accelerate")
+    header = ("source, GPU, figure", "rows", "not estimated", *names)
+    lines: list[Sequence[object]] = []
+    for source, figures in sorted(sources.items()):
+        errors = (figures.get(name) for name in names)
+        cells = (f"{100 * e[0]:.1f} % ({100 * e[1]:.1f} %)" if e else "-" for e in errors)
+        lines.append((source, figures["n"], figures["reasons"], *cells))
+    return markdown_table(header, lines)

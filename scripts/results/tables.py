@@ -149,6 +149,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fuzz": lambda: show.texts(load("fuzz")["readers"]),
     "coverage": lambda: show.coverage(load("coverage")["rows"]),
     "confirmations": lambda: show.confirmations(load("confirmation_cpu")["rules"]),
+    "llm": lambda: show.language_models(load("llm")["sources"]),
     "counted_peaks": lambda: show.counted_peaks(load("counted_peaks")["rows"]),
 }
 

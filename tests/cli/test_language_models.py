@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -110,3 +111,32 @@ def test_find_trains_random_weights(target: str) -> None:
     result = json.loads(found.stdout)
     assert (result["batch_size"], result["status"]) == (4, "capped")
     assert any("random weights" in text for text in result["warnings"])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_quantized_model_is_prepared_as_its_trainer_does(target: str) -> None:
+    import torch
+
+    from batchfinder.training.frameworks.language_model import language_model
+
+    def dtypes(prepare: str) -> tuple[torch.dtype, ...]:
+        with torch.device("meta"):
+            setup = language_model(target[3:], lora=4, quantize="4bit", prepare=prepare, seq=8)
+        model: Any = setup.model
+        base = model.get_base_model()
+        adapter = next(p for p in model.parameters() if p.requires_grad)
+        return base.model.embed_tokens.weight.dtype, base.model.norm.weight.dtype, adapter.dtype
+
+    whole, half = torch.float32, torch.bfloat16
+    assert dtypes("trl") == (half, half, half)
+    assert dtypes("trl0") == (half, whole, whole)
+    assert dtypes("peft") == (whole, whole, whole)
+    assert dtypes("none") == (half, half, whole)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_assumed_overhead_is_said(target: str) -> None:
+    options = (target, "--seq", "64", "--max-batch-size", "2", "--explain")
+    assumed, given = run(*options), run(*options, "--overhead", "1GiB")
+    assert "Outside PyTorch's allocator: 1.8 GiB (assumed, as no" in assumed.stdout
+    assert "Outside PyTorch's allocator: 1.0 GiB (--overhead)" in given.stdout

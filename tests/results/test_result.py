@@ -78,6 +78,7 @@ def test_the_json_has_every_value_in_raw_units() -> None:
                 "rank_peak_bytes": [],
                 "limiting_rank": None,
                 "steps_seconds": [],
+                "outside_bytes": None,
             }
         ],
         "next_failure": {"batch_size": 17, "outcome": "oom", "reason": "out of memory"},

@@ -39,13 +39,16 @@ def test_an_unknown_gpu_suggests_similar_names() -> None:
         find_gpu("rtx3099")
 
 
-def test_all_gpus_share_one_overhead_with_a_source() -> None:
+def test_an_overhead_holds_for_a_card_and_a_cuda_version() -> None:
     old, new, a100 = find_gpu("rtx3090", cuda=(11, 3)), find_gpu("rtx3090"), find_gpu("a100")
-
     assert old.overhead_bytes == new.overhead_bytes == a100.overhead_bytes == round(1.75 * GIB)
     assert "on an RTX 3090" in old.overhead_source
     assert "fits peak memory on an A100" in a100.overhead_source
     assert not new.overhead_source
+
+    assert find_gpu("t4").overhead_bytes == round(0.14 * GIB)
+    assert "measured on a T4" in find_gpu("t4").overhead_source
+    assert find_gpu("t4", cuda=(12, 1)).overhead_bytes == round(1.75 * GIB)
 
 
 def test_an_unnamed_gpu_has_the_given_memory() -> None:

@@ -86,9 +86,11 @@ class CudaDevice:
 
     def peaks(self) -> Peaks:
         torch.cuda.synchronize(self._index)
+        free, total = torch.cuda.mem_get_info(self._index)
         return Peaks(
             torch.cuda.max_memory_allocated(self._index),
             torch.cuda.max_memory_reserved(self._index),
+            max(0, total - free - torch.cuda.memory_reserved(self._index)),
         )
 
     def allocation_retries(self) -> int:

@@ -37,10 +37,13 @@ class Peaks:
     Attributes:
         allocated_bytes: held by tensors.
         reserved_bytes: held by the caching allocator.
+        outside_bytes: in use outside that allocator now: the CUDA context, kernels and libraries,
+            and other processes; 0 if unknown.
     """
 
     allocated_bytes: int
     reserved_bytes: int
+    outside_bytes: int = 0
 
 
 class Device(Protocol):

@@ -10,7 +10,6 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from batchfinder.errors import TargetError, UsageError
+from batchfinder.training.frameworks.quantization import (
+    PREPARED,
+    cast_adapters,
+    imported,
+    prepare_weights,
+    quantize_weights,
+)
 from batchfinder.training.frameworks.transformers_trainer import in_precision
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.source import KeptUntil, StepSource
@@ -42,7 +48,7 @@ def language_model(
     targets: str = "all-linear",
     dropout: float = 0.0,
     autocast: bool = True,
-    kbit: bool = True,
+    prepare: str = "trl",
     double_quant: bool = True,
 ) -> TrainingSetup:
     """Make the setup to fine-tune a causal language model as a Trainer of transformers does.
@@ -60,15 +66,17 @@ def language_model(
         targets: the names of the layers with adapters, separated by commas.
         dropout: the dropout rate of the adapters.
         autocast: run the forward pass under autocast in this precision.
-        kbit: prepare a quantized model by PEFT's ``prepare_model_for_kbit_training``, as TRL does.
-            It makes embeddings, norms and head fp32.
+        prepare: who prepares a quantized model. ``"trl"``: the SFTTrainer of TRL 1, which trains
+            the adapters in bf16. ``"peft"``: ``prepare_model_for_kbit_training``, which makes
+            embeddings, norms and head fp32. ``"trl0"``: TRL before 1, where only the norms stayed
+            fp32. ``"none"``: nothing, with adapters in fp32.
         double_quant: quantize the scales of 4-bit weights too.
 
     Raises:
         UsageError: an option is unknown.
         TargetError: a library is missing, or there is no such configuration.
     """
-    _check(method, precision, attention, quantize)
+    _check(method, precision, attention, quantize, prepare)
     is_dpo = method == "dpo"
     quantize = quantize or ("4bit" if method == "qlora" else "")
     rank = lora or (_DEFAULT_RANK if method in ("lora", "qlora") or quantize else 0)
@@ -77,12 +85,12 @@ def language_model(
     dtype = torch.float32 if precision == "fp16" and not rank else _DTYPES[precision]
     model = _made(config, dtype, ATTENTION[attention])
     if quantize:
-        _quantize(model, quantize, dtype, double_quant)
-        if kbit:
-            peft = _imported("peft")
-            peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+        quantize_weights(model, quantize, dtype, double_quant)
+        prepare_weights(model, prepare, dtype)
     if rank:
         model = _with_adapters(model, rank, targets, dropout)
+        if quantize and prepare == "trl":
+            cast_adapters(model)
     if checkpointing:
         _checkpoint(model)
     model.train()
@@ -157,26 +165,20 @@ class PreferenceStep(LanguageModelStep):
         return total
 
 
-def _check(method: str, precision: str, attention: str, quantize: str) -> None:
+def _check(method: str, precision: str, attention: str, quantize: str, prepare: str) -> None:
     for option, value, known in (
         ("method", method, ("", *METHODS)),
         ("precision", precision, _DTYPES),
         ("attention", attention, ATTENTION),
         ("quantize", quantize, ("", "4bit", "8bit")),
+        ("prepare", prepare, PREPARED),
     ):
         if value not in known:
             raise UsageError(f"{option} is {' or '.join(filter(None, known))}, not {value!r}")
 
 
-def _imported(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise TargetError(f"a target {PREFIX}... needs {name}. Try pip install {name}.") from error
-
-
 def _made(config: str, dtype: torch.dtype, attention: str) -> Any:
-    transformers = _imported("transformers")
+    transformers = imported("transformers")
     path = Path(config).expanduser()
     place = path.parent if path.is_file() else path
     try:
@@ -217,43 +219,8 @@ def _flash_attention(
     return output.transpose(1, 2).contiguous(), None
 
 
-def _quantize(model: Any, kind: str, dtype: torch.dtype, double: bool) -> None:
-    """Replace the linear layers, except the head, by quantized ones of bitsandbytes."""
-    library = _imported("bitsandbytes")
-    layers, functional = library.nn, library.functional
-    with torch.device("cpu"):  # the table is cached and later used for tensors with data too
-        functional.name2qmap.setdefault("dynamic", functional.create_dynamic_map())
-    head = model.get_output_embeddings()
-    linear = [
-        (name, part)
-        for name, part in model.named_modules()
-        if type(part) is nn.Linear and part is not head
-    ]
-    for name, old in linear:
-        sizes = (old.in_features, old.out_features, old.bias is not None)
-        with torch.device("meta"):
-            new: Any = (
-                layers.Linear4bit(*sizes, compute_dtype=dtype, quant_type="nf4")
-                if kind == "4bit"
-                else layers.Linear8bitLt(*sizes, has_fp16_weights=False, threshold=0.0)
-            )
-        weight = old.weight.detach()
-        if kind == "4bit":
-            new.weight = layers.Params4bit(
-                weight, quant_type="nf4", compress_statistics=double, module=new
-            )
-        else:
-            new.weight = layers.Int8Params(weight, requires_grad=False)
-        new.weight._quantize(weight.device)
-        new.bias = old.bias
-        model.set_submodule(name, new)
-    model.requires_grad_(False)
-    model.is_quantized = True
-    setattr(model, f"is_loaded_in_{kind}", True)
-
-
 def _with_adapters(model: Any, rank: int, targets: str, dropout: float) -> Any:
-    peft = _imported("peft")
+    peft = imported("peft")
     names: Any = targets if targets == "all-linear" else targets.split(",")
     config = peft.LoraConfig(
         r=rank, target_modules=names, lora_dropout=dropout, task_type="CAUSAL_LM"
@@ -286,10 +253,11 @@ def described(target: str, setup: TrainingSetup, **options: Any) -> str:
         layers = ", ".join(sorted({name.rpartition(".")[2] for name in config.target_modules}))
         parts.append(f"LoRA of rank {config.r} on {layers}")
     model = model.get_base_model() if config is not None else model
-    for kind in ("4bit", "8bit"):
-        if getattr(model, f"is_loaded_in_{kind}", False):
-            prepared = " (head, embeddings and norms in fp32, as TRL and PEFT prepare them)"
-            parts.append(f"weights in {kind}{prepared if options.get('kbit', True) else ''}")
+    parts += (
+        f"weights in {kind} ({PREPARED[options.get('prepare', 'trl')]})"
+        for kind in ("4bit", "8bit")
+        if getattr(model, f"is_loaded_in_{kind}", False)
+    )
     parts.append(f"{options.get('precision', 'bf16')}, as a Trainer runs it")
     if not parameters[0].is_meta:
         parts.append("random weights")

@@ -88,6 +88,7 @@ def slots_of(value: Any) -> list[MemberDescriptorType]:
     return [
         slot
         for cls in users_classes(type(value))
+        if "__slots__" in vars(cls)  # members of classes in C may be read-only
         for slot in vars(cls).values()
         if isinstance(slot, MemberDescriptorType)
     ]
