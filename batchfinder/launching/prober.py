@@ -142,6 +142,7 @@ class LaunchProber:
             result,
             warnings=warnings,
             batch_size=size,
+            seconds=max(result.seconds, sum(probe.seconds for probe in self.launched)),
             probes=tuple(self.launched),
             memory_model=fit((probe.batch_size, probe.phase_peak_bytes) for probe in fits),
             next_failure=failure,
