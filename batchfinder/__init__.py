@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from batchfinder.integrations.watch import watch_memory
     from batchfinder.results.accumulation import AccumulationPlan, Split
     from batchfinder.results.memory_model import MemoryModel, Phase
+    from batchfinder.results.noise_scale import NoiseScale
     from batchfinder.results.probe import Outcome, Probe
     from batchfinder.results.result import BatchSizeResult, NextFailure, Status
     from batchfinder.simulation.estimate import Estimate, PeakEstimate
     from batchfinder.simulation.gpus import Gpu, find_gpu
     from batchfinder.studies.compare import compare_strategies
     from batchfinder.studies.comparison import Comparison
+    from batchfinder.studies.noise import noise_scale
     from batchfinder.studies.sweep import sweep_max_batch
     from batchfinder.studies.swept import Sweep
     from batchfinder.studies.worst_batch import worst_batch
@@ -38,6 +40,7 @@ __all__ = [
     "Gpu",
     "MemoryModel",
     "NextFailure",
+    "NoiseScale",
     "OOMGuard",
     "Outcome",
     "PeakEstimate",
@@ -52,6 +55,7 @@ __all__ = [
     "estimate_peak_memory",
     "find_gpu",
     "find_max_batch",
+    "noise_scale",
     "set_max_batch",
     "sweep_max_batch",
     "watch_memory",
@@ -70,6 +74,7 @@ _MODULES = {
     "Gpu": "simulation.gpus",
     "MemoryModel": "results.memory_model",
     "NextFailure": "results.result",
+    "NoiseScale": "results.noise_scale",
     "OOMGuard": "integrations.guard",
     "Outcome": "results.probe",
     "PeakEstimate": "simulation.estimate",
@@ -84,6 +89,7 @@ _MODULES = {
     "estimate_peak_memory": "estimator",
     "find_gpu": "simulation.gpus",
     "find_max_batch": "finder",
+    "noise_scale": "studies.noise",
     "set_max_batch": "integrations.transformers",
     "watch_memory": "integrations.watch",
     "sweep_max_batch": "studies.sweep",

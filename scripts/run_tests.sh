@@ -9,4 +9,5 @@ prepare_environment test
 .venv/bin/ruff format --check .
 .venv/bin/mypy
 # Two at a time, whatever the number of cores: the tests fill real memory.
-exec .venv/bin/python -m pytest -n 2 "$@"
+# A worker that has run out of tests takes over some of the other one.
+exec .venv/bin/python -m pytest -n 2 --dist worksteal "$@"

@@ -11,11 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 from fakes import FakeProber
 from marks import needs_fully_shard
 from processes import REPOSITORY, idle_bytes, run_python
 
 from batchfinder import BatchSizeResult, Probe
+from batchfinder.cli.app import cli
 from batchfinder.search.run import run_search
 from batchfinder.units import MIB
 
@@ -88,10 +90,21 @@ def named(start: str) -> list[str]:
     return [command for command, _ in COMMANDS if command.startswith(start)]
 
 
-def run(folder: Path, *arguments: str) -> str:
-    """What Python prints, in a user's folder with a file to train."""
-    (folder / "train.py").write_text(TRAIN)
-    return run_python(*arguments, folder=folder, COLUMNS="100")
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder, with a file to train."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "scripts").symlink_to(REPOSITORY / "scripts")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    return tmp_path
+
+
+def run_command(words: list[str]) -> Result:
+    """Run ``batchfinder`` in this process; it must end well."""
+    done = CliRunner().invoke(cli, words[1:])
+    assert done.exit_code == 0, done.output
+    return done
 
 
 def on_this_machine(command: str) -> list[str]:
@@ -127,9 +140,9 @@ def test_the_demo_searches_for_what_the_readme_says() -> None:
 
 
 @pytest.mark.parametrize("command", named("batchfinder find"))
-def test_searches(command: str, tmp_path: Path) -> None:
-    (tmp_path / "scripts").symlink_to(REPOSITORY / "scripts")
-    printed = run(tmp_path, "-m", *on_this_machine(command))
+@pytest.mark.usefixtures("folder", "warm_workers")
+def test_searches(command: str) -> None:
+    printed = run_command(on_this_machine(command)).stdout
     if " > " in command:
         assert json.loads(printed)["status"] == "capped"
     else:
@@ -148,27 +161,27 @@ def test_searches(command: str, tmp_path: Path) -> None:
         for command in named(start)
     ],
 )
-def test_other_commands(command: str, expected: str, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("folder", "warm_workers")
+def test_other_commands(command: str, expected: str) -> None:
     words = shlex.split(command.replace("python", sys.executable))
     words += ["--device", "cpu", "--memory-limit", "2GiB"] if "check" in command else []
-    (tmp_path / "train.py").write_text(TRAIN)
-    done = subprocess.run(
-        [sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert expected in done.stdout + done.stderr
+    assert expected in run_command(words).output
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", named("batchfinder sweep"))
-def test_sweeps(command: str, tmp_path: Path) -> None:
-    assert "max_tokens" in run(tmp_path, "-m", *on_this_machine(command), "--memory-limit", "1GiB")
+@pytest.mark.usefixtures("folder", "warm_workers")
+def test_sweeps(command: str) -> None:
+    words = [*on_this_machine(command), "--memory-limit", "1GiB"]
+    assert "max_tokens" in run_command(words).stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", named("torchrun"))
-def test_searches_on_ranks(command: str, tmp_path: Path) -> None:
+def test_searches_on_ranks(command: str, folder: Path) -> None:
     _, *options = on_this_machine(command)
-    assert "Max batch size" in run(tmp_path, "-m", "torch.distributed.run", *options)
+    printed = run_python("-m", "torch.distributed.run", *options, folder=folder)
+    assert "Max batch size" in printed
 
 
 @pytest.mark.parametrize(
@@ -179,9 +192,10 @@ def test_searches_on_ranks(command: str, tmp_path: Path) -> None:
         if line[0].startswith("batchfinder est")
     ],
 )
-def test_estimates(command: str, expected: str, tmp_path: Path) -> None:
-    (tmp_path / "scripts").symlink_to(REPOSITORY / "scripts")
-    printed = run(tmp_path, "-m", *shlex.split(command))
+@pytest.mark.filterwarnings("ignore")  # as in a process of its own
+@pytest.mark.usefixtures("folder")
+def test_estimates(command: str, expected: str) -> None:
+    printed = run_command(shlex.split(command)).stdout
     assert "max batch" in printed
     # A called function's arguments live a little longer in Python 3.10, so a step peaks elsewhere.
     if expected and sys.version_info >= (3, 11):
@@ -189,9 +203,9 @@ def test_estimates(command: str, expected: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [text for kind, text in BLOCKS if kind == "python"])
-def test_python_blocks(code: str, tmp_path: Path) -> None:
+def test_python_blocks(code: str, folder: Path) -> None:
     code = code.replace('"2GiB"', f"{idle_bytes() + 400 * MIB}")
-    run(tmp_path, "-c", PREAMBLE + code + EPILOGUE)
+    run_python("-c", PREAMBLE + code + EPILOGUE, folder=folder)
 
 
 def test_it_is_short() -> None:

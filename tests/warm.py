@@ -22,6 +22,8 @@ import traceback
 from types import ModuleType
 from typing import IO, Any, NoReturn
 
+_ONE_AT_A_TIME = threading.Lock()
+
 
 class WarmPython:
     """A process that runs a code as ``python -c`` does; a part of :class:`subprocess.Popen`.
@@ -49,10 +51,10 @@ class WarmPython:
         }
         (stdin, to), (out, stdout), (errors, stderr), (told, tells) = (os.pipe() for _ in range(4))
         content = json.dumps(order).encode()
-        server = _server()
         ends = [stdin, stdout, stderr, tells]
-        socket.send_fds(server, [len(content).to_bytes(8, "little")], ends)
-        server.sendall(content)
+        with _ONE_AT_A_TIME:
+            socket.send_fds(server(), [len(content).to_bytes(8, "little")], ends)
+            server().sendall(content)
         for end in ends:
             os.close(end)
         self.stdin: IO[bytes] = os.fdopen(to, "wb")
@@ -81,10 +83,11 @@ class WarmPython:
         """What it printed, once it has ended."""
         self.stdin.close()
         errors: list[bytes] = []
-        reader = threading.Thread(target=lambda: errors.append(self.stderr.read()))
-        reader.start()
-        printed = self.stdout.read()
-        reader.join()
+        with self.stdout, self.stderr:
+            reader = threading.Thread(target=lambda: errors.append(self.stderr.read()))
+            reader.start()
+            printed = self.stdout.read()
+            reader.join()
         self.wait()
         return printed.decode(), errors[0].decode()
 
@@ -93,8 +96,16 @@ class WarmPython:
             self._status = int(self._told.readline())
 
 
+def run_warm(code: str, *arguments: str, **settings: Any) -> str:
+    """What a code prints in a warm process; it must end well. See :class:`WarmPython`."""
+    process = WarmPython("-c", code, *arguments, **settings)
+    printed, errors = process.communicate()
+    assert process.wait() == 0, errors
+    return printed
+
+
 @functools.cache
-def _server() -> socket.socket:
+def server() -> socket.socket:
     """The connection to the server, which ends with this process."""
     ours, theirs = socket.socketpair()
     start = subprocess.Popen(
@@ -133,8 +144,8 @@ def _serve(connection: socket.socket) -> None:
         if not start:
             return
         content = b""
-        while len(content) < int.from_bytes(start, "little"):
-            content += connection.recv(1 << 16)
+        while missing := int.from_bytes(start, "little") - len(content):
+            content += connection.recv(missing)
         if (pid := os.fork()) == 0:
             sockets = (connection.fileno(), woken.fileno(), wakes.fileno())
             _become(json.loads(content), ends, [*sockets, *running.values()])
@@ -155,16 +166,17 @@ def _become(order: dict[str, Any], ends: list[int], closed: list[int]) -> NoRetu
         os.dup2(end, standard)
     for end in (*ends, *closed):
         os.close(end)
-    sys.stdin, sys.stdout, sys.stderr = (
-        open(standard, mode, 1 if standard == 2 else -1, closefd=False)  # noqa: SIM115
-        for standard, mode in enumerate("rww")
-    )
+    for standard, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = open(standard, "w" if standard else "r", closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environment"])
     given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     code, *arguments = order["arguments"]
-    sys.path[:1] = ["", *(entry for entry in given if entry not in sys.path)]
+    del sys.path[0]  # this file's folder
+    sys.path[:0] = ["", *(entry for entry in given if entry not in sys.path)]
     sys.argv = ["-c", *arguments]
     sys.modules["__main__"] = main = ModuleType("__main__")
     status: Any = 0

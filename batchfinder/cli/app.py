@@ -20,6 +20,7 @@ from batchfinder.cli.check import check
 from batchfinder.cli.language_models import LANGUAGE_MODEL_OPTIONS
 from batchfinder.cli.options import (
     OUTPUT_OPTIONS,
+    PLAN_OPTIONS,
     RUN_OPTIONS,
     SEARCH_OPTIONS,
     SHARED_OPTIONS,
@@ -82,13 +83,9 @@ def cli() -> None:
     is_flag=True,
     help="Start from what `estimate` expects of this GPU.",
 )
-@click.option(
-    "--global-batch-size",
-    type=int,
-    metavar="N",
-    help="Also show how to reach this size by gradient accumulation. Add --accumulate.",
+@with_options(
+    *PLAN_OPTIONS, *LANGUAGE_MODEL_OPTIONS, *SEARCH_OPTIONS, *OUTPUT_OPTIONS, chart_option
 )
-@with_options(*LANGUAGE_MODEL_OPTIONS, *SEARCH_OPTIONS, *OUTPUT_OPTIONS, chart_option)
 @click.option("-q", "--quiet", is_flag=True, help="Print only the answer.")
 @click.option("-v", "--verbose", is_flag=True, help="Show more, and what the target prints.")
 @click.pass_obj

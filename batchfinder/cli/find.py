@@ -8,11 +8,14 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+import click
+
 from batchfinder.cli.language_models import of_one_length
 from batchfinder.cli.output import deliver
 from batchfinder.cli.ranks import check_job, refusals_told, told_by_rank_0
 from batchfinder.cli.remembering import SearchMemory
 from batchfinder.cli.searching import search_in_terminal
+from batchfinder.cli.studies.on_data import loader_rate, noise_scale_on_data
 from batchfinder.errors import UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.process import WorkerProcess
@@ -21,6 +24,8 @@ from batchfinder.probing.workers.source import SetupSource
 from batchfinder.probing.workers.supervisor import Supervisor
 from batchfinder.probing.workers.worker import EstimateOrder
 from batchfinder.reporting.page.page import check_report
+from batchfinder.reporting.plan import noise_line
+from batchfinder.reporting.speed import loader_remarks
 from batchfinder.reporting.terminal import TerminalReporter
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.remembered import Remembered
@@ -40,6 +45,10 @@ MakeProber = Callable[[SetupSource, ProbeOptions], Prober]
 # A name, because only the worker imports it: it needs torch.
 ESTIMATE = "batchfinder.simulation.guess:guess_batch_size"
 
+NOISE_NEEDS_DATA = (
+    "--noise-scale compares gradients of different examples in one process, and a repeated sample "
+    "has none. Try --loader FILE.py:FUNCTION, without --strategy."
+)
 NOT_ACCUMULATED_WARNING = (
     "the size was found without gradient accumulation, which keeps the gradients of one "
     "micro-batch alive in the next: search with --accumulate"
@@ -72,6 +81,7 @@ def find_batch_size(
     probe_timeout: float | None,
     start_from_estimate: bool,
     global_batch_size: int | None,
+    noise_scale: bool,
     time_limit: float | None,
     no_cache: bool,
     as_json: bool,
@@ -114,10 +124,7 @@ def find_batch_size(
                 f"--probe-timeout must be above 0 seconds, not {probe_timeout:g}; leave it out for "
                 "a limit by the steps seen"
             )
-        if global_batch_size is not None and mode != "train":
-            raise UsageError(f"--global-batch-size belongs to training, and --mode is {mode}.")
-        if global_batch_size is not None and global_batch_size < 1:
-            raise UsageError(f"--global-batch-size must be at least 1, not {global_batch_size}")
+        _check_plan(global_batch_size, mode, noise_scale and not (loader and strategy is None))
         arguments = {**parse_arguments(pairs), **chosen}
         source = SetupSource(target, arguments, sample, input_spec, loader, optimizer)
         deadline = deadline_in(time_limit)
@@ -126,6 +133,8 @@ def find_batch_size(
     bounds = (min_batch_size, max_batch_size, multiple_of)
     facts = {"options": options.to_dict(), "source": source.to_dict(), "bounds": bounds}
     memory = None if no_cache or strategy else SearchMemory(f"find {target}", facts)
+    noise = noise_scale_on_data(source, options) if noise_scale else None
+    rate = loader_rate(source) if throughput and loader is not None and is_rank_0 else None
 
     def tell(_: Prober, result: BatchSizeResult) -> None:
         if not is_rank_0:
@@ -134,11 +143,19 @@ def find_batch_size(
         if memory is not None:
             result = memory.keep(result)
         result, plan = _planned(result, global_batch_size, accumulate)
+        if rate is not None and result.throughput is not None:
+            result = replace(
+                result, warnings=(*result.warnings, *loader_remarks(rate, result.throughput))
+            )
         reporter.finish()
         if not as_json and (result.status is not Status.FAILED or result.batch_size):
             reporter.answer(result, plan, chart=chart)
-        plan_as_data = {"accumulation_plan": asdict(plan)} if plan else {}
-        deliver({**result.to_dict(), **plan_as_data}, as_json=as_json, report=report)
+            if noise is not None:
+                click.echo(noise_line(noise))
+        more: dict[str, Any] = {"accumulation_plan": asdict(plan)} if plan else {}
+        more |= {"noise_scale": noise.to_dict()} if noise else {}
+        more |= {"loader_samples_per_second": rate} if rate else {}
+        deliver({**result.to_dict(), **more}, as_json=as_json, report=report)
 
     estimate = EstimateOrder(ESTIMATE, bounds)
     make_prober = make_prober or partial(
@@ -163,6 +180,15 @@ def find_batch_size(
                 rehearsal_of(prober),
             ),
         )
+
+
+def _check_plan(global_batch_size: int | None, mode: str, is_noise_unknown: bool) -> None:
+    if global_batch_size is not None and mode != "train":
+        raise UsageError(f"--global-batch-size belongs to training, and --mode is {mode}.")
+    if global_batch_size is not None and global_batch_size < 1:
+        raise UsageError(f"--global-batch-size must be at least 1, not {global_batch_size}")
+    if is_noise_unknown:
+        raise UsageError(NOISE_NEEDS_DATA)
 
 
 def _recalled(memory: SearchMemory, prober: Prober) -> Remembered | None:

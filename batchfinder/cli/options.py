@@ -151,6 +151,21 @@ SEARCH_OPTIONS = (
 """The time limit of a search, and whether its answer is remembered."""
 
 
+PLAN_OPTIONS = (
+    click.option(
+        "--global-batch-size",
+        type=int,
+        metavar="N",
+        help="Also show how to reach this size by gradient accumulation. Add --accumulate.",
+    ),
+    click.option(
+        "--noise-scale",
+        is_flag=True,
+        help="Also measure beyond how many examples larger batches stop helping; needs --loader.",
+    ),
+)
+"""The plan for an optimizer step."""
+
 OUTPUT_OPTIONS = (
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout."),
     click.option("--report", metavar="FILE.html", help="Also write a page with pictures."),

@@ -123,6 +123,7 @@ def run_command(
             headroom=options.headroom,
             bounds=bounds,
             show_probe=show_launches,
+            make_head_start=LaunchProber.head_start,
             prices=prices,
             deadline=deadline,
             recall=lambda prober: (

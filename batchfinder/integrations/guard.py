@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,8 +147,12 @@ class OOMGuard:
             assert state.outcome is not None
             self._split_after(state.outcome.result(), batch)
 
-        retrying = Retrying(retry=retry_if_result(_ran_out), before_sleep=split, sleep=clean_up)
-        attempt: _Attempt = retrying(self._attempt, batch)
+        attempt = self._attempt(batch)
+        if _ran_out(attempt):  # else a step needs no tenacity, which takes 0.1 ms
+            self._split_after(attempt, batch)
+            clean_up(0)
+            retrying = Retrying(retry=retry_if_result(_ran_out), before_sleep=split, sleep=clean_up)
+            attempt = retrying(self._attempt, batch)
         self._update()
         self._grow_after_quiet_steps()
         assert attempt.loss is not None
@@ -155,11 +160,11 @@ class OOMGuard:
 
     def _attempt(self, batch: Any) -> _Attempt:
         attempt = _Attempt()
-        size = self._part_size(batch)
         try:
-            attempt.loss = self._accumulate(batch, size)
+            attempt.loss = self._accumulate(batch)
         except Exception as error:
             failure = classify(error)
+            size = self._part_size(batch)
             if size == 1 and needs_more_than_one_sample(error) and self.batch_size == 1:
                 attempt.failed_size, attempt.reason = 1, str(error)
             elif failure is None or failure.tier is Tier.POISONED:
@@ -171,18 +176,24 @@ class OOMGuard:
             self._agree(attempt)
         return attempt
 
-    def _accumulate(self, batch: Any, size: int) -> Tensor:
+    def _accumulate(self, batch: Any) -> Tensor:
         """Add up the gradients of all parts, each weighted by its share of the examples."""
         self.optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros((), device=self._device.torch_device)
-        for part, share in split_batch(batch, size, self._batch_dim):
+        total: Tensor | None = None
+        parts: Iterable[tuple[Any, float]] = [(batch, 1.0)]
+        if self.batch_size is not None:
+            parts = split_batch(batch, self.batch_size, self._batch_dim)
+        for part, share in parts:
             part = move_batch(part, self._device.torch_device)
             with self._without_synchronization():
                 output = self._loop(self.model, part)
                 loss = checked_loss(self._loop.loss_of(output, part), self._loop)
-                (loss * share).backward()  # type: ignore[no-untyped-call]
-            total += loss.detach() * share
+                if share != 1.0:
+                    loss = loss * share
+                loss.backward()  # type: ignore[no-untyped-call]
+            total = loss.detach() if total is None else total + loss.detach()
             del output, loss
+        assert total is not None
         return total
 
     def _without_synchronization(self) -> contextlib.AbstractContextManager[Any]:

@@ -43,9 +43,10 @@ def keep(exit_file: str, command: list[str]) -> None:
             break
     status = child.poll()
     end_descendants()
-    if os.getppid() != driver:  # the driver has died, and cannot remove its folder
+    if status is None or os.getppid() != driver:
+        # The driver has died, or is interrupted while it waits: it may not remove its folder.
         shutil.rmtree(Path(exit_file).parent, ignore_errors=True)
-    elif status is not None:
+    else:
         Path(exit_file).write_text(str(status))
 
 

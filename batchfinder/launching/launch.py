@@ -19,8 +19,10 @@ from typing import IO, Any
 
 from batchfinder.launching.guardian import descendants
 from batchfinder.launching.template import Template
+from batchfinder.probing import recording
 
 HOOK = Path(__file__).parent / "hook"
+RECORDER = Path(recording.__file__)
 GUARDIAN = Path(__file__).parent / "guardian.py"
 LOOK_SECONDS = 0.02
 # Lines of output that are kept, and bytes of each: enough for a traceback, but bounded.
@@ -72,7 +74,11 @@ class Launch:
         self._exit_file = self._folder / "exit"
         reports = self._folder / "reports"
         reports.touch()
-        paths = {"reports": str(reports), "allowed": str(self._allowed)}
+        paths = {
+            "reports": str(reports),
+            "allowed": str(self._allowed),
+            "recorder": str(RECORDER),
+        }
         order_file = self._folder / "order.json"
         order_file.write_text(json.dumps({**order, **paths}), encoding="utf-8")
         filled = template.fill(batch_size, self._folder)
@@ -134,9 +140,13 @@ class Launch:
             yield None
             time.sleep(LOOK_SECONDS)
 
+    def processes(self) -> list[int]:
+        """Return the ids of all processes of the command."""
+        return [*descendants(self._guardian.pid)]
+
     def has_python(self, seconds: float) -> bool:
         """Return True if the command has a Python process that is older than ``seconds``."""
-        return any(map(partial(_is_python, seconds), descendants(self._guardian.pid)))
+        return any(map(partial(_is_python, seconds), self.processes()))
 
     def close(self) -> None:
         """End every process of the command and remove its folder. Safe to call twice."""

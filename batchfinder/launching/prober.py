@@ -11,21 +11,26 @@ from batchfinder.errors import (
     UserCodeError,
     too_small,
 )
+from batchfinder.launching.host import ADVICE, HOST
 from batchfinder.launching.launch import Launch
 from batchfinder.launching.options import RunOptions, choose_kind, cpu_memory
 from batchfinder.launching.price import LaunchPrice
 from batchfinder.launching.record import Record
 from batchfinder.launching.sizes import Honored, SizesSeen
 from batchfinder.launching.template import Template
-from batchfinder.launching.verdict import Verdict, judge, last_line
+from batchfinder.launching.verdict import Verdict, judge, last_line, limiting
 from batchfinder.launching.watching import NO_PYTHON, Patience, watch
+from batchfinder.probing.attempt import Recording
 from batchfinder.probing.devices.oom_table import TABLE, Tier
 from batchfinder.probing.place import may_expand
 from batchfinder.results.memory_model import fit
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.result import BatchSizeResult, NextFailure, Status
 from batchfinder.results.version import VERSION
+from batchfinder.search.head_start import HeadStart
 from batchfinder.search.plan import Prices
+from batchfinder.simulation.allocator.caching import AllocatorSettings
+from batchfinder.simulation.rehearsal import rehearsed
 
 
 class LaunchProber:
@@ -64,6 +69,7 @@ class LaunchProber:
         self._sizes = SizesSeen()
         self._cap: int | None = None
         self.launched: list[Probe] = []
+        self._recordings: dict[int, Recording] = {}
         self.seconds_by_part: dict[str, float] = {}
         self.processes, self.budget_bytes = 1, 0
         self.versions: dict[str, str] = {"batchfinder": VERSION}
@@ -98,6 +104,17 @@ class LaunchProber:
         # Every launch is a confirmation, so a failure in a later step refutes no probe.
         return probe if probe.fits else replace(probe, steps=min(1, probe.steps))
 
+    def head_start(self) -> HeadStart | None:
+        """Return a head start that replays recorded launches; None if the first has no recording.
+
+        Every launch shows all requests for memory that one at the answer will make.
+        """
+        return HeadStart(rehearse=self._rehearse) if self._recordings else None
+
+    def _rehearse(self) -> int | None:
+        settings = AllocatorSettings.of_this_process(self._template.environment)
+        return rehearsed(self._recordings, self.budget_bytes, settings, self._options.steps)
+
     def command(self, result: BatchSizeResult) -> str | None:
         """Return the command at the answer, for a shell; None if there is no answer."""
         is_answer = result.batch_size and result.status is not Status.FAILED
@@ -117,8 +134,12 @@ class LaunchProber:
         fits = [probe for probe in probes.values() if probe.fits]
         if result.status is Status.TIME_LIMIT:  # every launch confirms, asked or not
             size = max(size, *(probe.batch_size for probe in fits))
+        warnings = result.warnings
+        if failure is not None and failure.reason.startswith(HOST) and size:
+            warnings = (*warnings, f"at batch size {failure.batch_size} {ADVICE}")
         return replace(
             result,
+            warnings=warnings,
             batch_size=size,
             probes=tuple(self.launched),
             memory_model=fit((probe.batch_size, probe.phase_peak_bytes) for probe in fits),
@@ -202,6 +223,8 @@ class LaunchProber:
         if probe.fits:
             seen = self._sizes.note(size, record.shapes, self.processes)
             verdict = self._believed(size, verdict, seen)
+            if (recording := limiting(record).recording) is not None:
+                self._recordings[size] = recording
         elif (
             probe.outcome is Outcome.FAILED
             and not verdict.is_too_small

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from batchfinder.probing.attempt import Recording
 from batchfinder.probing.steadiness import PeakWatch
 from batchfinder.results.memory_model import Phase
 
@@ -20,6 +21,7 @@ class Trainer:
         peaks: the peak of each of its steps, in bytes.
         allocated: the most bytes that its tensors held.
         phases: the highest peak of each phase, in bytes.
+        recording: what it has requested from CUDA's allocator; None if that is unknown.
         retries: how often the last step flushed the allocator's cache; 0 for the first step.
     """
 
@@ -29,6 +31,7 @@ class Trainer:
     allocated: int = 0
     phases: dict[Phase, int] = field(default_factory=dict)
     retries: int = 0
+    recording: Recording | None = None
 
     def note(self, report: dict[str, Any]) -> None:
         """Record one more step."""
@@ -77,6 +80,7 @@ class Record:
         self._least_steps, self._headroom = steps, headroom
         self._cpu_budget_bytes = cpu_budget_bytes
         self.trainers: dict[int, Trainer] = {}
+        self._recordings: dict[int, Recording] = {}
         self.shapes: set[tuple[int, ...]] = set()
         self.saved: list[str] = []
         self.is_alive = False
@@ -115,6 +119,8 @@ class Record:
         event = report["event"]
         if event == "step":
             self._add_step(report)
+        elif event == "recording":  # comes before the report of the step
+            self._recordings[report["pid"]] = Recording(report["held"], report["steps"])
         elif event == "out_of_memory":
             self.out_of_memory = self.out_of_memory or report
         elif event == "raised":
@@ -141,3 +147,4 @@ class Record:
             )
             trainer = self.trainers[report["pid"]] = Trainer(watch)
         trainer.note(report)
+        trainer.recording = self._recordings.get(report["pid"])

@@ -6,6 +6,7 @@ import re
 import time
 from dataclasses import dataclass
 
+from batchfinder.launching.host import HOST, shortage_in
 from batchfinder.launching.record import Record, Trainer
 from batchfinder.probing.devices.oom import NEEDS_MORE_THAN_ONE, classify_text
 from batchfinder.probing.devices.oom_table import Tier
@@ -56,16 +57,18 @@ def judge(
         note = next(filter(None, objections), "")
         return Verdict(_probe(record, Outcome.OOM if note else Outcome.FITS, note))
     told = f"{output}\n{record.raised['traceback'] if record.raised else ''}"
+    if shortage := shortage_in(told):
+        return Verdict(_probe(record, Outcome.OOM, shortage))
     failure = classify_text(told)
     if failure is not None and failure.tier is Tier.CERTAIN:
         return Verdict(_probe(record, Outcome.OOM, failure.reason))
     if exit_status == 0:
         if record.steps:
             return Verdict(_probe(record, Outcome.FITS, ""), ended_by_itself=True)
-        note = f"the script ended without a {step}"
+        note = f"the script ended without a {step}, perhaps for too little data"
         return Verdict(_probe(record, Outcome.FAILED, note), last_words=output)
     if exit_status == _SIGKILL or _KILLED.search(told):
-        note = "a process was killed, most likely by the system for lack of host memory"
+        note = f"{HOST}, most likely: a process was killed"
         return Verdict(_probe(record, Outcome.OOM, note), is_certain=False)
     if record.doubtful or (failure is not None and failure.tier is Tier.PROBABLE):
         note = failure.reason if failure is not None else record.doubtful
@@ -82,6 +85,11 @@ def last_line(text: str) -> str:
     return text.rstrip().rpartition("\n")[2].strip()
 
 
+def limiting(record: Record) -> Trainer:
+    """Return the process that needs the most memory. At least one has run a step."""
+    return max(record.trainers.values(), key=_peak)
+
+
 def _probe(record: Record, outcome: Outcome, note: str) -> Probe:
     """Return the probe of a launch, with the readings of the process that limits it."""
     trainers = sorted(record.trainers.values(), key=lambda trainer: int(trainer.facts["rank"]))
@@ -89,7 +97,7 @@ def _probe(record: Record, outcome: Outcome, note: str) -> Probe:
     steps = min((len(trainer.peaks) for trainer in trainers), default=0)
     fits = outcome is Outcome.FITS
     steps += not fits
-    worst = max(trainers, key=_peak, default=None)
+    worst = limiting(record) if trainers else None
     several = record.processes > 1 and bool(trainers)
     failed = record.out_of_memory or {}
     rank = failed.get("rank", worst.facts["rank"] if worst else None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from batchfinder.launching.host import HostWatch
 from batchfinder.launching.launch import Launch
 from batchfinder.launching.options import RunOptions
 from batchfinder.launching.record import Record
@@ -53,9 +54,12 @@ def watch(launch: Launch, record: Record, steps: int, patience: Patience) -> str
     Returns:
         Why the launch has to be ended, if it reports nothing; else "".
     """
+    host = HostWatch(launch.processes)
     for report in launch.reports():
         if report is not None:
             record.add(report)
+        elif shortage := host.shortage(record.trainers):
+            record.add({"event": "out_of_memory", "text": shortage})
         elif hung := _silence(launch, record, patience):
             return hung
         if record.is_over:

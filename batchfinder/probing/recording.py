@@ -1,44 +1,38 @@
-"""Record the memory requests of a confirmation to PyTorch's caching allocator, step by step."""
+"""Record the memory requests of a few steps to PyTorch's caching allocator. No other batchfinder.
+
+The hook of ``batchfinder run`` loads this file in the user's script.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-
-from batchfinder.probing.attempt import Recording
 
 # The most events to keep. Sending and replaying more takes longer than the steps they save.
 MOST_EVENTS = 400_000
 
 
 class Recorder:
-    """Records the memory requests of a few steps. :func:`recording` creates it.
+    """Reads the memory requests of a few steps from PyTorch's history, which has to be on.
 
     Args:
         index: the index of the CUDA device.
+        held: the blocks that were in use when the history began: their sizes, by address.
     """
 
-    def __init__(self, index: int) -> None:
-        self._index = index
+    def __init__(self, index: int, held: Mapping[int, int]) -> None:
+        self._index, self._held = index, held
         self._ends: list[int] = []
-        blocks = [
-            (block["address"], block["requested_size"])
-            for segment in torch.cuda.memory._snapshot()["segments"]
-            if segment["device"] == index
-            for block in segment["blocks"]
-            if block["state"] == "active_allocated"
-        ]
-        self._held = sorted(blocks)
 
     def end_step(self) -> None:
         """Note that a step has ended."""
         self._ends.append(len(self._trace()))
 
-    def recording(self) -> Recording | None:
-        """Return the recording; None if it cannot be replayed.
+    def recording(self) -> dict[str, Any] | None:
+        """Return the fields of a ``Recording``; None if it cannot be replayed.
 
         It cannot be replayed if several streams share the memory, or if it has too many events.
         """
@@ -46,7 +40,7 @@ class Recorder:
         streams = {entry["stream"] for entry in trace if entry["action"] == "alloc"}
         if len(streams) > 1 or len(trace) > MOST_EVENTS:
             return None
-        numbers = {address: number for number, (address, _) in enumerate(self._held)}
+        numbers = {address: number for number, address in enumerate(self._held)}
         count, start, steps = len(numbers), 0, []
         for end in self._ends:
             events: list[int] = []
@@ -59,7 +53,7 @@ class Recorder:
                     events.append(~numbers.pop(entry["addr"]))
             steps.append(tuple(events))
             start = end
-        return Recording(tuple(size for _, size in self._held), tuple(steps))
+        return {"held": tuple(self._held.values()), "steps": tuple(steps)}
 
     def _trace(self) -> list[dict[str, Any]]:
         trace: list[dict[str, Any]] = torch.cuda.memory._snapshot()["device_traces"][self._index]
@@ -86,13 +80,36 @@ def recording(device: torch.device | None) -> Iterator[Recorder | NoRecorder]:
     Args:
         device: the device of the steps; None to record nothing.
     """
-    record = getattr(torch.cuda.memory, "_record_memory_history", None)
-    is_on = getattr(torch._C, "_cuda_isHistoryEnabled", lambda: True)
-    if device is None or device.type != "cuda" or record is None or is_on():
+    if device is None or device.type != "cuda" or not begin():
         yield NoRecorder()
         return
-    record(enabled="all", context=None, max_entries=2 * MOST_EVENTS)
     try:
-        yield Recorder(device.index)
+        yield Recorder(device.index, _blocks_in_use(device.index))
     finally:
-        record(enabled=None)
+        end()
+
+
+def begin() -> bool:
+    """Start PyTorch's history of requests. Return False if that is impossible, or it is on."""
+    record = getattr(torch.cuda.memory, "_record_memory_history", None)
+    is_on = getattr(torch._C, "_cuda_isHistoryEnabled", lambda: True)
+    if record is None or is_on():
+        return False
+    record(enabled="all", context=None, max_entries=2 * MOST_EVENTS)
+    return True
+
+
+def end() -> None:
+    """End PyTorch's history of requests."""
+    torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def _blocks_in_use(index: int) -> dict[int, int]:
+    blocks = [
+        (block["address"], block["requested_size"])
+        for segment in torch.cuda.memory._snapshot()["segments"]
+        if segment["device"] == index
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    ]
+    return dict(sorted(blocks))

@@ -13,7 +13,7 @@ import torch
 from tenacity import Retrying, retry_if_result, stop_after_attempt
 
 from batchfinder.errors import DeviceError, too_small
-from batchfinder.probing.attempt import Attempt, Run, to_probe
+from batchfinder.probing.attempt import Attempt, Recording, Run, to_probe
 from batchfinder.probing.devices.baseline import Baseline
 from batchfinder.probing.devices.device import Device, Peaks
 from batchfinder.probing.devices.oom import (
@@ -23,6 +23,7 @@ from batchfinder.probing.devices.oom import (
     needs_more_than_one_sample,
 )
 from batchfinder.probing.devices.oom_table import Tier
+from batchfinder.probing.host import make_on_host
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.recording import recording
 from batchfinder.probing.steadiness import PeakWatch, left_behind
@@ -117,8 +118,7 @@ class ProbeSession:
 
     def _attempt(self, batch_size: int, confirm: bool) -> Attempt:
         started = time.perf_counter()
-        is_as_new = self.device.leaves_no_trace or not self.is_used
-        was_clean = is_as_new and self.is_at_baseline()
+        was_clean = (self.device.leaves_no_trace or not self.is_used) and self.is_at_baseline()
 
         # A probable failure counts if it repeats. When ``sleep`` runs, the failed frame is free.
         retrying = Retrying(
@@ -224,7 +224,7 @@ class ProbeSession:
         device = self.device.torch_device
         if device.type == "cpu" or self.batches.varies:
             return lambda step: move_batch(self.batches.make(batch_size, step=step), device)
-        host_batch = self.batches.make(batch_size)  # made once; each step copies it to the device
+        host_batch = make_on_host(self.batches, batch_size)  # once; each step copies it
         return lambda _: move_batch(host_batch, device)
 
     def _confirm(self, batch_size: int, run: Run) -> None:
@@ -236,10 +236,9 @@ class ProbeSession:
             headroom_bytes=self.budget_bytes / (1 - self.options.headroom) - self.budget_bytes,
             batches_vary=self.batches.varies,
         )
-        steps_are_alike = not self.batches.varies
         with (
             self.device.limited_to(watch.allowed_bytes),
-            recording(self.device.torch_device if steps_are_alike else None) as recorder,
+            recording(None if self.batches.varies else self.device.torch_device) as recorder,
         ):
             for _ in range(watch.most_steps):
                 batch = partial(next_batch, watch.batch_number)
@@ -248,7 +247,8 @@ class ProbeSession:
                 # Ranks end together. Each rank is still judged on its own peaks.
                 if self.all_agree(watch.is_over):
                     break
-            run.recording = recorder.recording()
+            if recorded := recorder.recording():
+                run.recording = Recording(**recorded)
             for _ in range(VALIDATIONS if self._step_of_setup.eval_batch_size else 0):
                 self._validate(run)
                 self._step(batch_size, partial(next_batch, 0), run)

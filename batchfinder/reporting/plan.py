@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from batchfinder.results.accumulation import AccumulationPlan, Split
+from batchfinder.results.noise_scale import NoiseScale
 
 
 def plan_lines(plan: AccumulationPlan, *, verbose: bool = False) -> list[str]:
@@ -35,6 +38,26 @@ def learning_rate_line(requested: int, split: Split) -> str:
         f"For {split.global_batch_size} in place of {requested}, multiply the learning rate by "
         f"{factor:.4g} with SGD (linear rule, arXiv:1706.02677), or by {factor**0.5:.4g} with Adam "
         "(square root rule, arXiv:2205.10782)."
+    )
+
+
+def noise_line(noise: NoiseScale) -> str:
+    """Say beyond how many examples a step larger batches stop helping, and how sure that is.
+
+    The measure is McCandlish et al. 2018's simple noise scale, arXiv:1812.06162.
+    """
+    drawn = (
+        f"at the weights the target returns, by {noise.draws} draws of {noise.small_batch_size} and"
+        f" {noise.large_batch_size} examples"
+    )
+    limits = "It grows during training (arXiv:1812.06162)."
+    if math.isinf(noise.examples):
+        least = f"{noise.low:,.0f}" if math.isfinite(noise.low) else f"{noise.large_batch_size:,}"
+        return f"Noise scale: above {least} examples per optimizer step, {drawn}. {limits}"
+    high = f"to {noise.high:,.0f}" if math.isfinite(noise.high) else "or more"
+    return (
+        f"Noise scale: more than about {noise.examples:,.0f} examples per optimizer step stop "
+        f"helping ({noise.low:,.0f} {high}), {drawn}. {limits}"
     )
 
 

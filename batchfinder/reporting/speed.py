@@ -33,6 +33,23 @@ def speed_details(throughput: Throughput) -> list[str]:
     return lines
 
 
+def loader_remarks(loader_rate: float, throughput: Throughput) -> list[str]:
+    """Say that the data loader is the limit, if it yields fewer examples than the steps train on.
+
+    Args:
+        loader_rate: examples per second that the loader yields by itself.
+        throughput: the speed of the steps.
+    """
+    best = max(throughput.rates, key=lambda rate: rate.samples_per_second)
+    if loader_rate >= best.samples_per_second:
+        return []
+    return [
+        f"the data loader is the limit: it yields {format_rate(loader_rate)} samples/s by itself, "
+        f"and steps at {best.batch_size} train on {format_rate(best.samples_per_second)}. Try more "
+        "num_workers, or cheaper transforms"
+    ]
+
+
 def format_rate(samples_per_second: float) -> str:
     """Return a rate with three digits.
 

@@ -36,8 +36,10 @@ BLIND_GROWTH = 16
 # The second size is at most this many times the first: large enough to show a slope, and cheap.
 SECOND_GROWTH = 64
 
-# The largest size that is confirmed only to record it, as a share of the predicted answer.
+# The largest size that is confirmed only to record it, as a share of the predicted answer: without
+# and with expensive launches.
 REHEARSED = 1 / 8
+LARGEST_REHEARSED = 1 / 2
 
 # Until a size above half of the predicted answer has run, a reading at three quarters pays for
 # itself. Small sizes are trusted to a thousandth of the budget, because allocators round.
@@ -149,7 +151,9 @@ def search(
     while not known.is_closed:
         move = _opening(known, is_open=largest is None)
         if rehearses and guess is not None:
-            move = _rehearsal(known) or move
+            # If a launch costs more than its steps, larger steps are recorded at once.
+            share = min(LARGEST_REHEARSED, REHEARSED * (1 + prices.launch))
+            move = _rehearsal(known, share) or move
         if move is None and guess is not None and known.failure is None:
             estimate = guess()
             # The tensors' line leaves no room for a larger answer, but recordings know better.
@@ -200,11 +204,15 @@ def _opening(known: Bracket, *, is_open: bool) -> Move | None:
     return None
 
 
-def _rehearsal(known: Bracket) -> Move | None:
+def _rehearsal(known: Bracket, share: float) -> Move | None:
     """Return the next of two or three small sizes to confirm, so that their requests are recorded.
 
     Steps of larger sizes are more like those at the answer. At an eighth of the predicted answer,
     all recorded steps together cost less than a full-size step.
+
+    Args:
+        known: the bracket so far.
+        share: the largest of these sizes, as a share of the predicted answer.
     """
     if known.failure is not None or not known.ran or known.first == known.last:
         return None  # nothing can be recorded, or needs to be
@@ -217,10 +225,10 @@ def _rehearsal(known: Bracket) -> Move | None:
         math.isinf(end)
         or 2 * known.ran > end
         or recorded > 2
-        or (recorded == 2 and 2 * known.ran > REHEARSED * end)
+        or (recorded == 2 and 2 * known.ran > share * end)
     ):
         return None
-    size = math.floor(min(REHEARSED * end, known.ran * SECOND_GROWTH) / known.unit) * known.unit
+    size = math.floor(min(share * end, known.ran * SECOND_GROWTH) / known.unit) * known.unit
     if size <= known.ran:
         next_size = known.ran + known.unit
         is_small = 3 * next_size <= end or known.first in known.confirmed

@@ -2,5 +2,5 @@
 
 Read ``strategies``, ``checkpointing``, ``applied``, ``study``, ``comparison``, ``estimating``,
 ``measuring``, then ``compare``; for sweeps ``scaling``, ``sweeping``, ``swept``, ``over``, then
-``sweep``, and ``worst_batch``.
+``sweep``, and ``worst_batch``; by itself ``noise``.
 """

@@ -76,6 +76,13 @@ def test_what_a_script_hides_is_seen(manner: str, outcome: str) -> None:
 
 
 @pytest.mark.slow
+def test_the_result_says_if_the_hosts_memory_decides() -> None:
+    answer = answer_of(run_script("--manner", "fills_shared_memory", options=("--json",)))
+    assert (answer["batch_size"], answer["next_failure"]["outcome"]) == (4, "oom")
+    assert "/dev/shm" in answer["next_failure"]["reason"]
+    assert "the host's memory decides, not the device's" in answer["warnings"][-1]
+
+
 def test_updates_by_hand_count_as_steps() -> None:
     options = ("--json", "--min-batch-size", "16")
     assert answer_of(run_script("--manner", "by_hand", options=options))["batch_size"] == 16
@@ -145,6 +152,13 @@ def test_a_script_that_never_steps_is_named_and_all_its_processes_end() -> None:
     result = run_script("--manner", "hangs", options=("--timeout", "8"))
     assert result.exit_code == 1
     assert "no training step ended within" in result.stderr
+    assert descendants(os.getpid()) == []
+
+
+def test_a_time_limit_without_a_confirmed_size_is_an_error_and_ends_all_processes() -> None:
+    result = run_script("--manner", "hangs", options=("--time-limit", "2"))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "no batch size was confirmed within the time limit of 2 s" in result.stderr
     assert descendants(os.getpid()) == []
 
 

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import copy
 import gc
-import multiprocessing
+import json
 import socket
 import warnings
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from warm import WarmPython
 
 from batchfinder import OOMGuard
 from batchfinder.errors import BatchFinderWarning, DeviceError, UsageError
 from batchfinder.integrations.split import split_batch
+
+TESTS = Path(__file__).parents[1]
 
 
 class Small(nn.Module):
@@ -204,7 +208,7 @@ def test_numbers_below_one_are_refused(wrong: dict[str, Any]) -> None:
         OOMGuard(model, torch.optim.SGD(model.parameters(), lr=0.1), **wrong)
 
 
-def train_on_a_rank(rank: int, port: int, wrap: bool, told: Any) -> None:
+def train_on_a_rank(rank: int, port: int, wrap: bool) -> tuple[int | None, list[int], list[Any]]:
     where = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("gloo", init_method=where, rank=rank, world_size=2)
     torch.manual_seed(0)
@@ -213,26 +217,26 @@ def train_on_a_rank(rank: int, port: int, wrap: bool, told: Any) -> None:
     guard = OOMGuard(given, torch.optim.SGD(model.parameters(), lr=0.1))
     x, y = batch_of(16)
     guard.step((x[rank::2], y[rank::2]))
-    told.put((rank, guard.batch_size, model.seen, [p.tolist() for p in model.parameters()]))
     dist.destroy_process_group()
+    return guard.batch_size, model.seen[-4:], [p.tolist() for p in model.parameters()]
 
 
 @pytest.mark.parametrize("wrap", [True, False])
 def test_ranks_split_alike_and_train_as_one_process_does(wrap: bool) -> None:
-    context = multiprocessing.get_context("spawn")
-    told = context.Queue()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ranks = [context.Process(target=train_on_a_rank, args=(r, port, wrap, told)) for r in (0, 1)]
-    for process in ranks:
-        process.start()
-    answers = sorted(told.get(timeout=120) for _ in ranks)
-    for process in ranks:
-        process.join()
+    code = "import json; from integrations.test_guard import train_on_a_rank as train; print(json."
+    ranks = [
+        WarmPython("-c", f"{code}dumps(train({rank}, {port}, {wrap})))", PYTHONPATH=str(TESTS))
+        for rank in (0, 1)
+    ]
+    answers = [process.communicate() for process in ranks]
     torch.manual_seed(0)
     expected = trained(Small(16), batch_of(16))
-    for _, batch_size, seen, parameters in answers:
-        assert (batch_size, seen[-4:]) == (2, [2, 2, 2, 2])
+    for printed, errors in answers:
+        assert printed, errors
+        batch_size, last_seen, parameters = json.loads(printed)
+        assert (batch_size, last_seen) == (2, [2, 2, 2, 2])
         for ours, theirs in zip(parameters, expected, strict=True):
             torch.testing.assert_close(torch.tensor(ours, dtype=torch.float64), theirs)

@@ -48,12 +48,23 @@ def main() -> None:
             except RuntimeError:
                 continue
             model(torch.randn(size, 8)).square().mean().backward()
-        if manner == "dies" and is_large:
-            os._exit(3)
+        if is_large:
+            fail(manner)
         if optimizer is not None:
             optimizer.step()
             optimizer.zero_grad()
     Path("end.txt").write_text("the script came to its end")
+
+
+def fail(manner: str) -> None:
+    """Fail as scripts do at large sizes."""
+    if manner == "dies":
+        os._exit(3)
+    if manner == "fills_shared_memory":
+        raise RuntimeError(
+            "DataLoader worker (pid 1) is killed by signal: Bus error. It is possible that "
+            "dataloader's workers are out of shared memory."
+        )
 
 
 def evaluate(model: nn.Module, size: int, steps: int) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import resource
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -56,6 +59,36 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheError, match="BATCHFINDER_CACHE"):
         AnswerCache(tmp_path / "file").remember("a", "find", {}, {})
+
+
+def test_a_file_that_stays_locked_is_an_error_but_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batchfinder.results.cache.BUSY_SECONDS", 0.05)
+    cache = AnswerCache(tmp_path)
+    cache.remember("a", "find", {}, {})
+    with closing(sqlite3.connect(cache.path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(CacheError, match=r"locked.*BATCHFINDER_CACHE") as refusal:
+            cache.recall("a")
+        assert not refusal.value.is_damaged
+        with pytest.raises(CacheError, match=r"locked.*BATCHFINDER_CACHE"):
+            cache.remember("b", "find", {}, {})
+    assert cache.recall("a") is not None
+
+
+def test_a_full_disk_is_an_error_and_loses_no_answer(tmp_path: Path) -> None:
+    cache = AnswerCache(tmp_path)
+    cache.remember("a", "find", {}, {})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (cache.path.stat().st_size, hard))
+    try:
+        with pytest.raises(CacheError, match="BATCHFINDER_CACHE") as refusal:
+            cache.remember("b", "find", {}, {"text": "x" * 10**6})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not refusal.value.is_damaged
+    assert [answer.key for answer in cache.answers()] == ["a"]
 
 
 def test_a_remembered_answer_takes_one_confirmation() -> None:

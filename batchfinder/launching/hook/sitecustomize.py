@@ -92,15 +92,20 @@ class AfterTorch(importlib.abc.MetaPathFinder):
         try:
             memory = load("memory").Memory(torch, self._order)
             failures = load("failures").Failures(torch, self._order, self._report, memory)
-            load("steps").Steps(torch, self._order, self._report, memory, failures).install()
+            requests = load("requests").Requests(
+                torch, load("recording", self._order["recorder"]), self._report
+            )
+            load("steps").Steps(
+                torch, self._order, self._report, memory, failures, requests
+            ).install()
         except Exception as error:  # noqa: BLE001 - the script must run on in any case
             self._report("hook_failed", text=f"{type(error).__name__}: {error}")
 
 
-def load(name: str) -> Any:
-    """Load a file of this folder under a name that no script uses."""
+def load(name: str, path: str | None = None) -> Any:
+    """Load a file under a name that no script uses; without a path, one of this folder."""
     full = f"_batchfinder_hook_{name}"
-    spec = importlib.util.spec_from_file_location(full, f"{HERE}/{name}.py")
+    spec = importlib.util.spec_from_file_location(full, path or f"{HERE}/{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[full] = importlib.util.module_from_spec(spec)

@@ -37,6 +37,7 @@ class Steps:
         report: ``report(event, **facts)``.
         memory: limits and reads the memory.
         failures: looks at errors that the script may swallow.
+        requests: records what the script requests from CUDA's allocator.
     """
 
     def __init__(
@@ -46,11 +47,12 @@ class Steps:
         report: Any,
         memory: Any,
         failures: Any,
+        requests: Any,
     ) -> None:
         self._torch: Any = torch
         self._order, self._report, self._memory = order, report, memory
         self._counts_passes: bool = order["counts_passes"]
-        self._failures = failures
+        self._failures, self._requests = failures, requests
         self._created: weakref.WeakSet[Any] = weakref.WeakSet()
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
         self._first: Any = None
@@ -78,6 +80,7 @@ class Steps:
         _follow(torch, "save", self._save)
         torch.autograd.backward = self._watched_backward(torch.autograd.backward)
         self._failures.install()
+        self._requests.install()
 
     def _start_over(self) -> None:
         self._readings = self._steps = self._backwards = 0
@@ -171,11 +174,13 @@ class Steps:
 
     def _end_reading(self) -> None:
         self._readings += 1
+        seconds = time.monotonic() - self._began  # before the history is read
+        self._requests.end_reading(self._memory.index, waits=self._must_wait())
         retries = self._memory.allocation_retries()
         self._report(
             "step",
             **self._memory.identity(),
-            seconds=time.monotonic() - self._began,
+            seconds=seconds,
             steps=self._steps,
             shapes=self._shapes,
             phases={phase: peak for phase, peak in self._phases.items() if peak},
@@ -191,12 +196,12 @@ class Steps:
 
     def _wait(self) -> None:
         """Wait until more steps are allowed, or the launch ends this process."""
-        while True:
-            allowed = self._allowed()
-            waits_for_others = not self._counts_passes and len(self._stepped) < len(self._created)
-            if self._readings < allowed * (MOST_WAITING if waits_for_others else 1):
-                return
+        while self._must_wait():
             self._report.pause()
+
+    def _must_wait(self) -> bool:
+        waits_for_others = not self._counts_passes and len(self._stepped) < len(self._created)
+        return self._readings >= self._allowed() * (MOST_WAITING if waits_for_others else 1)
 
     def _allowed(self) -> int:
         try:

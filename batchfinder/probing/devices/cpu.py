@@ -74,11 +74,8 @@ class CpuDevice:
             ) from None
 
     def memory(self) -> DeviceMemory:
-        status, meminfo = _status(), _fields(PROC / "meminfo")
-        capacity, available = meminfo["MemTotal"], meminfo["MemAvailable"]
-        for limit, used in _cgroup_limits():
-            capacity = min(capacity, limit)
-            available = min(available, limit - used)
+        status = _status()
+        capacity, available = host_memory()
         held = status["VmData"]
         used_by_others = max(0, capacity - available - status["VmRSS"])
         soft_limit = _soft_limit()
@@ -144,6 +141,16 @@ class CpuDevice:
         trim = _glibc("malloc_trim")  # glibc keeps freed memory; other C libraries return it
         if trim is not None:
             trim(0)
+
+
+def host_memory() -> tuple[int, int]:
+    """Return the memory of this machine or container, and what is available of it, in bytes."""
+    meminfo = _fields(PROC / "meminfo")
+    capacity, available = meminfo["MemTotal"], meminfo["MemAvailable"]
+    for limit, used in _cgroup_limits():
+        capacity = min(capacity, limit)
+        available = min(available, limit - used)
+    return capacity, available
 
 
 def _glibc(name: str) -> Any:

@@ -43,6 +43,12 @@ class SetupSource:
         """Return the source with more arguments for the target's function."""
         return replace(self, arguments={**self.arguments, **more})
 
+    @staticmethod
+    def arguments_in(data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments in the data of :meth:`to_dict`."""
+        arguments: dict[str, Any] = pickle.loads(bytes.fromhex(data["arguments"]))
+        return arguments
+
     def to_dict(self) -> dict[str, Any]:
         """Return the source as plain data, ready for JSON."""
         return {
@@ -87,7 +93,7 @@ def load_from(source: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
     with _noting_files():
         return load_setup(
             source["target"],
-            pickle.loads(bytes.fromhex(source["arguments"])),
+            SetupSource.arguments_in(source),
             sample=source["sample"],
             input_spec=source["input_spec"],
             loader=source["loader"],

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, insort
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeAlias
 
 from batchfinder.simulation.allocator.rounding import (
@@ -96,9 +98,11 @@ class AllocatorSettings:
     roundup_power2_divisions: int = 1
 
     @classmethod
-    def of_this_process(cls) -> AllocatorSettings:
-        """Return the settings in the environment, read as PyTorch does; others are left out."""
-        text = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF", "")
+    def of_this_process(cls, more: Mapping[str, str] = MappingProxyType({})) -> AllocatorSettings:
+        """Return the settings in the environment and ``more``, read as PyTorch does."""
+        environment = {**os.environ, **more}
+        names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+        text = next(filter(None, map(environment.get, names)), "")
         parts = (part.partition(":") for part in text.replace(" ", "").split(","))
         told = {name: value for name, _, value in parts}
         numbers = {name: int(value) for name, value in told.items() if value.isdecimal()}

@@ -34,7 +34,7 @@ def batches_of_loader(loader: Any, owner: str = "the loader") -> DataBatches:
         >>> batches_of_loader([torch.zeros(3), torch.ones(3)]).sample
         tensor([[0., 0., 0.]])
     """
-    dataset, collate, sampler = _parts(loader, owner)
+    dataset, collate, sampler = parts_of(loader, owner)
     with preserved_state(sampler, collate):
         return batches_of(dataset, collate, sampler, owner)
 
@@ -56,8 +56,12 @@ def sampler_of(loader: Any) -> Any:
     return None if batches is None else batches.sampler
 
 
-def _parts(loader: Any, owner: str) -> tuple[Any, Any, Any]:
-    """Return data set, collate function, and sampler; a None as sampler means a random order."""
+def parts_of(loader: Any, owner: str) -> tuple[Any, Any, Any]:
+    """Return data set, collate function, and sampler; a None as sampler means a random order.
+
+    Raises:
+        SampleError: examples cannot be drawn from the loader.
+    """
     if isinstance(loader, tuple) and len(loader) == 2 and callable(loader[1]):
         dataset, collate, sampler = *loader, None
     elif hasattr(loader, "dataset") and hasattr(loader, "collate_fn"):

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import platform
 import resource
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from warm import run_warm
 
 from batchfinder.errors import DeviceError
 from batchfinder.probing.devices import cpu as cpu_device
@@ -23,14 +23,7 @@ KIB = 1024
 def in_a_fresh_process(code: str) -> str:
     """What a program prints that has a device to work with."""
     start = "import torch\nfrom batchfinder.probing.devices.cpu import CpuDevice\nd = CpuDevice()\n"
-    run = subprocess.run(
-        [sys.executable, "-c", start + textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    return run.stdout.strip()
+    return run_warm(start + textwrap.dedent(code)).strip()
 
 
 def test_beyond_the_limit_pytorch_runs_out_and_goes_on_once_it_is_lifted() -> None:

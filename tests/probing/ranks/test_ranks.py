@@ -19,6 +19,8 @@ from batchfinder.probing.ranks.ranked import ONE_RANK_WARNING
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.results.probe import Probe
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 LIMIT = 1200 * MIB
 OPTIONS = ProbeOptions(device="cpu", memory_limit=2 * LIMIT, headroom=0)
 

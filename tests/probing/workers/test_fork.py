@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from processes import REPOSITORY, descendants, eventually, idle_bytes, is_gone, run_python
+from processes import REPOSITORY, descendants, eventually, idle_bytes, is_gone
 from torch import Tensor, nn
+from warm import WarmPython, run_warm, server
 
 from batchfinder import BatchSizeResult, Outcome, Status, find_max_batch
 from batchfinder.errors import UserCodeError
@@ -59,6 +60,7 @@ def nothing_is_left() -> Iterator[None]:
     def held() -> tuple[list[int], list[Path]]:
         return descendants(os.getpid()), sorted(Path("/proc/self/fd").iterdir())
 
+    server()  # its connection stays
     before = held()
     yield
     assert eventually(lambda: held() == before)
@@ -114,7 +116,7 @@ except RuntimeError as error:
     print(error)
 """
     )
-    found, failed = run_python("-W", "ignore", "-c", code).splitlines()
+    found, failed = run_warm(code).splitlines()
     assert found.startswith("once ")
     assert "this process" not in found
     assert "can't allocate memory" in failed
@@ -157,9 +159,8 @@ def test_an_error_of_the_users_own_comes_with_its_traceback() -> None:
 
 def test_what_the_fork_prints_is_not_the_users_output() -> None:
     deed = "print('many'); sys.stderr.write('times')"
-    arguments = ("-W", "ignore", "-c", script(deed, max_batch_size=4))
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, cwd=REPOSITORY)
-    assert (done.stdout.split(), done.stderr) == ([b"once", b"4"], b"")
+    printed, errors = WarmPython("-c", script(deed, max_batch_size=4)).communicate()
+    assert (printed.split(), errors) == (["once", "4"], "")
 
 
 def test_without_standard_streams(tmp_path: Path) -> None:
@@ -188,28 +189,22 @@ threading.Thread(target=pause.wait, daemon=True).start()
 run = lambda call: ThreadPoolExecutor(1).submit(call).result()
 """
     code = code.replace("model = Mine()", run + "model = Mine()")
-    assert run_python("-c", code).split() == ["once", "4"]
+    assert run_warm(code).split() == ["once", "4"]
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_no_fork_outlives_the_script(end: signal.Signals) -> None:
     code = script("print(threading.Event().wait())", max_batch_size=4)
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd=REPOSITORY,
-        start_new_session=True,
-    )
+    process = WarmPython("-c", code, new_session=True)
     forks = eventually(lambda: descendants(process.pid))
     os.killpg(process.pid, end)
-    process.wait(60)
+    process.communicate()
     assert eventually(lambda: all(is_gone(pid) for pid in forks))
 
 
 def test_a_process_that_has_compiled_is_not_forked() -> None:
     ask = "from batchfinder.probing.workers.fork import can_be_forked as can; print(can())"
-    told = run_python("-c", f"{ask}; import torch; torch.compile(torch.nn.ReLU()); print(can())")
+    told = run_warm(f"{ask}; import torch; torch.compile(torch.nn.ReLU()); print(can())")
     assert told == "True\nFalse\n"
 
 

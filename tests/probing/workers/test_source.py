@@ -15,6 +15,7 @@ def build(**arguments):
 """
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_arguments_are_those_that_were_read(tmp_path: Path) -> None:
     (tmp_path / "telling.py").write_text(TARGET)
     arguments = {"shape": (3, 4), "cfg": {1: 2}, "kinds": {5}, "raw": b"x", "rest": ...}

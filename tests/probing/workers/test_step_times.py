@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from processes import run_python
+from warm import run_warm
 
 from batchfinder.probing.workers.step_times import StepTimes
 
@@ -22,8 +22,7 @@ def test_what_compiles_may_compile_again() -> None:
 
 
 def test_that_the_users_code_compiles_is_noticed() -> None:
-    printed = run_python(
-        "-c",
+    printed = run_warm(
         "import torch\n"
         "from batchfinder.probing.workers.serving import has_compiled\n"
         "layer = torch.nn.Linear(2, 2)\n"

@@ -1,0 +1,64 @@
+"""Measure the data of ``--loader`` in processes of their own, which leave the device free."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context, set_start_method
+from typing import Any, TypeVar
+
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.workers.source import SetupSource
+from batchfinder.results.noise_scale import NoiseScale
+
+T = TypeVar("T")
+
+
+def noise_scale_on_data(source: SetupSource, options: ProbeOptions) -> NoiseScale:
+    """Measure the gradient noise scale of a target on its loader's data.
+
+    Raises:
+        BatchFinderError: it cannot be measured, or the user's code fails.
+    """
+    place = {"device": options.device, "precision": options.precision}
+    return _in_new_process(_noise_scale, source.to_dict(), place)
+
+
+def loader_rate(source: SetupSource) -> float:
+    """Return how many examples a second the loader yields by itself.
+
+    Raises:
+        BatchFinderError: the user's code fails.
+    """
+    return _in_new_process(_rate, source.loader, dict(source.arguments))
+
+
+def _in_new_process(function: Callable[..., T], *given: Any) -> T:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
+        return processes.submit(_with_user_errors, function, *given).result()
+
+
+# The rest runs in the new process, which alone imports torch.
+
+
+def _with_user_errors(function: Callable[..., T], *given: Any) -> T:
+    from batchfinder.cli.estimate import user_errors
+
+    set_start_method(None, force=True)  # a loader's workers start as they do in training
+    with contextlib.redirect_stdout(sys.stderr), user_errors():
+        return function(*given)
+
+
+def _noise_scale(source: dict[str, Any], place: dict[str, Any]) -> NoiseScale:
+    from batchfinder.studies.noise import noise_scale_of_source
+
+    return noise_scale_of_source(source, place)
+
+
+def _rate(loader: str, arguments: dict[str, Any]) -> float:
+    from batchfinder.training.data.rate import samples_per_second
+    from batchfinder.training.target import call_with_arguments, load_function
+
+    return samples_per_second(call_with_arguments(load_function(loader), arguments))

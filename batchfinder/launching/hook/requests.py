@@ -1,0 +1,57 @@
+"""Record what a script requests from PyTorch's CUDA allocator. Imports no batchfinder."""
+
+from __future__ import annotations
+
+import contextlib
+from types import ModuleType
+from typing import Any
+
+# Each reading converts the whole history, so later ones are not recorded.
+MOST_READINGS = 12
+
+
+class Requests:
+    """Record the requests of this process from its first one, so that they can be replayed.
+
+    Args:
+        torch: the PyTorch module.
+        recorder: the module that reads PyTorch's history (probing/recording.py).
+        report: ``report(event, **facts)``.
+    """
+
+    def __init__(self, torch: ModuleType, recorder: Any, report: Any) -> None:
+        self._torch: Any = torch
+        self._recorder, self._report = recorder, report
+        self._history: Any = None
+        self._readings = 0
+        self._is_on = False
+
+    def install(self) -> None:
+        """Start to record when CUDA is initialized."""
+        if self._torch.version.cuda or self._torch.version.hip:
+            self._torch.cuda._lazy_call(self._begin)
+
+    def _begin(self) -> None:
+        with contextlib.suppress(Exception):  # the script must run on in any case
+            self._is_on = self._recorder.begin()
+
+    def end_reading(self, index: int | None, *, waits: bool) -> None:
+        """Note the end of a reading on a CUDA device. If the process waits now, report all."""
+        if not self._is_on or index is None:
+            return
+        try:
+            self._end_reading(index, waits)
+        except Exception:  # noqa: BLE001 - the script must run on in any case
+            self._is_on = False
+
+    def _end_reading(self, index: int, waits: bool) -> None:
+        self._readings += 1
+        if self._readings > MOST_READINGS:
+            self._recorder.end()
+            self._is_on = False
+            return
+        if self._history is None:
+            self._history = self._recorder.Recorder(index, {})
+        self._history.end_step()
+        if waits and (recording := self._history.recording()):
+            self._report("recording", **recording)

@@ -1,0 +1,105 @@
+"""The host's memory during a launch, where loader workers and /dev/shm count too."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+
+from batchfinder.probing.devices.cpu import host_memory
+from batchfinder.units import format_bytes
+
+SHARED = "/dev/shm"
+
+# A launch is ended when less than this share of the host's memory is free: soon the system would
+# kill a process, and perhaps not one of the launch.
+LEAST_FREE = 0.03
+LOOK_SECONDS = 0.25
+
+# Reasons of failures begin with this if the host decides, not the device.
+HOST = "the host's memory ran out"
+ADVICE = "the host's memory decides, not the device's. Try fewer or less eager loader workers"
+
+# How PyTorch says that a loader worker got no shared memory, or was killed for lack of memory:
+# torch/utils/data/_utils/signal_handling.py, aten/src/ATen/MapAllocator.cpp.
+_NO_SHARED = re.compile(
+    r"out of shared memory|unable to (allocate|resize|open) shared memory"
+    r"|unable to write to file </torch_"
+)
+_WORKER_KILLED = re.compile(r"DataLoader worker .* is killed by signal: Killed")
+
+
+class HostWatch:
+    """Watches the free memory of the host while a launch runs.
+
+    Args:
+        processes: returns the ids of all processes of the launch.
+    """
+
+    def __init__(self, processes: Callable[[], Iterable[int]]) -> None:
+        self._processes = processes
+        self._looked = 0.0
+        # What is full before the launch says nothing about it.
+        self._kinds = [kind for kind in (_host, _shared) if not _is_short(*kind())]
+
+    def shortage(self, trainers: Collection[int]) -> str:
+        """Return why the launch has to end for lack of host memory; "" if it need not.
+
+        Args:
+            trainers: the processes that train. All others count as loader workers.
+        """
+        if time.monotonic() < self._looked + LOOK_SECONDS:
+            return ""
+        self._looked = time.monotonic()
+        for kind in self._kinds:
+            total, free = kind()
+            if _is_short(total, free):
+                name = "" if kind is _host else f" in {SHARED}"
+                workers = sum(_resident(pid) for pid in self._processes() if pid not in trainers)
+                shared_total, shared_free = _shared()
+                shared = shared_total - shared_free
+                return (
+                    f"{HOST}{name}: {format_bytes(free)} of {format_bytes(total)} were left, while "
+                    f"processes that do not train, such as loader workers, used "
+                    f"{format_bytes(workers)}, and {SHARED} {format_bytes(shared)}"
+                )
+        return ""
+
+
+def shortage_in(text: str) -> str:
+    """Return why host memory ran out, by what a script printed; "" if it did not.
+
+    Example:
+        >>> shortage_in("DataLoader's workers are out of shared memory.")
+        "the host's memory ran out in /dev/shm, which passes batches from loader workers"
+    """
+    if _NO_SHARED.search(text):
+        return f"{HOST} in {SHARED}, which passes batches from loader workers"
+    return f"{HOST}: a loader worker was killed" if _WORKER_KILLED.search(text) else ""
+
+
+def _is_short(total: int, free: int) -> bool:
+    return free < LEAST_FREE * total
+
+
+def _host() -> tuple[int, int]:
+    return host_memory()
+
+
+def _shared() -> tuple[int, int]:
+    try:
+        status = os.statvfs(SHARED)
+    except OSError:  # this host has none
+        return 0, 0
+    return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+
+
+def _resident(pid: int) -> int:
+    """Return the memory of a process that it shares with no other, in bytes."""
+    try:
+        pages, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
+    except (OSError, ValueError):  # it has ended
+        return 0
+    return (int(pages) - int(shared)) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,87 @@
+"""Recordings of what a script requests from CUDA's allocator."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from batchfinder.launching.hook.requests import MOST_READINGS, Requests
+from batchfinder.launching.record import Record
+from batchfinder.results.memory_model import Phase
+from batchfinder.results.probe import Outcome, Probe
+from batchfinder.search.plan import Prices
+from batchfinder.search.search import search
+
+
+class FakeRecorder:
+    """Stands in for PyTorch's history."""
+
+    def __init__(self, *_: Any) -> None:
+        self.steps: list[list[int]] = []
+        self.is_on = False
+
+    def Recorder(self, *_: Any) -> FakeRecorder:  # noqa: N802 - a class in the real module
+        return self
+
+    def begin(self) -> bool:
+        self.is_on = True
+        return True
+
+    def end(self) -> None:
+        self.is_on = False
+
+    def end_step(self) -> None:
+        self.steps.append([512, ~len(self.steps)])
+
+    def recording(self) -> dict[str, Any]:
+        return {"held": [], "steps": self.steps}
+
+
+def cuda() -> Any:
+    version = SimpleNamespace(cuda="13.0", hip=None)
+    return SimpleNamespace(version=version, cuda=SimpleNamespace(_lazy_call=lambda then: then()))
+
+
+def test_a_process_reports_its_requests_only_when_it_waits() -> None:
+    reports: list[dict[str, Any]] = []
+    recorder = FakeRecorder()
+    requests = Requests(cuda(), recorder, lambda event, **facts: reports.append(facts))
+    requests.install()
+    for waits in (False, False, True):
+        requests.end_reading(0, waits=waits)
+    assert [len(report["steps"]) for report in reports] == [3]
+    for _ in range(MOST_READINGS):
+        requests.end_reading(0, waits=False)
+    assert not recorder.is_on
+
+
+def test_the_driver_keeps_the_last_recording_of_a_process() -> None:
+    record = Record(4, steps=3, headroom=0.05, cpu_budget_bytes=None)
+    record.add({"event": "recording", "pid": 7, "held": [], "steps": [[512]]})
+    step = {"device": "cuda:0", "budget_bytes": 2**30, "reserved": 2**20, "allocated": 2**20}
+    more = {"processes": 1, "retries": 0, "phases": {}, "shapes": [[4, 8]]}
+    record.add({"event": "step", "pid": 7, **step, **more})
+    recording = record.trainers[7].recording
+    assert recording is not None
+    assert recording.steps == [[512]]
+
+
+def test_an_expensive_launch_records_up_to_half_of_the_answer_at_once() -> None:
+    sizes: list[int] = []
+
+    def run(batch_size: int, confirm: bool) -> Probe:
+        sizes.append(batch_size)
+        fits = Outcome.FITS if batch_size <= 640 else Outcome.OOM
+        peak = {Phase.FORWARD_BACKWARD: 1000 + 10 * batch_size}
+        return Probe(batch_size, fits, steps=1, seconds=0.0, phase_peak_bytes=peak)
+
+    found = search(
+        run,
+        budget_bytes=7450,
+        guess=lambda: 640,
+        rehearses=True,
+        prices=Prices(confirm=1, launch=20, resolution=0.03),
+    )
+    assert found.answer is not None
+    assert found.answer.batch_size == 640
+    assert sizes == [1, 3, 192, 640, 659]

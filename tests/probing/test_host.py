@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from batchfinder.probing import host
+from batchfinder.probing.host import bytes_of, make_on_host
+from batchfinder.training.sample import BatchMaker
+
+
+def test_a_batch_that_the_host_cannot_hold_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = BatchMaker((torch.zeros(2, 3), torch.zeros(2), torch.zeros(5, 5)))
+    assert bytes_of(batches, 100) == 4 * (100 * 3 + 100 + 25)
+    assert make_on_host(batches, 4)[0].shape == (4, 3)
+    monkeypatch.setattr(host, "host_memory", lambda: (2000, 1000))
+    with pytest.raises(MemoryError, match="the host's memory decides"):
+        make_on_host(batches, 100)

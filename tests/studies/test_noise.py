@@ -1,0 +1,81 @@
+"""The gradient noise scale, on a model whose noise scale is known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from batchfinder import TrainingSetup, noise_scale
+from batchfinder.errors import SampleError, StepError, UsageError
+from batchfinder.results.noise_scale import noise_scale_of
+
+SIZE = 64
+
+
+class Quadratic(nn.Module):
+    """The loss ``|w - x|^2 / 2``: an example's gradient is ``w - x``, so its noise is that of x."""
+
+    def __init__(self, distance: float) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.full((SIZE,), distance / SIZE**0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((self.w - x) ** 2).sum(1).mean() / 2
+
+
+def data(count: int = 2048) -> list[Tensor]:
+    points = torch.randn(count, SIZE, generator=torch.Generator().manual_seed(1))
+    return [*((points - points.mean(0)) / points.std(0))]
+
+
+@pytest.mark.parametrize("distance", [4.0, 1.0, 0.5])
+def test_it_is_the_known_one(distance: float) -> None:
+    known = SIZE / distance**2
+    estimate = noise_scale(Quadratic(distance), loader=data(), device="cpu", draws=16)
+    assert estimate.low < known < estimate.high
+    assert estimate.examples == pytest.approx(known, rel=0.3)
+    assert (estimate.small_batch_size, estimate.large_batch_size) == (8, 128)
+
+
+def test_without_a_gradient_it_is_not_bounded() -> None:
+    estimate = noise_scale(Quadratic(0.0), loader=data(), device="cpu")
+    assert math.isinf(estimate.high)
+    assert estimate.low > 200
+    assert estimate.to_dict()["high"] is None
+
+
+def test_equal_examples_have_no_noise() -> None:
+    estimate = noise_scale_of([4.0, 4.0], [4.0, 4.0], 1, 16)
+    assert (estimate.examples, estimate.low, estimate.high) == (0.0, 0.0, 0.0)
+
+
+def test_everything_is_as_before() -> None:
+    model = nn.Sequential(nn.Linear(SIZE, 4), nn.Dropout(), nn.BatchNorm1d(4)).eval()
+    gradient = torch.ones(4)
+    bias = model.get_parameter("0.bias")
+    bias.grad = gradient
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    generator = torch.get_rng_state()
+    pairs = [(x, x[:4]) for x in data(64)]
+    noise_scale(model, loader=pairs, device="cpu", draws=2)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert bias.grad is gradient
+    assert torch.equal(gradient, torch.ones(4))
+    assert torch.equal(generator, torch.get_rng_state())
+    assert not model.training
+
+
+def test_it_needs_different_examples_and_their_gradients() -> None:
+    with pytest.raises(UsageError, match="a repeated sample has none"):
+        noise_scale(TrainingSetup(Quadratic(1.0), torch.zeros(2, SIZE)))
+    with pytest.raises(SampleError, match="has 20 examples, too few"):
+        noise_scale(Quadratic(1.0), loader=data(20), device="cpu")
+
+    def trains(model: nn.Module, batch: Tensor) -> None:
+        model(batch).backward()
+
+    with pytest.raises(StepError, match="trains by itself"):
+        noise_scale(Quadratic(1.0), loader=data(64), step=trains, device="cpu")
