@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import cached_property
 
 from batchfinder.results.probe import Probe
-
-# A confirmation that fails after its first step shows what a probe cannot: the optimizer's states
-# now occupy the memory that the activations of the first step had.
-STEPS_LIKE_A_PROBE = 1
+from batchfinder.results.throughput import interpolated
 
 # The width of the final bracket if the allocator is fragmented, as a share of the size. Closer to
 # the limit, sizes that run and sizes that do not alternate (48 simulated searches on an H200,
 # scripts/results/search_simulated_gpu.json).
 FRAGMENTED_RESOLUTION = 1 / 100
+
+# The allocator is fragmented if it holds more than this share of the budget beyond its tensors.
+FRAGMENTED = 1 / 200
 
 # Readings of a device that is not repeatable differ from run to run. If they differ by less than
 # REPEATS, as a share, verdicts repeat. Else the final bracket is 20 of their differences wide,
@@ -26,9 +27,6 @@ MOST_RESOLUTION = 1 / 20
 
 # If the largest size that ran peaks below this share of the budget, the failure is not by chance.
 FAR_FROM_BUDGET = 0.5
-
-# The allocator is fragmented if it holds more than this share of the budget beyond its tensors.
-FRAGMENTED = 1 / 200
 
 
 class Bracket:
@@ -50,14 +48,6 @@ class Bracket:
         refuted: the size at which a confirmation refuted what probes show; 0 if none has. From then
             on only confirmations count.
         probes: the number of probes and confirmations.
-
-    Example:
-        >>> from batchfinder.results.result import Outcome
-        >>> bracket = Bracket(1, 100, unit=1, budget_bytes=1000)
-        >>> bracket.record(Probe(60, Outcome.OOM, steps=1, seconds=0.0), confirm=False)
-        >>> bracket.record(Probe(59, Outcome.FITS, steps=3, seconds=0.0), confirm=True)
-        >>> bracket.low, bracket.high, bracket.is_closed
-        (59, 60, True)
     """
 
     def __init__(
@@ -76,8 +66,7 @@ class Bracket:
         self.fits: dict[int, Probe] = {}
         self.confirmed: dict[int, Probe] = {}
         self.failure: Probe | None = None
-        self._failed_when_confirmed = False
-        self.is_fragmented = False
+        self._failed_when_confirmed = self.is_fragmented = False
         self.probes = self.refuted = self._refutations = 0
 
     @property
@@ -88,19 +77,24 @@ class Bracket:
     @property
     def low(self) -> int:
         """The largest size that is proved; one unit below the first size if none is."""
-        proofs = self.confirmed if self.refuted else self.fits | self.confirmed
+        proofs = self.confirmed if self.refuted else self.readings
         return max((size for size in proofs if size < self.high), default=self.first - self.unit)
 
     @property
     def low_confirmed(self) -> int:
         """The largest size that was confirmed; one unit below the first size if none was."""
-        sizes = [size for size in self.confirmed if size < self.high]
+        sizes = (size for size in self.confirmed if size < self.high)
         return max(sizes, default=self.first - self.unit)
 
     @property
     def ran(self) -> int:
         """The largest size below ``high`` that ran, proved or not; 0 if none did."""
-        return max((size for size in self.fits | self.confirmed if size < self.high), default=0)
+        return max((size for size in self.readings if size < self.high), default=0)
+
+    @property
+    def readings(self) -> dict[int, Probe]:
+        """What fits, by size: the confirmation where there is one."""
+        return self.fits | self.confirmed
 
     @property
     def resolution(self) -> int:
@@ -110,39 +104,39 @@ class Bracket:
     def resolution_at(self, size: float) -> int:
         """Return the width of the final bracket below a failure at this size, in examples."""
         thrashes = self.failure is not None and self.failure.is_thrashing
-        is_loose = self.is_fragmented or self.refuted or thrashes
+        is_loose = self.is_fragmented or self.refuted or thrashes or not self.verdicts_repeat
         share = max(self._coarseness, FRAGMENTED_RESOLUTION if is_loose else 0)
         if not self.verdicts_repeat:
-            differences = min(MOST_RESOLUTION, DIFFERENCES * self.spread)
-            share = max(share, FRAGMENTED_RESOLUTION, differences)
+            share = max(share, min(MOST_RESOLUTION, DIFFERENCES * self.spread))
         return max(self.unit, math.floor(share * size / self.unit) * self.unit)
 
     @property
     def verdicts_repeat(self) -> bool:
         """True if a size that ran once will run again."""
-        if self.spread < REPEATS:
-            return True
-        ran = (self.fits | self.confirmed).get(self.ran)
-        peak = max(ran.phase_peak_bytes.values(), default=0) if ran else 0
-        return self.failure is not None and peak < FAR_FROM_BUDGET * self.budget_bytes
+        peak = self.readings[self.ran].peak_bytes or 0 if self.ran else 0
+        is_far = self.failure is not None and peak < FAR_FROM_BUDGET * self.budget_bytes
+        return self.spread < REPEATS or is_far
 
     @cached_property
     def spread(self) -> float:
         """The largest difference of a reading from its neighbors' line, as a share of it."""
-        readings = self.fits | self.confirmed
-        sizes = sorted(size for size in readings if readings[size].phase_peak_bytes)
-        if self.is_repeatable or len(sizes) < 3:
+        points = peaks_of(self.readings)
+        if self.is_repeatable or len(points) < 3:
             return 0 if self.is_repeatable else MOST_RESOLUTION / DIFFERENCES
-        peaks = {size: max(readings[size].phase_peak_bytes.values()) for size in sizes}
-        again = [
-            abs(1 - max(self.fits[size].phase_peak_bytes.values(), default=0) / peaks[size])
-            for size in self.fits.keys() & self.confirmed.keys() & peaks.keys()
+        pairs = [(peak, interpolated(points, size)) for size, peak in peaks_of(self.fits)]
+        pairs += [
+            (interpolated([a, c], b[0]), b[1])
+            for a, b, c in zip(points, points[1:], points[2:], strict=False)
         ]
-        misses = [
-            abs(1 - (peaks[a] + (peaks[c] - peaks[a]) * (b - a) / (c - a)) / max(1, peaks[b]))
-            for a, b, c in zip(sizes, sizes[1:], sizes[2:], strict=False)
-        ]
-        return max(again + misses)
+        return max(abs(1 - other / peak) for other, peak in pairs)
+
+    @property
+    def excess(self) -> float:
+        """The factor by which the largest confirmation read more than probes around its size."""
+        size, points = max(self.confirmed, default=0), peaks_of(self.fits)
+        if not size or not points or not points[0][0] <= size <= points[-1][0]:
+            return 1
+        return max(1, (self.confirmed[size].peak_bytes or 0) / interpolated(points, size))
 
     @property
     def is_tight(self) -> bool:
@@ -170,9 +164,20 @@ class Bracket:
             if self.failure and size == self.failure.batch_size:  # it had failed by chance
                 self.failure, self.fits[size] = None, probe
             return
-        grew = probe.steps > STEPS_LIKE_A_PROBE and not probe.is_thrashing
+        # A failure after the first step shows what a probe cannot: the optimizer's states now use
+        # the memory that activations had.
+        grew = probe.steps > 1 and not probe.is_thrashing
         self._refutations += confirm and (grew or size <= max(self.fits, default=0))
         # If verdicts do not repeat, one or two refutations may be chance, but not three.
         if not self.refuted and self._refutations > 2 * (not self.verdicts_repeat):
             self.refuted = size
         self.failure, self._failed_when_confirmed = probe, confirm
+
+
+def peaks_of(readings: Mapping[int, Probe]) -> list[tuple[int, float]]:
+    """Return the peak at each size, the smallest size first; nothing where none was read."""
+    return [
+        (size, float(probe.peak_bytes))
+        for size, probe in sorted(readings.items())
+        if probe.peak_bytes
+    ]

@@ -17,16 +17,19 @@ MOST_CANDIDATES = 30
 # insure itself by many tiny probes.
 OVERHEAD = 0.012
 
+# If a size only runs by flushing the allocator's cache, a probe runs two steps to show it.
+THRASHING_PROBE = 2
+
+# The work that is left after a confirmation has refuted a probe, in steps at that size.
+REFUTED = 4
+
 
 @dataclass
 class Prices:
-    """The costs of moves, in steps at the size that is tried.
+    """The costs of moves, in steps at the size that is tried. A probe costs one.
 
     Attributes:
-        confirm: a confirmation that fits.
-        failed_confirm: a confirmation that fails.
-        failed_probe: a probe that fails. A probe that fits costs one step.
-        refuted: the work that is left after a confirmation has refuted a probe.
+        confirm: a confirmation. It costs only one step if it fails in that one.
         launch: the extra cost of each move if a process has to start for it, in steps at the
             expected size. The prober may correct it while a search runs.
         resolution: the least width of the final bracket, as a share of the size. A narrower one is
@@ -34,9 +37,6 @@ class Prices:
     """
 
     confirm: float = 3
-    failed_confirm: float = 1
-    failed_probe: float = 1
-    refuted: float = 4
     launch: float = 0
     resolution: float = 0
 
@@ -87,49 +87,59 @@ def plan(belief: Belief, known: Bracket, sizes: list[int], prices: Prices) -> Mo
         prices: the costs of the moves.
     """
     count = len(sizes)
-    shares = [belief.at_least(size) for size in sizes[:-1]] + [0.0]
-    # Each answer is weighted by its inverse, because costs are shares of the answer.
-    steps = [
-        max(0.0, above - below) / (low + min(high, 2 * max(low, 1)))
-        for (above, below), (low, high) in zip(pairwise(shares), pairwise(sizes), strict=True)
-    ]
-    odds_from = [*accumulate(reversed(steps), initial=0.0)][::-1]
-    expected = next(
-        (size for size in reversed(sizes[:-1]) if belief.at_least(size) > 0.5), sizes[0]
-    )
+    probes_prove = known.verdicts_repeat and not known.refuted
+    shares = [belief.at_least(size) for size in sizes[:-1]]
+    later = [belief.at_least_and_later(size) for size in sizes[:-1]]
+    doubt = REFUTED * later[0] if probes_prove else 0.0
+    odds = _odds_from(shares, sizes)
+    # Where probes prove nothing, confirmations that fail after their first step cost more.
+    odds_later = [0.0] * count if probes_prove else _odds_from(later, sizes)
+    expected = max((n for n, share in zip(sizes, shares, strict=False) if share > 0.5), default=0)
     each = (OVERHEAD + prices.launch) * expected
+    thrashes = known.failure is not None and known.failure.is_thrashing
+    failed_probe, failed_confirm = (THRASHING_PROBE, prices.confirm) if thrashes else (1, 1)
+    was_confirmed = sizes[0] in known.confirmed
     costs = [[(0.0, 0.0)] * count for _ in range(count)]
     best = Move(sizes[1], True)
-    probes_prove = known.verdicts_repeat and not known.refuted
-    was_confirmed = sizes[0] in known.confirmed
-    for width in range(1, count):
-        for i in range(count - width):
-            j = i + width
-            low, high = sizes[i], sizes[j]
-            is_open = known.failure is None and j == count - 1
-            end = known.unit if is_open else known.resolution_at(high)
-            if width == 1 or high - low <= end:
-                rest = max(0.0, math.log2((high - low) / end)) * min(high, 2 * low)
-                last = (prices.confirm + prices.refuted * belief.doubt) * low + each
-                costs[i][j] = rest + last, rest
-                continue
-            mass = odds_from[i] - odds_from[j]
-            least = [math.inf, math.inf]
-            for k in range(i + 1, j):
-                size = sizes[k]
-                fits = (odds_from[k] - odds_from[j]) / mass if mass > 0 else (j - k) / (j - i)
-                fails = 1 - fits
-                confirm = fits * (prices.confirm * size + costs[k][j][1]) + each
-                confirm += fails * prices.failed_confirm * size
-                probe = fits * (size + costs[k][j][0]) + each
-                probe += fails * prices.failed_probe * size
-                is_confirmed = confirm <= probe or not probes_prove
-                now = confirm if is_confirmed else probe
-                for is_proved in (0, 1):
-                    cost = now + fails * costs[i][k][is_proved]
-                    if cost < least[is_proved]:
-                        least[is_proved] = cost
-                        if is_proved == was_confirmed:
-                            best = Move(size, is_confirmed)
-            costs[i][j] = least[0], least[1]
+    for i, j in ((i, i + width) for width in range(1, count) for i in range(count - width)):
+        low, high = sizes[i], sizes[j]
+        is_open = known.failure is None and j == count - 1
+        end = known.unit if is_open else known.resolution_at(high)
+        if j == i + 1 or high - low <= end:
+            rest = max(0.0, math.log2((high - low) / end)) * min(high, 2 * low)
+            costs[i][j] = rest + (prices.confirm + doubt) * low + each, rest
+            continue
+        mass = odds[i] - odds[j]
+        least = [math.inf, math.inf]
+        for k in range(i + 1, j):
+            size = sizes[k]
+            fits = (odds[k] - odds[j]) / mass if mass > 0 else (j - k) / (j - i)
+            fails_later = (odds_later[i] - odds_later[k]) / mass if mass > 0 else 0.0
+            fails = max(0.0, 1 - fits - fails_later)
+            spent = (fits + fails_later) * prices.confirm + fails * failed_confirm
+            cost = spent * size + fits * costs[k][j][1]
+            probe = (fits + fails * failed_probe) * size + fits * costs[k][j][0]
+            is_confirmed = cost <= probe or not probes_prove
+            cost = each + (cost if is_confirmed else probe)
+            for is_proved in (0, 1):
+                total = cost + (1 - fits) * costs[i][k][is_proved]
+                if total < least[is_proved]:
+                    least[is_proved] = total
+                    if is_proved == was_confirmed:
+                        best = Move(size, is_confirmed)
+        costs[i][j] = least[0], least[1]
     return best
+
+
+def _odds_from(shares: list[float], sizes: list[int]) -> list[float]:
+    """Return the odds of an answer at each size or above, by the probabilities of that.
+
+    Each answer is weighted by its inverse, because costs are shares of the answer.
+    """
+    steps = [
+        max(0.0, above - below) / (low + min(high, 2 * max(low, 1)))
+        for (above, below), (low, high) in zip(
+            pairwise([*shares, 0.0]), pairwise(sizes), strict=True
+        )
+    ]
+    return [*accumulate(reversed(steps), initial=0.0)][::-1]

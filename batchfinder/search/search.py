@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from batchfinder.results.probe import Probe
@@ -30,8 +30,7 @@ None."""
 
 # Host memory is not limited, so growth per probe is capped. A size is at most this many times the
 # largest that has run, if the memory was seen to rise, and if it was not.
-MEASURED_GROWTH = 1024
-BLIND_GROWTH = 16
+MEASURED_GROWTH, BLIND_GROWTH = 1024, 16
 
 # The second size is at most this many times the first: large enough to show a slope, and cheap.
 SECOND_GROWTH = 64
@@ -41,26 +40,19 @@ SECOND_GROWTH = 64
 REHEARSED = 1 / 8
 LARGEST_REHEARSED = 1 / 2
 
-# Until a size above half of the predicted answer has run, a reading at three quarters pays for
-# itself. Small sizes are trusted to a thousandth of the budget, because allocators round.
-CLOSE = 0.5
-APPROACH = 0.75
-NOISE = 1 / 1000
+# Until a size above CLOSE times the predicted answer has run, a reading at APPROACH times pays for
+# itself. Where lines are unsure, sizes grow by SURE_GROWTH. Small sizes are trusted to the share
+# NOISE of the budget, because allocators round.
+CLOSE, APPROACH, SURE_GROWTH, NOISE = 0.5, 0.75, 4, 1 / 1000
 
-# A confirmation on the CPU runs six steps (probing/steadiness.py), about four if it fails. If a
-# size only runs by flushing the allocator's cache, it runs three steps, and a probe runs two.
-PRICES = Prices()
-UNREPEATABLE_PRICES = Prices(confirm=6, failed_confirm=4)
-THRASHING_CONFIRM, THRASHING_PROBE = 3, 2
+# Steps of a confirmation, on a device whose verdicts repeat and on others (probing/steadiness.py).
+REPEATABLE_STEPS, UNREPEATABLE_STEPS = 3, 6
 
-# The probes that a search may use beyond those that bisection needs. After that it bisects.
-SPARE_PROBES = 8
+# The probes that a search may use beyond those that bisection needs. After that it bisects, or, if
+# nothing failed and there is no maximum, grows by OPEN_GROWTH after OPEN_PROBES probes.
+SPARE_PROBES, OPEN_PROBES, OPEN_GROWTH = 8, 12, 4
 
-# Without a maximum, sizes grow by this factor after this many probes without a failure. Together
-# with the bisection that follows, this keeps within the bound above.
-OPEN_PROBES = 12
-OPEN_GROWTH = 4
-OVERSHOOT = 1.1  # times the predicted answer: a size that should fail
+OVERSHOOT = 1.05  # times the predicted answer: a size that should fail
 
 
 @dataclass(frozen=True)
@@ -136,7 +128,7 @@ def search(
         37
     """
     first, last = check_bounds(smallest, largest, multiple_of)
-    prices = prices or (PRICES if is_repeatable else UNREPEATABLE_PRICES)
+    prices = prices or Prices(REPEATABLE_STEPS if is_repeatable else UNREPEATABLE_STEPS)
     known = Bracket(
         first,
         last,
@@ -156,17 +148,9 @@ def search(
             move = _rehearsal(known, share) or move
         if move is None and guess is not None and known.failure is None:
             estimate = guess()
-            # The tensors' line leaves no room for a larger answer, but recordings know better.
-            most = known.high if rehearses else min(known.high, lines_of(known).tensors.end + 1)
-            if estimate is not None and rehearses and known.low == estimate in known.confirmed:
-                # Confirm the size above: recordings distinguish it from this one, a probe does not.
-                move = _at(known, estimate + known.resolution_at(estimate), confirm=True)
-            elif estimate is not None and known.low < estimate < most:
-                move = _at(known, estimate, confirm=True)
-            else:
-                estimate = None
+            move = _at_guess(known, estimate, rehearses)
             # Guess again later: recordings of a larger size are more exact.
-            guess = guess if rehearses and estimate is not None else None
+            estimate, guess = (estimate, guess if rehearses else None) if move else (None, None)
         move = move or _planned(known, prices, estimate, is_open=largest is None)
         if deadline is not None:
             move = deadline.move(known, move)
@@ -186,22 +170,23 @@ def _opening(known: Bracket, *, is_open: bool) -> Move | None:
         return Move(known.first, known.high == known.first or known.first == known.last)
     if known.is_tight:
         return Move(known.low, True)
-    readings = known.fits | known.confirmed
-    if len(readings) == 1 and known.failure is None:
-        # If the first peak came from its examples alone, ``budget / peak`` times as many would fill
-        # the budget. Some of it never does, so twice that size likely fits, and is still cheap.
-        peak = max(readings[known.ran].phase_peak_bytes.values(), default=0) or 1
-        growth = min(max(2 * known.budget_bytes / peak, 2), SECOND_GROWTH)
-        return _at(known, known.ran * growth)
+    if len(known.readings) == 1 and known.failure is None:
+        # Some memory is not filled by examples, so twice this size likely fits, and is still cheap.
+        growth = 2 * _end_from_zero(known) / known.ran
+        return _at(known, known.ran * min(max(growth, 2), SECOND_GROWTH))
     spare = _spare_probes(known, is_open=is_open)
-    if spare == 0 and known.failure is None and not is_open:
+    if known.failure is None and is_open:
+        return _at(known, known.ran * OPEN_GROWTH) if spare < 0 else None
+    if spare == 0 and known.failure is None:
         # Bisection up to a requested maximum would cost far more than one size that should fail.
-        end = lines_of(known).tensors.end
+        end = lines_of(known)[0].end
         return _at(known, OVERSHOOT * max(end, known.ran)) if math.isfinite(end) else None
-    if spare < 0:
-        grows = known.failure is None and is_open
-        return _at(known, known.ran * OPEN_GROWTH) if grows else _bisect(known)
-    return None
+    return _at(known, (known.low + known.high) / 2) if spare < 0 else None
+
+
+def _end_from_zero(known: Bracket) -> float:
+    """Return where memory ends if the first peak came from its examples alone."""
+    return known.ran * known.budget_bytes / (known.readings[known.ran].peak_bytes or 1)
 
 
 def _rehearsal(known: Bracket, share: float) -> Move | None:
@@ -216,17 +201,11 @@ def _rehearsal(known: Bracket, share: float) -> Move | None:
     """
     if known.failure is not None or not known.ran or known.first == known.last:
         return None  # nothing can be recorded, or needs to be
-    readings, recorded = known.fits | known.confirmed, len(known.confirmed)
-    end = lines_of(known).tensors.end
-    if math.isinf(end) and len(readings) == 1:  # all of the peak may be due to the samples
-        peak = max(readings[known.ran].phase_peak_bytes.values(), default=0) or 1
-        end = known.ran * known.budget_bytes / peak
-    if (
-        math.isinf(end)
-        or 2 * known.ran > end
-        or recorded > 2
-        or (recorded == 2 and 2 * known.ran > share * end)
-    ):
+    recorded, end = len(known.confirmed), lines_of(known)[0].end
+    if math.isinf(end) and len(known.readings) == 1:
+        end = _end_from_zero(known)
+    is_far = 2 * known.ran <= (share if recorded == 2 else 1) * end
+    if math.isinf(end) or not is_far or recorded > 2:
         return None
     size = math.floor(min(share * end, known.ran * SECOND_GROWTH) / known.unit) * known.unit
     if size <= known.ran:
@@ -236,33 +215,39 @@ def _rehearsal(known: Bracket, share: float) -> Move | None:
     return Move(size, True) if size < min(end, known.high) else None
 
 
+def _at_guess(known: Bracket, guess: int | None, rehearses: bool) -> Move | None:
+    """Return the confirmation of a guess; None if it is of no use."""
+    if guess is None:
+        return None
+    if rehearses and known.low == guess in known.confirmed:
+        # Confirm the size above: recordings distinguish it from this one, a probe does not.
+        return _at(known, guess + known.resolution_at(guess), confirm=True)
+    # The tensors' line leaves no room for a larger answer, but recordings know better.
+    most = known.high if rehearses else min(known.high, lines_of(known)[0].end + 1)
+    return _at(known, guess, confirm=True) if known.low < guess < most else None
+
+
 def _planned(known: Bracket, prices: Prices, estimate: int | None, *, is_open: bool) -> Move:
     """Return the next move, by belief and plan."""
-    lines, ran = lines_of(known), known.ran
-    end, error = lines.tensors
+    ran, (end, error) = known.ran, lines_of(known)[0]
+
     growth = BLIND_GROWTH if math.isinf(end) else MEASURED_GROWTH
+    middle = (known.low + known.high) / 2
     if known.failure is None and estimate is None:
         if math.isinf(end):
-            middle = math.inf if is_open else (known.low + known.high) / 2
-            return _at(known, min(growth * ran, middle))
+            return _at(known, growth * ran if is_open else min(growth * ran, middle))
         if ran < CLOSE * min(end, known.high):
-            cautious = lines_of(known, max(NOISE, known.spread) * known.budget_bytes).tensors.end
-            sure = max(2 * ran, end - 2 * error)
+            cautious = lines_of(known, max(NOISE, known.spread) * known.budget_bytes)[0].end
+            sure = max(SURE_GROWTH * ran, end - 2 * error)
             size = min(APPROACH * end, cautious, sure, growth * ran)
             if size <= known.last:
                 return _at(known, size)
-    belief = believe(known, lines, estimate)
+        else:
+            growth = SURE_GROWTH  # the line may end too late, but hardly ever by more
+    belief = believe(known, estimate)
     reach = math.floor(growth * ran / known.unit) * known.unit
-    high = min(known.high, max(known.low + 2 * known.unit, reach))
-    sizes = candidates(belief, known, high)
-    if len(sizes) < 3:
-        return _bisect(known)
-    failure = known.failure
-    if failure is not None and failure.is_thrashing:
-        prices = replace(prices, failed_confirm=THRASHING_CONFIRM, failed_probe=THRASHING_PROBE)
-    elif failure is not None and failure.confirmed:
-        prices = replace(prices, failed_confirm=min(failure.steps, prices.confirm))
-    return plan(belief, known, sizes, prices)
+    sizes = candidates(belief, known, min(known.high, max(known.low + 2 * known.unit, reach)))
+    return plan(belief, known, sizes, prices) if len(sizes) > 2 else _at(known, middle)
 
 
 def _at(known: Bracket, size: float, *, confirm: bool = False) -> Move:
@@ -271,10 +256,6 @@ def _at(known: Bracket, size: float, *, confirm: bool = False) -> Move:
     on_grid = min(max(on_grid, known.low + known.unit), known.high - known.unit)
     would_end = known.high - on_grid <= known.resolution
     return Move(on_grid, confirm or would_end or bool(known.refuted))
-
-
-def _bisect(known: Bracket) -> Move:
-    return _at(known, (known.low + known.high) / 2)
 
 
 def _spare_probes(known: Bracket, *, is_open: bool) -> float:

@@ -83,12 +83,12 @@ FAMILIES: list[tuple[str, Callable[[int], FakeProber], float, float]] = [
         29.5,
         34.3,
     ),
-    ("kink", kinked, 9.7, 12.0),
+    ("kink", kinked, 9.7, 11.0),
     ("concave", lambda i: bent(i, 0.8), 8.8, 9.7),
     ("convex", lambda i: bent(i, 1.3), 13.5, 30.2),
-    ("20 MiB", rounded, 10.2, 21.0),
+    ("20 MiB", rounded, 10.2, 16.6),
     ("noisy", lambda i: noisy(i, 0.01), 13.5, 21.0),
-    ("hardly noisy", lambda i: noisy(i, 0.002), 8.2, 13.1),
+    ("hardly noisy", lambda i: noisy(i, 0.002), 8.2, 9.5),
 ]
 
 
