@@ -73,7 +73,7 @@ def test_several_lengths_make_a_table(target: str) -> None:
     assert [row[0] for row in rows] == ["64", "2048"]
     assert int(rows[0][1]) > 8 * int(rows[1][1]) > 0
     assert "LoRA of rank 4" in result.stderr
-    assert "fp32, as TRL and PEFT prepare them" in result.stderr
+    assert "adapters in bf16, as TRL trains them" in result.stderr
 
 
 @pytest.mark.filterwarnings("ignore")
