@@ -145,7 +145,6 @@ def find_max_batch(
     """
     # Imported late: the command line imports this module before it needs torch.
     from batchfinder.probing.choose import choose_prober, strategy_of_this_job
-    from batchfinder.probing.ranks.ranked import RankedProber
     from batchfinder.training.completion import completed
     from batchfinder.training.setup import setup_of
 
@@ -182,7 +181,7 @@ def find_max_batch(
                 measures_throughput=throughput,
                 deadline=deadline,
                 head_start=HeadStart(
-                    estimate if start_from_estimate else None, rehearsal_of(prober)
+                    estimate if start_from_estimate else None, rehearsal_of(prober, confirm_steps)
                 ),
             )
             result = replace(
@@ -191,8 +190,7 @@ def find_max_batch(
                 mode=mode,
                 eval_batch_size=eval_batch_size,
             )
-            if isinstance(prober, RankedProber):
-                result = prober.agreed(result)
+            result = prober.agreed(result)
         except UserCodeError as error:
             # The cause has the user's traceback. The frames of this package would add nothing.
             raise error.with_traceback(None) from error.__cause__

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def eventually(condition: Callable[[], Any]) -> Any:
 
 def order(target: str, **arguments: Any) -> dict[str, Any]:
     """The first order of a worker on the CPU: to load a target."""
-    first = Order(ProbeOptions(device="cpu")).to_dict()
+    first = asdict(Order(ProbeOptions(device="cpu")))
     return {"id": 1, "source": SetupSource(target, arguments).to_dict(), **first}
 
 

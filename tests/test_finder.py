@@ -615,4 +615,4 @@ def test_a_file_that_searches_when_it_is_imported_does_not_start_search_after_se
     command = [sys.executable, "-m", "batchfinder", "find", "unguarded.py:build_model"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 2
-    assert "keep that under if __name__ == '__main__'" in done.stderr
+    assert "Try moving that under if __name__ == '__main__'" in done.stderr

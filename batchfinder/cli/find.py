@@ -131,7 +131,7 @@ def find_batch_size(
         if deadline is not None and strategy is not None:
             raise UsageError("--time-limit is for a single process: the clocks of ranks differ")
     bounds = (min_batch_size, max_batch_size, multiple_of)
-    facts = {"options": options.to_dict(), "source": source.to_dict(), "bounds": bounds}
+    facts = {"options": asdict(options), "source": source.to_dict(), "bounds": bounds}
     memory = None if no_cache or strategy else SearchMemory(f"find {target}", facts)
     noise = noise_scale_on_data(source, options) if noise_scale else None
     rate = loader_rate(source) if throughput and loader is not None and is_rank_0 else None
@@ -177,7 +177,7 @@ def find_batch_size(
             recall=lambda prober: None if memory is None else _recalled(memory, prober),
             make_head_start=lambda prober: HeadStart(
                 partial(_estimate_of, prober) if start_from_estimate else None,
-                rehearsal_of(prober),
+                rehearsal_of(prober, confirm_steps),
             ),
         )
 

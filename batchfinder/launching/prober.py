@@ -20,7 +20,6 @@ from batchfinder.launching.sizes import Honored, SizesSeen
 from batchfinder.launching.template import Template
 from batchfinder.launching.verdict import Verdict, judge, last_line, limiting
 from batchfinder.launching.watching import NO_PYTHON, Patience, watch
-from batchfinder.probing.attempt import Recording
 from batchfinder.probing.devices.oom_table import TABLE, Tier
 from batchfinder.probing.place import may_expand
 from batchfinder.results.memory_model import fit
@@ -29,6 +28,7 @@ from batchfinder.results.result import BatchSizeResult, NextFailure, Status
 from batchfinder.results.version import VERSION
 from batchfinder.search.head_start import HeadStart
 from batchfinder.search.plan import Prices
+from batchfinder.search.prober import Recording
 from batchfinder.simulation.allocator.caching import AllocatorSettings
 from batchfinder.simulation.rehearsal import rehearsed
 
@@ -71,6 +71,7 @@ class LaunchProber:
         self.launched: list[Probe] = []
         self._recordings: dict[int, Recording] = {}
         self.seconds_by_part: dict[str, float] = {}
+        self.recordings = None
         self.processes, self.budget_bytes = 1, 0
         self.versions: dict[str, str] = {"batchfinder": VERSION}
         self.device = self._device_type
@@ -141,6 +142,7 @@ class LaunchProber:
             result,
             warnings=warnings,
             batch_size=size,
+            seconds=max(result.seconds, sum(probe.seconds for probe in self.launched)),
             probes=tuple(self.launched),
             memory_model=fit((probe.batch_size, probe.phase_peak_bytes) for probe in fits),
             next_failure=failure,

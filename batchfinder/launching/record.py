@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from batchfinder.probing.attempt import Recording
 from batchfinder.probing.steadiness import PeakWatch
 from batchfinder.results.memory_model import Phase
+from batchfinder.search.prober import Recording
 
 
 @dataclass

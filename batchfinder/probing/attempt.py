@@ -6,9 +6,9 @@ Imports torch only when a run is turned into a probe.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from batchfinder import errors
 from batchfinder.errors import (
@@ -19,6 +19,7 @@ from batchfinder.errors import (
 )
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import Outcome, Probe
+from batchfinder.search.prober import Recording as Recording
 
 if TYPE_CHECKING:
     from batchfinder.probing.devices.oom import Failure
@@ -31,19 +32,6 @@ _PEER_LOST = re.compile(
     r"gloo/(transport|rendezvous)/|connectFullMesh failed|ncclRemoteError"
     r"|remote process exited|NCCL communicator was aborted|Connection (reset|closed) by peer"
 )
-
-
-class Recording(NamedTuple):
-    """The memory requests of a confirmation to the caching allocator.
-
-    Attributes:
-        held: the size in bytes of each block that was in use before, ordered by address.
-        steps: the events of each step. An event is the number of bytes requested, or ``~i`` for the
-            release of the i-th block. Blocks are counted through ``held`` and then all steps.
-    """
-
-    held: Sequence[int]
-    steps: Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -97,15 +85,9 @@ class Attempt:
     def to_dict(self) -> dict[str, Any]:
         """Return the attempt as plain data, ready for JSON."""
         return {
+            **vars(self),
             "probe": self.probe.to_dict(),
-            "is_believed": self.is_believed,
-            "is_reusable": self.is_reusable,
-            "is_broken": self.is_broken,
-            "warnings": [*self.warnings],
-            "restoring_seconds": self.restoring_seconds,
             "error": None if self.error is None else error_to_dict(self.error),
-            "lost": self.lost,
-            "recording": self.recording,
         }
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch import nn
@@ -17,13 +18,15 @@ from batchfinder.probing.workers.process import WorkerProcess
 from batchfinder.probing.workers.process_worker import ProcessWorker
 from batchfinder.probing.workers.source import SetupSource, is_worker
 from batchfinder.probing.workers.supervisor import Supervisor
-from batchfinder.search.prober import Prober
 from batchfinder.training.parallel import is_sharded
 from batchfinder.training.setup import TrainingSetup
 
+if TYPE_CHECKING:
+    from batchfinder.probing.ranks.in_process import InProcessRankProber
+
 _HERE_WARNING = (
-    "sizes are tried in this process, as {}: an out-of-memory on the CPU leaves holes in its "
-    "memory, and the answer may be too small; batchfinder find does better"
+    "sizes are tried in this process, because {} cannot be forked. On the CPU, an out-of-memory "
+    "error leaves holes in its memory, so the answer may be too small. Try batchfinder find"
 )
 
 _TORCHRUN = "torchrun --nproc-per-node N -m batchfinder find FILE.py:FUNCTION --strategy fsdp"
@@ -31,7 +34,7 @@ _TORCHRUN = "torchrun --nproc-per-node N -m batchfinder find FILE.py:FUNCTION --
 
 def choose_prober(
     setup: TrainingSetup, options: ProbeOptions, source: SetupSource | None = None
-) -> Prober:
+) -> Supervisor | InProcessRankProber:
     """Return the prober for a setup of this process.
 
     On accelerators, sizes are tried in this process. On the CPU, an out-of-memory error spoils its
@@ -44,8 +47,8 @@ def choose_prober(
     """
     if is_worker():
         raise UsageError(
-            "the code that a search has loaded to try sizes starts a search itself; keep that "
-            "under if __name__ == '__main__', so that the file can be imported"
+            "the code that a search loads to try sizes starts a search itself. Try moving that "
+            "under if __name__ == '__main__', so that the file can be imported."
         )
     if options.strategy is not None:
         return _choose_for_ranks(setup, options)
@@ -57,7 +60,7 @@ def choose_prober(
         return Supervisor(ProcessWorker(lambda: WorkerProcess(False), source), options)
     prober = Supervisor(Here(setup), options)
     if is_spoilt:
-        prober.notes.add(_HERE_WARNING.format("it cannot be forked"))
+        prober.notes.add(_HERE_WARNING.format("it"))
     return prober
 
 
@@ -73,7 +76,7 @@ def strategy_of_this_job(model: object) -> str | None:
     return "fsdp" if is_sharded(model) else "ddp"
 
 
-def _choose_for_ranks(setup: TrainingSetup, options: ProbeOptions) -> Prober:
+def _choose_for_ranks(setup: TrainingSetup, options: ProbeOptions) -> InProcessRankProber:
     # Imported here, so that builds of PyTorch without torch.distributed work for one process.
     from batchfinder.probing.ranks.in_process import InProcessRankProber
     from batchfinder.probing.ranks.meeting import open_meeting
@@ -94,5 +97,5 @@ def _choose_for_ranks(setup: TrainingSetup, options: ProbeOptions) -> Prober:
     is_spoilt = any(meeting.gather(is_spoilt))
     prober = InProcessRankProber(setup, options, meeting)
     if is_spoilt:
-        prober.notes.add(_HERE_WARNING.format("ranks of a script do"))
+        prober.notes.add(_HERE_WARNING.format("a rank of a script"))
     return prober

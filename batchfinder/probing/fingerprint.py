@@ -30,10 +30,7 @@ def fingerprint(setup: TrainingSetup, files_read: Iterable[str] = ()) -> dict[st
     Equal setups give equal data. It includes digests of the user's loaded modules and the versions
     of packages. It also includes digests of the model (modules and their settings, shapes and types
     of parameters and buffers), of the sample's shapes and types, and of the optimizer.
-
-    Args:
-        setup: the complete training setup.
-        files_read: files that were read while loading it, such as configuration files.
+    ``files_read`` are files that were read while loading it, such as configuration files.
     """
     files = [attributes.get("__file__") for attributes in _modules().values()]
     return {

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from batchfinder.errors import UsageError
 
@@ -79,12 +77,3 @@ class ProbeOptions:
             )
         if self.confirm_steps < 1:
             raise UsageError(f"confirm_steps must be at least 1, not {self.confirm_steps}")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the options as plain data, ready for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ProbeOptions:
-        """Return the options from the data of :meth:`to_dict`."""
-        return cls(**data)

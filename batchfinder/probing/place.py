@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+
+from batchfinder.results.result import BatchSizeResult
+from batchfinder.search.prober import Recording
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,6 @@ class Place:
     facts: Mapping[str, str] = field(default_factory=dict)
     confirms_afresh: bool = False
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the place as plain data, ready for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Place:
-        """Return the place from the data of :meth:`to_dict`."""
-        return cls(**data)
-
 
 def may_expand(device: str) -> bool:
     """Return True if a device's allocator has expandable segments, and they are off.
@@ -62,32 +55,24 @@ class AtPlace:
     """The attributes of a :class:`~batchfinder.search.prober.Prober` that its place provides."""
 
     place: Place
+    device: str
+    capacity_bytes: int
+    used_by_others_bytes: int
+    budget_bytes: int
+    is_repeatable: bool
+    versions: Mapping[str, str]
+    may_expand: bool
     seconds_by_part: dict[str, float]
+    recordings: dict[int, Recording] | None = None
 
-    @property
-    def device(self) -> str:
-        return self.place.device
+    def settle(self, place: Place) -> None:
+        """Take over the attributes of a place."""
+        self.place = place
+        self.device, self.versions = place.device, place.versions
+        self.capacity_bytes, self.budget_bytes = place.capacity_bytes, place.budget_bytes
+        self.used_by_others_bytes = place.used_by_others_bytes
+        self.is_repeatable, self.may_expand = place.is_repeatable, may_expand(place.device)
 
-    @property
-    def capacity_bytes(self) -> int:
-        return self.place.capacity_bytes
-
-    @property
-    def used_by_others_bytes(self) -> int:
-        return self.place.used_by_others_bytes
-
-    @property
-    def budget_bytes(self) -> int:
-        return self.place.budget_bytes
-
-    @property
-    def is_repeatable(self) -> bool:
-        return self.place.is_repeatable
-
-    @property
-    def versions(self) -> Mapping[str, str]:
-        return self.place.versions
-
-    @property
-    def may_expand(self) -> bool:
-        return may_expand(self.place.device)
+    def agreed(self, result: BatchSizeResult) -> BatchSizeResult:
+        """Return the result that every process of the search returns."""
+        return result

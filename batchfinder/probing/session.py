@@ -211,8 +211,7 @@ class ProbeSession:
                 break
             self._step(batch_size, next_batch, run)
         self._validate(run)
-        if run.allocation_retries:
-            run.note = THRASHING_NOTE
+        run.note = THRASHING_NOTE if run.allocation_retries else ""
 
     def _begin(self, batch_size: int, *, is_first: bool) -> Callable[[int], Any]:
         small = self._small = max(SMALL, self._small or batch_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -29,6 +30,7 @@ class HeadStart:
     Attributes:
         batch_size: the simulated estimate; None before it is made, or if there is none.
         notes: notes for the user.
+        seconds: the time that guesses took, or waiting for them.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class HeadStart:
         self._rehearse = rehearse
         self.batch_size: int | None = None
         self.notes: list[str] = []
+        self.seconds = 0.0
 
     @property
     def rehearses(self) -> bool:
@@ -53,15 +56,23 @@ class HeadStart:
             prober: the prober of the search.
             bounds: its smallest size, the largest or None, and the number that divides each.
         """
-        estimate = self._estimate
-        if estimate is None:
-            return self._rehearse
+        if not self._estimate and not self._rehearse:
+            return None
 
         def guess() -> int | None:
+            started = time.monotonic()
+            size = self._guess(prober, bounds)
+            self.seconds += time.monotonic() - started
+            return size
+
+        return guess
+
+    def _guess(self, prober: Prober, bounds: Bounds) -> int | None:
+        if self._estimate is not None:
             if prober.device.partition(" ")[0] == "cpu":
                 self.notes = ["the search started without an estimate: there is none for the CPU"]
                 return None
-            self.batch_size, self.notes = estimate(prober.device, prober.budget_bytes, bounds)
+            found = self._estimate(prober.device, prober.budget_bytes, bounds)
+            self.batch_size, self.notes = found
             return self.batch_size
-
-        return guess
+        return self._rehearse() if self._rehearse else None

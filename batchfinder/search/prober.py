@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from batchfinder.results.probe import Probe
+
+
+class Recording(NamedTuple):
+    """The memory requests of a confirmation to the caching allocator.
+
+    Attributes:
+        held: the size in bytes of each block that was in use before, ordered by address.
+        steps: the events of each step. An event is the number of bytes requested, or ``~i`` for the
+            release of the i-th block. Blocks are counted through ``held`` and then all steps.
+    """
+
+    held: Sequence[int]
+    steps: Sequence[Sequence[int]]
 
 
 class Prober(Protocol):
@@ -20,6 +33,8 @@ class Prober(Protocol):
         versions: the versions of the software that the answer depends on.
         warnings: the warnings for the user. There may be more after each probe.
         may_expand: True if the device's allocator has expandable segments, and they are off.
+        recordings: the memory requests of confirmations so far, by size; None if the prober
+            records none.
         seconds_by_part: time spent outside the steps so far, such as ``loading``.
     """
 
@@ -46,6 +61,9 @@ class Prober(Protocol):
 
     @property
     def may_expand(self) -> bool: ...
+
+    @property
+    def recordings(self) -> Mapping[int, Recording] | None: ...
 
     @property
     def seconds_by_part(self) -> Mapping[str, float]: ...

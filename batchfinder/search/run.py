@@ -124,7 +124,9 @@ def run_search(
         result,
         notes=tuple(notes_about(finding, prober, multiple_of)),
         estimated_batch_size=head_start.batch_size if head_start else None,
-        seconds_by_part=_seconds_by_part(prober, probes, result.seconds + spent_before),
+        seconds_by_part=_seconds_by_part(
+            prober, probes, result.seconds + spent_before, head_start.seconds if head_start else 0.0
+        ),
         remembered_from=proved.saved if proved else None,
         throughput=throughput,
     )
@@ -166,8 +168,11 @@ def _timed(
     return measure_throughput(run, [*probes], answer, smallest=smallest, multiple_of=multiple_of)
 
 
-def _seconds_by_part(prober: Prober, probes: list[Probe], seconds: float) -> dict[str, float]:
+def _seconds_by_part(
+    prober: Prober, probes: list[Probe], seconds: float, estimate_seconds: float
+) -> dict[str, float]:
     """Return where the time went, including what the prober spent before the search."""
-    parts = {"steps": sum(probe.seconds for probe in probes), **prober.seconds_by_part}
+    steps = sum(probe.seconds for probe in probes)
+    parts = {"steps": steps, "estimate": estimate_seconds, **prober.seconds_by_part}
     parts["rest"] = max(0.0, seconds - sum(parts.values()))
     return {name: round(part, 3) for name, part in parts.items()}

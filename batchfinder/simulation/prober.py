@@ -57,6 +57,7 @@ class SimulatedProber:
         self.is_repeatable = True
         self.may_expand = False
         self.seconds_by_part: dict[str, float] = {}
+        self.recordings = None
         self.used_by_others_bytes = 0
         self.versions = versions()
         self._settings = settings or AllocatorSettings()

@@ -7,13 +7,10 @@ model and kernels. The simulated allocator shows whether those requests fit.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 
-from batchfinder.probing.attempt import Recording
 from batchfinder.probing.steadiness import MAX_CONFIRM_STEPS, PeakWatch
-from batchfinder.probing.workers.supervisor import Supervisor
-from batchfinder.search.prober import Prober
+from batchfinder.search.prober import Prober, Recording
 from batchfinder.simulation.allocator.caching import (
     AllocatorSettings,
     Block,
@@ -30,25 +27,17 @@ MOST_SKIPPED = 40
 ALIKE = 6
 
 
-def rehearsal_of(prober: Prober) -> Callable[[], int | None] | None:
-    """Return a function that replays a prober's recordings; None if they cannot be replayed.
+def rehearsal_of(prober: Prober, least_steps: int) -> Callable[[], int | None] | None:
+    """Return a function that replays a prober's recordings; None if it records nothing.
 
     Args:
-        prober: the prober that tries the sizes. The time of replays is added to its ``estimate``.
+        prober: the prober that tries the sizes.
+        least_steps: the fewest steps of a confirmation.
     """
-    if not isinstance(prober, Supervisor) or not prober.device.startswith("cuda"):
+    if (recordings := prober.recordings) is None:
         return None
-    if prober.options.strategy is not None:
-        return None
-
-    def rehearse() -> int | None:
-        started, settings = time.monotonic(), AllocatorSettings.of_this_process()
-        steps = prober.options.confirm_steps
-        size = rehearsed(prober.recordings, prober.budget_bytes, settings, steps)
-        prober.seconds_by_part["estimate"] += time.monotonic() - started
-        return size
-
-    return rehearse
+    settings = AllocatorSettings.of_this_process()
+    return lambda: rehearsed(recordings, prober.budget_bytes, settings, least_steps)
 
 
 def rehearsed(

@@ -106,7 +106,7 @@ def _search(study: Study, step: Applied) -> BatchSizeResult:
             min_batch_size=smallest,
             max_batch_size=largest,
             multiple_of=multiple_of,
-            head_start=HeadStart(rehearse=rehearsal_of(prober)),
+            head_start=HeadStart(rehearse=rehearsal_of(prober, step.options.confirm_steps)),
         )
 
 

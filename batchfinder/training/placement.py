@@ -77,11 +77,6 @@ def move_beside(setup: TrainingSetup, device: torch.device, homes: set[torch.dev
     A module moves if all its tensors are on the model's old devices, such as the discriminator of
     a GAN. The states of an optimizer move if its parameters are on the new device. Training modes
     do not change: a teacher stays in evaluation mode.
-
-    Args:
-        setup: the setup whose functions are searched.
-        device: the new device.
-        homes: the devices that the model was on.
     """
     own = {*setup.model.modules()}
     reached = [*reachable(setup.functions)]

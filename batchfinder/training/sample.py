@@ -168,13 +168,6 @@ def move_batch(batch: Any, device: torch.device | str) -> Any:
 
     Objects of another kind, such as a batch of graphs, move by their method ``to(device)``.
 
-    Args:
-        batch: any tree.
-        device: the new device. Tensors that are already there are returned unchanged.
-
-    Returns:
-        A tree like the batch.
-
     Example:
         >>> move_batch({"x": torch.zeros(2), "name": "a"}, "cpu")
         {'x': tensor([0., 0.]), 'name': 'a'}

@@ -157,10 +157,6 @@ class OldOutput:
     A probe runs one step. In training, the output of the step before is still alive during the
     forward pass, such as gigabytes of logits of a language model. These blocks replace it.
 
-    Args:
-        device: the device of the step.
-        batch_dim: the index of the batch dimension.
-
     Example:
         >>> old = OldOutput(torch.device("cpu"), batch_dim=0)
         >>> old.note(torch.ones(2, 3, requires_grad=True) * 1, batch_size=2)

@@ -146,9 +146,6 @@ class TrainingStep:
     def fetch(self, next_batch: Callable[[], Any]) -> Iterator[Any]:
         """Bring the micro-batches of one step to the device, as early as training does.
 
-        Args:
-            next_batch: fetches one micro-batch to the device.
-
         Yields:
             Each micro-batch, after training on the one before it.
         """
@@ -239,8 +236,7 @@ class TrainingStep:
     def validate(self, next_batch: Callable[[], Any]) -> None:
         """Run the validation after the step, while everything that training keeps is alive.
 
-        Args:
-            next_batch: fetches one batch of ``eval_batch_size`` examples to the device.
+        ``next_batch`` fetches one batch of ``eval_batch_size`` examples to the device.
         """
         for batch in self._evaluation.fetch(next_batch):
             self._evaluation.forward(batch)

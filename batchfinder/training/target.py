@@ -77,14 +77,6 @@ def load_function(target: str) -> Callable[..., Any]:
 
     A file that is already loaded does not run again.
 
-    Args:
-        target: ``FILE.py:FUNCTION`` or ``package.module:FUNCTION``.
-
-    Raises:
-        UsageError: there is no such file, module or function.
-        TargetError: the user's code called ``sys.exit``.
-        Exception: whatever the user's own code raised, unchanged.
-
     Example:
         >>> load_function("math:sqrt")(9)
         3.0
@@ -95,13 +87,6 @@ def load_function(target: str) -> Callable[..., Any]:
 
 def call_with_arguments(function: Callable[..., Any], arguments: Mapping[str, object]) -> Any:
     """Call a user's function with only the arguments that it accepts.
-
-    Args:
-        function: any callable.
-        arguments: keyword arguments, as read by ``parse_arguments``.
-
-    Returns:
-        The function's result.
 
     Raises:
         UsageError: the function needs arguments that are missing.

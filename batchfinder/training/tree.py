@@ -96,10 +96,6 @@ def named_tensors(tree: Any) -> list[tuple[str, Tensor]]:
 def described_shapes(tensors: list[tuple[str, Tensor]], limit: int = 6) -> str:
     """Return the shapes of a sample's tensors as text.
 
-    Args:
-        tensors: pairs of a path and a tensor.
-        limit: the most shapes to show.
-
     Example:
         >>> import torch
         >>> described_shapes(named_tensors({"x": torch.zeros(2, 3)}))

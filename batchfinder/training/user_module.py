@@ -25,9 +25,6 @@ def load_module(place: str) -> ModuleType:
     there, as for a script. The module gets the file's name, unless another module has that name. A
     file or module that is already loaded does not run again.
 
-    Args:
-        place: ``FILE.py`` or ``package.module``.
-
     Raises:
         UsageError: there is no such file or module.
         TargetError: the user's code called ``sys.exit``.
@@ -198,10 +195,6 @@ def _put_first_on_path(folder: str) -> None:
 @contextmanager
 def as_script(name: str, file: str | None = None) -> Iterator[None]:
     """Let the user's code see the command line of a script that is run without arguments.
-
-    Args:
-        name: the name of the running code, for messages.
-        file: the path of the script; None: the name.
 
     Raises:
         TargetError: the code called ``sys.exit``.

@@ -17,12 +17,6 @@ def user_traceback(error: BaseException) -> str:
     frames between it and the user's code, and frames that simulate an operation of PyTorch. A
     traceback that never passed through batchfinder stays whole.
 
-    Args:
-        error: the exception.
-
-    Returns:
-        The text, which ends in a newline.
-
     Example:
         >>> try:
         ...     1 / 0

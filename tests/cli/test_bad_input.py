@@ -107,7 +107,7 @@ def test_options_that_cannot_be_read(options: tuple[str, ...]) -> None:
         (f"{MODELS}:build_disagreeing", (), 1, "tensors disagree about the batch size"),
         (GOOD, ("--memory-limit", "100MiB"), 1, "what this process already uses, "),
         (GOOD, ("--memory-limit", "900TiB"), 1, "is above what the device has, "),
-        (GOOD, ("--device", "gpu"), 2, "there is no device 'gpu'; write it as cpu, cuda"),
+        (GOOD, ("--device", "gpu"), 2, "there is no device 'gpu'. Try cpu, cuda"),
         (GOOD, ("--optimizer", "LBFGS"), 2, "LBFGS computes the loss several times a step"),
         (GOOD, ("--input", "foo[3]"), 2, "foo"),
         (GOOD, ("--optimizer", "adamww"), 2, "no optimizer 'adamww' in torch.optim; did you mean"),
@@ -227,7 +227,7 @@ def test_a_step_that_squeezes_a_batch_of_one_starts_at_two() -> None:
     done = find(f"{MODELS}:build_squeezing", "--max-batch-size", "1")
     assert error_of(done) == (
         "a batch of 1 fails (ValueError: not enough values to unpack (expected 2, got 1)), "
-        "one of 2 does not; try sizes from 2 on"
+        "one of 2 does not. Try sizes from 2 on"
     )
     assert done.exit_code == 1
 

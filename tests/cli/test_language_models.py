@@ -37,7 +37,7 @@ def target(tmp_path: Path) -> str:
 @pytest.mark.parametrize("command", ["estimate", "find", "compare", "sweep"])
 def test_its_options_are_for_a_configuration_only(command: str) -> None:
     place = ["--device", "cpu"] if command == "find" else ["--gpu", "t4"]
-    result = CliRunner().invoke(cli, [command, "train.py:build_model", "--lora", "16", *place])
+    result = CliRunner().invoke(cli, [command, f"{__file__}:build", "--lora", "16", *place])
     assert result.exit_code == 2
     assert "Try hf:meta-llama/Llama-3.1-8B as the target." in result.output
 

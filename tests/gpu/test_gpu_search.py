@@ -19,8 +19,10 @@ from gpu.models import (
     wide_model,
     wide_sample,
 )
+from torch import Tensor, nn
 
 from batchfinder import BatchFinderError, Outcome, Status, find_max_batch
+from batchfinder.training.state import storage
 from batchfinder.units import GIB
 
 pytestmark = needs_cuda
@@ -137,3 +139,21 @@ def test_what_another_process_holds_is_not_in_the_budget() -> None:
         other.communicate("")
 
     assert beside.budget_bytes <= alone.budget_bytes - 0.95 * held_bytes
+
+
+def test_a_model_in_host_memory_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[int] = []
+    real = storage.host_copy
+
+    def noted(tensor: Tensor) -> Tensor:
+        copied.append(tensor.nbytes)
+        return real(tensor)
+
+    monkeypatch.setattr(storage, "host_copy", noted)
+    model = nn.Linear(1024, 1024)
+    weight, before = model.weight, model.weight.detach().clone()
+    for _ in range(2):
+        find_max_batch(model, torch.ones(2, 1024), device=DEVICE, max_batch_size=4)
+        assert model.weight is weight
+        assert torch.equal(weight, before)
+    assert weight.nbytes not in copied

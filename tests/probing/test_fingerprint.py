@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def setups() -> Iterator[Callable[[], TrainingSetup]]:
 
 
 def key(setup: TrainingSetup, **options: Any) -> str:
-    memory = SearchMemory("find", {"options": ProbeOptions(**options).to_dict()})
+    memory = SearchMemory("find", {"options": asdict(ProbeOptions(**options))})
     memory.recall(setup=fingerprint(setup))
     return memory.key
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def guess_of(folder: Path, statement: str) -> tuple[int | None, list[str]]:
     target.write_text(TARGET.format(statement=statement), encoding="utf-8")
     source = SetupSource(f"{target}:build_model", optimizer="sgd")
     estimate = EstimateOrder(ESTIMATE, BOUNDS)
-    order = Order(ProbeOptions(), estimate=estimate).to_dict()
+    order = asdict(Order(ProbeOptions(), estimate=estimate))
     place = {"device": DEVICE, "budget_bytes": BUDGET}
     fork = WorkerProcess(show_output=False, forked=ForkedProcess(partial(serve_fork, None)))
     try:

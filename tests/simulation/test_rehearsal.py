@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from batchfinder.probing.attempt import Recording
+from batchfinder.search.prober import Recording
 from batchfinder.simulation.allocator.caching import AllocatorSettings
 from batchfinder.simulation.rehearsal import paired, rehearsed
 from batchfinder.units import MIB

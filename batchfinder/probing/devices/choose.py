@@ -82,10 +82,10 @@ def _parse(asked: str | torch.device) -> torch.device:
         device = torch.device(asked)
     except RuntimeError:
         raise UsageError(
-            f"there is no device {str(asked)!r}; write it as cpu, cuda, cuda:0 or mps"
+            f"there is no device {str(asked)!r}. Try cpu, cuda, cuda:0 or mps"
         ) from None
     if device.type == "meta":
-        raise UsageError("nothing runs on the meta device; choose cpu, cuda or another accelerator")
+        raise UsageError("nothing runs on the meta device. Try cpu, cuda or another accelerator")
     return device
 
 
@@ -99,11 +99,12 @@ def _check_cuda(device: torch.device) -> None:
         raise DeviceError("there is no CUDA device here. Try nvidia-smi, or --device cpu")
     count = torch.cuda.device_count()
     if device.index is not None and device.index >= count:
-        raise DeviceError(f"there is no {device}: the last one here is cuda:{count - 1}")
+        raise DeviceError(f"there is no {device} here. Try cuda:{count - 1}, the last one")
 
 
 def _check_other(device: torch.device) -> None:
     found = accelerator()
     if found is None or found.type != device.type:
-        has = f"{found.type} is" if found else "cpu is all that is"
-        raise DeviceError(f"{device} is not available here: {has} there; choose another device")
+        raise DeviceError(
+            f"{device} is not available on this machine. Try {found.type if found else 'cpu'}"
+        )

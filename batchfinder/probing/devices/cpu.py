@@ -64,13 +64,13 @@ class CpuDevice:
         if sys.platform != "linux":
             raise DeviceError(
                 "on this system the CPU's memory cannot be limited, and running out of it would "
-                "take the machine down; use --device with an accelerator, or a Linux machine"
+                "take the machine down. Try --device with an accelerator, or a Linux machine"
             )
         try:
             _status()
         except OSError as error:
             raise DeviceError(
-                f"the memory of this process cannot be read ({error}); mount /proc"
+                f"the memory of this process cannot be read ({error}). Try mounting /proc"
             ) from None
 
     def memory(self) -> DeviceMemory:

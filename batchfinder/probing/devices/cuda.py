@@ -41,8 +41,8 @@ class CudaDevice:
         except RuntimeError as error:  # no room for a context, or another process owns the device
             reason = str(error).partition("\n")[0]
             raise DeviceError(
-                f"{self.name} cannot be used ({reason}); see with nvidia-smi which other processes "
-                "use it, or choose another device"
+                f"{self.name} cannot be used ({reason}). Try nvidia-smi to see which "
+                "processes use it, or another device"
             ) from None
         reserved = torch.cuda.memory_reserved(self._index)
         elsewhere = max(0, total - free - reserved)

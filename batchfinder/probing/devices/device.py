@@ -138,7 +138,7 @@ def budget(memory: DeviceMemory, memory_limit: int | None, headroom: float) -> i
     if memory_limit is not None and memory_limit > capacity:
         raise DeviceError(
             f"the memory limit of {format_bytes(memory_limit)} is above what the device has, "
-            f"{format_bytes(capacity)}; leave it out to use all of that"
+            f"{format_bytes(capacity)}. Try without a limit to use all of that"
         )
     usable = min(memory_limit or capacity, capacity - memory.used_by_others_bytes)
     budget_bytes = math.floor((usable - memory.context_bytes) * (1 - headroom))
@@ -146,9 +146,9 @@ def budget(memory: DeviceMemory, memory_limit: int | None, headroom: float) -> i
     if budget_bytes <= memory.held_bytes:
         raise DeviceError(
             f"the memory limit of {format_bytes(usable)} less {headroom:.0%} headroom is below "
-            f"what this process already uses, {format_bytes(in_use)}; raise the limit"
+            f"what this process already uses, {format_bytes(in_use)}. Try a higher limit"
             if memory_limit == usable
             else f"only {format_bytes(usable)} is free on the device and this process already "
-            f"uses {format_bytes(in_use)}; end other processes that use it"
+            f"uses {format_bytes(in_use)}. Try ending other processes that use it"
         )
     return budget_bytes

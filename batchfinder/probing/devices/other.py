@@ -50,7 +50,7 @@ class OtherAccelerator:
             if self._limit
             else (
                 f"PyTorch cannot limit the memory of {torch_device.type}: the search ends where "
-                "the device itself runs out; close other programs that use it"
+                "the device itself runs out. Try closing other programs that use it"
             )
         )
 
@@ -130,5 +130,5 @@ class OtherAccelerator:
         if recommended:
             return int(recommended())
         raise DeviceError(
-            f"PyTorch does not tell how much memory {self.torch_device} has; use another device"
+            f"PyTorch does not tell how much memory {self.torch_device} has. Try another device"
         )

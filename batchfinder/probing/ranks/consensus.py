@@ -1,23 +1,31 @@
-"""Combine the attempts of all ranks into one, the same on every rank. Imports no torch."""
+"""One place and one attempt for all ranks of a job, the same on every rank."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
+from batchfinder.errors import RankError
 from batchfinder.probing.attempt import Attempt
+from batchfinder.probing.notes import Notes
+from batchfinder.probing.place import AtPlace, Place
+from batchfinder.probing.ranks.meeting import Meeting, check_same
 from batchfinder.results.probe import Outcome, Probe
+from batchfinder.results.result import BatchSizeResult
+
+ONE_RANK_WARNING = (
+    "there is only one rank, so the answer holds for one; start it with torchrun "
+    "--nproc-per-node N for N"
+)
 
 _WORSE = (Outcome.FITS, Outcome.OOM, Outcome.FAILED)
 
 
 def check_none_raised(attempts: Sequence[Attempt | None]) -> None:
-    """Raise the error that a rank raised. Every rank raises the same error.
+    """Raise the error of the first rank that raised one, the same on every rank.
 
     The message names the rank, unless all ranks raised the same error.
-
-    Raises:
-        BatchFinderError: the error of the first rank that raised one.
     """
     raised = [(rank, one.error) for rank, one in enumerate(attempts) if one and one.error]
     if not raised:
@@ -90,3 +98,75 @@ def _badness(attempt: Attempt) -> int:
 def _peak(probe: Probe) -> int | None:
     """Return the peak in the bytes that the budget counts; None if it was not read."""
     return max(probe.phase_peak_bytes.values(), default=None) or probe.peak_allocated_bytes
+
+
+class RankedProber(AtPlace):
+    """A prober whose answers are the same on every rank."""
+
+    meeting: Meeting
+    notes: Notes
+    _budgets: list[int]
+
+    def agreed(self, result: BatchSizeResult) -> BatchSizeResult:
+        """Return the result with the times of rank 0. All else is equal on every rank already."""
+        clocks = self.meeting.gather([result.seconds, dict(result.seconds_by_part)])[0]
+        return replace(result, seconds=clocks[0], seconds_by_part=clocks[1])
+
+    def _agree_to_try(self, batch_size: int, confirm: bool) -> None:
+        """Check that all ranks are at the same point of the same search.
+
+        Raises:
+            RankError: their sizes differ, because their bounds do, or a rank is missing.
+        """
+        size = f"{batch_size}, to be confirmed" if confirm else str(batch_size)
+        self.meeting.agree({"the batch size to try, and so on the bounds of the search": size})
+
+    def _common_place(
+        self, failed: Attempt | None, own: list[Place], warnings: Sequence[str], strategy: str
+    ) -> Place:
+        """Return one place for all ranks, that of the smallest budget.
+
+        Each rank sends the record of its error, or its own place and texts for the user.
+
+        Raises:
+            BatchFinderError: a rank raised it, the ranks' facts differ, or they lost each other.
+        """
+        place = asdict(own[0]) if own else None
+        said = self.meeting.gather([failed and failed.to_dict(), place, [*warnings]])
+        failures = [failure and Attempt.from_dict(failure) for failure, _, _ in said]
+        check_none_raised(failures)
+        lost = next((failure.lost for failure in failures if failure), None)
+        if lost is not None:
+            raise RankError(
+                f"the workers could not form a process group: {lost}. Try NCCL_DEBUG=INFO or "
+                "TORCH_DISTRIBUTED_DEBUG=DETAIL to see more"
+            )
+        for _, _, texts in said:
+            self.notes.add(*texts)
+        places = [Place(**one) for _, one, _ in said]
+        check_same([place.facts for place in places])
+        self._budgets = [place.budget_bytes for place in places]
+        self.notes.add(*(place.limit_warning for place in places if place.limit_warning))
+        if len(places) == 1:
+            self.notes.add(ONE_RANK_WARNING)
+        return replace(
+            places[self._budgets.index(min(self._budgets))],
+            device=_device_name(places, strategy, self.meeting.job.local_world_size),
+            is_repeatable=all(place.is_repeatable for place in places),
+            versions=places[0].versions,
+        )
+
+    def _consensus(self, said: list[dict[str, Any]], batch_size: int, confirm: bool) -> Attempt:
+        """Combine the attempts that all ranks have sent into one."""
+        attempts = [Attempt.from_dict(attempt) for attempt in said]
+        for attempt in attempts:
+            self.notes.add(*attempt.warnings)
+        return consensus(attempts, self._budgets, batch_size, confirm)
+
+
+def _device_name(places: Sequence[Place], strategy: str | None, sharing: int) -> str:
+    """Return the name of the devices of all ranks, such as "8 x NVIDIA H200 (ddp)"."""
+    names = dict.fromkeys(place.device.partition(" ")[2] or place.device for place in places)
+    name = f"{len(places)} x {', '.join(names)} ({strategy})"
+    shares_memory = sharing > 1 and places[0].facts["the kind of device"] == "cpu"
+    return f"{name}, each with 1/{sharing} of the memory" if shares_memory else name

@@ -20,17 +20,14 @@ from batchfinder.probing.attempt import Attempt
 from batchfinder.probing.notes import Notes
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.place import Place
-from batchfinder.probing.ranks.consensus import check_none_raised
+from batchfinder.probing.ranks.consensus import RankedProber
 from batchfinder.probing.ranks.meeting import Meeting
-from batchfinder.probing.ranks.ranked import RankedProber
-from batchfinder.probing.session import ProbeSession
-from batchfinder.probing.workers.group import facts_of, shared
-from batchfinder.probing.workers.here import Here, place_on
+from batchfinder.probing.workers.here import Here, Ranks
 from batchfinder.probing.workers.supervisor import NOT_CLEAN_WARNING
 from batchfinder.probing.workers.worker import Order
 from batchfinder.results.probe import Probe
 from batchfinder.training.placement import move_to_device
-from batchfinder.training.sample import move_batch
+from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
 from batchfinder.training.user_traceback import user_traceback
@@ -51,17 +48,16 @@ class InProcessRankProber(RankedProber):
 
     def __init__(self, setup: TrainingSetup, options: ProbeOptions, meeting: Meeting) -> None:
         self.meeting, self.notes, self.seconds_by_part = meeting, Notes(), {}
-        self._alone = _OneOfMany(setup, meeting)
+        ranks = Ranks(meeting.job.local_world_size, self._all_agree, self._make_step)
+        self._alone = Here(setup, ranks=ranks)
         own: list[Place] = []
 
         def start() -> Attempt | None:
             own.append(self._alone.start(Order(options)))
             return None
 
-        failed = _tried(start)
-        said = meeting.gather([failed and failed.to_dict(), own[0].to_dict() if own else None])
-        check_none_raised([failure and Attempt.from_dict(failure) for failure, _ in said])
-        self.place = self._common_place([Place.from_dict(one) for _, one in said], options.strategy)
+        assert options.strategy is not None
+        self.settle(self._common_place(_tried(start), own, (), options.strategy))
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -88,7 +84,7 @@ class InProcessRankProber(RankedProber):
         tried = _tried(attempt, batch_size)
         assert tried is not None
         if not tried.lost:
-            self._alone.tell_end()
+            self.meeting.gather(None)  # tells the ranks in the middle of the probe
         said = self.meeting.gather(tried.to_dict())
         if raised:
             raise raised[0]  # the user's own exception, unchanged
@@ -102,45 +98,14 @@ class InProcessRankProber(RankedProber):
         self._alone.end()
         self.meeting.leave("it has ended there")
 
-
-class _OneOfMany(Here):
-    """The worker of one rank. It tells the other ranks only whether it continues."""
-
-    def __init__(self, setup: TrainingSetup, meeting: Meeting) -> None:
-        super().__init__(setup)
-        self._meeting = meeting
-
-    def start(self, order: Order) -> Place:
-        place = super().start(order)
-        memory, options = self._device.memory(), order.options
-        if self._device.torch_device.type == "cpu":
-            memory, options = shared(memory, options, self._meeting.job.local_world_size)
-        facts = facts_of(self._setup, self._batches, self._device)
-        self.place = place = place_on(self._device, memory, options, facts)
-        return place
-
-    def tell_end(self) -> None:
-        """Tell the ranks that are still in the middle of the probe that it has ended here."""
-        self._meeting.gather(None)
-
-    def _new_session(self) -> ProbeSession:
-        smallest = self._options.warm_up_batch_size
-        return ProbeSession(
-            self._setup,
-            self._batches,
-            self._device,
-            self.place.budget_bytes,
-            self._options,
-            all_agree=self._all_agree,
-            make_step=partial(
-                _StepInTwoParts,
-                survived=self._all_agree,
-                small_batch=None if smallest is None else partial(self._batches.make, smallest),
-            ),
-        )
+    def _make_step(
+        self, batches: BatchMaker, smallest: int | None, *args: Any, **options: Any
+    ) -> TrainingStep:
+        small_batch = None if smallest is None else partial(batches.make, smallest)
+        return _StepInTwoParts(*args, survived=self._all_agree, small_batch=small_batch, **options)
 
     def _all_agree(self, yes: bool) -> bool:
-        said: list[bool | None] = self._meeting.gather(yes)
+        said: list[bool | None] = self.meeting.gather(yes)
         if None in said:
             raise _AnotherHasEndedError(said.index(None))
         return all(said)

@@ -124,7 +124,7 @@ class Meeting:
         who = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
         return RankError(
             f"rank{'s' if len(ranks) > 1 else ''} {who} of {self.job.world_size} did not arrive "
-            f"within {self.arrival_seconds:.0f} s; every rank has to start the same search",
+            f"within {self.arrival_seconds:.0f} s. Try starting the same search on every rank",
             is_known_to_rank_0=0 not in ranks,
         )
 
@@ -144,8 +144,8 @@ class Meeting:
         except RuntimeError as error:  # DistError and its subclasses
             reason = str(error).partition("\n")[0]
             raise RankError(
-                f"the store of the job is out of reach, most likely as rank 0 or torchrun has "
-                f"ended ({reason}); see what they printed",
+                f"the store of the job cannot be reached ({reason}), most likely because rank 0 or "
+                "torchrun has ended. Try reading the last lines that they printed",
                 is_known_to_rank_0=False,
             ) from None
 
@@ -153,11 +153,8 @@ class Meeting:
 def check_same(facts: Sequence[Mapping[str, Any]]) -> None:
     """Check that all ranks have the same facts.
 
-    Args:
-        facts: the facts of each rank, by rank. Each fact has a name shown to people.
-
     Raises:
-        RankError: a fact differs. The message gives the two ranks and their values.
+        RankError: a fact differs. The message names it, the two ranks and their values.
     """
     first, *others = facts
     for rank, other in enumerate(others, 1):
@@ -165,7 +162,7 @@ def check_same(facts: Sequence[Mapping[str, Any]]) -> None:
             if other[name] != first[name]:
                 raise RankError(
                     f"the ranks do not agree on {name}: rank 0 has {first[name]}, rank {rank} "
-                    f"has {other[name]}; start all of them with the same"
+                    f"has {other[name]}. Try starting all ranks with the same"
                 )
 
 
@@ -195,7 +192,7 @@ def open_meeting(arrival_seconds: float = ARRIVAL_SECONDS) -> Meeting:
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise RankError(
-            f"the other ranks cannot be reached ({reason}); start with torchrun",
+            f"the other ranks cannot be reached ({reason}). Try starting with torchrun",
             is_known_to_rank_0=False,
         ) from None
     return Meeting(job, PrefixStore(f"{restarts}/{prefix}", store), arrival_seconds)

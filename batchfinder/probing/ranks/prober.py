@@ -1,8 +1,8 @@
 """Probe on all ranks of a job at once, each in its own worker process.
 
 The processes that torchrun starts never touch a device. Each one supervises one worker, and the
-workers of all ranks train together in their own process group. The verdict is the worst of all
-ranks. The supervisors agree on it through a store, whatever state the workers are in.
+workers of all ranks train together in their own process group. The supervisors agree on the outcome
+through a store, whatever state the workers are in.
 
 A rank that runs out of memory leaves the others waiting for it inside a collective. Their
 supervisors learn of it through the store and end the waiting workers. The next probe gets fresh
@@ -16,6 +16,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import count
 from typing import Any
 
@@ -25,9 +26,8 @@ from batchfinder.errors import BatchFinderError, RankError
 from batchfinder.probing.attempt import Attempt
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.place import Place
-from batchfinder.probing.ranks.consensus import check_none_raised
+from batchfinder.probing.ranks.consensus import RankedProber
 from batchfinder.probing.ranks.meeting import Meeting
-from batchfinder.probing.ranks.ranked import RankedProber
 from batchfinder.probing.workers.group import GroupInvitation, accelerator_number
 from batchfinder.probing.workers.process import WorkerProcess
 from batchfinder.probing.workers.process_worker import ProcessWorker
@@ -60,16 +60,11 @@ class RankProber(RankedProber, Supervisor):
         options: the options of the search, with a strategy. On the CPU, the ranks of a machine
             share the memory limit. The limit may differ between ranks.
         meeting: the meeting of the ranks.
-        probe_timeout_seconds: time after which a probe counts as hung; None to decide by the steps
-            so far.
-        show_output: pass the output of the user's code on to standard error.
-        estimate: the estimate to make during the steps; None for no estimate.
+        probe_timeout_seconds, show_output, estimate: as for a single worker.
 
     Raises:
         RankError: the ranks ask for different things, or a rank did not arrive.
-        BatchFinderError: a worker raised it while loading the setup.
-        UserCodeError: the user's code raised an error while loading.
-        WorkerError: a worker died while loading.
+        BatchFinderError, UserCodeError: a worker raised it while loading the setup, or died.
     """
 
     def __init__(
@@ -138,40 +133,21 @@ class RankProber(RankedProber, Supervisor):
     def _start(self) -> Place:
         """Start a worker on each rank, all in one new group, and return their common place."""
         started = time.monotonic()
-        order = Order(self.options, self._invitation().to_dict(), self._estimate_order)
+        group = GroupInvitation(
+            str(next(self._groups)), *self._address, self._accelerator, self.meeting.job
+        )
+        order = Order(self.options, asdict(group), self._estimate_order)
         own: list[Place] = []
 
         def start(is_given_up: Callable[[], bool]) -> None:
             own.append(self._rank_worker.start(order, is_given_up))
 
         failed = self._tried(start)
-        place = own[0].to_dict() if own else None
-        warnings = [*self._rank_worker.warnings.texts]
-        said = self.meeting.gather([failed and failed.to_dict(), place, warnings])
-        failures = [failure and Attempt.from_dict(failure) for failure, _, _ in said]
-        check_none_raised(failures)
-        lost = next((failure.lost for failure in failures if failure), None)
-        if lost is not None:
-            raise RankError(f"the workers could not form a process group: {lost}")
-        for _, _, texts in said:
-            self.notes.add(*texts)
+        assert self.options.strategy is not None
+        place = self._common_place(failed, own, self._rank_worker.warnings, self.options.strategy)
         self._take_note_of_start(own[0])
         self.seconds_by_part["loading"] += time.monotonic() - started
-        places = [Place.from_dict(one) for _, one, _ in said]
-        return self._common_place(places, self.options.strategy)
-
-    def _invitation(self) -> GroupInvitation:
-        job = self.meeting.job
-        host, port = self._address
-        return GroupInvitation(
-            str(next(self._groups)),
-            host,
-            port,
-            job.rank,
-            job.world_size,
-            self._accelerator,
-            job.local_world_size,
-        )
+        return place
 
     def _tried(self, action: Callable[[Callable[[], bool]], Any], batch_size: int = 0) -> Any:
         """Run an action of this rank alone. Alarm the other ranks if it fails."""
@@ -214,7 +190,7 @@ class _Patience:
 
 def _asked_for(source: SetupSource, options: ProbeOptions) -> dict[str, Any]:
     """Return the requests that must be equal on all ranks: all but the memory limit and budget."""
-    asked = {f"the option {name}": value for name, value in options.to_dict().items()}
+    asked = {f"the option {name}": value for name, value in asdict(options).items()}
     del asked["the option memory_limit"], asked["the option budget_bytes"]
     return {
         "the target": source.target,

@@ -80,7 +80,8 @@ class Line:
             told = error_to_dict(error)
         except SystemExit as error:
             message = (
-                f"the code called sys.exit({error.code!r}); take that out of the training step"
+                f"the code called sys.exit({error.code!r}). "
+                "Try taking that out of the training step"
             )
             told = {"kind": "UserCodeError", "message": message, "traceback": ""}
         except BaseException as error:  # noqa: BLE001 - reported with its traceback before the end
@@ -133,11 +134,7 @@ def quick_imports() -> Iterator[None]:
 
 
 def serve_fork(setup: TrainingSetup | None) -> None:
-    """Serve in a fork until the orders end.
-
-    Args:
-        setup: the training setup; None if each order names its source.
-    """
+    """Serve in a fork until the orders end. Without a setup, each order names its source."""
     line = _line()
     order = line.next_order()
     from batchfinder.probing.workers.serving import serve

@@ -117,8 +117,8 @@ class ForkedProcess:
             for end in (*ours, *theirs):
                 os.close(end)
             raise WorkerError(
-                f"this process cannot be forked to try sizes ({error}); give it more room, or "
-                "use batchfinder find"
+                f"this process cannot be forked to try sizes ({error}). Try batchfinder find, or "
+                "end other processes"
             ) from None
         if self.pid == 0:
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -33,42 +33,30 @@ class GroupInvitation:
         name: the name of the group, unique in a search.
         host: the host of the store that all groups use.
         port: the port of that store.
-        rank: the rank of the worker.
-        world_size: the number of workers in the group.
         accelerator: the number of the worker's accelerator among those that it sees.
-        local_world_size: the number of workers on this machine.
+        job: the rank of the worker, and the number of workers in the group.
     """
 
     name: str
     host: str
     port: int
-    rank: int
-    world_size: int
     accelerator: int
-    local_world_size: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the invitation as plain data, ready for JSON."""
-        return asdict(self)
+    job: Job
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GroupInvitation:
-        """Return the invitation from the data of :meth:`to_dict`."""
-        return cls(**data)
+        """Return the invitation from the data of :func:`dataclasses.asdict`."""
+        return cls(**{**data, "job": Job(**data["job"])})
 
 
-def join_as_rank(invitation: GroupInvitation, options: ProbeOptions) -> ProbeOptions:
-    """Join the group on the device of this rank, and return the options with that device."""
-    device = device_of_rank(options.device, invitation.accelerator)
-    join(invitation, device)
-    return replace(options, device=device)
-
-
-def join(invitation: GroupInvitation, device: str) -> None:
-    """Create the default process group of this process together with the other workers.
+def join(invitation: GroupInvitation, asked: str | None) -> str:
+    """Create the default process group together with the other workers.
 
     This waits for all workers. If one does not come, the parent ends this process.
+
+    Returns the device of this rank. It is of the kind asked for; None chooses it.
     """
+    device = device_of_rank(asked, invitation.accelerator)
     kind = torch.device(device).type
     if kind != "cpu":
         torch.get_device_module(kind).set_device(device)
@@ -86,12 +74,13 @@ def join(invitation: GroupInvitation, device: str) -> None:
     dist.init_process_group(
         backend,
         store=PrefixStore(invitation.name, store),
-        rank=invitation.rank,
-        world_size=invitation.world_size,
+        rank=invitation.job.rank,
+        world_size=invitation.job.world_size,
     )
     # The first collective allocates buffers, also on the device. Run one before memory is
     # measured.
     dist.all_reduce(torch.ones(1, device=device))
+    return device
 
 
 def all_agree(yes: bool) -> bool:
@@ -111,10 +100,10 @@ def device_of_rank(asked: str | None, number: int) -> str:
     try:
         device = torch.device(asked) if asked else accelerator() or torch.device("cpu")
     except RuntimeError:
-        raise UsageError(f"there is no device {asked!r}; write it as cpu or cuda") from None
+        raise UsageError(f"there is no device {asked!r}. Try cpu or cuda") from None
     if device.index is not None:
         raise UsageError(
-            f"each rank has a device of its own: write --device {device.type}, not {asked}"
+            f"all ranks would share {asked}. Try --device {device.type}, for a device each"
         )
     if device.type == "cpu":
         return "cpu"
@@ -122,7 +111,7 @@ def device_of_rank(asked: str | None, number: int) -> str:
         there = torch.cuda.device_count()
         if number >= there:
             raise DeviceError(
-                f"there are more ranks than CUDA devices on this machine; start it with at most "
+                "there are more ranks than CUDA devices on this machine. Try at most "
                 f"--nproc-per-node {there}"
             )
     return f"{device.type}:{number}"

@@ -6,9 +6,11 @@ import gc
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 
 from batchfinder.errors import BatchTooSmallError, DeviceError
@@ -16,10 +18,9 @@ from batchfinder.probing.attempt import Attempt
 from batchfinder.probing.devices.baseline import Baseline
 from batchfinder.probing.devices.choose import choose_device
 from batchfinder.probing.devices.collector import older_objects_spared
-from batchfinder.probing.devices.device import Device, DeviceMemory, budget
+from batchfinder.probing.devices.device import budget
 from batchfinder.probing.devices.versions import versions
 from batchfinder.probing.notes import Notes
-from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.place import Place
 from batchfinder.probing.session import ProbeSession
 from batchfinder.probing.workers.worker import Order
@@ -30,9 +31,23 @@ from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.state.process_settings import generator, undone
 from batchfinder.training.state.reach import reachable
 from batchfinder.training.state.snapshot import Snapshot, preserved_state
+from batchfinder.training.step import TrainingStep
 
-if TYPE_CHECKING:
-    from batchfinder.probing.workers.group import GroupInvitation
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks that train together with this process.
+
+    Attributes:
+        local_world_size: the number of ranks on this machine.
+        all_agree: asks all ranks; returns True if each says yes.
+        make_step: makes the training step like :class:`TrainingStep`, from the batches, the size to
+            warm up with, and the arguments of a step; None for the step of the mode.
+    """
+
+    local_world_size: int
+    all_agree: Callable[[bool], bool]
+    make_step: Callable[..., TrainingStep] | None = None
 
 
 class Here:
@@ -47,12 +62,14 @@ class Here:
         setup: the training setup.
         on_step: called after each step.
         is_replaceable: True if this process only serves as a worker and may be ended.
-        group: the process group that the process has joined; None if it trains alone.
+        ranks: the ranks of the process group that it has joined; None if it trains alone.
 
     Raises:
         SampleError, StepError, DeviceError, UsageError: on start, a part of the setup is unusable.
         DeviceError: an attempt broke the device, and this process cannot be replaced.
     """
+
+    is_running = True
 
     def __init__(
         self,
@@ -60,10 +77,10 @@ class Here:
         *,
         on_step: Callable[[], None] = lambda: None,
         is_replaceable: bool = False,
-        group: GroupInvitation | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.is_replaceable = is_replaceable
-        self._setup, self._on_step, self._group = setup, on_step, group
+        self._setup, self._on_step, self._ranks = setup, on_step, ranks
         self._notes = Notes()
         self._opened = ExitStack()
         self._spared = ExitStack()  # closed last
@@ -73,13 +90,17 @@ class Here:
         self._is_open = False
         self._was_clean = True
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self._notes.texts
+
     def start(self, order: Order) -> Place:
         self._options = options = order.options
         self._device = choose_device(options.device, self._setup.model)
         gc.collect()  # frees tensors in cycles that an earlier failure left
         # A model that stays on the device until the process ends needs no copy.
         self._restores = not self.is_replaceable or (
-            self._device.leaves_no_trace and self._group is None
+            self._device.leaves_no_trace and self._ranks is None
         )
         if isinstance(self._setup.optimizer, str):
             find_optimizer(self._setup.optimizer)  # reports a wrong name at once
@@ -88,14 +109,23 @@ class Here:
         )
         memory = self._device.memory()
         facts: dict[str, str] = {}
-        if self._group is not None:
+        if self._ranks is not None:
             from batchfinder.probing.workers.group import facts_of, shared
 
             if self._device.torch_device.type == "cpu":
-                memory, options = shared(memory, options, self._group.local_world_size)
+                memory, options = shared(memory, options, self._ranks.local_world_size)
             facts = facts_of(self._setup, self._batches, self._device)
-        self.place = replace(
-            place_on(self._device, memory, options, facts), confirms_afresh=self._batches.varies
+        self.place = Place(
+            device=self._device.name,
+            capacity_bytes=memory.capacity_bytes,
+            used_by_others_bytes=memory.used_by_others_bytes,
+            budget_bytes=options.budget_bytes
+            or budget(memory, options.memory_limit, options.headroom),
+            is_repeatable=self._device.leaves_no_trace,
+            versions=versions(),
+            limit_warning=self._device.limit_warning,
+            facts=facts,
+            confirms_afresh=self._batches.varies,
         )
         return self.place
 
@@ -136,6 +166,18 @@ class Here:
             self._options = replace(self._options, warm_up_batch_size=batch_size)
         return attempt
 
+    def estimate(self) -> tuple[int | None, list[str]]:
+        return None, []
+
+    def fingerprint(self) -> dict[str, Any] | None:
+        from batchfinder.probing.fingerprint import fingerprint
+        from batchfinder.probing.workers.source import files_read
+
+        try:
+            return fingerprint(self._setup, files_read)
+        except Exception:  # noqa: BLE001 - the user's classes may raise anything
+            return None
+
     def end(self) -> None:
         was_open, self._is_open = self._is_open, False
         with self._spared:
@@ -170,7 +212,6 @@ class Here:
             return self._was_clean
         self._session.clean()
         self._session = None
-        gc.collect()  # makes room for the user's gradients, which are restored next
         self._state.start_over()
         gc.collect()
         self._device.release_cache()
@@ -205,14 +246,14 @@ class Here:
         optimizer = setup.optimizer if isinstance(setup.optimizer, Optimizer) else None
         # Functions may train more than the model, such as a GAN's discriminator or an EMA's copy.
         touched = (setup.model, setup.loss_fn, setup.step, optimizer)
-        return preserved_state(*touched, device=self._device.torch_device)
+        moved = [part for part in (setup.model, setup.loss_fn) if isinstance(part, nn.Module)]
+        return preserved_state(*touched, device=self._device.torch_device, moved=moved)
 
     def _new_session(self) -> ProbeSession:
-        agree: Callable[[bool], bool] = bool
-        if self._group is not None:
-            from batchfinder.probing.workers.group import all_agree
-
-            agree = all_agree
+        ranks = self._ranks or Ranks(1, bool)
+        make_step = ranks.make_step
+        if make_step is not None:
+            make_step = partial(make_step, self._batches, self._options.warm_up_batch_size)
         return ProbeSession(
             self._setup,
             self._batches,
@@ -220,7 +261,8 @@ class Here:
             self.place.budget_bytes,
             self._options,
             self._on_step,
-            agree,
+            ranks.all_agree,
+            make_step,
         )
 
     def _given_up(self, probe: Probe) -> DeviceError:
@@ -228,9 +270,8 @@ class Here:
         self._session = self._state = None
         self._is_open = False
         error = DeviceError(
-            f"a batch of {probe.batch_size} broke the device for this process ({probe.note}); "
-            "start the process again and use batchfinder find: it tries each size in a process "
-            "that may break"
+            f"a batch of {probe.batch_size} broke the device for this process ({probe.note}). "
+            "Try batchfinder find in a new process: it tries each size in a process that may break"
         )
         with self._spared:
             try:
@@ -238,30 +279,3 @@ class Here:
             except (DeviceError, RuntimeError) as failure:
                 error.__cause__ = failure
         return error
-
-
-def place_on(
-    device: Device, memory: DeviceMemory, options: ProbeOptions, facts: dict[str, str]
-) -> Place:
-    """Return the place of a search: its device, memory and budget.
-
-    Args:
-        device: the device of the steps.
-        memory: the memory of the device, or one rank's share of it.
-        options: the options of the search.
-        facts: the facts that all ranks must have in common; empty if one process trains alone.
-
-    Raises:
-        DeviceError: the memory limit leaves no room for a step.
-    """
-    budget_bytes = options.budget_bytes or budget(memory, options.memory_limit, options.headroom)
-    return Place(
-        device=device.name,
-        capacity_bytes=memory.capacity_bytes,
-        used_by_others_bytes=memory.used_by_others_bytes,
-        budget_bytes=budget_bytes,
-        is_repeatable=device.leaves_no_trace,
-        versions=versions(),
-        limit_warning=device.limit_warning,
-        facts=facts,
-    )

@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 
 def host(line: Line, order: dict[str, Any]) -> None:
-    """Serve orders: in forks of this process if it can be forked, else in this process.
-
-    Args:
-        line: the connection to the parent.
-        order: the first order, which is to start.
-    """
+    """Serve orders: in forks of this process if it can be forked, else in this process."""
     setup, warnings = None, []
     if not order["group"]:  # else each worker joins its group first, since the target may use it
         setup, warnings = line.or_tell(lambda: load_from(order["source"]))

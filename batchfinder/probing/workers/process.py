@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from queue import SimpleQueue
+from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import IO, Any
 
-from batchfinder.errors import WorkerDiedError, WorkerGarbledError
+from batchfinder.errors import (
+    WorkerDiedError,
+    WorkerGarbledError,
+    WorkerHungError,
+    WorkerReleasedError,
+)
 from batchfinder.probing.workers.fork import ASKS_WITHOUT_DRIVER, ForkedProcess
-from batchfinder.probing.workers.python_command import python_command
-from batchfinder.probing.workers.waiting import never, wait_for
 
 # The last lines that a dying process printed say why it died. Earlier output is dropped.
 KEPT_OUTPUT_LINES = 100
@@ -31,6 +37,23 @@ FORKS_CLOSING_SECONDS = 2.0
 # Time to read the last answers of a process after it has ended.
 LAST_ANSWER_SECONDS = 1.0
 
+# Time between two checks whether to give up a wait.
+GIVEN_UP_EVERY_SECONDS = 0.1
+
+# Unlike ``python -m``, this works from any folder, even if batchfinder is not installed, and files
+# in the current folder do not shadow modules of the same name.
+_FOLDER = str(Path(__file__).parents[3])
+_CHILD = f"""import sys
+sys.path[:1] == [''] and sys.path.pop(0)
+{_FOLDER!r} in sys.path or sys.path.append({_FOLDER!r})
+from batchfinder.probing.workers.child import main
+main()"""
+
+
+def never() -> bool:
+    """Return False: never give up."""
+    return False
+
 
 class WorkerProcess:
     """A process that waits for orders, as its parent sees it.
@@ -43,7 +66,7 @@ class WorkerProcess:
     def __init__(self, show_output: bool, forked: ForkedProcess | None = None) -> None:
         # A new process may have forked others. It needs a moment to end them.
         self._closing_seconds = 0.0 if forked else FORKS_CLOSING_SECONDS
-        self._process = forked or start_python(python_command("batchfinder.probing.workers.child"))
+        self._process = forked or start_python([sys.executable, "-c", _CHILD])
         self.pid = self._process.pid
         self._answers: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         self._output: deque[str] = deque(maxlen=KEPT_OUTPUT_LINES)
@@ -88,9 +111,7 @@ class WorkerProcess:
             WorkerHungError: the process did not answer in time.
             WorkerReleasedError: ``is_given_up`` returned True.
         """
-        answer = wait_for(
-            lambda seconds: self._answers.get(timeout=seconds), timeout_seconds, is_given_up
-        )
+        answer = self._next_answer(timeout_seconds, is_given_up)
         if answer is None:
             if self._garbage is not None:
                 raise WorkerGarbledError(self._garbage)
@@ -100,6 +121,20 @@ class WorkerProcess:
             self.kill()
             raise WorkerDiedError(self._process.wait(), "\n".join(self._output))
         return answer
+
+    def _next_answer(
+        self, timeout_seconds: float | None, is_given_up: Callable[[], bool]
+    ) -> dict[str, Any] | None:
+        deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return self._answers.get(timeout=min(max(left, 0), GIVEN_UP_EVERY_SECONDS))
+            except Empty:
+                if left <= 0:
+                    raise WorkerHungError(timeout_seconds or 0) from None
+                if is_given_up():
+                    raise WorkerReleasedError from None
 
     def kill(self) -> None:
         """End the process and all that it started. Safe to call twice."""

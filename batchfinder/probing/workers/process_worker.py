@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from batchfinder.errors import (
@@ -16,12 +18,11 @@ from batchfinder.errors import (
 from batchfinder.probing.attempt import Attempt, error_from_dict
 from batchfinder.probing.notes import Notes
 from batchfinder.probing.place import Place
-from batchfinder.probing.workers.death import attempt_of_death
-from batchfinder.probing.workers.process import WorkerProcess
+from batchfinder.probing.workers.process import WorkerProcess, never
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.probing.workers.step_times import StepTimes
-from batchfinder.probing.workers.waiting import never
 from batchfinder.probing.workers.worker import Order
+from batchfinder.results.probe import Outcome, Probe
 from batchfinder.units import format_seconds
 
 # Time limit for loading a setup. It may download a large checkpoint.
@@ -44,9 +45,6 @@ class ProcessWorker:
             so far.
         loading_timeout_seconds: time after which loading the setup counts as hung.
         step_times: the durations of steps so far.
-
-    Attributes:
-        warnings: warnings from loading the setup.
     """
 
     is_replaceable = True
@@ -60,7 +58,7 @@ class ProcessWorker:
         loading_timeout_seconds: float = LOADING_SECONDS,
         step_times: StepTimes | None = None,
     ) -> None:
-        self.warnings = Notes()
+        self._notes = Notes()
         self._launch = launch
         self._source = source
         self._timeout_seconds = probe_timeout_seconds
@@ -73,19 +71,17 @@ class ProcessWorker:
 
     @property
     def is_running(self) -> bool:
-        """True if there is a process, as far as is known."""
         return self._process is not None
 
-    def start(self, order: Order, is_given_up: Callable[[], bool] = never) -> Place:
-        """See :class:`~batchfinder.probing.workers.worker.Worker`.
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self._notes.texts
 
-        Args:
-            order: the options, group and estimate of the worker.
-            is_given_up: called repeatedly while waiting. True ends the start.
+    def start(self, order: Order, is_given_up: Callable[[], bool] = never) -> Place:
+        """Start; ``is_given_up`` is called repeatedly while waiting, and True ends the start.
 
         Raises:
-            BatchFinderError: the worker raised it while loading the setup.
-            UserCodeError: the user's code raised an error while loading.
+            BatchFinderError, UserCodeError: the worker raised it while loading the setup.
             WorkerError: the worker died while loading, or took too long.
             WorkerReleasedError: ``is_given_up`` returned True.
         """
@@ -95,7 +91,7 @@ class ProcessWorker:
         self._is_new = True
         source = self._source and self._source.to_dict()
         try:
-            self._send(**order.to_dict(), source=source)
+            self._send(**asdict(order), source=source)
             answer = self._receive(self._loading_seconds, is_given_up)
         except WorkerDiedError as end:
             self.end()
@@ -107,26 +103,20 @@ class ProcessWorker:
         except WorkerHungError:
             self.end()
             raise WorkerError(
-                f"the target was still loading after {format_seconds(self._loading_seconds)}; call "
-                "its function by yourself to see what it waits for"
+                f"the target was still loading after {format_seconds(self._loading_seconds)}. Try "
+                "calling its function by yourself to see what it waits for"
             ) from None
         self._restarts = answer["restarts"]
-        self.warnings.add(*answer["warnings"])
-        return Place.from_dict(answer["place"])
+        self._notes.add(*answer["warnings"])
+        return Place(**answer["place"])
 
     def attempt(
         self, batch_size: int, confirm: bool, is_given_up: Callable[[], bool] = never
     ) -> Attempt:
-        """See :class:`~batchfinder.probing.workers.worker.Worker`.
-
-        Args:
-            batch_size: the size to try.
-            confirm: run several steps from scratch.
-            is_given_up: called repeatedly while waiting. True ends the attempt.
+        """Try a size; ``is_given_up`` is called repeatedly while waiting, and True ends the wait.
 
         Raises:
-            BatchFinderError: the worker raised it.
-            UserCodeError: the user's code raised an error.
+            BatchFinderError, UserCodeError: the worker raised it.
             WorkerReleasedError: ``is_given_up`` returned True.
         """
         started = time.monotonic()
@@ -156,11 +146,6 @@ class ProcessWorker:
         return attempt
 
     def estimate(self) -> tuple[int | None, list[str]]:
-        """Return the estimate that the start ordered.
-
-        Returns:
-            The size, or None without an estimate in time; and texts for the user.
-        """
         if self._estimate is None and not self._restarts:
             self._send(estimate=True)  # there is no fork, so the worker makes it
         try:
@@ -176,14 +161,6 @@ class ProcessWorker:
         return self._estimate or (None, [late])
 
     def fingerprint(self) -> dict[str, Any] | None:
-        """Return what the answer depends on, as :mod:`~batchfinder.probing.fingerprint` makes it.
-
-        Returns:
-            The fingerprint as plain data; None if it cannot be read.
-
-        Raises:
-            WorkerError: the worker died.
-        """
         self._send(fingerprint=True)
         facts: dict[str, Any] | None = self._receive(self._loading_seconds)["facts"]
         return facts
@@ -216,13 +193,9 @@ class ProcessWorker:
         *,
         until_estimate: bool = False,
     ) -> dict[str, Any]:
-        """Return the next answer to the last order. Keep estimates for later.
+        """Return the next answer to the last order, or raise its error. Keep estimates for later.
 
-        Raises:
-            BatchFinderError, UserCodeError: the worker raised it.
-            WorkerDiedError: the process ended.
-            WorkerGarbledError: the process sent something other than an answer.
-            WorkerHungError: the process did not answer in time.
+        Raises the errors of :meth:`WorkerProcess.receive` too.
         """
         assert self._process is not None
         deadline = time.monotonic() + timeout_seconds
@@ -251,3 +224,46 @@ def _checked(answer: dict[str, Any]) -> dict[str, Any]:
     if answer["answer"] == "error":
         raise error_from_dict(answer)
     return answer
+
+
+def attempt_of_death(
+    death: WorkerDiedError | WorkerGarbledError | WorkerHungError,
+    batch_size: int,
+    confirm: bool,
+    steps: int,
+    seconds: float,
+) -> Attempt:
+    """Return the record of an attempt that ended because its process did, after some steps."""
+    outcome, note = Outcome.FAILED, str(death)
+    if isinstance(death, WorkerHungError):
+        note = (
+            f"hung: stopped after {format_seconds(seconds)} in step {steps + 1}; "
+            "batchfinder find --probe-timeout allows for more"
+        )
+    elif isinstance(death, WorkerDiedError):
+        if death.signal_number == getattr(signal, "SIGKILL", 9):  # Windows has none
+            outcome = Outcome.OOM
+            note = "the process was killed, most likely by the system for lack of host memory"
+        elif (reason := _printed_reason(death.output)) is not None:
+            outcome, note = Outcome.OOM, reason
+    probe = Probe(
+        batch_size,
+        outcome,
+        steps=steps + 1,
+        seconds=seconds,
+        samples=batch_size * (steps + 1),
+        confirmed=confirm,
+        note=note,
+    )
+    return Attempt(probe, is_believed=isinstance(death, WorkerHungError), is_reusable=False)
+
+
+def _printed_reason(output: str) -> str | None:
+    """Return the out-of-memory error in the last lines of a dead process; None without one."""
+    # Imported here, because they import torch, which this process does not need otherwise.
+    from batchfinder.probing.devices.oom import classify_text
+    from batchfinder.probing.devices.oom_table import Tier
+
+    failure = classify_text(output)
+    is_memory = failure is not None and failure.tier in (Tier.CERTAIN, Tier.PROBABLE)
+    return failure.reason if failure and is_memory else None

@@ -6,11 +6,12 @@ import gc
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.workers.here import Here
-from batchfinder.probing.workers.source import files_read, load_from, mark_as_worker
+from batchfinder.probing.workers.here import Here, Ranks
+from batchfinder.probing.workers.source import load_from, mark_as_worker
 from batchfinder.probing.workers.worker import EstimateOrder, Order
 
 if TYPE_CHECKING:
@@ -26,11 +27,8 @@ def serve(
 ) -> None:
     """Serve until the orders end.
 
-    Args:
-        line: the connection to the parent.
-        order: the first order. It is to start, or with a ``place``, to estimate the answer there.
-        setup: the training setup; None to load it from the order's source.
-        warnings: warnings from loading the setup.
+    The first order is to start, or with a ``place``, to estimate the answer there. Without a setup,
+    it names the source. ``warnings`` are those from loading the setup.
     """
     if "place" in order:
         line.pass_on(estimated(setup, order))
@@ -52,43 +50,35 @@ class _Server:
         warnings: list[str],
     ) -> None:
         self._line = line
-        options = ProbeOptions.from_dict(order["options"])
-        group = None
+        options = ProbeOptions(**order["options"])
+        ranks = None
         if order["group"]:
-            from batchfinder.probing.workers.group import GroupInvitation, join_as_rank
+            from batchfinder.probing.workers.group import GroupInvitation, all_agree, join
 
             # Join before the target is loaded, because it may shard the model itself.
             group = GroupInvitation.from_dict(order["group"])
-            options = join_as_rank(group, options)
+            options = replace(options, device=join(group, options.device))
+            ranks = Ranks(group.job.local_world_size, all_agree)
         if setup is None:
             setup, warnings = load_from(order["source"])
         mark_as_worker()
         self._setup, self._order = setup, order
-        self._worker = Here(setup, on_step=self._tell_step, is_replaceable=True, group=group)
+        self._worker = Here(setup, on_step=self._tell_step, is_replaceable=True, ranks=ranks)
         self._place = self._worker.start(Order(options))
         spare_what_is_loaded()
-        line.answer("ready", place=self._place.to_dict(), warnings=warnings, restarts=False)
+        line.answer("ready", place=asdict(self._place), warnings=warnings, restarts=False)
 
     def carry_out(self, order: Mapping[str, Any]) -> None:
         """Carry out an order, and answer it."""
         if "fingerprint" in order:
-            self._line.answer("fingerprint", facts=self._fingerprint())
+            self._line.answer("fingerprint", facts=self._worker.fingerprint())
             return
         if "batch_size" not in order:
-            place = self._place.to_dict()
+            place = asdict(self._place)
             self._line.pass_on(estimated(self._setup, {**self._order, "place": place}))
             return
         attempt = self._worker.attempt(order["batch_size"], order["confirm"])
         self._line.answer("attempt", attempt=attempt.to_dict())
-
-    def _fingerprint(self) -> dict[str, Any] | None:
-        """Return the fingerprint of the setup; None if the user's classes raise an error."""
-        from batchfinder.probing.fingerprint import fingerprint
-
-        try:
-            return fingerprint(self._setup, files_read)
-        except Exception:  # noqa: BLE001 - the search continues without it
-            return None
 
     def _tell_step(self) -> None:
         self._line.answer("step", compiles=has_compiled())
@@ -112,7 +102,7 @@ def estimated(setup: TrainingSetup | None, order: Mapping[str, Any]) -> dict[str
     try:
         if setup is None:
             setup, _ = load_from(order["source"])
-        options = ProbeOptions.from_dict(order["options"])
+        options = ProbeOptions(**order["options"])
         batch_size, notes = function_named(estimate.function)(
             setup, options, place["device"], place["budget_bytes"], tuple(estimate.bounds)
         )

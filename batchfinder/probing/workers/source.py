@@ -51,15 +51,8 @@ class SetupSource:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the source as plain data, ready for JSON."""
-        return {
-            "target": self.target,
-            # JSON has no tuples and no sets, and turns keys into text.
-            "arguments": pickle.dumps(dict(self.arguments)).hex(),
-            "sample": self.sample,
-            "input_spec": self.input_spec,
-            "loader": self.loader,
-            "optimizer": self.optimizer,
-        }
+        # JSON has no tuples and no sets, and turns keys into text.
+        return {**vars(self), "arguments": pickle.dumps(dict(self.arguments)).hex()}
 
 
 _loads_for_a_search = threading.Event()
@@ -81,24 +74,13 @@ def mark_as_worker() -> None:
 def load_from(source: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
     """Load the setup from the data of :meth:`SetupSource.to_dict`, in the worker process.
 
-    Returns:
-        The setup, and texts for the user.
-
-    Raises:
-        Exception: any error of :func:`~batchfinder.training.loading.load_setup`.
+    Returns the setup, and texts for the user. Raises what ``load_setup`` raises.
     """
     from batchfinder.training.loading import load_setup  # imports torch, which the parent does not
 
     mark_as_worker()
     with _noting_files():
-        return load_setup(
-            source["target"],
-            SetupSource.arguments_in(source),
-            sample=source["sample"],
-            input_spec=source["input_spec"],
-            loader=source["loader"],
-            optimizer=source["optimizer"],
-        )
+        return load_setup(**{**source, "arguments": SetupSource.arguments_in(source)})
 
 
 @contextmanager

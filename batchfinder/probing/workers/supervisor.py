@@ -10,17 +10,16 @@ from dataclasses import replace
 from typing import Any
 
 from batchfinder.errors import BatchTooSmallError, UserCodeError, WorkerError
-from batchfinder.probing.attempt import Attempt, Recording
+from batchfinder.probing.attempt import Attempt
 from batchfinder.probing.notes import Notes
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.place import AtPlace, Place
-from batchfinder.probing.workers.process_worker import ProcessWorker
 from batchfinder.probing.workers.worker import EstimateOrder, Order, Worker
 from batchfinder.results.probe import Probe
 
 NOT_CLEAN_WARNING = (
-    "an earlier probe left memory in use, or holes in it, so the answer may be too small; "
-    "use batchfinder find for a fresh process per probe"
+    "an earlier probe left memory in use, or holes in it, so the answer may be too small. "
+    "Try batchfinder find, which has a fresh process for each probe"
 )
 
 
@@ -36,8 +35,7 @@ class Supervisor(AtPlace):
         estimate: the estimate to make during the steps; None for no estimate.
 
     Attributes:
-        seconds_by_part: time spent on loading, estimating and restoring, in seconds.
-        recordings: the memory requests of confirmations to the allocator, by size.
+        seconds_by_part: time spent on loading and restoring, in seconds.
 
     Raises:
         BatchFinderError, UserCodeError: the worker could not start.
@@ -48,15 +46,16 @@ class Supervisor(AtPlace):
     ) -> None:
         self.worker, self.options = worker, options
         self.notes = Notes()
-        self.seconds_by_part = {"loading": 0.0, "estimate": 0.0, "restoring": 0.0}
-        self.recordings: dict[int, Recording] = {}
+        self.seconds_by_part = {"loading": 0.0, "restoring": 0.0}
         self._estimate_order = estimate
         self._is_fit = self._is_used = False
         try:
-            self.place = self._start()
+            self.settle(self._start())
         except BaseException:
             self.close()
             raise
+        if self.place.device.startswith("cuda"):
+            self.recordings = {}
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -79,18 +78,12 @@ class Supervisor(AtPlace):
         Returns:
             The size, or None without an estimate in time; and texts for the user.
         """
-        if not isinstance(self.worker, ProcessWorker):
-            return None, []
-        started = time.monotonic()
         found = self.worker.estimate()
-        self.seconds_by_part["estimate"] += time.monotonic() - started
         self._is_fit &= self.worker.is_running
         return found
 
     def fingerprint(self) -> dict[str, Any] | None:
         """Return what the answer depends on; None if the worker cannot read it."""
-        if not isinstance(self.worker, ProcessWorker):
-            return None
         try:
             return self.worker.fingerprint()
         except WorkerError:
@@ -131,7 +124,7 @@ class Supervisor(AtPlace):
         self._is_used = True
         self.notes.add(*attempt.warnings)
         self.seconds_by_part["restoring"] += attempt.restoring_seconds
-        if attempt.recording is not None and attempt.probe.fits:
+        if attempt.recording is not None and attempt.probe.fits and self.recordings is not None:
             self.recordings[attempt.probe.batch_size] = attempt.recording
         if attempt.probe.fits and self.options.warm_up_batch_size is None:
             self.options = replace(self.options, warm_up_batch_size=attempt.probe.batch_size)
@@ -144,8 +137,7 @@ class Supervisor(AtPlace):
         return place
 
     def _take_note_of_start(self, place: Place) -> None:
-        if isinstance(self.worker, ProcessWorker):
-            self.notes.add(*self.worker.warnings.texts)
+        self.notes.add(*self.worker.warnings)
         self.notes.add(*([place.limit_warning] if place.limit_warning else []))
         # Later workers get the same budget, even if other processes use more memory by then.
         self.options = replace(self.options, budget_bytes=place.budget_bytes)
@@ -160,4 +152,4 @@ class Supervisor(AtPlace):
             return
         fails = f"a batch of 1 fails ({problem}), one of 2 does not"
         self.notes.add(f"{fails}: only sizes from 2 on were tried")
-        raise BatchTooSmallError(f"{fails}; try sizes from 2 on")
+        raise BatchTooSmallError(f"{fails}. Try sizes from 2 on")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from batchfinder.probing.attempt import Attempt
@@ -41,10 +41,6 @@ class Order:
     group: Mapping[str, Any] | None = None
     estimate: EstimateOrder | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the order as plain data, ready for JSON."""
-        return {**asdict(self), "options": self.options.to_dict()}
-
 
 class Worker(Protocol):
     """Tries one size after the other.
@@ -52,10 +48,18 @@ class Worker(Protocol):
     Attributes:
         is_replaceable: True if a second start gives a fresh process, without traces of earlier
             probes.
+        is_running: True if an attempt needs no other start, as far as is known.
+        warnings: texts for the user so far.
     """
 
     @property
     def is_replaceable(self) -> bool: ...
+
+    @property
+    def is_running(self) -> bool: ...
+
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
 
     def start(self, order: Order) -> Place:
         """Prepare for the first size. A second start makes the worker as good as new.
@@ -71,6 +75,18 @@ class Worker(Protocol):
         Raises:
             BatchFinderError, UserCodeError: the step raised it. Then a replaceable worker must be
                 started again.
+        """
+        ...
+
+    def estimate(self) -> tuple[int | None, list[str]]:
+        """Return the estimate that the start ordered, or None; and texts for the user."""
+        ...
+
+    def fingerprint(self) -> dict[str, Any] | None:
+        """Return what the answer depends on, as plain data; None if it cannot be read.
+
+        Raises:
+            WorkerError: the worker died.
         """
         ...
 

@@ -17,11 +17,6 @@ class Evaluation:
     """The loop ``for ...: batch = to(device); output = model(batch)`` without gradients.
 
     Each variable holds its old value until it gets a new one.
-
-    Args:
-        model: the model to pass to ``run``.
-        run: ``run(model, batch) -> output``. The output is kept until the next one.
-        autocast: makes the context of each forward pass.
     """
 
     def __init__(

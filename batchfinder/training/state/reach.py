@@ -41,12 +41,7 @@ def reachable(roots: Iterable[object]) -> Iterator[Any]:
 
     It does not follow data sets or objects of libraries.
 
-    Args:
-        roots: the objects to start from.
-
-    Yields:
-        The roots, and all tensors, containers, modules, functions and closure cells found. Do not
-        change any of them before the iteration ends.
+    Do not change any of the things found before the iteration ends.
 
     Example:
         >>> teacher = nn.Linear(4, 2)

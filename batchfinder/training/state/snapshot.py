@@ -28,13 +28,15 @@ from batchfinder.training.state.process_settings import (
     process_settings,
 )
 from batchfinder.training.state.reach import methods_of, reachable
-from batchfinder.training.state.storage import SavedStorage, host_copy
+from batchfinder.training.state.storage import SavedStorage, frozen, host_copy, leaving
 from batchfinder.training.state.undo import undo_of
 
 
 @contextlib.contextmanager
 def preserved_state(
-    *objects: object, device: torch.device | str | None = None
+    *objects: object,
+    device: torch.device | str | None = None,
+    moved: Iterable[nn.Module] = (),
 ) -> Iterator[Snapshot]:
     """Run training steps and restore everything that they change, however they end.
 
@@ -59,6 +61,8 @@ def preserved_state(
         objects: modules, optimizer, GradScaler, scheduler, functions, and so on; None is ignored.
             Everything that an optimizer or scheduler refers to is included.
         device: the device of the steps, for its random generator. Devices of tensors are included.
+        moved: modules that move to the device before the first step. Their parameters elsewhere
+            are not copied, because no step writes to them there.
 
     Yields:
         The snapshot. Its ``start_over`` restores everything in between, before other steps.
@@ -75,7 +79,7 @@ def preserved_state(
         >>> torch.equal(model.weight, weight)
         True
     """
-    snapshot = Snapshot(objects, device)
+    snapshot = Snapshot(objects, device, moved)
     try:
         snapshot.detach_gradients()
         yield snapshot
@@ -96,14 +100,21 @@ def preserved_state(
 class Snapshot:
     """The saved state. It can be restored any number of times."""
 
-    def __init__(self, objects: tuple[object, ...], device: torch.device | str | None) -> None:
+    def __init__(
+        self,
+        objects: tuple[object, ...],
+        device: torch.device | str | None,
+        moved: Iterable[nn.Module],
+    ) -> None:
         self._containers: list[Undo] = []
         self._values: list[Undo] = []
         self._tensors: list[_SavedTensor] = []
         self._settings: list[Undo] = process_settings()
-        self._frozen: set[int] = set()
         self._storages: dict[tuple[torch.device, int], SavedStorage] = {}
         self._devices = set() if device is None else {torch.device(device)}
+        kind = torch.device(device or "cpu").type
+        leave = (weight for module in moved for weight in leaving(module))
+        self._only_watched = {id(weight) for weight in leave if weight.device.type != kind}
         self._collect(objects)
         for used in self._devices:
             if used.type not in ("cpu", "meta"):
@@ -122,14 +133,13 @@ class Snapshot:
         """
         with _interrupts_deferred():
             self.restore(is_midway=True)
-        self.detach_gradients()
 
     def restore(self, *, is_midway: bool = False) -> None:
         """Restore everything; a failure does not prevent the rest.
 
         Args:
             is_midway: True if other steps follow. Then values that cannot have changed are not
-                read.
+                read, and the user's gradients stay where they are.
         """
         with torch.no_grad():
             failures = _run(saved.drop_new_gradient for saved in self._tensors)
@@ -137,7 +147,7 @@ class Snapshot:
             failures += _run(self._values)
             storages = self._storages.values()
             failures += _run(partial(saved.restore, is_midway) for saved in storages)
-            failures += _run(saved.restore for saved in self._tensors)
+            failures += _run(partial(saved.restore, is_midway) for saved in self._tensors)
         failures += _run(self._settings)
         if failures:
             reason = str(failures[0]).partition("\n")[0]
@@ -150,7 +160,7 @@ class Snapshot:
         roots = [vars(item) for item in objects if hasattr(item, "__dict__")]
         methods = [m for item in objects if isinstance(item, nn.Module) for m in methods_of(item)]
         found = [*reachable([torch.default_generator, *roots, *objects, *methods])]
-        self._frozen = {
+        self._only_watched |= {
             id(weight) for part in found if isinstance(part, nn.Module) for weight in frozen(part)
         }
         for value in found:
@@ -177,22 +187,8 @@ class Snapshot:
         storage = tensor.untyped_storage()
         key = (storage.device, storage.data_ptr())
         if key not in self._storages:
-            self._storages[key] = SavedStorage(storage, has_copy=id(tensor) not in self._frozen)
-        self._storages[key].note(tensor)
-
-
-def frozen(module: nn.Module) -> list[nn.Parameter]:
-    """Return weights that no step writes to, and that may be too large to copy.
-
-    These are quantized weights, and all frozen weights of a model with adapters (PEFT).
-    """
-    has_adapters = hasattr(module, "peft_config")
-    weights = module.parameters(recurse=has_adapters)
-    return [
-        weight
-        for weight in weights
-        if not weight.requires_grad and (has_adapters or not weight.is_floating_point())
-    ]
+            self._storages[key] = SavedStorage(storage)
+        self._storages[key].note(tensor, is_copied=id(tensor) not in self._only_watched)
 
 
 def refuse_lazy(tensors: Iterable[Tensor]) -> None:
@@ -227,12 +223,12 @@ class _SavedTensor:
         if self._tensor.is_leaf:
             self._tensor.grad = None
 
-    def restore(self) -> None:
+    def restore(self, is_midway: bool) -> None:
         if self._data is not None:
             self._tensor.data = self._data
         if self._tensor.is_leaf and self._tensor.requires_grad != self._requires_grad:
             self._tensor.requires_grad_(self._requires_grad)
-        if self._grad is not None:
+        if self._grad is not None and not is_midway:
             if self._grad_home is not None:
                 values, device = self._grad_home
                 self._grad.data = values.to(device)

@@ -119,7 +119,7 @@ SCRIPTS = (
         "huggingface/trl",
         "trl",
         "python trl/scripts/sft.py --model_name_or_path {data}/model --dataset_name {data}/chats"
-        " --max_length 128 --packing --num_train_epochs 20 --eos_token [end]"
+        " --max_length 128 --packing --num_train_epochs 20 --eos_token [end] --use_cpu --bf16 False"
         " --per_device_train_batch_size {batch_size} --output_dir {scratch} --report_to none",
         3,
         device="cpu",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from probing.ranks.ranks import MIB, TARGETS, meetings, on_each, prober, search_
 from batchfinder import BatchSizeResult, Outcome, Status
 from batchfinder.errors import BatchFinderError, RankError, UserCodeError
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.ranks.consensus import ONE_RANK_WARNING
 from batchfinder.probing.ranks.prober import HANG_SECONDS
-from batchfinder.probing.ranks.ranked import ONE_RANK_WARNING
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.results.probe import Probe
 
@@ -37,7 +38,7 @@ def probe_of(
     sizes: list[int], strategy: str, timeout: float | None = None, **arguments: Any
 ) -> list[list[Probe]]:
     """The probes of two ranks that try the same sizes, by rank."""
-    options = ProbeOptions(**{**OPTIONS.to_dict(), "strategy": strategy})
+    options = ProbeOptions(**{**asdict(OPTIONS), "strategy": strategy})
     source = SetupSource(f"{TARGETS}/on_ranks.py:build", arguments)
 
     def rank(meeting: Any) -> list[Probe]:
@@ -66,7 +67,7 @@ def test_ranks_that_ask_for_different_things_are_told_before_any_worker_starts()
     ends, seconds = search_on([LIMIT, LIMIT], "on_ranks.py:build", arguments=[{"at": 1}, {"at": 2}])
     assert [str(end) for end in ends] == [
         "the ranks do not agree on the target's arguments: rank 0 has {'at': 1}, rank 1 has "
-        "{'at': 2}; start all of them with the same"
+        "{'at': 2}. Try starting all ranks with the same"
     ] * 2
     assert all(isinstance(end, RankError) for end in ends)
     assert seconds < 5
@@ -74,7 +75,7 @@ def test_ranks_that_ask_for_different_things_are_told_before_any_worker_starts()
 
 def test_ranks_that_try_different_sizes_are_told_of_their_bounds() -> None:
     source = SetupSource(f"{TARGETS}/on_ranks.py:build", {})
-    options = ProbeOptions(**{**OPTIONS.to_dict(), "strategy": "ddp"})
+    options = ProbeOptions(**{**asdict(OPTIONS), "strategy": "ddp"})
 
     def rank(meeting: Any) -> Probe:
         with prober(meeting, source, options) as ours:
@@ -83,7 +84,7 @@ def test_ranks_that_try_different_sizes_are_told_of_their_bounds() -> None:
     ends = on_each([lambda m=m: rank(m) for m in meetings(2)])  # type: ignore[misc]
     assert [str(end) for end in ends] == [
         "the ranks do not agree on the batch size to try, and so on the bounds of the search: "
-        "rank 0 has 2, rank 1 has 3; start all of them with the same"
+        "rank 0 has 2, rank 1 has 3. Try starting all ranks with the same"
     ] * 2
 
 

@@ -192,8 +192,8 @@ def nothing_to_fork(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_that_it_ran_in_this_process_is_said_with_the_reason() -> None:
     result = find_max_batch(Net(), SAMPLE, device="cpu", min_batch_size=2, max_batch_size=2)
     (warning,) = result.warnings
-    assert warning.startswith("sizes are tried in this process, as it cannot be forked: ")
-    assert warning.endswith("batchfinder find does better")
+    assert warning.startswith("sizes are tried in this process, because it cannot be forked. ")
+    assert warning.endswith("Try batchfinder find")
 
 
 def test_a_script_is_told_how_to_search_with_fsdp() -> None:
@@ -215,7 +215,7 @@ def test_a_size_that_breaks_the_device_ends_the_search_with_one_error() -> None:
     optimizer = AdamW(model.parameters())
     before = fingerprint(model, optimizer)
     with pytest.raises(
-        DeviceError, match=r"^a batch of 6 broke .*\(CUDA error: device-side assert triggered\); "
+        DeviceError, match=r"^a batch of 6 broke .*\(CUDA error: device-side assert triggered\)\. "
     ):
         search(model, optimizer, max_batch_size=6)
     assert fingerprint(model, optimizer) == before

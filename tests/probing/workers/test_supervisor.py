@@ -7,7 +7,6 @@ from typing import cast
 import pytest
 
 from batchfinder.probing.attempt import Attempt
-from batchfinder.probing.notes import Notes
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.place import Place
 from batchfinder.probing.workers.supervisor import Supervisor
@@ -18,10 +17,10 @@ from batchfinder.results.probe import Outcome, Probe
 class PaperWorker:
     """Runs nothing, and counts how often it was started."""
 
-    is_replaceable = True
+    is_replaceable = is_running = True
 
     def __init__(self, *, is_repeatable: bool, confirms_afresh: bool) -> None:
-        self.warnings = Notes()
+        self.warnings = ()
         self.starts = 0
         self._place = Place(
             "paper", 1000, 0, 900, is_repeatable, {}, confirms_afresh=confirms_afresh

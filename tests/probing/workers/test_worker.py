@@ -131,7 +131,7 @@ def test_sys_exit_in_a_step() -> None:
     with prober(deed="sys_exit") as ours, pytest.raises(UserCodeError) as raised:
         ours.probe(3)
     assert str(raised.value) == (
-        "the code called sys.exit('enough'); take that out of the training step"
+        "the code called sys.exit('enough'). Try taking that out of the training step"
     )
 
 

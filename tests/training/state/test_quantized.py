@@ -76,25 +76,52 @@ def test_scales_and_a_repacked_weight_are_restored_bit_for_bit() -> None:
         assert torch.equal(part, old)
 
 
-def test_frozen_weights_below_adapters_are_watched_and_not_copied(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    copied: list[int] = []
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each copy in host memory."""
+    sizes: list[int] = []
+    real = storage.host_copy
+
+    def noted(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.nbytes)
+        return real(tensor)
+
+    monkeypatch.setattr(storage, "host_copy", noted)
+    return sizes
+
+
+def test_frozen_weights_below_adapters_are_watched_and_not_copied(copied: list[int]) -> None:
     model = nn.Sequential(nn.Linear(64, 64, bias=False).requires_grad_(False), nn.Linear(64, 2))
     vars(model)["peft_config"] = SimpleNamespace()
-    real = storage.SavedStorage.__init__
-
-    def noted(self: Any, part: Any, *, has_copy: bool = True) -> None:
-        copied.append(part.nbytes() if has_copy else 0)
-        real(self, part, has_copy=has_copy)
-
-    monkeypatch.setattr(storage.SavedStorage, "__init__", noted)
     with preserved_state(model):
         model(torch.ones(1, 64)).sum().backward()
     assert 64 * 64 * 4 not in copied
     assert 2 * 64 * 4 in copied
     with pytest.raises(DeviceError, match="writes to frozen weights"), preserved_state(model):
         model.get_parameter("0.weight").zero_()
+
+
+class OnHost(nn.Linear):
+    """A layer that stays where it is, as large embeddings do."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
+        return self
+
+
+def test_weights_that_move_to_the_device_are_not_copied(copied: list[int]) -> None:
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), OnHost(2, 2, bias=False))
+    first, second = model.parameters()
+    before = [first.detach().clone(), second.detach().clone()]
+    with preserved_state(model, device="meta", moved=[model]) as state:
+        for _ in range(2):
+            model.to("meta")
+            assert model[0].weight.is_meta
+            second.data.zero_()  # without a new version
+            state.start_over()
+            assert torch.equal(second, before[1])
+    assert copied == [second.nbytes]
+    assert model[0].weight is first
+    assert torch.equal(first, before[0])
 
 
 def tiny_llama(quantized: str, **options: Any) -> Any:
