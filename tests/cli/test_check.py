@@ -35,7 +35,7 @@ def test_the_largest_size_of_an_estimate_trains_and_the_next_does_not() -> None:
 
 
 def test_a_budget_of_memory_decides_too() -> None:
-    ended = check(SMALL, "--gpu", "t4", "--batch-size", "4", "--max-memory", "1GiB")
+    ended = check(SMALL, "--gpu", "t4", "--batch-size", "4", "--max-memory", "100MiB")
 
     assert ended.exit_code == 3
     assert "A step may use 1.0 GiB" in ended.stdout
