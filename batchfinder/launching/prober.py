@@ -5,12 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 
-from batchfinder.errors import (
-    TargetError,
-    UsageError,
-    UserCodeError,
-    too_small,
-)
+from batchfinder.errors import TargetError, UsageError, UserCodeError, too_small
 from batchfinder.launching.host import ADVICE, HOST
 from batchfinder.launching.launch import Launch
 from batchfinder.launching.options import RunOptions, choose_kind, cpu_memory
