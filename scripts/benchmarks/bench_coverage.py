@@ -5,25 +5,30 @@
 Builds each model on the "meta" device, in the configuration that its class has by default but with
 four layers where it reads text and one number tells them, and estimates its largest batch on an
 H200 in bf16. Counted apart is what does not build so (a part has to be installed, or values are
-read), and what fails by an error of its own (its batch or configuration has to be another). Writes
-each row as it comes to scripts/results/coverage.json. Needs transformers.
+read), and what fails by an error of its own (its batch or configuration has to be another). "Causal
+LoRA" are the causal language models, made small, with adapters on all linear layers and with
+checkpointing. Writes each row as it comes to scripts/results/coverage.json. Needs transformers, and
+peft for LoRA.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 import time
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import parts.torchvision_without_cuda  # noqa: F401 - before transformers
 import torch
 import transformers
 from parts.case import RESULTS, save
+from parts.small_models import small_config
 from parts.time_limit import time_limit
 from rendering import coverage
 from transformers.models.auto import modeling_auto
@@ -48,33 +53,48 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
-    rows: list[dict[str, Any]] = []
+    tasks = options.task or [*TASKS]
+    before = json.loads(options.output.read_text())["rows"] if options.output.exists() else []
+    rows = [row for row in before if row["task"] not in tasks]
     content = {
         "versions": {**versions(), "transformers": transformers.__version__},
         "gpu": GPU,
         "precision": PRECISION,
         "rows": rows,
     }
-    for task in options.task or TASKS:
-        mapping, make_sample = TASKS[task]
-        for model_type in sorted(getattr(modeling_auto, mapping)):
+    for task in tasks:
+        classes = getattr(modeling_auto, TASKS[task].mapping)
+        for model_type in sorted(classes):
             if options.only not in (None, model_type):
                 continue
             row = {"task": task, "model_type": model_type}
-            row |= tried(
-                getattr(modeling_auto, mapping)[model_type],
-                model_type,
-                make_sample,
-                options.seconds,
-            )
+            row |= tried(classes[model_type], model_type, TASKS[task], options.seconds)
             rows.append(row)
             print(row, file=sys.stderr, flush=True)
-            save(options.output, content)
+            if options.only is None:
+                rows.sort(key=lambda row: [*TASKS].index(row["task"]))
+                save(options.output, content)
     print(coverage(rows))
 
 
+class Task(NamedTuple):
+    """One kind of models, and how they are trained."""
+
+    mapping: str
+    """The table of transformers that lists the models."""
+
+    sample: Callable[[Any], Any]
+    """Makes a batch from a model's configuration."""
+
+    config: Callable[[str], Any] = lambda model_type: shallow_config(model_type)
+    """Makes the configuration of an architecture."""
+
+    changed: Callable[[Any], Any] = lambda model: model
+    """Changes the model before it is trained."""
+
+
 def tried(
-    names: str | tuple[str, ...], model_type: str, make_sample: Callable[[Any], Any], seconds: int
+    names: str | tuple[str, ...], model_type: str, task: Task, seconds: int
 ) -> dict[str, Any]:
     """How an estimate of one architecture ended.
 
@@ -83,24 +103,23 @@ def tried(
     """
     try:
         with time_limit(seconds):
-            return estimated(names if isinstance(names, str) else names[0], model_type, make_sample)
+            return estimated(names if isinstance(names, str) else names[0], model_type, task)
     except TimeoutError as error:
         return {"outcome": "too slow", "reason": str(error)}
 
 
-def estimated(name: str, model_type: str, make_sample: Callable[[Any], Any]) -> dict[str, Any]:
+def estimated(name: str, model_type: str, task: Task) -> dict[str, Any]:
     """The same without a limit.
 
     Raises:
         TimeoutError: while an estimate is made, what a time limit around it raises.
     """
-    started = time.monotonic()
+    started = time.process_time()
     try:
-        config = transformers.AutoConfig.for_model(model_type)
-        prepare(config)
+        config = task.config(model_type)
         with torch.device("meta"):
-            model = getattr(transformers, name)(config)
-        sample = make_sample(model.config)
+            model = task.changed(getattr(transformers, name)(config))
+        sample = task.sample(config)
     except Exception as error:  # noqa: BLE001 - whatever a foreign constructor raises
         return {"outcome": "not built", "reason": _told(error)}
     setup = TrainingSetup(model, sample)
@@ -114,12 +133,13 @@ def estimated(name: str, model_type: str, make_sample: Callable[[Any], Any]) -> 
     return {
         "outcome": "estimated",
         "batch_size": estimate.batch_size,
-        "seconds": round(time.monotonic() - started, 1),
+        "seconds": round(time.process_time() - started, 1),
     }
 
 
-def prepare(config: Any) -> None:
-    """Leave a few layers of a model, as the others are alike, and name the tokens it asks for."""
+def shallow_config(model_type: str) -> Any:
+    """The default configuration with a few layers, as the others are alike, and special tokens."""
+    config = transformers.AutoConfig.for_model(model_type)
     for name, token in (("pad_token_id", PAD), ("decoder_start_token_id", PAD)):
         if getattr(config, name, None) is None:
             setattr(config, name, token)
@@ -127,12 +147,13 @@ def prepare(config: Any) -> None:
         for name in DEPTHS:
             if isinstance(getattr(config, name, None), int):
                 setattr(config, name, min(LAYERS, getattr(config, name)))
+    return config
 
 
 def texts(config: Any) -> dict[str, torch.Tensor]:
     """Tokens, each of which is to be told again."""
     text = getattr(config, "text_config", config)
-    tokens = torch.randint(10, min(text.vocab_size, 1000), (TEXTS, TOKENS))
+    tokens = torch.randint(10, min(getattr(text, "vocab_size", 1000), 1000), (TEXTS, TOKENS))
     end = getattr(text, "eos_token_id", None)
     tokens[:, -1] = end if isinstance(end, int) else PAD
     return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens}
@@ -171,17 +192,27 @@ def texts_with_classes(config: Any) -> dict[str, torch.Tensor]:
     return texts(config) | {"labels": torch.arange(TEXTS) % CLASSES}
 
 
-TASKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "causal": ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", texts),
-    "masked": ("MODEL_FOR_MASKED_LM_MAPPING_NAMES", texts),
-    "translation": ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", texts),
-    "text classes": ("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES", texts_with_classes),
-    "image classes": ("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", images),
-    "segmentation": ("MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES", maps),
-    "speech": ("MODEL_FOR_CTC_MAPPING_NAMES", speech),
-    "sound classes": ("MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES", sounds_with_classes),
+def with_adapters(model: Any) -> Any:
+    """The model with LoRA and, if it can, with checkpointing; in training mode."""
+    peft: Any = import_module("peft")
+    if model.supports_gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.enable_input_require_grads()
+    adapters = peft.LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    return peft.get_peft_model(model, adapters).train()
+
+
+TASKS = {
+    "causal": Task("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", texts),
+    "causal LoRA": Task("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", texts, small_config, with_adapters),
+    "masked": Task("MODEL_FOR_MASKED_LM_MAPPING_NAMES", texts),
+    "translation": Task("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", texts),
+    "text classes": Task("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES", texts_with_classes),
+    "image classes": Task("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", images),
+    "segmentation": Task("MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES", maps),
+    "speech": Task("MODEL_FOR_CTC_MAPPING_NAMES", speech),
+    "sound classes": Task("MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES", sounds_with_classes),
 }
-"""The table of transformers in which the models of each task stand, and what to train them with."""
 
 
 def _told(error: Exception) -> str:

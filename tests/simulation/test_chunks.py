@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from batchfinder import BatchFinderWarning, estimate_max_batch, estimate_peak_memory
+from batchfinder.simulation.libraries.trl import trl_simulated
 
 PART = 64
 WIDTH = 4096
@@ -46,3 +50,18 @@ def test_two_traced_sizes_are_enough_for_whole_batches(recwarn: pytest.WarningsR
     sample = torch.randn(2, 64), torch.randn(2, 64)
     assert estimate_max_batch(model, sample, gpu="t4").batch_size > 100_000
     assert not recwarn
+
+
+def test_trl_projects_few_full_tiles_at_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("trl.tiles")
+    code = (
+        "TOKEN_CHUNK_SIZE = 4\n_use_triton = lambda device: False\n"
+        "def tiles(tokens): return [*range(0, tokens, TOKEN_CHUNK_SIZE)]"
+    )
+    exec(code, vars(module))
+    monkeypatch.setitem(sys.modules, "trl.tiles", module)
+    with trl_simulated():
+        assert module._use_triton("cpu")
+        assert module.tiles(3) == [0]
+        assert module.tiles(1001) == [0, 997, 997]
+    assert module.tiles(9) == [0, 4, 8]

@@ -22,16 +22,23 @@ _SPLIT_KEYS = 64
 _ENOUGH_HEADS = 200  # over all examples; keys are split into at most this number / heads parts
 
 
-def flash_backward_bytes(query: Tensor) -> list[int]:
-    """Return the bytes of the gradient's row sums and of the query's fp32 gradient, used together.
+def flash_backward_bytes(query: Tensor, key: Tensor) -> list[int]:
+    """Return the bytes that the backward pass of flash attention uses, all at once.
+
+    They are the gradient's row sums and the query's fp32 gradient. If several heads share a key,
+    the gradients of keys and values exist for each head too, before they are added up.
 
     Args:
         query: the queries, ``(batch, heads, length, head size)``.
+        key: the keys, with the same order of dimensions.
     """
     batch, heads, length, head_size = query.shape
     rows = batch * heads * round_up(length, 128)
     width = round_up(head_size, 32 if head_size <= 128 else 64)
-    return [rows * _FLOAT_BYTES, rows * width * _FLOAT_BYTES]
+    sizes = [rows * _FLOAT_BYTES, rows * width * _FLOAT_BYTES]
+    if key.size(1) != heads:
+        sizes += [batch * heads * key.size(2) * head_size * query.element_size()] * 2
+    return sizes
 
 
 def efficient_forward_bytes(query: Tensor, value: Tensor) -> int:

@@ -177,7 +177,7 @@ def _logits(recorder: Recorder, args: Any, output: Any) -> None:
 def _flash_backward(recorder: Recorder, args: Any, output: Any) -> None:
     # The kernel reads these by rows of heads.
     read = [x for x in (args[0], args[4]) if not x.transpose(1, 2).is_contiguous()]
-    take(recorder, [*map(size_of, read), *flash_backward_bytes(args[1])])
+    take(recorder, [*map(size_of, read), *flash_backward_bytes(*args[1:3])])
 
 
 def _efficient(recorder: Recorder, args: Any, output: Any) -> None:

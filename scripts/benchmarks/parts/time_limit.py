@@ -10,17 +10,17 @@ from types import FrameType
 
 @contextmanager
 def time_limit(seconds: int) -> Iterator[None]:
-    """Raise TimeoutError, which says how long it was, in what runs longer.
+    """Raise TimeoutError, which says how long it was, in what uses the processor longer.
 
     Again each second, as an exception in a finalizer is not passed on.
     """
 
     def give_up(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError(f"more than {seconds} s")
+        raise TimeoutError(f"more than {seconds} CPU seconds")
 
-    signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1)
+    signal.signal(signal.SIGPROF, give_up)
+    signal.setitimer(signal.ITIMER_PROF, seconds, 1)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from batchfinder.errors import StepError
 from batchfinder.estimator import estimate_peak_memory
 from batchfinder.simulation.kernels.attention import AttentionBackend, choose_backend
+from batchfinder.simulation.kernels.attention_memory import flash_backward_bytes
 from batchfinder.units import MIB
 
 LENGTH = 1024
@@ -92,3 +93,9 @@ def test_where_no_kernel_is_left_the_step_fails_as_it_would_on_the_gpu() -> None
     with pytest.raises(StepError, match=r"^No available kernel .*9\.0.*test_attention\.py:\d+"):
         peak_bytes(allowed)
     assert peak_bytes(allowed, precision="bf16") < SCORES
+
+
+def test_shared_keys_have_gradients_for_each_head_during_flash_attention() -> None:
+    query = torch.empty(2, 4, 128, 64, dtype=torch.bfloat16, device="meta")
+    alone, shared = (flash_backward_bytes(query, query[:, :heads]) for heads in (4, 2))
+    assert shared == [*alone, 2 * 4 * 128 * 64 * 2, 2 * 4 * 128 * 64 * 2]
