@@ -286,6 +286,19 @@ def counted_peaks(rows: Sequence[Row]) -> str:
     return markdown_table(header, lines)
 
 
+def language_model_errors(rows: Sequence[Row]) -> str:
+    """Show the median and 90th percentile of the errors of estimates, over all sources."""
+    errors = sorted(
+        abs(row["batchfinder_gib"] / row["measured_gib"] - 1)
+        for row in rows
+        if row["kind"] in ("allocated", "process") and row.get("batchfinder_gib")
+    )
+    ninetieth = errors[9 * len(errors) // 10]
+    return (
+        f"median error {median(errors):.1%}, 90th percentile {ninetieth:.1%}, {len(errors)} figures"
+    )
+
+
 def language_models(sources: Mapping[str, Row]) -> str:
     """Show the errors of estimates of fine-tuning, next to those of two others, by source."""
     names = ("batchfinder", "formula", "accelerate")

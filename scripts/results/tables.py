@@ -52,7 +52,7 @@ def headlines() -> str:
         load(name)["searches"] for name in ("search_counted", "search_counted_from_estimate")
     )
     cpu, others = load("search_cpu")["cases"], load("peers_counted")["cases"]
-    trained, tried = [*load("models")["models"].values()], load("faults")["faults"]
+    tried, tuned = load("faults")["faults"], load("llm")["rows"]
     brackets, peaks = load("estimate_brackets_rtx3090"), load("estimate_peaks_a100")
     died = sum(
         not found.get("survived", True)
@@ -91,7 +91,6 @@ def headlines() -> str:
             "peers_counted",
         ),
         ("CPU: answers that train 50 steps", share(cpu, "survives"), "search_cpu"),
-        ("CPU: models of Transformers and timm", share(trained, "survives"), "models"),
         ("Faults survived (crashes, hangs, signals ...)", share(tried, "survived"), "faults"),
         (
             "Estimate in the published bracket (timm, RTX 3090)",
@@ -104,6 +103,11 @@ def headlines() -> str:
                 peaks["line"], r"median (\S+), p90 (\S+),", "median error {0}, 90th percentile {1}"
             ),
             "estimate_peaks_a100",
+        ),
+        (
+            "Estimated memory of fine-tuning language models (published, T4, A100, L40S)",
+            show.language_model_errors(tuned),
+            "llm",
         ),
     ]
     rows = [
