@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchfinder.errors import UsageError, UserCodeError, warn_of
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.place import prices_for
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds
 from batchfinder.search.deadline import deadline_in
@@ -179,6 +180,7 @@ def find_max_batch(
                 multiple_of=bounds[2],
                 on_probe=on_probe,
                 measures_throughput=throughput,
+                prices=prices_for(prober),
                 deadline=deadline,
                 head_start=HeadStart(
                     estimate if start_from_estimate else None, rehearsal_of(prober, confirm_steps)

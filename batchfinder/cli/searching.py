@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from batchfinder.cli.signals import TIME_IS_UP, terminated_as_ctrl_c
 from batchfinder.errors import BatchFinderError, TimeLimitError
+from batchfinder.probing.place import prices_for
 from batchfinder.reporting.terminal import TerminalReporter
 from batchfinder.results.probe import Probe
 from batchfinder.results.remembered import Remembered
@@ -98,7 +99,7 @@ def search_in_terminal(
                         on_probing=reporter.probing,
                         on_probe=on_probe,
                         head_start=make_head_start(prober),
-                        prices=prices,
+                        prices=prices or prices_for(prober),
                         deadline=deadline,
                         measures_throughput=measures_throughput,
                         remembered=recall(prober),

@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from batchfinder.results.result import BatchSizeResult
-from batchfinder.search.prober import Recording
+from batchfinder.search.plan import Prices
+from batchfinder.search.prober import Prober, Recording
+
+# Prices of a search whose batches vary in length, on a caching allocator. A confirmation that fits
+# runs CACHING_VARIED_STEPS; one that fails does so in step 1 to 3. Fragmentation costs about 1 %
+# besides VARIED_ROOM (probing/steadiness.py). Within 2.5 %, the order of the batches decides.
+VARIED_PRICES = Prices(confirm=5, resolution=0.025, room=0.06)
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,12 @@ def may_expand(device: str) -> bool:
     settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF", "")
     is_on = "expandable_segments:True" in settings.replace(" ", "")
     return device.startswith("cuda") and not is_on
+
+
+def prices_for(prober: Prober) -> Prices | None:
+    """Return the prices of a prober's moves if its batches vary in length; else None."""
+    varies = isinstance(prober, AtPlace) and prober.place.confirms_afresh
+    return VARIED_PRICES if varies and prober.is_repeatable else None
 
 
 class AtPlace:

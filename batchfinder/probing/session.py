@@ -6,6 +6,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ from batchfinder.probing.devices.oom_table import Tier
 from batchfinder.probing.host import make_on_host
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.recording import recording
-from batchfinder.probing.steadiness import PeakWatch, left_behind
+from batchfinder.probing.steadiness import PeakWatch, left_behind, with_room
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import IN_VALIDATION, LEAK_WARNING, THRASHING_NOTE
 from batchfinder.training.modes.forward_step import STEP_OF_MODE
@@ -144,10 +145,11 @@ class ProbeSession:
     def _run(self, batch_size: int, confirm: bool) -> Run:
         run = Run()
         handled = sys.exc_info()[1]  # the caller handles it: not an error of the step
+        varies = self.batches.varies and self.device.leaves_no_trace
+        limit = self.device.limited_to(with_room(self.budget_bytes)) if varies else nullcontext()
         try:
-            with torch.inference_mode(False), torch.enable_grad():
-                steps = self._confirm if confirm else self._probe
-                steps(batch_size, run)
+            with torch.inference_mode(False), torch.enable_grad(), limit:
+                (self._confirm if confirm else self._probe)(batch_size, run)
                 self._step_of_setup.check_loss()
                 self._step_of_setup.check_optimizers()
         except Exception as error:
@@ -235,10 +237,7 @@ class ProbeSession:
             headroom_bytes=self.budget_bytes / (1 - self.options.headroom) - self.budget_bytes,
             batches_vary=self.batches.varies,
         )
-        with (
-            self.device.limited_to(watch.allowed_bytes),
-            recording(None if self.batches.varies else self.device.torch_device) as recorder,
-        ):
+        with recording(None if self.batches.varies else self.device.torch_device) as recorder:
             for _ in range(watch.most_steps):
                 batch = partial(next_batch, watch.batch_number)
                 watch.note(self._step(batch_size, batch, run), run.allocation_retries)

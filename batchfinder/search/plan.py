@@ -34,11 +34,13 @@ class Prices:
             expected size. The prober may correct it while a search runs.
         resolution: the least width of the final bracket, as a share of the size. A narrower one is
             not worth a move.
+        room: the share of the budget that steps leave free. It guides the belief.
     """
 
     confirm: float = 3
     launch: float = 0
     resolution: float = 0
+    room: float = 0
 
 
 class Move(NamedTuple):

@@ -133,7 +133,7 @@ def search(
         first,
         last,
         multiple_of,
-        budget_bytes,
+        round(budget_bytes * (1 - prices.room)),
         is_repeatable=is_repeatable,
         coarseness=prices.resolution,
     )
