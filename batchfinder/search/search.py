@@ -49,8 +49,8 @@ CLOSE, APPROACH, SURE_GROWTH, NOISE = 0.5, 0.75, 4, 1 / 1000
 REPEATABLE_STEPS, UNREPEATABLE_STEPS = 3, 6
 
 # The probes that a search may use beyond those that bisection needs. After that it bisects, or, if
-# nothing failed and there is no maximum, grows by OPEN_GROWTH after OPEN_PROBES probes.
-SPARE_PROBES, OPEN_PROBES, OPEN_GROWTH = 8, 12, 4
+# nothing failed and there is no maximum, grows by BLIND_GROWTH after OPEN_PROBES probes.
+SPARE_PROBES, OPEN_PROBES = 8, 12
 
 OVERSHOOT = 1.05  # times the predicted answer: a size that should fail
 
@@ -176,7 +176,7 @@ def _opening(known: Bracket, *, is_open: bool) -> Move | None:
         return _at(known, known.ran * min(max(growth, 2), SECOND_GROWTH))
     spare = _spare_probes(known, is_open=is_open)
     if known.failure is None and is_open:
-        return _at(known, known.ran * OPEN_GROWTH) if spare < 0 else None
+        return _at(known, known.ran * BLIND_GROWTH) if spare < 0 else None
     if spare == 0 and known.failure is None:
         # Bisection up to a requested maximum would cost far more than one size that should fail.
         end = lines_of(known)[0].end

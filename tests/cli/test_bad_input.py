@@ -57,7 +57,11 @@ def error_of(done: Result) -> str:
             for seconds in ("0", "nan", "inf")
         ),
         (("--global-batch-size", "0"), "--global-batch-size must be at least 1, not 0"),
-        (("--noise-scale",), "a repeated sample has none. Try --loader FILE.py:FUNCTION"),
+        (
+            ("--noise-scale",),
+            "--noise-scale compares gradients of different examples in one process, and a repeated "
+            "sample has none. Try --loader FILE.py:FUNCTION, without --strategy.",
+        ),
         (
             ("--headroom", "100"),
             "--headroom is a percentage from 0 to below 100, not '100'",

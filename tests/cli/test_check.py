@@ -38,7 +38,7 @@ def test_a_budget_of_memory_decides_too() -> None:
     ended = check(SMALL, "--gpu", "t4", "--batch-size", "4", "--max-memory", "100MiB")
 
     assert ended.exit_code == 3
-    assert "A step may use 1.0 GiB" in ended.stdout
+    assert "A step may use 100.0 MiB" in ended.stdout
 
 
 @pytest.mark.parametrize(
