@@ -258,7 +258,9 @@ def described(target: str, setup: TrainingSetup, **options: Any) -> str:
         for kind in ("4bit", "8bit")
         if getattr(model, f"is_loaded_in_{kind}", False)
     )
+    checkpointing = "with" if options.get("checkpointing") else "without"
     parts.append(f"{options.get('precision', 'bf16')}, as a Trainer runs it")
+    parts.append(f"{checkpointing} checkpointing")
     if not parameters[0].is_meta:
         parts.append("random weights")
     return ", ".join(parts)
