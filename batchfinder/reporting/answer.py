@@ -78,7 +78,11 @@ def details(
         lines.append(f"The search cost as much as {cost} steps at the size found.")
     if verbose and result.seconds_by_part:
         parts = sorted(result.seconds_by_part.items(), key=lambda part: -part[1])
-        told = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts)
+        told = ", ".join(
+            f"{name} {format_seconds(seconds)}"
+            for name, seconds in parts
+            if seconds or name == "rest"
+        )
         lines.append(f"Time: {told}")
     return lines
 

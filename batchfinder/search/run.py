@@ -175,6 +175,4 @@ def _seconds_by_part(
     steps = sum(probe.seconds for probe in probes)
     parts = {"steps": steps, "estimate": estimate_seconds, **prober.seconds_by_part}
     parts["rest"] = max(0.0, seconds - sum(parts.values()))
-    return {
-        name: round(part, 3) for name, part in parts.items() if part >= 0.0005 or name == "rest"
-    }
+    return {name: round(part, 3) for name, part in parts.items()}
