@@ -105,7 +105,7 @@ def headlines() -> str:
             "estimate_peaks_a100",
         ),
         (
-            "Estimated memory of fine-tuning language models (published, T4, A100, L40S)",
+            "Estimated memory against published fine-tuning of language models",
             show.language_model_errors(tuned),
             "llm",
         ),

@@ -59,7 +59,7 @@ def gpu_of(row: Row) -> Gpu:
         UnknownRowError: the GPU is not known.
     """
     name = re.sub(r"-SXM4-|Tesla", " ", row["gpu"])
-    name = re.sub(r"(\d+) ?GB?\b", r"\1GB", name).strip()
+    name = re.sub(r"(?<=\s)(\d+) ?GB?\b", r"\1GB", name).strip()
     try:
         if not name and kind_of(row) == "process" and "reserved" not in row["metric"]:
             raise UnknownRowError("the GPU is not given")
