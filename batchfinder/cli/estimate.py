@@ -15,7 +15,7 @@ from typing import Any
 import click
 import torch
 
-from batchfinder.cli.language_models import is_language_model, of_language_model
+from batchfinder.cli.language_models import of_language_model
 from batchfinder.cli.output import deliver
 from batchfinder.cli.world_sizes import estimate_on_cluster
 from batchfinder.errors import BatchFinderError, UsageError, UserCodeError
@@ -43,6 +43,7 @@ from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.training.arguments import parse_arguments
 from batchfinder.training.loading import load_setup
 from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.user_module import is_language_model
 from batchfinder.training.user_traceback import user_traceback
 from batchfinder.units import format_bytes, parse_bytes, parse_percentage
 

@@ -37,11 +37,6 @@ LANGUAGE_MODEL_OPTIONS = (
 )
 
 
-def is_language_model(target: str) -> bool:
-    """Return True if a target names a configuration, as in ``hf:gpt2``."""
-    return target.startswith("hf:")
-
-
 def of_language_model(
     target: str, precision: str, options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[int], str]:
@@ -59,6 +54,8 @@ def of_language_model(
     Raises:
         UsageError: an option is given for another target, or a length is no number.
     """
+    from batchfinder.training.user_module import is_language_model  # late: --help must be fast
+
     given: dict[str, Any] = {
         "lora": options["lora"],
         "quantize": "4bit" if options["four_bit"] else None,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from batchfinder.errors import SampleError
 from batchfinder.training.completion import completed
-from batchfinder.training.frameworks.language_model import PREFIX, described, maker_of
+from batchfinder.training.frameworks.language_model import described, maker_of
 from batchfinder.training.input_spec import parse_input_spec
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.target import (
@@ -16,6 +16,7 @@ from batchfinder.training.target import (
     load_target,
     refuse_unknown_arguments,
 )
+from batchfinder.training.user_module import is_language_model
 
 
 def load_setup(
@@ -47,7 +48,7 @@ def load_setup(
     """
     remarks: list[str] = []
     is_given = any(value is not None for value in (sample, input_spec, loader))
-    if target.startswith(PREFIX):
+    if is_language_model(target):
         make = maker_of(target)
         refuse_unknown_arguments(target, arguments, make)
         setup: TrainingSetup = call_with_arguments(make, arguments)

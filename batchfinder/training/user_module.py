@@ -17,6 +17,9 @@ from types import ModuleType
 
 from batchfinder.errors import TargetError, UsageError
 
+# Starts a target that names a language model's configuration instead of a function.
+PREFIX = "hf:"
+
 
 def load_module(place: str) -> ModuleType:
     """Load a file or a module without running its ``if __name__ == "__main__"`` block.
@@ -37,6 +40,11 @@ def load_module(place: str) -> ModuleType:
     return _load_file(place) if _names_file(place) else _import_module(place)
 
 
+def is_language_model(target: str) -> bool:
+    """Return True if a target names a language model's configuration, as in ``hf:gpt2``."""
+    return target.startswith(PREFIX)
+
+
 def check_target(target: str) -> None:
     """Check a target as far as that needs neither PyTorch nor the user's code.
 
@@ -46,7 +54,7 @@ def check_target(target: str) -> None:
     Raises:
         UsageError: the text is not a target, or there is no such file.
     """
-    if not target.startswith("hf:"):
+    if not is_language_model(target):
         place, _ = split_target(target)
         if _names_file(place):
             existing_file(place)

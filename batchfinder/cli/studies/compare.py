@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from batchfinder.cli.estimate import FOUND, NOTHING_FITS, for_estimates, gpus_of, user_errors
-from batchfinder.cli.language_models import is_language_model, of_one_length
+from batchfinder.cli.language_models import of_one_length
 from batchfinder.cli.output import deliver
 from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import UsageError
@@ -30,6 +30,7 @@ from batchfinder.studies.study import Study, study_of
 from batchfinder.training.arguments import parse_arguments
 from batchfinder.training.loading import load_setup
 from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.user_module import is_language_model
 from batchfinder.units import format_seconds, parse_bytes, parse_percentage
 
 

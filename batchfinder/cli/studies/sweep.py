@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from batchfinder.cli.estimate import FOUND, NOTHING_FITS, for_estimates, gpus_of, user_errors
-from batchfinder.cli.language_models import is_language_model, of_language_model
+from batchfinder.cli.language_models import of_language_model
 from batchfinder.cli.output import deliver
 from batchfinder.errors import UsageError
 from batchfinder.probing.options import ProbeOptions
@@ -29,7 +29,7 @@ from batchfinder.training.arguments import parse_arguments
 from batchfinder.training.loading import load_setup
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.target import load_function
-from batchfinder.training.user_module import load_module
+from batchfinder.training.user_module import is_language_model, load_module
 from batchfinder.units import parse_bytes, parse_percentage
 
 

@@ -27,8 +27,8 @@ from batchfinder.training.frameworks.quantization import (
 from batchfinder.training.frameworks.transformers_trainer import in_precision
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.source import KeptUntil, StepSource
+from batchfinder.training.user_module import PREFIX
 
-PREFIX = "hf:"
 METHODS = ("full", "lora", "qlora", "dpo")
 ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "batchfinder_unmasked"}
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
