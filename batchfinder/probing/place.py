@@ -30,10 +30,7 @@ class Place:
         versions: versions of batchfinder, Python, PyTorch and so on that the answer depends on.
         limit_warning: a warning that the budget cannot be enforced; None if it can.
         facts: facts that ranks training together must have in common, by their name in messages.
-        confirms_afresh: True if each confirmation needs a new process, because batches of varying
-            length fit at larger sizes in a process that has trained before. With TRL's SFTTrainer
-            it was 785 there and 727 in new ones; training died at 785 and at 800, and ran at 760
-            (set-up sft-24 of scripts/benchmarks/parts/setup_list.py).
+        batches_vary: True if the batches of a training differ in shape from step to step.
     """
 
     device: str
@@ -44,7 +41,7 @@ class Place:
     versions: Mapping[str, str]
     limit_warning: str | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
-    confirms_afresh: bool = False
+    batches_vary: bool = False
 
 
 def may_expand(device: str) -> bool:
@@ -60,7 +57,7 @@ def may_expand(device: str) -> bool:
 
 def prices_for(prober: Prober) -> Prices | None:
     """Return the prices of a prober's moves if its batches vary in length; else None."""
-    varies = isinstance(prober, AtPlace) and prober.place.confirms_afresh
+    varies = isinstance(prober, AtPlace) and prober.place.batches_vary
     return VARIED_PRICES if varies and prober.is_repeatable else None
 
 

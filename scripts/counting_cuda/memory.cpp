@@ -32,6 +32,7 @@ constexpr size_t kAddresses = size_t(1) << 46;
 constexpr size_t kPage = size_t(2) << 20;  // the device hands out memory in whole pages
 constexpr size_t kLargestRealCopy = size_t(64) << 20;
 constexpr size_t kContextBytes = size_t(450) << 20;
+constexpr size_t kNumber = 8;  // the bytes of a number that Python reads, at most
 constexpr int kProcesses = 512;
 
 struct Process {
@@ -46,6 +47,7 @@ struct Piece {
 std::mutex mutex;
 std::map<size_t, Piece> blocks;    // by address
 std::map<size_t, Piece> physical;  // by handle, of memory that is mapped page by page
+std::map<size_t, size_t> copies;   // by address: bytes of the last copy to it
 size_t first_address = 0, next_address = 0;
 Process* processes = nullptr;
 Process* self = nullptr;
@@ -111,6 +113,20 @@ size_t addresses(size_t bytes) {
 bool is_on_device(const void* p) {
   return first_address && size_t(p) >= first_address && size_t(p) < first_address + kAddresses;
 }
+// Kernels write nothing, so a number that one computed would be read from what an earlier tensor
+// left at its address: mask.all(), read as True, takes other ways through a model. A number is one
+// that was copied there only if the last copy to its address had the same size.
+bool is_result_of_kernel(const void* p, size_t bytes) {
+  if (bytes > kNumber || !is_on_device(p)) return false;
+  std::lock_guard<std::mutex> guard(mutex);
+  const auto copy = copies.find(size_t(p));
+  return copy == copies.end() || copy->second != bytes;
+}
+void note_copy(const void* to, size_t bytes) {
+  if (!is_on_device(to)) return;
+  std::lock_guard<std::mutex> guard(mutex);
+  copies[size_t(to)] = bytes;
+}
 
 }  // namespace
 
@@ -169,8 +185,10 @@ API cudaError_t cudaHostAlloc(void** out, size_t bytes, unsigned) {
 API cudaError_t cudaFreeHost(void* p) { free(p); return cudaSuccess; }
 API cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
   NEEDS_CONTEXT();
-  if (bytes <= kLargestRealCopy) memmove(to, from, bytes);
+  if (is_result_of_kernel(from, bytes)) memset(to, 0, bytes);
+  else if (bytes <= kLargestRealCopy) memmove(to, from, bytes);
   else if (!is_on_device(to)) memset(to, 0, bytes);
+  note_copy(to, bytes);
   return cudaSuccess;
 }
 API cudaError_t cudaMemcpyAsync(

@@ -125,7 +125,7 @@ class Here:
             versions=versions(),
             limit_warning=self._device.limit_warning,
             facts=facts,
-            confirms_afresh=self._batches.varies,
+            batches_vary=self._batches.varies,
         )
         return self.place
 

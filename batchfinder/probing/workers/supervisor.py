@@ -22,11 +22,6 @@ NOT_CLEAN_WARNING = (
     "Try batchfinder find, which has a fresh process for each probe"
 )
 
-USED_PROCESS_WARNING = (
-    "batches vary in length, and all sizes ran in this process, where more fits than in a new one: "
-    "the answer may be too large. Try batchfinder find, which proves it in a new process."
-)
-
 
 class Supervisor(AtPlace):
     """Tries sizes with a worker; see :class:`~batchfinder.search.prober.Prober`.
@@ -54,14 +49,13 @@ class Supervisor(AtPlace):
         self.seconds_by_part = {"loading": 0.0, "restoring": 0.0}
         self._estimate_order = estimate
         self._is_fit = self._is_used = False
-        self._proved_here = 0  # the size that the worker confirmed first of all since it started
         try:
             self.settle(self._start())
         except BaseException:
             self.close()
             raise
         # Steps of different shapes cannot be replayed.
-        if self.place.device.startswith("cuda") and not self.place.confirms_afresh:
+        if self.place.device.startswith("cuda") and not self.place.batches_vary:
             self.recordings = {}
 
     @property
@@ -104,8 +98,7 @@ class Supervisor(AtPlace):
         attempt = self._attempt(batch_size, confirm)
         # A worker may die for reasons other than the size. It may also run out of memory because an
         # earlier probe left memory in use. So only a second failure, in a fresh worker, counts.
-        doubtful = self._is_doubtful(attempt)
-        if (doubtful or self._needs_proof(attempt)) and self.worker.is_replaceable:
+        if self._is_doubtful(attempt) and self.worker.is_replaceable:
             self._is_fit = False
             attempt = self._attempt(batch_size, confirm)
         elif attempt.is_doubtful:
@@ -115,21 +108,9 @@ class Supervisor(AtPlace):
     def _is_doubtful(self, attempt: Attempt) -> bool:
         return attempt.is_doubtful
 
-    def _needs_proof(self, attempt: Attempt) -> bool:
-        """Return True for a confirmation that may fit only because its process trained before."""
-        probe = attempt.probe
-        first = probe.batch_size == self._proved_here
-        return self.place.confirms_afresh and probe.confirmed and probe.fits and not first
-
     def _attempt(self, batch_size: int, confirm: bool) -> Attempt:
-        # A used process favors a size where batches vary. A size above a proved one likely fails,
-        # and a failure there counts.
-        needs_new = not self.place.is_repeatable or (
-            self.place.confirms_afresh and not 0 < self._proved_here < batch_size
-        )
-        if self.worker.is_replaceable and (
-            not self._is_fit or (confirm and self._is_used and needs_new)
-        ):
+        needs_new = confirm and self._is_used and not self.place.is_repeatable
+        if self.worker.is_replaceable and (needs_new or not self._is_fit):
             self._start()
         self._is_fit = False  # in case an error is raised
         attempt = self.worker.attempt(batch_size, confirm)
@@ -139,8 +120,6 @@ class Supervisor(AtPlace):
     def _take_note(self, attempt: Attempt) -> None:
         """Update the state after an attempt, for this worker and for later ones."""
         self._is_fit = attempt.is_reusable
-        if not self._is_used and attempt.probe.confirmed and attempt.probe.fits:
-            self._proved_here = attempt.probe.batch_size
         self._is_used = True
         self.notes.add(*attempt.warnings)
         self.seconds_by_part["restoring"] += attempt.restoring_seconds
@@ -159,13 +138,10 @@ class Supervisor(AtPlace):
     def _take_note_of_start(self, place: Place) -> None:
         self.notes.add(*self.worker.warnings)
         self.notes.add(*([place.limit_warning] if place.limit_warning else []))
-        if place.confirms_afresh and place.is_repeatable and not self.worker.is_replaceable:
-            self.notes.add(USED_PROCESS_WARNING)
         # Later workers get the same budget, even if other processes use more memory by then.
         self.options = replace(self.options, budget_bytes=place.budget_bytes)
         self._is_fit = True
         self._is_used = False
-        self._proved_here = 0
 
     def _blame_the_size(self, problem: UserCodeError) -> None:
         """Raise BatchTooSmallError if a batch of 2 runs: the code may squeeze a batch of 1."""
