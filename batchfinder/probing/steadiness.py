@@ -21,9 +21,9 @@ VARIED_STEPS = 8
 CACHING_VARIED_STEPS = 5
 
 # Fraction of the budget kept free on a caching allocator if batches vary in length, because other
-# orders of the same batches need more. With BERT, 20 orders of batches were tried, 30 steps each: at
-# batch size 124 of set-up varying-bert-24 (scripts/benchmarks/parts/setup_list.py) one ran out of
-# memory, at 127 fifteen did. With 5 % free, 123 is confirmed there.
+# orders of the same batches need more. With BERT, 20 orders of batches were tried, 30 steps each.
+# At batch size 124 of set-up varying-bert-24 (scripts/benchmarks/parts/setup_list.py) one ran out
+# of memory, at 127 fifteen did. With 5 % free, 123 is confirmed there.
 VARIED_ROOM = 0.05
 
 # A size that flushes the allocator's cache in this many steps in a row is assumed to do so in all.
