@@ -39,6 +39,7 @@ from batchfinder.search.bounds import Bounds
 from batchfinder.search.conclusion import conclude, memory_model_of, stopped_early
 from batchfinder.search.head_start import HeadStart
 from batchfinder.search.run import run_search
+from batchfinder.search.search import Guess
 from batchfinder.simulation.guess import guess_batch_size
 
 TARGETS = Path(__file__).parent / "targets"
@@ -238,7 +239,7 @@ def no_estimate(*_: object) -> tuple[int | None, list[str]]:
 @pytest.mark.parametrize("size", [88, 90, None])
 def test_what_two_small_confirmations_tell_is_confirmed_next(size: int | None) -> None:
     prober = FakeProber()
-    start = HeadStart(rehearse=lambda: size)
+    start = HeadStart(rehearse=lambda: Guess(size) if size else None)
 
     result = run_search(prober, head_start=start)
 

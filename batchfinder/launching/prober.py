@@ -24,6 +24,7 @@ from batchfinder.results.version import VERSION
 from batchfinder.search.head_start import HeadStart
 from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Recording
+from batchfinder.search.search import Guess
 from batchfinder.simulation.allocator.caching import AllocatorSettings
 from batchfinder.simulation.rehearsal import rehearsed
 
@@ -107,7 +108,7 @@ class LaunchProber:
         """
         return HeadStart(rehearse=self._rehearse) if self._recordings else None
 
-    def _rehearse(self) -> int | None:
+    def _rehearse(self) -> Guess | None:
         settings = AllocatorSettings.of_this_process(self._template.environment)
         return rehearsed(self._recordings, self.budget_bytes, settings, self._options.steps)
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.prober import Prober
-from batchfinder.search.search import MakeGuess
+from batchfinder.search.search import Guess, MakeGuess
 
 MakeEstimate: TypeAlias = Callable[[str, int, Bounds], tuple[int | None, list[str]]]
 """``estimate(device, budget_bytes, bounds)`` returns the expected size, None if it is unknown, and
@@ -24,8 +24,8 @@ class HeadStart:
 
     Args:
         estimate: makes the simulated estimate; None if the user did not ask for it.
-        rehearse: replays the memory requests of two small confirmations, and returns the largest
-            size that fits, or None. Itself None if nothing is recorded.
+        rehearse: replays the memory requests of two small confirmations to guess the largest size
+            that fits. None if nothing is recorded.
 
     Attributes:
         batch_size: the simulated estimate; None before it is made, or if there is none.
@@ -36,7 +36,7 @@ class HeadStart:
     def __init__(
         self,
         estimate: MakeEstimate | None = None,
-        rehearse: Callable[[], int | None] | None = None,
+        rehearse: MakeGuess | None = None,
     ) -> None:
         self._estimate = estimate
         self._rehearse = rehearse
@@ -59,20 +59,20 @@ class HeadStart:
         if not self._estimate and not self._rehearse:
             return None
 
-        def guess() -> int | None:
+        def guess() -> Guess | None:
             started = time.monotonic()
-            size = self._guess(prober, bounds)
+            found = self._guess(prober, bounds)
             self.seconds += time.monotonic() - started
-            return size
+            return found
 
         return guess
 
-    def _guess(self, prober: Prober, bounds: Bounds) -> int | None:
+    def _guess(self, prober: Prober, bounds: Bounds) -> Guess | None:
         if self._estimate is not None:
             if prober.device.partition(" ")[0] == "cpu":
                 self.notes = ["the search started without an estimate: there is none for the CPU"]
                 return None
             found = self._estimate(prober.device, prober.budget_bytes, bounds)
             self.batch_size, self.notes = found
-            return self.batch_size
+            return Guess(self.batch_size) if self.batch_size else None
         return self._rehearse() if self._rehearse else None

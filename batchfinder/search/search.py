@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from batchfinder.results.probe import Probe
 from batchfinder.results.result import Status
@@ -24,9 +24,21 @@ from batchfinder.search.plan import Move, Prices, candidates, plan
 RunProbe: TypeAlias = Callable[[int, bool], Probe]
 """``run(batch_size, confirm) -> Probe``: all that the search knows about running a size."""
 
-MakeGuess: TypeAlias = Callable[[], "int | None"]
-"""``guess() -> batch size``: a guess of the answer that does not come from the readings so far, or
-None."""
+
+class Guess(NamedTuple):
+    """A guess of the answer that does not come from the readings so far.
+
+    Attributes:
+        size: the batch size.
+        is_sure: False if a recording of a larger size would show better where memory runs out.
+    """
+
+    size: int
+    is_sure: bool = True
+
+
+MakeGuess: TypeAlias = Callable[[], "Guess | None"]
+"""``guess()`` returns a guess, or None."""
 
 # Host memory is not limited, so growth per probe is capped. A size is at most this many times the
 # largest that has run, if the memory was seen to rise, and if it was not.
@@ -39,6 +51,10 @@ SECOND_GROWTH = 64
 # and with expensive launches.
 REHEARSED = 1 / 8
 LARGEST_REHEARSED = 1 / 2
+
+# While a guess is unsure, another size is recorded: at most this share of the guess, and no more
+# than this many in all.
+RECORDED_AGAIN, MOST_RECORDED = 1 / 3, 4
 
 # Until a size above CLOSE times the predicted answer has run, a reading at APPROACH times pays for
 # itself. Where lines are unsure, sizes grow by SURE_GROWTH. Small sizes are trusted to the share
@@ -147,8 +163,9 @@ def search(
             share = min(LARGEST_REHEARSED, REHEARSED * (1 + prices.launch))
             move = _rehearsal(known, share) or move
         if move is None and guess is not None and known.failure is None:
-            estimate = guess()
-            move = _at_guess(known, estimate, rehearses)
+            found = guess()
+            estimate = found and found.size
+            move = _at_guess(known, found, rehearses)
             # Guess again later: recordings of a larger size are more exact.
             estimate, guess = (estimate, guess if rehearses else None) if move else (None, None)
         move = move or _planned(known, prices, estimate, is_open=largest is None)
@@ -215,16 +232,21 @@ def _rehearsal(known: Bracket, share: float) -> Move | None:
     return Move(size, True) if size < min(end, known.high) else None
 
 
-def _at_guess(known: Bracket, guess: int | None, rehearses: bool) -> Move | None:
-    """Return the confirmation of a guess; None if it is of no use."""
+def _at_guess(known: Bracket, guess: Guess | None, rehearses: bool) -> Move | None:
+    """Return the confirmation of a guess, or of a size that makes it sure; None if of no use."""
     if guess is None:
         return None
-    if rehearses and known.low == guess in known.confirmed:
+    size = guess.size
+    is_cheap = 2 * known.low <= RECORDED_AGAIN * size and len(known.confirmed) < MOST_RECORDED
+    if is_cheap and not guess.is_sure:
+        return _at(known, 2 * known.low, confirm=True)
+    above = known.low + known.resolution_at(known.low)
+    if rehearses and known.low in known.confirmed and known.low <= size < above:
         # Confirm the size above: recordings distinguish it from this one, a probe does not.
-        return _at(known, guess + known.resolution_at(guess), confirm=True)
+        return _at(known, above, confirm=True)
     # The tensors' line leaves no room for a larger answer, but recordings know better.
     most = known.high if rehearses else min(known.high, lines_of(known)[0].end + 1)
-    return _at(known, guess, confirm=True) if known.low < guess < most else None
+    return _at(known, size, confirm=True) if known.low < size < most else None
 
 
 def _planned(known: Bracket, prices: Prices, estimate: int | None, *, is_open: bool) -> Move:

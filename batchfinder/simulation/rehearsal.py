@@ -7,10 +7,11 @@ model and kernels. The simulated allocator shows whether those requests fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from batchfinder.probing.steadiness import MAX_CONFIRM_STEPS, PeakWatch
 from batchfinder.search.prober import Prober, Recording
+from batchfinder.search.search import Guess, MakeGuess
 from batchfinder.simulation.allocator.caching import (
     AllocatorSettings,
     Block,
@@ -26,8 +27,12 @@ ROUNDING_BYTES = 4096
 MOST_SKIPPED = 40
 ALIKE = 6
 
+# In a fragmented allocator a larger size may fit where a smaller does not. Sizes up to this share
+# above the end of bisection are tried too, one FINENESS-th of the size apart.
+ISLANDS, FINENESS = 0.05, 200
 
-def rehearsal_of(prober: Prober, least_steps: int) -> Callable[[], int | None] | None:
+
+def rehearsal_of(prober: Prober, least_steps: int) -> MakeGuess | None:
     """Return a function that replays a prober's recordings; None if it records nothing.
 
     Args:
@@ -45,8 +50,8 @@ def rehearsed(
     budget_bytes: int,
     settings: AllocatorSettings,
     least_steps: int = 3,
-) -> int | None:
-    """Return the largest size whose steps fit when they are replayed.
+) -> Guess | None:
+    """Guess the largest size, by whose steps fit when they are replayed.
 
     Args:
         recordings: at least two confirmations, by size; the two largest sizes are used.
@@ -55,7 +60,8 @@ def rehearsed(
         least_steps: the fewest steps of a confirmation.
 
     Returns:
-        The size; None if the recordings do not determine it.
+        The guess; None if the recordings do not determine it. It is unsure if steps of the larger
+        size made other requests than those of the smaller, as kernels differ with the size.
     """
     sizes = sorted(recordings)[-2:]
     if len(sizes) < 2 or not all(recordings[size].steps for size in sizes):
@@ -76,7 +82,10 @@ def rehearsed(
     while high - low > max(1, high // 1000):
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    step = max(1, low // FINENESS)
+    above = range(low + step, round(low * (1 + ISLANDS)), step)
+    size = next((size for size in reversed(above) if fits(size)), low)
+    return Guess(size, rehearsal.is_matched)
 
 
 class Rehearsal:
@@ -86,16 +95,21 @@ class Rehearsal:
         small, large: the two recorded batch sizes.
         recorded: the requests at the smaller size.
         model: the requests at the larger size. Its events are replayed.
+
+    Attributes:
+        is_matched: True if both sizes made the same requests, apart from their bytes.
     """
 
     def __init__(self, small: int, recorded: Recording, large: int, model: Recording) -> None:
         self._large, self._held = large, model.held
         self._steps = model.steps
         self._growth = []
+        self.is_matched = True
         for number, step in enumerate(model.steps):
             smaller = recorded.steps[min(number, len(recorded.steps) - 1)]
-            asked = [size for size in step if size >= 0]
-            pairs = paired([size for size in smaller if size >= 0], asked, large / small)
+            asked, before = ([size for size in each if size >= 0] for each in (step, smaller))
+            pairs = paired(before, asked, large / small)
+            self.is_matched &= len(before) == len(asked) and None not in pairs
             self._growth.append(
                 [
                     (size - other) / (large - small) if other is not None else size / large

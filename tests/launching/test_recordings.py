@@ -10,7 +10,7 @@ from batchfinder.launching.record import Record
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.search.plan import Prices
-from batchfinder.search.search import search
+from batchfinder.search.search import Guess, search
 
 
 class FakeRecorder:
@@ -78,7 +78,7 @@ def test_an_expensive_launch_records_up_to_half_of_the_answer_at_once() -> None:
     found = search(
         run,
         budget_bytes=7450,
-        guess=lambda: 640,
+        guess=lambda: Guess(640),
         rehearses=True,
         prices=Prices(confirm=1, launch=20, resolution=0.03),
     )

@@ -18,7 +18,7 @@ from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.result import Status
 from batchfinder.search.bounds import UNLIMITED_BATCH_SIZE, check_bounds
 from batchfinder.search.prober import Prober
-from batchfinder.search.search import Finding, search
+from batchfinder.search.search import Finding, Guess, search
 from batchfinder.units import GIB, MIB
 
 Bounds = tuple[int, "int | None", int]
@@ -29,7 +29,8 @@ def run_search(
     smallest: int = 1,
     largest: int | None = None,
     unit: int = 1,
-    guess: int | None = None,
+    guess: Guess | None = None,
+    rehearses: bool = False,
 ) -> tuple[Finding, list[Probe]]:
     probes: list[Probe] = []
 
@@ -44,7 +45,8 @@ def run_search(
         largest=largest,
         multiple_of=unit,
         is_repeatable=prober.is_repeatable,
-        guess=None if guess is None else lambda *_: guess,
+        guess=None if guess is None else lambda: guess,
+        rehearses=rehearses,
     )
     return finding, probes
 
@@ -85,16 +87,18 @@ def was_refuted(prober: FakeProber, probes: list[Probe]) -> bool:
     return any(p.batch_size in plain or p.steps > 1 for p in failures)
 
 
-guesses = st.none() | st.integers(1, 10**7)
+guesses = st.none() | st.builds(Guess, st.integers(1, 10**7), st.booleans())
 
 
 # Every device, whatever it does.
 
 
 @thoroughly
-@given(fake_probers(), search_bounds(), guesses)
-def test_a_search_keeps_its_promises(prober: FakeProber, bounds: Bounds, guess: int | None) -> None:
-    finding, probes = run_search(prober, *bounds, guess)
+@given(fake_probers(), search_bounds(), guesses, st.booleans())
+def test_a_search_keeps_its_promises(
+    prober: FakeProber, bounds: Bounds, guess: Guess | None, rehearses: bool
+) -> None:
+    finding, probes = run_search(prober, *bounds, guess, rehearses)
     the_answer_was_confirmed_and_the_size_above_it_failed(finding, probes, prober, bounds)
     no_size_was_run_twice_or_out_of_bounds(probes, bounds)
     the_search_ended_within_its_bound(probes, prober, bounds)
@@ -414,7 +418,7 @@ def test_bounds_without_a_size_are_a_usage_error(bounds: Any, message: str) -> N
 def test_the_first_large_probe_confirms_the_guess() -> None:
     prober = exact_device(990)
 
-    finding, probes = run_search(prober, guess=985)
+    finding, probes = run_search(prober, guess=Guess(985))
 
     assert story(probes)[:3] == ["1+", "6+", "985+!"]
     assert len(probes) <= 7
@@ -423,7 +427,7 @@ def test_the_first_large_probe_confirms_the_guess() -> None:
 
 @pytest.mark.parametrize("guess", [1, 3, 1100, 5000])
 def test_a_guess_however_wrong_changes_no_answer(guess: int) -> None:
-    finding, probes = run_search(exact_device(990), guess=guess)
+    finding, probes = run_search(exact_device(990), guess=Guess(guess))
 
     assert size_of(finding) == 990
     assert len(probes) <= 8
@@ -434,7 +438,7 @@ def test_a_guess_far_too_low_is_dropped_where_the_allocator_is_fragmented(guess:
     prober = exact_device(1000, fixed_share=0.75)
     prober.reserved_extra, prober.noise = 0.02, 0.002
 
-    finding, probes = run_search(prober, guess=guess)
+    finding, probes = run_search(prober, guess=Guess(guess))
 
     assert 970 <= size_of(finding) <= 1020  # peaks are noisy
     assert len(probes) <= 20

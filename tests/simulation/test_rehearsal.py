@@ -6,21 +6,29 @@ from batchfinder.simulation.rehearsal import paired, rehearsed
 from batchfinder.units import MIB
 
 
-def recorded(batch_size: int, extra: int = 0) -> Recording:
+def recorded(batch_size: int, *extra: int) -> Recording:
     """Four steps that hold 4 MiB for each example at once, beside weights of 100 MiB."""
     steps = []
     for step in range(4):
-        first = 1 + 3 * step
-        asked = [MIB * batch_size, 2 * MIB * batch_size, MIB * batch_size + extra]
-        steps.append([*asked, *(~(first + i) for i in range(3))])
+        asked = [MIB * batch_size, 2 * MIB * batch_size, MIB * batch_size, *extra]
+        first = 1 + len(asked) * step
+        steps.append([*asked, *(~(first + i) for i in range(len(asked)))])
     return Recording([100 * MIB], steps)
 
 
 def test_two_small_recordings_tell_the_largest_size() -> None:
     recordings = {2: recorded(2), 20: recorded(20)}
-    size = rehearsed(recordings, 500 * MIB, AllocatorSettings())
-    assert size is not None
-    assert 97 <= size <= 100
+    guess = rehearsed(recordings, 500 * MIB, AllocatorSettings())
+    assert guess is not None
+    assert 97 <= guess.size <= 100
+    assert guess.is_sure
+
+
+def test_a_guess_is_unsure_if_the_larger_step_makes_other_requests() -> None:
+    recordings = {2: recorded(2), 20: recorded(20, 8 * MIB)}
+    guess = rehearsed(recordings, 500 * MIB, AllocatorSettings())
+    assert guess is not None
+    assert not guess.is_sure
 
 
 def test_one_recording_or_one_that_does_not_grow_tells_nothing() -> None:
