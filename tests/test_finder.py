@@ -37,9 +37,8 @@ from batchfinder.reporting.answer import details
 from batchfinder.results.probe import LEAK_WARNING
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.conclusion import conclude, memory_model_of, stopped_early
-from batchfinder.search.head_start import HeadStart
+from batchfinder.search.head_start import Guess, HeadStart
 from batchfinder.search.run import run_search
-from batchfinder.search.search import Guess
 from batchfinder.simulation.guess import guess_batch_size
 
 TARGETS = Path(__file__).parent / "targets"

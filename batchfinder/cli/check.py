@@ -124,6 +124,8 @@ def check_batch_size(
                 with closing(prober):
                     probe = prober.probe(batch_size, confirm=True)
                     found = _judged(probe, prober, most)
+                    for warning in prober.warnings:
+                        click.echo(f"Warning: {warning}", err=True)
             except KeyboardInterrupt:
                 return why[-1]
     if as_json:

@@ -13,6 +13,10 @@ from batchfinder.search.plan import Prices
 # The shortest step, in seconds: a clock that is read once per step is no finer.
 LEAST_SECONDS = 1e-3
 
+# Two steps show a slope if one of them has at least this many times the examples of the other. The
+# seconds of single steps differ by more than the seconds that an example or two add.
+APART = 8
+
 
 class LaunchPrice:
     """Correct the price of a launch from the durations of earlier launches.
@@ -48,7 +52,7 @@ def seconds_at(size: int, steps: Mapping[int, float]) -> float:
         5.45
     """
     (least, first), (most, last) = min(steps.items()), max(steps.items())
-    if least == most:
+    if most < APART * least:
         return last
     slope = max(0.0, (last - first) / (most - least))
     return last + slope * (size - most)

@@ -11,7 +11,7 @@ from batchfinder.launching.launch import Launch
 from batchfinder.launching.options import RunOptions, choose_kind, cpu_memory
 from batchfinder.launching.price import LaunchPrice
 from batchfinder.launching.record import Record
-from batchfinder.launching.sizes import Honored, SizesSeen
+from batchfinder.launching.sizes import Honored, SizesSeen, remark_on
 from batchfinder.launching.template import Template
 from batchfinder.launching.verdict import Verdict, judge, last_line, limiting
 from batchfinder.launching.watching import NO_PYTHON, Patience, watch
@@ -21,10 +21,9 @@ from batchfinder.results.memory_model import fit
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.result import BatchSizeResult, NextFailure, Status
 from batchfinder.results.version import VERSION
-from batchfinder.search.head_start import HeadStart
+from batchfinder.search.head_start import Guess, HeadStart
 from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Recording
-from batchfinder.search.search import Guess
 from batchfinder.simulation.allocator.caching import AllocatorSettings
 from batchfinder.simulation.rehearsal import rehearsed
 
@@ -63,7 +62,7 @@ class LaunchProber:
         self._verdicts: dict[int, Verdict] = {}
         self._warnings: dict[str, str] = {}
         self._sizes = SizesSeen()
-        self._cap: int | None = None
+        self._most_examples: int | None = None
         self.launched: list[Probe] = []
         self._recordings: dict[int, Recording] = {}
         self.seconds_by_part: dict[str, float] = {}
@@ -89,17 +88,22 @@ class LaunchProber:
 
     def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
         size = self._template.allowed(batch_size)
-        if self._cap is not None and size > self._cap:
-            note = f"a step never has more than {self._cap} examples"
-            return Probe(batch_size, Outcome.FAILED, steps=0, seconds=0.0, note=note)
-        if size not in self._verdicts:
+        if size not in self._verdicts and not self._is_beyond_data(size):
             self._try(size)
+        if self._is_beyond_data(size):
+            most = self._most_examples
+            note = f"a step never has more than {most} examples"
+            beyond = Probe(batch_size, Outcome.FAILED, steps=0, seconds=0.0, note=note)
+            return replace(beyond, most_examples=most)
         verdict = self._verdicts[size]
         if verdict.is_too_small:
             raise too_small(size)
         probe = replace(verdict.probe, batch_size=batch_size)
         # Every launch is a confirmation, so a failure in a later step refutes no probe.
         return probe if probe.fits else replace(probe, steps=min(1, probe.steps))
+
+    def _is_beyond_data(self, size: int) -> bool:
+        return self._most_examples is not None and size > self._most_examples
 
     def head_start(self) -> HeadStart | None:
         """Return a head start that replays recorded launches; None if the first has no recording.
@@ -217,10 +221,14 @@ class LaunchProber:
     def _note(self, size: int, verdict: Verdict, record: Record) -> None:
         """Record a launch: its price, the batch size that it really had, and its warnings."""
         probe = verdict.probe
-        self._price.note(probe, record, self.budget_bytes)
         if probe.fits:
             seen = self._sizes.note(size, record.shapes, self.processes)
-            verdict = self._believed(size, verdict, seen)
+            self._believe(size, seen, self._sizes.examples)
+            if seen is Honored.CAPPED:  # it shows what the size that it really had needs
+                size = self._sizes.examples
+                probe = replace(probe, batch_size=size, samples=size * probe.steps)
+                verdict = replace(verdict, probe=probe)
+            self._price.note(probe, record, self.budget_bytes)
             if (recording := limiting(record).recording) is not None:
                 self._recordings[size] = recording
         elif (
@@ -234,6 +242,8 @@ class LaunchProber:
                 "Try the command by itself",
                 said,
             )
+        elif not record.steps and record.most_examples is not None:
+            self._believe(size, Honored.CAPPED, record.most_examples)
         if probe.fits and verdict.ended_by_itself:
             self._warnings["short"] = (
                 f"at batch size {size} the script ended by itself in step {probe.steps}, "
@@ -247,32 +257,15 @@ class LaunchProber:
         self._verdicts[size] = verdict
         self.launched.append(verdict.probe)
 
-    def _believed(self, size: int, verdict: Verdict, seen: Honored) -> Verdict:
-        examples = self._sizes.examples
+    def _believe(self, size: int, seen: Honored, examples: int) -> None:
+        """Warn, or give up, if a launch shows that the script did not use the size as given."""
+        text = remark_on(seen, size, examples, self.processes)
         if seen is Honored.IGNORED:
-            raise TargetError(
-                f"the script ignores the batch size: its steps had {examples} examples at "
-                f"{size} as at another size. Try another place for {{batch_size}}"
-            )
-        if seen is Honored.DIVIDED:
-            self._warnings["divided"] = (
-                f"the script divides the batch size by its {self.processes} ranks: each had "
-                f"{examples} examples at {size}. Try --multiple-of {self.processes}"
-            )
-        if seen is Honored.UNKNOWN and size > 1:
-            self._warnings["unseen"] = (
-                f"the hook could not see how many examples a step had at batch size {size}; "
-                "check that the script uses {batch_size}"
-            )
-        if seen is not Honored.CAPPED:
-            return verdict
-        self._cap = examples
-        self._warnings["capped"] = (
-            f"at batch size {size} a step had only {examples} examples: the data set, or a limit "
-            "of the script, has no more"
-        )
-        note = f"a step had only {examples} examples"
-        return replace(verdict, probe=replace(verdict.probe, outcome=Outcome.FAILED, note=note))
+            raise TargetError(text)
+        if seen is Honored.CAPPED:
+            self._most_examples = examples
+        if text:
+            self._warnings[seen.value] = text
 
     def _limit_cpu(self) -> None:
         memory, self.budget_bytes = cpu_memory(self._options, self.processes)

@@ -18,6 +18,7 @@ class Trainer:
     Attributes:
         watch: decides when its peaks are steady.
         facts: its last report.
+        shapes: the shapes of its model's inputs in the last step.
         peaks: the peak of each of its steps, in bytes.
         allocated: the most bytes that its tensors held.
         phases: the highest peak of each phase, in bytes.
@@ -27,6 +28,7 @@ class Trainer:
 
     watch: PeakWatch
     facts: dict[str, Any] = field(default_factory=dict)
+    shapes: set[tuple[int, ...]] = field(default_factory=set)
     peaks: list[int] = field(default_factory=list)
     allocated: int = 0
     phases: dict[Phase, int] = field(default_factory=dict)
@@ -35,6 +37,9 @@ class Trainer:
 
     def note(self, report: dict[str, Any]) -> None:
         """Record one more step."""
+        shapes, self.shapes = self.shapes, {tuple(shape) for shape in report["shapes"]}
+        if self.peaks and shapes != self.shapes:
+            self.watch.expect_variation()
         self.facts = report
         # The first step may flush memory that start-up left in the cache.
         self.retries = report["retries"] if self.peaks else 0
@@ -62,6 +67,8 @@ class Record:
     Attributes:
         trainers: the processes that train, by their process id.
         shapes: the shapes of their models' inputs.
+        most_examples: the largest batch size for which the data set has enough examples, if a
+            loader had too few; else None.
         saved: files that the script saved before its last step.
         is_alive: True once the hook has entered a process.
         out_of_memory: the first report of an out-of-memory error; None if there is none.
@@ -82,6 +89,7 @@ class Record:
         self.trainers: dict[int, Trainer] = {}
         self._recordings: dict[int, Recording] = {}
         self.shapes: set[tuple[int, ...]] = set()
+        self.most_examples: int | None = None
         self.saved: list[str] = []
         self.is_alive = False
         self.out_of_memory: dict[str, Any] | None = None
@@ -127,6 +135,8 @@ class Record:
             self.raised = self.raised or report
         elif event == "doubtful":
             self.doubtful = report["text"]
+        elif event == "too_few":
+            self.most_examples = self.batch_size * report["examples"] // report["batch_size"]
         elif event == "saved":
             self.saved.append(report["path"])
         elif event == "hook_failed":

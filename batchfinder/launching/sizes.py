@@ -55,13 +55,13 @@ class SizesSeen:
         largest = max(inputs, key=lambda shape: (math.prod(shape), shape))
         first = self.examples = largest[0]
         dimensions = {length for shape in inputs for length in shape}
+        if first == batch_size:
+            return Honored.YES
         same = [size for size, seen in before.items() if seen == inputs]
         if same:
             # Most inputs have a dimension of one, so it says nothing.
             is_capped = any(size in ({first} | dimensions - {1}) for size in same)
             return Honored.CAPPED if is_capped and min(same) < batch_size else Honored.IGNORED
-        if first == batch_size:
-            return Honored.YES
         if ranks > 1 and first * ranks == batch_size:
             return Honored.DIVIDED
         # If the first dimension was the size in another launch, no other dimension counts.
@@ -78,6 +78,31 @@ class SizesSeen:
     def _grew(self, smaller: int, inputs: Iterable[Sequence[int]], batch_size: int) -> bool:
         growth = _elements(inputs) / max(1, _elements(self._inputs[smaller]))
         return growth >= GROWS * batch_size / smaller
+
+
+def remark_on(seen: Honored, batch_size: int, examples: int, ranks: int) -> str:
+    """Return the remark for the user on a launch whose steps had this many examples, or ""."""
+    if seen is Honored.IGNORED:
+        return (
+            f"the script ignores the batch size: its steps had {examples} examples at "
+            f"{batch_size} as at another size. Try another place for {{batch_size}}"
+        )
+    if seen is Honored.DIVIDED:
+        return (
+            f"the script divides the batch size by its {ranks} ranks: each had "
+            f"{examples} examples at {batch_size}. Try --multiple-of {ranks}"
+        )
+    if seen is Honored.UNKNOWN and batch_size > 1:
+        return (
+            f"the hook could not see how many examples a step had at batch size {batch_size}; "
+            "check that the script uses {batch_size}"
+        )
+    if seen is Honored.CAPPED:
+        return (
+            f"at batch size {batch_size} a step has at most {examples} examples: the data set, or "
+            "a limit of the script, has no more"
+        )
+    return ""
 
 
 def _elements(inputs: Iterable[Sequence[int]]) -> int:

@@ -10,12 +10,12 @@ from batchfinder.training.tree import named_tensors
 from batchfinder.units import format_bytes
 
 
-def make_on_host(batches: BatchMaker, batch_size: int) -> Any:
+def make_on_host(batches: BatchMaker, batch_size: int, step: int = 0) -> Any:
     """Make a batch in host memory, from where each step copies it to the device.
 
     Raises:
         MemoryError: the host has no room for it. Without this check, the system would kill a
-            process, and perhaps another one. Batches of ``make_batch`` are not checked.
+            process, and perhaps another one.
     """
     needed, (_, available) = bytes_of(batches, batch_size), host_memory()
     if needed > available:
@@ -23,11 +23,14 @@ def make_on_host(batches: BatchMaker, batch_size: int) -> Any:
             f"the host's memory decides, not the device's: the batch needs {format_bytes(needed)} "
             f"there, and {format_bytes(available)} are available"
         )
-    return batches.make(batch_size)
+    return batches.make(batch_size, step=step)
 
 
 def bytes_of(batches: BatchMaker, batch_size: int) -> int:
-    """Return the bytes of a batch's tensors; 0 if ``make_batch`` makes it. Nothing is allocated.
+    """Return the bytes of a batch's tensors. Nothing is allocated.
+
+    If ``make_batch`` makes it, each example counts as much as in the largest batch that it made
+    before; 0 if it made none.
 
     Example:
         >>> import torch
@@ -35,6 +38,7 @@ def bytes_of(batches: BatchMaker, batch_size: int) -> int:
         1200
     """
     if batches.batch_size is None:
-        return 0
+        size, bytes_made = batches.made
+        return bytes_made * batch_size // max(1, size)
     tensors = (tensor for _, tensor in named_tensors(batches.make(batch_size, most_elements=0)))
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -222,10 +222,11 @@ class ProbeSession:
 
     def _loader(self, batch_size: int) -> Callable[[int], Any]:
         """Return a function that moves the batch of a step, by its number, to the device."""
-        device = self.device.torch_device
-        if device.type == "cpu" or self.batches.varies:
-            return lambda step: move_batch(self.batches.make(batch_size, step=step), device)
-        host_batch = make_on_host(self.batches, batch_size)  # once; each step copies it
+        device, batches = self.device.torch_device, self.batches
+        make = batches.make if device.type == "cpu" else partial(make_on_host, batches)
+        if device.type == "cpu" or batches.varies:
+            return lambda step: move_batch(make(batch_size, step=step), device)
+        host_batch = make(batch_size)  # once; each step copies it
         return lambda _: move_batch(host_batch, device)
 
     def _confirm(self, batch_size: int, run: Run) -> None:

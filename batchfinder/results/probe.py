@@ -50,6 +50,8 @@ class Probe:
         allocation_retries: times the allocator flushed its cache in the last complete step.
         confirmed: True for a confirmation: several full steps from a fresh allocator.
         note: the reason for a failure, or a remark.
+        most_examples: the most examples that a step can have, if there are fewer than
+            ``batch_size``; else None.
         rank_peak_bytes: the peak of each rank, by rank; None where it was not read. Empty if one
             process trains alone.
         limiting_rank: the rank that failed first or has the least room left. The probe's readings
@@ -72,6 +74,7 @@ class Probe:
     limiting_rank: int | None = None
     steps_seconds: tuple[float, ...] = ()
     outside_bytes: int | None = None
+    most_examples: int | None = None
 
     @property
     def fits(self) -> bool:

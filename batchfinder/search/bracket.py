@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 
 from batchfinder.results.probe import Probe
@@ -154,6 +155,9 @@ class Bracket:
 
     def record(self, probe: Probe, confirm: bool) -> None:
         """Narrow the bracket by the outcome of a probe."""
+        if probe.most_examples is not None:  # then the first size that has too few fails too
+            too_large = (probe.most_examples // self.unit + 1) * self.unit
+            probe = replace(probe, batch_size=max(self.first, too_large))
         size = probe.batch_size
         self.probes += 1
         vars(self).pop("spread", None)

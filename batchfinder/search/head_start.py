@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.prober import Prober
-from batchfinder.search.search import Guess, MakeGuess
 
 MakeEstimate: TypeAlias = Callable[[str, int, Bounds], tuple[int | None, list[str]]]
 """``estimate(device, budget_bytes, bounds)`` returns the expected size, None if it is unknown, and
 notes for the user."""
+
+
+class Guess(NamedTuple):
+    """A guess of the answer that does not come from the readings so far.
+
+    Attributes:
+        size: the batch size.
+        is_sure: False if a recording of a larger size would show better where memory runs out.
+    """
+
+    size: int
+    is_sure: bool = True
+
+
+MakeGuess: TypeAlias = Callable[[], "Guess | None"]
+"""``guess()`` returns a guess, or None."""
 
 
 class HeadStart:

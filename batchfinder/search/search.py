@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from batchfinder.results.probe import Probe
 from batchfinder.results.result import Status
@@ -19,26 +19,11 @@ from batchfinder.search.belief import believe, lines_of
 from batchfinder.search.bounds import check_bounds
 from batchfinder.search.bracket import Bracket
 from batchfinder.search.deadline import Deadline
+from batchfinder.search.head_start import Guess, MakeGuess
 from batchfinder.search.plan import Move, Prices, candidates, plan
 
 RunProbe: TypeAlias = Callable[[int, bool], Probe]
 """``run(batch_size, confirm) -> Probe``: all that the search knows about running a size."""
-
-
-class Guess(NamedTuple):
-    """A guess of the answer that does not come from the readings so far.
-
-    Attributes:
-        size: the batch size.
-        is_sure: False if a recording of a larger size would show better where memory runs out.
-    """
-
-    size: int
-    is_sure: bool = True
-
-
-MakeGuess: TypeAlias = Callable[[], "Guess | None"]
-"""``guess()`` returns a guess, or None."""
 
 # Host memory is not limited, so growth per probe is capped. A size is at most this many times the
 # largest that has run, if the memory was seen to rise, and if it was not.
@@ -111,7 +96,7 @@ def search(
         multiple_of: every size tried is a multiple of it.
         is_repeatable: True if a size that ran one step will run many, in any process. If not, the
             differences between readings decide how wide the final bracket is.
-        guess: called when two sizes have run, to guess the answer. The guess is confirmed next.
+        guess: guesses the answer when two sizes have run. The guess is confirmed next.
         rehearses: True to confirm these two sizes, so that the guess can use their recordings.
         prices: the costs of moves. Default: a confirmation costs 3 steps, or 6 if not repeatable.
         confirmed: confirmations that ran before.
@@ -158,23 +143,25 @@ def search(
         known.record(probe, True)
     while not known.is_closed:
         move = _opening(known, is_open=largest is None)
-        if rehearses and guess is not None:
-            # If a launch costs more than its steps, larger steps are recorded at once.
-            share = min(LARGEST_REHEARSED, REHEARSED * (1 + prices.launch))
-            move = _rehearsal(known, share) or move
-        if move is None and guess is not None and known.failure is None:
+        if guess is not None and known.failure is None and (rehearses or move is None):
             found = guess()
-            estimate = found and found.size
-            move = _at_guess(known, found, rehearses)
-            # Guess again later: recordings of a larger size are more exact.
-            estimate, guess = (estimate, guess if rehearses else None) if move else (None, None)
+            if rehearses:
+                # If a launch costs more than its steps, larger steps are recorded at once.
+                share = min(LARGEST_REHEARSED, REHEARSED * (1 + prices.launch))
+                move = _rehearsal(known, share, found) or move
+            if move is None:
+                move = _at_guess(known, found, rehearses)
+                estimate = found.size if found and move else None
+                # Guess again later: recordings of a larger size are more exact.
+                guess = guess if rehearses and move else None
         move = move or _planned(known, prices, estimate, is_open=largest is None)
         if deadline is not None:
             move = deadline.move(known, move)
         if move is None:
             answer = known.confirmed.get(known.low_confirmed)
             return Finding(Status.TIME_LIMIT, answer, known.failure)
-        known.record(run(*move), move.confirm)
+        probe = run(*move)
+        known.record(probe, move.confirm or probe.confirmed)  # a launch always confirms
     confirmation = known.confirmed.get(known.low)
     if confirmation is None:
         return Finding(Status.NOTHING_FITS, None, known.failure)
@@ -187,6 +174,8 @@ def _opening(known: Bracket, *, is_open: bool) -> Move | None:
         return Move(known.first, known.high == known.first or known.first == known.last)
     if known.is_tight:
         return Move(known.low, True)
+    if known.failure and known.failure.most_examples is not None:
+        return Move(known.high - known.unit, True)  # all the examples that there are
     if len(known.readings) == 1 and known.failure is None:
         # Some memory is not filled by examples, so twice this size likely fits, and is still cheap.
         growth = 2 * _end_from_zero(known) / known.ran
@@ -206,7 +195,7 @@ def _end_from_zero(known: Bracket) -> float:
     return known.ran * known.budget_bytes / (known.readings[known.ran].peak_bytes or 1)
 
 
-def _rehearsal(known: Bracket, share: float) -> Move | None:
+def _rehearsal(known: Bracket, share: float, guess: Guess | None) -> Move | None:
     """Return the next of two or three small sizes to confirm, so that their requests are recorded.
 
     Steps of larger sizes are more like those at the answer. At an eighth of the predicted answer,
@@ -215,16 +204,20 @@ def _rehearsal(known: Bracket, share: float) -> Move | None:
     Args:
         known: the bracket so far.
         share: the largest of these sizes, as a share of the predicted answer.
+        guess: the answer by the recordings so far; None if they do not determine it.
     """
-    if known.failure is not None or not known.ran or known.first == known.last:
+    if not known.ran or known.first == known.last:
         return None  # nothing can be recorded, or needs to be
+    # Small peaks may be of a moment that hardly grows. A replay shows the moment that will.
     recorded, end = len(known.confirmed), lines_of(known)[0].end
+    end = min(end, guess.size) if guess else end
     if math.isinf(end) and len(known.readings) == 1:
         end = _end_from_zero(known)
     is_far = 2 * known.ran <= (share if recorded == 2 else 1) * end
     if math.isinf(end) or not is_far or recorded > 2:
         return None
-    size = math.floor(min(share * end, known.ran * SECOND_GROWTH) / known.unit) * known.unit
+    growth = MEASURED_GROWTH if recorded == 2 else SECOND_GROWTH
+    size = math.floor(min(share * end, known.ran * growth) / known.unit) * known.unit
     if size <= known.ran:
         next_size = known.ran + known.unit
         is_small = 3 * next_size <= end or known.first in known.confirmed

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from batchfinder.probing.steadiness import MAX_CONFIRM_STEPS, PeakWatch
+from batchfinder.search.head_start import Guess, MakeGuess
 from batchfinder.search.prober import Prober, Recording
-from batchfinder.search.search import Guess, MakeGuess
 from batchfinder.simulation.allocator.caching import (
     AllocatorSettings,
     Block,
@@ -27,9 +27,11 @@ ROUNDING_BYTES = 4096
 MOST_SKIPPED = 40
 ALIKE = 6
 
-# In a fragmented allocator a larger size may fit where a smaller does not. Sizes up to this share
-# above the end of bisection are tried too, one FINENESS-th of the size apart.
-ISLANDS, FINENESS = 0.05, 200
+# In a fragmented allocator a larger size may fit where a smaller does not. The guess is the largest
+# size that ends a stretch of fitting ones, because a size between failing ones fits by luck. Sizes
+# are one FINENESS-th apart, STRETCH of them below must fit, and FURTHEST above the end of bisection
+# are tried.
+FINENESS, STRETCH, FURTHEST = 200, 3, 10
 
 
 def rehearsal_of(prober: Prober, least_steps: int) -> MakeGuess | None:
@@ -82,10 +84,12 @@ def rehearsed(
     while high - low > max(1, high // 1000):
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    step = max(1, low // FINENESS)
-    above = range(low + step, round(low * (1 + ISLANDS)), step)
-    size = next((size for size in reversed(above) if fits(size)), low)
-    return Guess(size, rehearsal.is_matched)
+    # Bisection ends at any of the boundaries. Take the last one that many fitting sizes lead to.
+    step, found, in_a_row = max(1, low // FINENESS), low, 0
+    for size in range(low - STRETCH * step, low + FURTHEST * step, step):
+        in_a_row = in_a_row + 1 if fits(size) else 0
+        found = size if in_a_row > STRETCH else found
+    return Guess(found, rehearsal.is_matched)
 
 
 class Rehearsal:

@@ -64,15 +64,22 @@ def test_json_is_that_of_find_with_launches_and_command() -> None:
     assert answer["probes"][0]["steps"] == answer["confirmed_steps"]
 
 
-@pytest.mark.parametrize(
-    ("manner", "outcome"), [("swallows", "oom"), ("dies", "failed"), ("caps", "failed")]
-)
+@pytest.mark.parametrize(("manner", "outcome"), [("swallows", "oom"), ("dies", "failed")])
 def test_what_a_script_hides_is_seen(manner: str, outcome: str) -> None:
     options = ("--json", "--min-batch-size", "4", "--max-batch-size", "5")
     answer = answer_of(run_script("--manner", manner, options=options))
     assert (answer["batch_size"], answer["status"]) == (4, "found")
     assert answer["next_failure"]["batch_size"] == 5
     assert answer["next_failure"]["outcome"] == outcome
+
+
+@pytest.mark.parametrize("manner", ["caps", "drops"])
+def test_a_data_set_that_is_too_small_ends_the_search_at_its_size(manner: str) -> None:
+    options = ("--json", "--min-batch-size", "3")
+    answer = answer_of(run_script("--manner", manner, options=options))
+    assert (answer["batch_size"], answer["launches"]) == (4, 2 + (manner == "drops"))
+    assert answer["next_failure"]["reason"] == "a step never has more than 4 examples"
+    assert "has no more" in answer["warnings"][0]
 
 
 @pytest.mark.slow

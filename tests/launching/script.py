@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 # A size beyond which the manners that depend on the size show.
 LIMIT = 4
@@ -40,7 +41,10 @@ def main() -> None:
     if manner == "evaluates":
         evaluate(model, size, options.steps)
         return
-    for _ in range(options.steps):
+    drops = manner == "drops"
+    data = TensorDataset(torch.zeros(LIMIT))
+    loader = DataLoader(data, batch_size=size, drop_last=drops)
+    for _ in range(options.steps * min(1, len(loader))):
         for _ in range(options.accumulation):
             try:
                 if manner == "swallows" and is_large:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from batchfinder.launching.hook.requests import MOST_READINGS, Requests
 from batchfinder.launching.record import Record
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import Outcome, Probe
+from batchfinder.search.head_start import Guess
 from batchfinder.search.plan import Prices
-from batchfinder.search.search import Guess, search
+from batchfinder.search.search import search
 
 
 class FakeRecorder:
@@ -66,6 +69,17 @@ def test_the_driver_keeps_the_last_recording_of_a_process() -> None:
     assert recording.steps == [[512]]
 
 
+@pytest.mark.parametrize(("sizes", "steps"), [((4, 4, 4, 4), 3), ((4, 3, 4, 3, 4), 5)])
+def test_batches_of_different_shapes_need_more_steps(sizes: tuple[int, ...], steps: int) -> None:
+    record = Record(4, steps=3, headroom=0.05, cpu_budget_bytes=None)
+    step = {"device": "cuda:0", "budget_bytes": 2**30, "reserved": 2**20, "allocated": 2**20}
+    for size in sizes:
+        if not record.is_over:
+            more = {"processes": 1, "retries": 0, "phases": {}, "shapes": [[size, 8]]}
+            record.add({"event": "step", "pid": 7, **step, **more})
+    assert record.steps == steps
+
+
 def test_an_expensive_launch_records_up_to_half_of_the_answer_at_once() -> None:
     sizes: list[int] = []
 
@@ -73,15 +87,36 @@ def test_an_expensive_launch_records_up_to_half_of_the_answer_at_once() -> None:
         sizes.append(batch_size)
         fits = Outcome.FITS if batch_size <= 640 else Outcome.OOM
         peak = {Phase.FORWARD_BACKWARD: 1000 + 10 * batch_size}
-        return Probe(batch_size, fits, steps=1, seconds=0.0, phase_peak_bytes=peak)
+        return Probe(batch_size, fits, 1, 0.0, phase_peak_bytes=peak, confirmed=batch_size <= 640)
 
     found = search(
         run,
         budget_bytes=7450,
-        guess=lambda: Guess(640),
+        guess=lambda: Guess(640) if len(sizes) > 1 else None,
         rehearses=True,
         prices=Prices(confirm=1, launch=20, resolution=0.03),
     )
     assert found.answer is not None
     assert found.answer.batch_size == 640
-    assert sizes == [1, 3, 192, 640, 659]
+    assert sizes == [1, 3, 320, 640, 659]
+
+
+def test_recordings_overrule_a_line_through_peaks_that_hardly_grow() -> None:
+    sizes: list[int] = []
+
+    def run(batch_size: int, confirm: bool) -> Probe:
+        sizes.append(batch_size)
+        fits = batch_size <= 20
+        peak = {Phase.FORWARD_BACKWARD: max(400 + 10 * batch_size, 100 * batch_size)}
+        outcome = Outcome.FITS if fits else Outcome.OOM
+        return Probe(batch_size, outcome, 1, 0.0, phase_peak_bytes=peak, confirmed=fits)
+
+    prices = Prices(confirm=1, launch=20, resolution=0.03)
+    search(
+        run,
+        budget_bytes=2050,
+        guess=lambda: Guess(20) if len(sizes) > 1 else None,
+        rehearses=True,
+        prices=prices,
+    )
+    assert sizes == [1, 2, 10, 20, 21]

@@ -15,3 +15,12 @@ def test_a_batch_that_the_host_cannot_hold_is_not_made(monkeypatch: pytest.Monke
     monkeypatch.setattr(host, "host_memory", lambda: (2000, 1000))
     with pytest.raises(MemoryError, match="the host's memory decides"):
         make_on_host(batches, 100)
+
+
+def test_batches_of_make_batch_count_by_those_made_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = BatchMaker(make_batch=lambda size: torch.zeros(size, 3))
+    assert make_on_host(batches, 4).shape == (4, 3)
+    assert bytes_of(batches, 100) == 4 * 100 * 3
+    monkeypatch.setattr(host, "host_memory", lambda: (2000, 1000))
+    with pytest.raises(MemoryError, match=r"the batch needs 1\.2 KiB there"):
+        make_on_host(batches, 100)

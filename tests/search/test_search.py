@@ -17,8 +17,9 @@ from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.result import Status
 from batchfinder.search.bounds import UNLIMITED_BATCH_SIZE, check_bounds
+from batchfinder.search.head_start import Guess
 from batchfinder.search.prober import Prober
-from batchfinder.search.search import Finding, Guess, search
+from batchfinder.search.search import Finding, search
 from batchfinder.units import GIB, MIB
 
 Bounds = tuple[int, "int | None", int]

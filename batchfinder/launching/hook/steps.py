@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -78,6 +79,7 @@ class Steps:
         optimizers.register_optimizer_step_post_hook(self._after_step)
         _follow(optimizers.Optimizer, "__init__", self._create)
         _follow(torch, "save", self._save)
+        _follow(torch.utils.data.DataLoader, "__init__", self._look_at_loader)
         torch.autograd.backward = self._watched_backward(torch.autograd.backward)
         self._failures.install()
         self._requests.install()
@@ -114,6 +116,13 @@ class Steps:
             self._note("forward")
             self._steps += 1
             self._end_reading()
+
+    def _look_at_loader(self, loader: Any, *arguments: Any, **keywords: Any) -> None:
+        """Report a loader that has no batch, because it drops one that is not full."""
+        with contextlib.suppress(Exception):  # many data sets have no length
+            examples, size = len(loader.sampler), loader.batch_size
+            if loader.drop_last and examples < size:
+                self._report("too_few", examples=examples, batch_size=size)
 
     # The end of a step.
 

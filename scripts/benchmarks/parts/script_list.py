@@ -121,7 +121,7 @@ SCRIPTS = (
         "python trl/scripts/sft.py --model_name_or_path {data}/model --dataset_name {data}/chats"
         " --max_length 128 --packing --num_train_epochs 20 --eos_token [end] --use_cpu --bf16 False"
         " --per_device_train_batch_size {batch_size} --output_dir {scratch} --report_to none",
-        3,
+        2,
         device="cpu",
     ),
     Script(
@@ -140,7 +140,7 @@ SCRIPTS = (
         "yolo detect train model=yolov8n.yaml data={data}/boxes/data.yaml imgsz=160"
         " batch={batch_size} workers=1 plots=False amp=False val=False epochs=1000"
         " project={scratch}",
-        3,
+        2,
         environment={"YOLO_CONFIG_DIR": "{scratch}"},
         device="cpu",
     ),
@@ -148,7 +148,7 @@ SCRIPTS = (
         "Lightning-Hydra template",
         "ashleve/lightning-hydra-template",
         "lightning-hydra-template",
-        "python src/train.py trainer=gpu trainer.max_epochs=100 test=False"
+        "python src/train.py trainer=gpu trainer.max_epochs=100 test=False callbacks=none"
         " data.batch_size={batch_size} paths.data_dir={data}/ paths.log_dir={scratch}",
         0.6,
     ),
