@@ -118,7 +118,7 @@ def find_max_batch(
             Default: none, or a ``transformers.Trainer``'s own if it has an ``eval_dataset``.
         time_limit: seconds after which the search ends with the largest size confirmed by then. A
             running step is not interrupted. Default: no limit.
-        on_probe: called with each :class:`Probe` as it ends.
+        on_probe: called with each :class:`Probe` as it ends, such as ``print``.
 
     Returns:
         The answer with its evidence. If not even the smallest size fits, ``status`` is

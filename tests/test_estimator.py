@@ -32,6 +32,10 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 10))
 
 
+def mean(output: Tensor, _batch: object) -> Tensor:
+    return output.mean()
+
+
 def test_the_answer_fits_and_the_next_one_does_not() -> None:
     estimate = estimate_max_batch(mlp(), SAMPLE, gpu="t4", headroom=0)
 
@@ -121,6 +125,14 @@ def test_the_terms_of_the_peak_add_up() -> None:
     assert 1000 * 1024 * 4 <= terms["activations"] <= 1000 * (1024 + 256) * 8
     assert sum(terms.values()) == peak.peak_bytes
     assert str(peak).startswith("batch size 1000 fits on A100")
+
+
+def test_equal_layers_are_explained_together() -> None:
+    layers = [nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(3)]
+    estimate = estimate_max_batch(nn.Sequential(*layers), SAMPLE[0], gpu="t4", loss_fn=mean)
+
+    # The last one's activation is the model's output.
+    assert estimate.explanation.top_modules == (("*.1", 2 * 4 * 256),)
 
 
 def test_model_optimizer_and_sample_stay_as_they_were() -> None:

@@ -232,6 +232,8 @@ cli.add_command(cache)
 cli.add_command(check)
 cli.add_command(compare)
 cli.add_command(sweep)
+for runner in (run_script, watch):
+    runner.allow_interspersed_args = False  # options after COMMAND are its own
 
 
 def expect_no_numpy() -> None:

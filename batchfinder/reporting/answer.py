@@ -12,9 +12,9 @@ from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.units import format_bytes, format_seconds
 
 LEVERS = (
-    "Try --precision bf16, an optimizer with less state (--optimizer sgd), activation "
-    "checkpointing in the model, smaller inputs, a smaller --min-batch-size with gradient "
-    "accumulation, or a larger --memory-limit if the device has more."
+    "Try bf16 (`find --precision bf16`), an optimizer with less state (`find --optimizer sgd`), "
+    "activation checkpointing in the model, smaller inputs, a --min-batch-size below this with "
+    "gradient accumulation, or a larger --memory-limit if the device has more."
 )
 
 _KINDS = {"train": "", "eval": "validation ", "inference": "inference "}

@@ -70,6 +70,10 @@ class ProbeTable:
         """Return the names of the columns."""
         return Text(self._columns("batch size", "peak memory", "", "step").rstrip(), style="dim")
 
+    def error_row(self, batch_size: int) -> Text:
+        """Return the row of a size whose steps raised an error."""
+        return Text(self._columns(str(batch_size), "", "", "") + " " * _GAP + "error")
+
     def row(self, probe: Probe) -> Text:
         """Return the row of one probe: one line, or several if its text is long."""
         peak = probe.peak_bytes if probe.fits else None

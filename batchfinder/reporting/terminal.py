@@ -60,6 +60,7 @@ class TerminalReporter:
         self._verbose = verbose
         self._table: ProbeTable | None = None
         self._live: Live | None = None
+        self._tried: int | None = None
 
     def __enter__(self) -> TerminalReporter:
         return self
@@ -70,6 +71,9 @@ class TerminalReporter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._table is not None and self._tried is not None and isinstance(error, Exception):
+            self._end_live()
+            self._say(self._table.error_row(self._tried))
         self.finish()
 
     def start(
@@ -108,6 +112,7 @@ class TerminalReporter:
     def probing(self, batch_size: int, confirm: bool = False) -> None:
         """Show the batch size being tried, until :meth:`probe` or :meth:`finish`."""
         self._end_live()
+        self._tried = batch_size
         if self._quiet or not self._progress.is_interactive:
             return
         has_blocks = _can_show("…⠋", self._progress)
@@ -126,6 +131,7 @@ class TerminalReporter:
         if self._table is None:
             raise RuntimeError("call start() before the first probe()")
         self._end_live()
+        self._tried = None
         self._say(self._table.row(probe))
 
     def finish(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from batchfinder.results.memory_model import Phase
+from batchfinder.units import format_bytes, format_seconds
 
 THRASHING_NOTE = "runs only by flushing the allocator's cache in every step"
 
@@ -75,6 +76,11 @@ class Probe:
     steps_seconds: tuple[float, ...] = ()
     outside_bytes: int | None = None
     most_examples: int | None = None
+
+    def __str__(self) -> str:
+        verdict = f"{self.outcome.value}, {self.note}" if self.note else self.outcome.value
+        peak = f", peak {format_bytes(self.peak_bytes)}" if self.peak_bytes else ""
+        return f"batch size {self.batch_size}: {verdict}{peak} in {format_seconds(self.seconds)}"
 
     @property
     def fits(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from batchfinder.simulation.trace.trace import EMPTY_CACHE, GeneralTrace, Kind, 
 
 TIMELINE_POINTS = 60
 TOP_MODULES = 10
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class Explanation:
         peak_stage: the stage of the step in which the peak occurs.
         peak_module: the module that runs at the peak; "" if there is none.
         peak_line: the line of the user's code at the peak; "" if there is none.
-        top_modules: the modules whose activations grow most, with bytes per example.
+        top_modules: the modules whose activations grow most, with bytes per example. Equal layers
+            are one entry, such as ``blocks.*.mlp``.
         timeline: the memory during the last step.
     """
 
@@ -95,7 +98,7 @@ def explain(trace: GeneralTrace, batch_size: int, *, gpu: Gpu, reserved_bytes: i
     terms["fragmentation"] = max(0, reserved_bytes - peak)
     terms["context and libraries"] = gpu.overhead_bytes
     culprit = storages[next(event for event in reversed(until_peak) if event >= 0)]
-    largest = trace.activations_per_sample(batch_size).most_common(TOP_MODULES)
+    largest = _layers_together(trace.activations_per_sample(batch_size)).most_common(TOP_MODULES)
     return Explanation(
         batch_size,
         terms,
@@ -105,6 +108,17 @@ def explain(trace: GeneralTrace, batch_size: int, *, gpu: Gpu, reserved_bytes: i
         tuple((name or "(outside any module)", float(size)) for name, size in largest),
         _timeline(trace, moves, changes, curve, first),
     )
+
+
+def _layers_together(bytes_by_module: Mapping[str, int]) -> Counter[str]:
+    """Add up equal modules whose names differ only in their first number."""
+    alike: dict[tuple[str, int], list[str]] = {}
+    for module, size in bytes_by_module.items():
+        alike.setdefault((_NUMBER.sub("*", module, count=1), size), []).append(module)
+    together: Counter[str] = Counter()
+    for (pattern, size), modules in alike.items():
+        together[pattern if len(modules) > 1 else modules[0]] += size * len(modules)
+    return together
 
 
 def _timeline(

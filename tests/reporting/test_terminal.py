@@ -257,6 +257,15 @@ def test_an_exception_leaves_the_cursor_visible() -> None:
     assert screen.stderr.rindex(SHOW_CURSOR) > screen.stderr.rindex(HIDE_CURSOR)
 
 
+def test_an_error_is_shown_at_its_batch_size() -> None:
+    screen = Screen()
+    with pytest.raises(ZeroDivisionError), screen.reporter as reporter:  # noqa: PT012 - both needed
+        reporter.start("cpu", None, None, BUDGET, 0.05)
+        reporter.probing(1041)
+        raise ZeroDivisionError
+    assert screen.stderr.splitlines()[-1].split() == ["1041", "error"]
+
+
 def test_finish_may_be_called_twice() -> None:
     screen = Screen(80).play()
     before = screen.stderr

@@ -138,6 +138,10 @@ def test_results_are_frozen(thing: object) -> None:
         setattr(thing, "batch_size", 17)  # noqa: B010 - mypy rightly refuses the plain spelling
 
 
+def test_a_probe_reads_as_one_line() -> None:
+    assert str(PROBE) == "batch size 16: fits, NaN loss, peak 1000 B in 500 ms"
+
+
 def test_only_fits_fits() -> None:
     fits = {o: dataclasses.replace(PROBE, outcome=o).fits for o in Outcome}
     assert fits == {Outcome.FITS: True, Outcome.OOM: False, Outcome.FAILED: False}
