@@ -14,6 +14,7 @@ from batchfinder.results.result import BatchSizeResult
 from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds
 from batchfinder.search.deadline import deadline_in
 from batchfinder.search.head_start import HeadStart
+from batchfinder.search.remarks import loader_remarks
 from batchfinder.search.run import OnProbe, run_search
 from batchfinder.simulation.rehearsal import rehearsal_of
 from batchfinder.units import parse_bytes
@@ -110,7 +111,8 @@ def find_max_batch(
             expects for this device. Default: a single process on CUDA expects a size from the
             memory requests that two small confirmations recorded.
         throughput: also time steps at sizes below the answer, for the result's ``throughput``. This
-            trains on at most as many examples as the search.
+            trains on at most as many examples as the search. A ``loader`` is read for a few
+            seconds; a warning says if it is slower than the steps.
         mode: ``"eval"``: run forward passes and losses in eval mode without gradients, while the
             gradients and optimizer states of a training are in memory. ``"inference"``: run forward
             passes with the model alone in memory. Default: train.
@@ -193,6 +195,9 @@ def find_max_batch(
                 eval_batch_size=eval_batch_size,
             )
             result = prober.agreed(result)
+            if loader is not None and result.throughput is not None:
+                remarks = loader_remarks(_rate_of(loader), result.throughput)
+                result = replace(result, warnings=(*result.warnings, *remarks))
         except UserCodeError as error:
             # The cause has the user's traceback. The frames of this package would add nothing.
             raise error.with_traceback(None) from error.__cause__
@@ -206,3 +211,12 @@ def _estimate_here(
     from batchfinder.simulation.guess import guess_batch_size  # slow to import, and seldom needed
 
     return guess_batch_size(setup, options, device, budget_bytes, bounds)
+
+
+def _rate_of(loader: Any) -> float:
+    """Return how many examples a second a loader yields by itself. Its state is restored."""
+    from batchfinder.training.data.rate import samples_per_second
+    from batchfinder.training.state.snapshot import preserved_state
+
+    with preserved_state(*(loader if isinstance(loader, tuple) else (loader,))):
+        return samples_per_second(loader)

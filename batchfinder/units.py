@@ -120,3 +120,15 @@ def parse_percentage(text: str, name: str) -> float:
     if not 0 <= value < 100:
         raise UsageError(f"{name} is a percentage from 0 to below 100, not {text!r}")
     return value / 100
+
+
+def format_rate(samples_per_second: float) -> str:
+    """Return a rate with three digits.
+
+    Example:
+        >>> format_rate(3102.4), format_rate(31.024), format_rate(0.31)
+        ('3,102', '31', '0.31')
+    """
+    if samples_per_second >= 10:
+        return f"{samples_per_second:,.0f}"
+    return f"{samples_per_second:.2g}"

@@ -17,8 +17,8 @@ import click
 
 from batchfinder.cli.cache import cache
 from batchfinder.cli.check import check
-from batchfinder.cli.language_models import LANGUAGE_MODEL_OPTIONS
 from batchfinder.cli.options import (
+    LANGUAGE_MODEL_OPTIONS,
     OUTPUT_OPTIONS,
     PLAN_OPTIONS,
     RUN_OPTIONS,

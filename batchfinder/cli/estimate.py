@@ -15,12 +15,13 @@ from typing import Any
 import click
 import torch
 
-from batchfinder.cli.language_models import of_language_model
 from batchfinder.cli.output import deliver
+from batchfinder.cli.request import request_of
 from batchfinder.cli.world_sizes import estimate_on_cluster
 from batchfinder.errors import BatchFinderError, UsageError, UserCodeError
 from batchfinder.estimator import estimate_on_gpus
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.workers.source import SetupSource
 from batchfinder.reporting.estimates import (
     cluster_table,
     estimate_table,
@@ -30,7 +31,6 @@ from batchfinder.reporting.estimates import (
 )
 from batchfinder.reporting.page.page import check_report
 from batchfinder.results.result import SCHEMA_VERSION
-from batchfinder.search.bounds import check_bounds
 from batchfinder.simulation.allocator.caching import AllocatorSettings
 from batchfinder.simulation.calibration import Calibration, read_measurement
 from batchfinder.simulation.estimate import ClusterEstimate, Estimate
@@ -40,12 +40,11 @@ from batchfinder.simulation.tracing.autocast import cuda_autocast_on_cpu
 from batchfinder.simulation.tracing.cluster import Cluster
 from batchfinder.simulation.tracing.refusal import without_cuda
 from batchfinder.simulation.tracing.step_trace import StepTraces
-from batchfinder.training.arguments import parse_arguments
 from batchfinder.training.loading import load_setup
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.user_module import is_language_model
 from batchfinder.training.user_traceback import user_traceback
-from batchfinder.units import format_bytes, parse_bytes, parse_percentage
+from batchfinder.units import format_bytes, parse_bytes
 
 FOUND, NOTHING_FITS = 0, 3
 
@@ -56,19 +55,6 @@ def estimate_batch_size(
     gpu_names: Sequence[str],
     memory: str | None,
     overhead: str | None,
-    sample: str | None,
-    input_spec: str | None,
-    loader: str | None,
-    pairs: Sequence[str],
-    headroom: str,
-    precision: str,
-    optimizer: str | None,
-    mode: str,
-    eval_batch_size: int | None,
-    accumulate: bool,
-    min_batch_size: int,
-    max_batch_size: int | None,
-    multiple_of: int,
     expandable_segments: bool,
     strategy: str | None,
     world_size: int | None,
@@ -77,7 +63,7 @@ def estimate_batch_size(
     explain: bool,
     as_json: bool,
     report: str | None,
-    **language_model: Any,
+    **shared: Any,
 ) -> int:
     """Run the command; see ``batchfinder estimate --help`` for the options.
 
@@ -87,49 +73,31 @@ def estimate_batch_size(
     Raises:
         BatchFinderError: the estimate cannot be made.
     """
-    check_bounds(min_batch_size, max_batch_size, multiple_of)
+    request = request_of(target, shared, one_length=False)
     largest = _cluster(strategy, world_size)
     check_report(report)
     gpus = gpus_of(gpu_names, memory, overhead)
-    chosen, lengths, precision = of_language_model(target, precision, language_model)
+    options, lengths = request.options, request.lengths
     if largest is not None and len(lengths) > 1:
         raise UsageError("--world-size is for one length. Try a single --seq.")
-    options = ProbeOptions(
-        headroom=parse_percentage(headroom, "--headroom"),
-        precision=precision,
-        accumulate=accumulate,
-        mode=mode,
-        eval_batch_size=eval_batch_size,
-    )
     settings = AllocatorSettings(expandable_segments=expandable_segments)
     calibration = Calibration.load()
     if forget_calibration:
         calibration.forget()
-    arguments = {**parse_arguments(pairs), **chosen}
     runs: dict[int | None, Sequence[Estimate]] = {}
     jobs: list[ClusterEstimate] = []
     warnings: list[str] = []
     # Output of the target and its steps must not mix with the answer.
     with contextlib.redirect_stdout(sys.stderr), user_errors():
         for length in (*lengths,) or (None,):
-            with for_estimates(target):
-                setup, remarks = load_setup(
-                    target,
-                    arguments if length is None else {**arguments, "seq": length},
-                    sample=sample,
-                    input_spec=input_spec,
-                    loader=loader,
-                    optimizer=optimizer,
-                )
-            warnings += remarks
+            of_length = {} if length is None else {"seq": length}
+            source = request.source.with_arguments(of_length)
+            setup = load(source, warnings, on_paper=True)
             if calibrate is not None:
                 _calibrate(calibration, Path(calibrate), setup, options, settings)
             known = [calibration.applied(gpu) for gpu in gpus] if overhead is None else gpus
-            bounds: dict[str, Any] = {
-                "min_batch_size": min_batch_size,
-                "max_batch_size": max_batch_size,
-                "multiple_of": multiple_of,
-            }
+            names = ("min_batch_size", "max_batch_size", "multiple_of")
+            bounds: dict[str, Any] = dict(zip(names, request.bounds, strict=True))
             if largest is not None:
                 adds_nccl = overhead is None
                 jobs += estimate_on_cluster(
@@ -160,6 +128,23 @@ def for_estimates(target: str) -> Iterator[None]:
     without_data = torch.device("meta") if is_language_model(target) else contextlib.nullcontext()
     with cuda_autocast_on_cpu(), without_data:
         yield
+
+
+def load(source: SetupSource, warnings: list[str], *, on_paper: bool = False) -> TrainingSetup:
+    """Load the setup of a command, and note its warnings.
+
+    Args:
+        source: the target and its arguments.
+        warnings: gets the warnings for the user.
+        on_paper: load it for a GPU that is not there.
+
+    Raises:
+        Exception: what :func:`load_setup` raises.
+    """
+    with for_estimates(source.target) if on_paper else contextlib.nullcontext():
+        setup, remarks = load_setup(**vars(source))
+    warnings += remarks
+    return setup
 
 
 @contextlib.contextmanager

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 import click
 
-from batchfinder.cli.language_models import of_one_length
 from batchfinder.cli.output import deliver
 from batchfinder.cli.ranks import check_job, refusals_told, told_by_rank_0
 from batchfinder.cli.remembering import SearchMemory
+from batchfinder.cli.request import request_of
 from batchfinder.cli.searching import search_in_terminal
 from batchfinder.cli.studies.on_data import loader_rate, noise_scale_on_data
 from batchfinder.errors import UsageError
@@ -25,19 +25,17 @@ from batchfinder.probing.workers.supervisor import Supervisor
 from batchfinder.probing.workers.worker import EstimateOrder
 from batchfinder.reporting.page.page import check_report
 from batchfinder.reporting.plan import noise_line
-from batchfinder.reporting.speed import loader_remarks
 from batchfinder.reporting.terminal import TerminalReporter
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.remembered import Remembered
 from batchfinder.results.result import BatchSizeResult, Status
-from batchfinder.search.bounds import Bounds, check_bounds
+from batchfinder.search.bounds import Bounds
 from batchfinder.search.deadline import deadline_in
 from batchfinder.search.head_start import HeadStart
 from batchfinder.search.prober import Prober
+from batchfinder.search.remarks import loader_remarks
 from batchfinder.simulation.rehearsal import rehearsal_of
-from batchfinder.training.arguments import parse_arguments
 from batchfinder.training.user_module import check_target
-from batchfinder.units import parse_bytes, parse_percentage
 
 MakeProber = Callable[[SetupSource, ProbeOptions], Prober]
 """``make_prober(source, options)`` makes the prober that the options describe."""
@@ -59,25 +57,8 @@ NOT_ACCUMULATED_WARNING = (
 def find_batch_size(
     target: str,
     *,
-    sample: str | None,
-    input_spec: str | None,
-    loader: str | None,
-    pairs: Sequence[str],
-    device: str | None,
-    memory_limit: str | None,
-    headroom: str,
-    precision: str,
-    optimizer: str | None,
     strategy: str | None,
     throughput: bool,
-    mode: str,
-    eval_batch_size: int | None,
-    accumulate: bool,
-    compiled: bool,
-    min_batch_size: int,
-    max_batch_size: int | None,
-    multiple_of: int,
-    confirm_steps: int,
     probe_timeout: float | None,
     start_from_estimate: bool,
     global_batch_size: int | None,
@@ -90,7 +71,7 @@ def find_batch_size(
     quiet: bool,
     verbose: bool,
     make_prober: MakeProber | None = None,
-    **language_model: Any,
+    **shared: Any,
 ) -> int:
     """Run the command; see ``batchfinder find --help`` for the options.
 
@@ -105,44 +86,30 @@ def find_batch_size(
     with refusals_told():
         check_report(report)
         is_rank_0 = check_job(strategy).rank == 0
-        check_bounds(min_batch_size, max_batch_size, multiple_of)
-        chosen, precision = of_one_length(target, precision, language_model)
-        options = ProbeOptions(
-            device=device,
-            memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
-            headroom=parse_percentage(headroom, "--headroom"),
-            precision=precision,
-            strategy=strategy,
-            mode=mode,
-            eval_batch_size=eval_batch_size,
-            accumulate=accumulate,
-            compiled=compiled,
-            confirm_steps=confirm_steps,
-        )
+        request = request_of(target, {**shared, "strategy": strategy})
+        source, options, bounds = request.source, request.options, request.bounds
         if probe_timeout is not None and not 0 < probe_timeout <= threading.TIMEOUT_MAX:
             raise UsageError(
                 f"--probe-timeout must be above 0 seconds, not {probe_timeout:g}; leave it out for "
                 "a limit by the steps seen"
             )
-        _check_plan(global_batch_size, mode, noise_scale and not (loader and strategy is None))
-        arguments = {**parse_arguments(pairs), **chosen}
-        source = SetupSource(target, arguments, sample, input_spec, loader, optimizer)
+        has_no_data = noise_scale and not (source.loader and strategy is None)
+        _check_plan(global_batch_size, options.mode, has_no_data)
         deadline = deadline_in(time_limit)
         if deadline is not None and strategy is not None:
             raise UsageError("--time-limit is for a single process: the clocks of ranks differ")
-    bounds = (min_batch_size, max_batch_size, multiple_of)
     facts = {"options": asdict(options), "source": source.to_dict(), "bounds": bounds}
     memory = None if no_cache or strategy else SearchMemory(f"find {target}", facts)
     noise = noise_scale_on_data(source, options) if noise_scale else None
-    rate = loader_rate(source) if throughput and loader is not None and is_rank_0 else None
+    rate = loader_rate(source) if throughput and source.loader and is_rank_0 else None
 
     def tell(_: Prober, result: BatchSizeResult) -> None:
         if not is_rank_0:
             return
-        result = replace(result, mode=mode, eval_batch_size=eval_batch_size)
+        result = replace(result, mode=options.mode, eval_batch_size=options.eval_batch_size)
         if memory is not None:
             result = memory.keep(result)
-        result, plan = _planned(result, global_batch_size, accumulate)
+        result, plan = _planned(result, global_batch_size, options.accumulate)
         if rate is not None and result.throughput is not None:
             result = replace(
                 result, warnings=(*result.warnings, *loader_remarks(rate, result.throughput))
@@ -177,7 +144,7 @@ def find_batch_size(
             recall=lambda prober: None if memory is None else _recalled(memory, prober),
             make_head_start=lambda prober: HeadStart(
                 partial(_estimate_of, prober) if start_from_estimate else None,
-                rehearsal_of(prober, confirm_steps),
+                rehearsal_of(prober, options.confirm_steps),
             ),
         )
 

@@ -171,6 +171,33 @@ OUTPUT_OPTIONS = (
     click.option("--report", metavar="FILE.html", help="Also write a page with pictures."),
 )
 
+# The names in training/frameworks/language_model.py, which is not imported because it needs torch.
+METHODS = ("full", "lora", "qlora", "dpo")
+ATTENTION = ("eager", "sdpa", "flash")
+
+LANGUAGE_MODEL_OPTIONS = (
+    click.option(
+        "--seq",
+        "lengths",
+        metavar="TOKENS",
+        multiple=True,
+        help="hf: tokens in each example. Repeatable, or 1024,4096: a table of lengths.  "
+        "[default: 2048]",
+    ),
+    click.option("--lora", type=int, metavar="RANK", help="hf: train adapters of this rank."),
+    click.option("--4bit", "four_bit", is_flag=True, help="hf: quantize the weights (nf4)."),
+    click.option(
+        "--method",
+        type=click.Choice(METHODS),
+        help="hf: train all weights, LoRA, LoRA on 4-bit weights, or DPO.",
+    ),
+    click.option(
+        "--checkpointing", is_flag=True, help="hf: recompute activations in the backward."
+    ),
+    click.option("--attention", type=click.Choice(ATTENTION), help="hf: [default: sdpa]"),
+)
+"""The options for a language model named by its configuration (``hf:``)."""
+
 chart_option = click.option("--chart", is_flag=True, help="Also draw memory against batch size.")
 
 

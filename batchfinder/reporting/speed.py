@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from batchfinder.results.throughput import AS_FAST, Throughput
+from batchfinder.units import format_rate
 
 
 def speed_verdict(throughput: Throughput, batch_size: int) -> str:
@@ -31,32 +32,3 @@ def speed_details(throughput: Throughput) -> list[str]:
             "Try again while nothing else runs on this machine."
         )
     return lines
-
-
-def loader_remarks(loader_rate: float, throughput: Throughput) -> list[str]:
-    """Say that the data loader is the limit, if it yields fewer examples than the steps train on.
-
-    Args:
-        loader_rate: examples per second that the loader yields by itself.
-        throughput: the speed of the steps.
-    """
-    best = max(throughput.rates, key=lambda rate: rate.samples_per_second)
-    if loader_rate >= best.samples_per_second:
-        return []
-    return [
-        f"the data loader is the limit: it yields {format_rate(loader_rate)} samples/s by itself, "
-        f"and steps at {best.batch_size} train on {format_rate(best.samples_per_second)}. Try more "
-        "num_workers, or cheaper transforms"
-    ]
-
-
-def format_rate(samples_per_second: float) -> str:
-    """Return a rate with three digits.
-
-    Example:
-        >>> format_rate(3102.4), format_rate(31.024), format_rate(0.31)
-        ('3,102', '31', '0.31')
-    """
-    if samples_per_second >= 10:
-        return f"{samples_per_second:,.0f}"
-    return f"{samples_per_second:.2g}"

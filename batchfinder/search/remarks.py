@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 
 from batchfinder.results.probe import LEAK_WARNING, Outcome, Probe
 from batchfinder.results.result import Status
+from batchfinder.results.throughput import Throughput
 from batchfinder.search.bounds import UNLIMITED_BATCH_SIZE
 from batchfinder.search.prober import Prober
 from batchfinder.search.search import Finding
-from batchfinder.units import format_bytes
+from batchfinder.units import format_bytes, format_rate
 
 # If the answer's tensors use less than this share of the budget, a tenth of it is lost.
 MOSTLY_TENSORS = 0.9
@@ -137,3 +138,20 @@ def _may_leave_the_heap(prober: Prober) -> bool:
         and platform.libc_ver()[0] == "glibc"
         and not any(os.environ.get(name) for name in environment)
     )
+
+
+def loader_remarks(loader_rate: float, throughput: Throughput) -> list[str]:
+    """Say that the data loader is the limit, if it yields fewer examples than the steps train on.
+
+    Args:
+        loader_rate: examples per second that the loader yields by itself.
+        throughput: the speed of the steps.
+    """
+    best = max(throughput.rates, key=lambda rate: rate.samples_per_second)
+    if loader_rate >= best.samples_per_second:
+        return []
+    return [
+        f"the data loader is the limit: it yields {format_rate(loader_rate)} samples/s by itself, "
+        f"and steps at {best.batch_size} train on {format_rate(best.samples_per_second)}. Try more "
+        "num_workers, or cheaper transforms"
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -117,9 +118,12 @@ class Comparison:
 
     @property
     def largest(self) -> StrategyRow | None:
-        """The row with the largest batch size, the first of equals; None if nothing fits."""
+        """The row with the largest batch size; None if nothing fits.
+
+        Of equals, the one with the fewest bytes of model states: it leaves the most memory.
+        """
         rows = [row for row in self.rows if row.batch_size]
-        return max(rows, key=lambda row: row.batch_size, default=None)
+        return max(rows, key=_batch_size_and_room, default=None)
 
     @property
     def fastest(self) -> StrategyRow | None:
@@ -169,6 +173,10 @@ def seconds_of_step(result: BatchSizeResult, batch_size: int) -> float | None:
             known = readings.get(probe.batch_size, probe.step_seconds)
             readings[probe.batch_size] = min(known, probe.step_seconds)
     return interpolated(sorted(readings.items()), batch_size) if readings else None
+
+
+def _batch_size_and_room(row: StrategyRow) -> tuple[int, float]:
+    return row.batch_size, -(row.model_state_bytes or math.inf)
 
 
 def _seconds_of_an_example(row: StrategyRow) -> float:

@@ -1,4 +1,4 @@
-"""Strategies on simulated GPUs. Steps that differ only in their optimizer share their traces."""
+"""Strategies on simulated GPUs. Steps with the same forward and backward passes share traces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from batchfinder.simulation.estimate import Estimate
 from batchfinder.simulation.gpus import Gpu, nccl_bytes
 from batchfinder.simulation.kernels.attention import ComputeCapability
 from batchfinder.simulation.tracing.cluster import Cluster
-from batchfinder.simulation.tracing.other_optimizer import OtherOptimizer
+from batchfinder.simulation.tracing.same_passes import SamePasses
 from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.studies.applied import applied
 from batchfinder.studies.comparison import STATES, Comparison, StrategyRow
@@ -43,7 +43,7 @@ def estimate_strategies(
     """
     rows: list[list[StrategyRow]] = [[] for _ in gpus]
     warnings: list[str] = []
-    traced: dict[Strategy, list[StepTraces]] = {}
+    traced: dict[Strategy, list[tuple[Strategy, StepTraces]]] = {}
     for strategy in study.strategies:
         on_row(strategy)
         try:
@@ -81,25 +81,27 @@ def _estimates(
     strategy: Strategy,
     gpus: Sequence[Gpu],
     settings: AllocatorSettings | None,
-    traced: dict[Strategy, list[StepTraces]],
+    traced: dict[Strategy, list[tuple[Strategy, StepTraces]]],
 ) -> tuple[list[Estimate], str]:
     ranks = study.ranks_of(strategy)
     cluster = Cluster(strategy.parallel, ranks) if strategy.parallel else None
     if cluster is not None:
         extra = nccl_bytes(ranks)
         gpus = [dataclasses.replace(g, overhead_bytes=g.overhead_bytes + extra) for g in gpus]
-    same_step = traced.setdefault(_step_of(strategy, gpus), [])
+    kernels = _with_same_kernels(strategy, gpus)
+    passes = dataclasses.replace(kernels, optimizer=None, accumulate=False, parallel=None)
+    same_passes = traced.setdefault(passes, [])
     smallest, largest, multiple_of = study.bounds
     with applied(strategy, study.setup, study.options) as step:
 
         def make_traces(capability: ComputeCapability) -> StepTraces:
-            like = next((some for some in same_step if some.hold_for(capability)), None)
-            if like and not strategy.optimizer:  # nothing differs
-                return like
-            if like:
-                return OtherOptimizer(step.setup, step.options, capability, cluster, like)
-            same_step.append(StepTraces(step.setup, step.options, capability, cluster))
-            return same_step[-1]
+            known = [(of, some) for of, some in same_passes if some.hold_for(capability)]
+            traces = next((some for of, some in known if of == kernels), None)
+            if traces is None:
+                given = (step.setup, step.options, capability, cluster)
+                traces = SamePasses(*given, known[0][1]) if known else StepTraces(*given)
+                same_passes.append((kernels, traces))
+            return traces
 
         estimates = estimate_on_gpus(
             step.setup,
@@ -114,14 +116,14 @@ def _estimates(
     return estimates, step.blocks
 
 
-def _step_of(strategy: Strategy, gpus: Sequence[Gpu]) -> Strategy:
-    """Return the strategy with the same allocations up to the optimizer's step.
+def _with_same_kernels(strategy: Strategy, gpus: Sequence[Gpu]) -> Strategy:
+    """Return the strategy whose steps allocate the same.
 
     Since Ampere, fp16 and bf16 run the same kernels, and a GradScaler needs only a few numbers.
     """
     is_ampere = all(gpu.compute_capability >= (8, 0) for gpu in gpus)
-    precision = "bf16" if strategy.precision == "fp16" and is_ampere else strategy.precision
-    return dataclasses.replace(strategy, optimizer=None, precision=precision)
+    is_bf16 = strategy.precision == "fp16" and is_ampere
+    return dataclasses.replace(strategy, precision="bf16") if is_bf16 else strategy
 
 
 def _row(

@@ -3,12 +3,14 @@
     CUDA_VISIBLE_DEVICES= python scripts/benchmarks/bench_studies.py time
     scripts/counting_cuda/run.sh python scripts/benchmarks/bench_studies.py winners
     scripts/counting_cuda/run.sh python scripts/benchmarks/bench_studies.py sweep
+    python scripts/benchmarks/bench_studies.py knee
 
-`time`: CPU seconds of a whole comparison without a GPU. `winners`: the strategy with the largest
-estimated batch against that of a search with each strategy, and the estimated peak of each step
-against the counted one. `sweep`: probes for eight lengths, and each answer against a search of its
-own. Each row is written as it comes to scripts/results/studies.json. The models of Transformers and
-timm need these.
+`time`: CPU seconds of a whole comparison without a GPU, imports included. `winners`: the strategy
+with the largest estimated batch against that of a search with each strategy, and the estimated peak
+of each step against the counted one. `sweep`: probes for eight lengths, and each answer against a
+search of its own. `knee`: on the CPU, the smallest size that `find --throughput` calls as fast,
+among the rates of a sweep over twelve sizes. Each row is written as it comes to
+scripts/results/studies.json. The models of Transformers and timm need these.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ sys.path.insert(0, str(ROOT / "examples"))
 
 import gpu_models  # noqa: E402
 import train_gpt  # noqa: E402
+import train_lstm  # noqa: E402
 import train_mlp  # noqa: E402
 import train_resnet  # noqa: E402
 import train_vit  # noqa: E402
@@ -42,9 +45,15 @@ from batchfinder import (  # noqa: E402
     sweep_max_batch,
 )
 from batchfinder.probing.options import ProbeOptions  # noqa: E402
+from batchfinder.results.throughput import throughput_of  # noqa: E402
 from batchfinder.studies.applied import applied  # noqa: E402
 from batchfinder.studies.strategies import parse_strategy  # noqa: E402
+from batchfinder.training.completion import completed  # noqa: E402
+from batchfinder.training.sample import BatchMaker  # noqa: E402
 from batchfinder.training.setup import TrainingSetup  # noqa: E402
+from batchfinder.training.step import TrainingStep  # noqa: E402
+
+IMPORTING_SECONDS = time.process_time()
 
 RESULT_FILE = ROOT / "results" / "studies.json"
 LIMIT = "4GiB"
@@ -57,6 +66,17 @@ STRATEGIES = (
 )  # fmt: skip
 LENGTHS = (32, 64, 96, 128, 192, 256, 384, 512)
 SIDES = (32, 48, 64, 80, 96, 112, 128, 160)
+
+# Of a sweep on the CPU: the memory of the search, the sizes, the ratio of two, the steps at each.
+CPU_LIMIT = "1GiB"
+SIZES, RATIO, STEPS = 12, 2**0.5, 5
+BUNDLED = {
+    "mlp": train_mlp,
+    "resnet": train_resnet,
+    "vit": train_vit,
+    "gpt": train_gpt,
+    "lstm": train_lstm,
+}
 
 Built = tuple[Any, Any]
 
@@ -82,15 +102,20 @@ MODELS: dict[str, Callable[[], Built]] = {
 def main() -> None:
     """Run one part for the models asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("part", choices=["time", "winners", "sweep"])
+    parser.add_argument("part", choices=["time", "winners", "sweep", "knee"])
     parser.add_argument("--model", choices=MODELS, action="append")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     results = json.loads(RESULT_FILE.read_text()) if RESULT_FILE.exists() else {}
     rows = results.setdefault(options.part, {})
-    run = {"time": timed, "winners": judged, "sweep": swept}[options.part]
-    chosen = {"time": ["resnet50", "gpt2"], "winners": [*MODELS], "sweep": ["gpt", "vit"]}
+    run = {"time": timed, "winners": judged, "sweep": swept, "knee": knee_of}[options.part]
+    chosen = {
+        "time": ["resnet50", "gpt2"],
+        "winners": [*MODELS],
+        "sweep": ["gpt", "vit"],
+        "knee": [*BUNDLED],
+    }
     for name in options.model or chosen[options.part]:
         rows[name] = run(name)
         results["torch"] = torch.__version__
@@ -104,7 +129,7 @@ def timed(name: str) -> dict[str, Any]:
     model, sample = MODELS[name]()
     started = time.process_time()
     comparison = compare_strategies(model, sample, gpu="rtx3090")
-    seconds = time.process_time() - started
+    seconds = IMPORTING_SECONDS + time.process_time() - started
     sizes = {row.strategy.name: row.batch_size for row in comparison.rows}
     return {"cpu_seconds": round(seconds, 1), "strategies": len(sizes), "sizes": sizes}
 
@@ -176,6 +201,39 @@ def swept(name: str) -> dict[str, Any]:
     }
 
 
+def knee_of(name: str) -> dict[str, Any]:
+    """Search with throughput, and time steps at more sizes in rounds, without any search."""
+    model, sample = BUNDLED[name].build_model(), BUNDLED[name].build_sample()
+    result = find_max_batch(model, sample, device="cpu", memory_limit=CPU_LIMIT, throughput=True)
+    found = result.throughput
+    assert found is not None
+    sizes = {max(1, round(result.batch_size / RATIO**place)) for place in range(SIZES)}
+    setup, _ = completed(TrainingSetup(model, sample))
+    step = TrainingStep(setup, torch.device("cpu"))
+    batches = BatchMaker(setup.sample)
+    seconds: dict[int, list[float]] = {size: [] for size in sorted({*sizes, found.knee})}
+    for _ in range(STEPS + 1):
+        for size, of_size in seconds.items():
+            batch = batches.make(size)
+            started = time.perf_counter()
+            for micro_batch in step.fetch(lambda batch=batch: batch):  # type: ignore[misc]
+                step.forward_backward(micro_batch)
+            step.optimizer_step()
+            of_size.append(time.perf_counter() - started)
+    sweep = throughput_of({size: of_size[1:] for size, of_size in seconds.items()})
+    rates = {rate.batch_size: round(rate.samples_per_second, 1) for rate in sweep.rates}
+    return {
+        "batch_size": result.batch_size,
+        "knee": found.knee,
+        "is_clear": found.is_clear,
+        "knee_of_sweep": sweep.knee,
+        "sweep_is_clear": sweep.is_clear,
+        "share_of_best": round(rates[found.knee] / max(rates.values()), 4),
+        "spread": round(max(rate.spread for rate in sweep.rates), 4),
+        "rates": rates,
+    }
+
+
 def summary(part: str, rows: list[dict[str, Any]]) -> str:
     """Return the last line."""
     if part == "time":
@@ -192,6 +250,13 @@ def summary(part: str, rows: list[dict[str, Any]]) -> str:
         worst = f"{max(errors, default=0):.1%}"
         return (
             f"studies: winner right in {right} of {len(rows)}, checkpointing's peak within {worst}"
+        )
+    if part == "knee":
+        near = sum(1 / 2 <= row["knee"] / row["knee_of_sweep"] <= 2 for row in rows)
+        least = min(row["share_of_best"] for row in rows)
+        return (
+            f"studies: {near} of {len(rows)} knees within one size of a sweep's, all at least "
+            f"{least:.1%} as fast as the best size"
         )
     probes = max(row["probes"] for row in rows)
     worst = min(row["worst_share"] for row in rows)

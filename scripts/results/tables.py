@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import rendering as show
+import study_tables
 from rendering import OURS, Row, markdown_table, median_and_worst, share, survived
 
 HERE = Path(__file__).resolve().parent
@@ -155,6 +156,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "confirmations": lambda: show.confirmations(load("confirmation_cpu")["rules"]),
     "llm": lambda: show.language_models(load("llm")["sources"]),
     "counted_peaks": lambda: show.counted_peaks(load("counted_peaks")["rows"]),
+    "winners": lambda: study_tables.winners(load("studies")["winners"]),
+    "comparison_times": lambda: study_tables.times(load("studies")["time"]),
 }
 
 

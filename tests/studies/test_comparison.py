@@ -57,6 +57,13 @@ def test_shared_traces_give_what_traces_of_their_own_give(
     assert row.terms == alone.explanation.terms
 
 
+def test_traces_with_another_optimizer_are_not_taken_for_those_without() -> None:
+    given: dict[str, Any] = {"gpu": "t4", "memory_limit": "3GiB"}
+    both = compare_strategies(Stack(), SAMPLE, strategies=["bf16+sgd", "bf16"], **given)
+    alone = compare_strategies(Stack(), SAMPLE, strategies=["bf16"], **given)
+    assert row_of(both, "bf16").terms == row_of(alone, "bf16").terms
+
+
 def test_each_lever_does_what_it_is_for(comparison: Comparison) -> None:
     base = comparison.rows[0]
     assert row_of(comparison, "checkpointing").batch_size > base.batch_size

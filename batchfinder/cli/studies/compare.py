@@ -12,12 +12,11 @@ from typing import Any
 
 import click
 
-from batchfinder.cli.estimate import FOUND, NOTHING_FITS, for_estimates, gpus_of, user_errors
-from batchfinder.cli.language_models import of_one_length
+from batchfinder.cli.estimate import FOUND, NOTHING_FITS, gpus_of, load, user_errors
 from batchfinder.cli.output import deliver
+from batchfinder.cli.request import request_of
 from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import UsageError
-from batchfinder.probing.options import ProbeOptions
 from batchfinder.reporting.comparison import comparison_table, equation_lines, marked_rows
 from batchfinder.reporting.page.page import check_report
 from batchfinder.results.result import SCHEMA_VERSION
@@ -27,11 +26,8 @@ from batchfinder.studies.estimating import estimate_strategies
 from batchfinder.studies.measuring import measure_strategies, measured_comparison
 from batchfinder.studies.strategies import Strategy
 from batchfinder.studies.study import Study, study_of
-from batchfinder.training.arguments import parse_arguments
-from batchfinder.training.loading import load_setup
-from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.user_module import is_language_model
-from batchfinder.units import format_seconds, parse_bytes, parse_percentage
+from batchfinder.units import format_seconds
 
 
 def compare(
@@ -41,25 +37,12 @@ def compare(
     memory: str | None,
     measure: bool,
     strategies: Sequence[str],
-    device: str | None,
-    memory_limit: str | None,
-    sample: str | None,
-    input_spec: str | None,
-    loader: str | None,
-    pairs: Sequence[str],
-    headroom: str,
-    precision: str,
-    optimizer: str | None,
-    accumulate: bool,
-    min_batch_size: int,
-    max_batch_size: int | None,
-    multiple_of: int,
     world_size: int,
     global_batch_size: int | None,
     explain: bool,
     as_json: bool,
     report: str | None,
-    **language_model: Any,
+    **shared: Any,
 ) -> int:
     """Run the command; see ``batchfinder compare --help`` for the options.
 
@@ -74,42 +57,21 @@ def compare(
     if explain and not (gpu_names or memory):
         raise UsageError("--explain needs an estimate. Try it with --gpu rtx3090.")
     check_report(report)
-    chosen, precision = of_one_length(target, precision, language_model)
+    request = request_of(target, shared)
     gpus = gpus_of(gpu_names, memory, None) if gpu_names or memory else []
-    options = ProbeOptions(
-        device=device,
-        memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
-        headroom=parse_percentage(headroom, "--headroom"),
-        precision=precision,
-        accumulate=accumulate,
-    )
     comparisons: list[Comparison] = []
     warnings: list[str] = []
     status = 0
     # Output of the target and its steps must not mix with the answer.
     with contextlib.redirect_stdout(sys.stderr), user_errors():
-
-        def load(is_measured: bool) -> TrainingSetup:
-            with contextlib.nullcontext() if is_measured else for_estimates(target):
-                setup, told = load_setup(
-                    target,
-                    {**parse_arguments(pairs), **chosen},
-                    sample=sample,
-                    input_spec=input_spec,
-                    loader=loader,
-                    optimizer=optimizer,
-                )
-            warnings.extend(told)
-            return setup
-
-        setup = load(is_measured=not gpus)
+        setup = load(request.source, warnings, on_paper=bool(gpus))
         for is_measured in [False] * bool(gpus) + [True] * measure:
             if is_measured and gpus and is_language_model(target):
-                setup = load(is_measured)  # the weights of the estimate have no data
+                setup = load(request.source, warnings)  # the estimate's weights have no data
             study = study_of(
                 setup,
-                options,
-                (min_batch_size, max_batch_size, multiple_of),
+                request.options,
+                request.bounds,
                 strategies=strategies,
                 world_size=world_size,
                 global_batch_size=global_batch_size,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from batchfinder.cli.language_models import LANGUAGE_MODEL_OPTIONS
-from batchfinder.cli.options import OUTPUT_OPTIONS, STUDY_OPTIONS
+from batchfinder.cli.options import LANGUAGE_MODEL_OPTIONS, OUTPUT_OPTIONS, STUDY_OPTIONS
 
 GPU_OPTIONS = (
     click.option(

@@ -12,25 +12,20 @@ from typing import Any
 
 import click
 
-from batchfinder.cli.estimate import FOUND, NOTHING_FITS, for_estimates, gpus_of, user_errors
-from batchfinder.cli.language_models import of_language_model
+from batchfinder.cli.estimate import FOUND, NOTHING_FITS, for_estimates, gpus_of, load, user_errors
 from batchfinder.cli.output import deliver
+from batchfinder.cli.request import request_of
 from batchfinder.errors import UsageError
-from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.workers.source import SetupSource
 from batchfinder.reporting.page.page import check_report
 from batchfinder.reporting.sweeps import paste_lines, sweep_table
 from batchfinder.results.result import SCHEMA_VERSION
-from batchfinder.search.bounds import Bounds, check_bounds
 from batchfinder.studies.over import bound, combinations, takes
 from batchfinder.studies.sweep import sweep_on_device, sweep_on_gpus
 from batchfinder.studies.swept import SweepRow
 from batchfinder.training.arguments import parse_arguments
-from batchfinder.training.loading import load_setup
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.target import load_function
 from batchfinder.training.user_module import is_language_model, load_module
-from batchfinder.units import parse_bytes, parse_percentage
 
 
 def sweep(
@@ -39,22 +34,9 @@ def sweep(
     swept: Sequence[str],
     gpu_names: Sequence[str],
     memory: str | None,
-    device: str | None,
-    memory_limit: str | None,
-    sample: str | None,
-    input_spec: str | None,
-    loader: str | None,
-    pairs: Sequence[str],
-    headroom: str,
-    precision: str,
-    optimizer: str | None,
-    accumulate: bool,
-    min_batch_size: int,
-    max_batch_size: int | None,
-    multiple_of: int,
     as_json: bool,
     report: str | None,
-    **language_model: Any,
+    **shared: Any,
 ) -> int:
     """Run the command; see ``batchfinder sweep --help`` for the options.
 
@@ -64,57 +46,37 @@ def sweep(
     Raises:
         BatchFinderError: the sweep cannot be made.
     """
-    chosen, lengths, precision = of_language_model(target, precision, language_model)
-    over = parse_swept([*swept, *([f"seq={','.join(map(str, lengths))}"] if lengths else [])])
+    request = request_of(target, shared, one_length=False)
+    seq = [f"seq={','.join(map(str, request.lengths))}"] if request.lengths else []
+    over = parse_swept([*swept, *seq])
     if not over:
         raise UsageError("nothing is swept. Try --over seq_len=512,1024,2048.")
     combinations(over)
-    bounds: Bounds = (min_batch_size, max_batch_size, multiple_of)
-    check_bounds(*bounds)
     check_report(report)
     gpus = gpus_of(gpu_names, memory, None) if gpu_names or memory else []
-    options = ProbeOptions(
-        device=device,
-        memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
-        headroom=parse_percentage(headroom, "--headroom"),
-        precision=precision,
-        accumulate=accumulate,
-    )
-    arguments = {**parse_arguments(pairs), **chosen}
+    source = request.source
     warnings: list[str] = []
     # Output of the target and its steps must not mix with the answer.
     with contextlib.redirect_stdout(sys.stderr), user_errors():
         with for_estimates(target) if gpus else contextlib.nullcontext():
-            of_batches = _names_for_batches(target, sample or loader, over)
+            of_batches = _names_for_batches(target, source.sample or source.loader, over)
 
-        def load(values: Mapping[str, Any]) -> TrainingSetup:
+        def of_values(values: Mapping[str, Any]) -> TrainingSetup:
             of_batch = {name: values[name] for name in of_batches}
-            to_target = {**arguments, **values}
-            setup = loaded({k: v for k, v in to_target.items() if k not in of_batch})
-            if of_batch and setup.make_batch is None:
-                return loaded({**arguments, **values})  # its error names the nearest argument
+            to_target = {name: values[name] for name in values if name not in of_batch}
+            setup = load(source.with_arguments(to_target), warnings, on_paper=bool(gpus))
+            if of_batch and setup.make_batch is None:  # its error names the nearest argument
+                return load(source.with_arguments(values), warnings, on_paper=bool(gpus))
             return bound(setup, of_batch)
 
-        def loaded(given: Mapping[str, Any]) -> TrainingSetup:
-            with for_estimates(target) if gpus else contextlib.nullcontext():
-                setup, told = load_setup(
-                    target,
-                    given,
-                    sample=sample,
-                    input_spec=input_spec,
-                    loader=loader,
-                    optimizer=optimizer,
-                )
-            warnings.extend(told)
-            return setup
-
         # Where a process of its own for each value is needed, it must load all by itself.
-        source = SetupSource(target, arguments, sample, input_spec, loader, optimizer)
         base = None if of_batches else source
         if gpus:
-            sweeps = sweep_on_gpus(load, over, gpus, options, bounds, _show)
+            sweeps = sweep_on_gpus(of_values, over, gpus, request.options, request.bounds, _show)
         else:
-            sweeps = [sweep_on_device(load, over, options, bounds, _show, base)]
+            sweeps = [
+                sweep_on_device(of_values, over, request.options, request.bounds, _show, base)
+            ]
     width = shutil.get_terminal_size().columns if os.isatty(1) else math.inf
     if not as_json:
         for one in sweeps:

@@ -65,6 +65,8 @@ class Convolution(NamedTuple):
         if channels == 1:
             return 0  # PyTorch's own kernel, for one filter per channel
         kernel = list(self.weight.shape[2:])
+        if not torch.backends.cudnn.enabled:
+            return self._unfolded_bytes(kernel)
         is_grouped = channels != self.images.size(1)
         if (
             not is_grouped
@@ -82,6 +84,16 @@ class Convolution(NamedTuple):
         padded = round_up(channels, _CHANNELS_AT_ONCE) if is_half and not is_grouped else channels
         copied = size_of(self.images) + size_of(self.weight)
         return copied // channels * padded + size_of(self.outputs)
+
+    def _unfolded_bytes(self, kernel: list[int]) -> int:
+        """Return the bytes of PyTorch's own kernels, which unfold one example at a time.
+
+        https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/ConvolutionMM2d.cu
+        """
+        if math.prod(kernel) == 1:
+            return 0
+        pixels = math.prod(self.outputs.shape[2:])
+        return self.weight[0].numel() * pixels * self.weight.element_size()
 
     def _full_precision_bytes(self, direction: Direction, kernel: list[int]) -> int:
         batch, channels, *sides = self.images.shape

@@ -22,6 +22,7 @@ ELEMENTWISE = {
     for overload, names in {
         "Tensor": "add sub mul div",
         "Scalar": "add sub mul div",
+        "Tensor_Scalar": "pow",
         "default": """
             neg exp sqrt rsqrt reciprocal tanh sigmoid relu silu gelu hardtanh hardswish
             hardsigmoid leaky_relu elu softplus clone tanh_backward sigmoid_backward

@@ -151,6 +151,19 @@ def _grouped_mm(
     return whole[..., :columns]
 
 
+def _addmm(bias: Tensor, left: Tensor, right: Tensor, **scales: Any) -> Tensor:
+    """Return the rows of the left matrix by the columns of the right one, in a plain layer."""
+    is_plain = left.dim() == right.dim() == 2 and bias.shape == right.shape[1:]
+    if is_plain and left.shape[1] == right.shape[0] and bias.dtype is left.dtype is right.dtype:
+        return new_tensor(left, [left.shape[0], right.shape[1]])
+    output: Tensor = run_on_shapes(_ADDMM, (bias, left, right), scales)
+    return output
+
+
+def _dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:  # noqa: A002
+    return new_like(input), new_like(input, dtype=torch.bool)
+
+
 def _col2im(columns: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Return an output that keeps a storage of its input's size, even if the output is smaller.
 
@@ -166,6 +179,10 @@ def _col2im(columns: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 def _log_sigmoid(input: Tensor) -> tuple[Tensor, Tensor]:  # noqa: A002
     """Return an empty buffer, which only the CPU fills: ``cuda/ActivationLogSigmoidKernel.cu``."""
     return new_like(input), new_tensor(input, [0])
+
+
+def _like_first(input: Tensor, *args: Any) -> Tensor:  # noqa: A002
+    return new_like(input)
 
 
 def _like_second(_: Tensor, input: Tensor, *args: Any) -> Tensor:  # noqa: A002
@@ -199,10 +216,12 @@ _COPIES = {
     _aten.ones_like.default,
     _aten.zeros_like.default,
 }
+_ADDMM = _aten.addmm.default
 _COL2IM = _aten.col2im.default
 _CONVOLUTION = _aten.convolution.default
 _EFFICIENT_ATTENTION = _aten._scaled_dot_product_efficient_attention.default
 _OUTPUTS: dict[Any, Callable[..., Any]] = {
+    _ADDMM: _addmm,
     _CONVOLUTION: convolution,
     _aten.convolution_backward.default: convolution_backward,
     _aten.native_batch_norm.default: _batch_norm,
@@ -211,6 +230,8 @@ _OUTPUTS: dict[Any, Callable[..., Any]] = {
     _aten.native_layer_norm_backward.default: _layer_norm_backward,
     _aten.native_group_norm.default: _group_norm,
     _aten.native_group_norm_backward.default: _group_norm_backward,
+    _aten.native_dropout.default: _dropout,
+    _aten.native_dropout_backward.default: _like_first,
     _EFFICIENT_ATTENTION: _efficient_attention,
     _COL2IM: _col2im,
     _aten.log_sigmoid_forward.default: _log_sigmoid,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import groupby
+from typing import Any
 
 from batchfinder.simulation.allocator.rounding import round_request
 from batchfinder.simulation.trace.curve import Curve
-from batchfinder.simulation.trace.trace import EMPTY_CACHE, GeneralTrace, Stage, Trace
+from batchfinder.simulation.trace.trace import EMPTY_CACHE, GeneralTrace, Stage, Storage, Trace
 
 
 class NotGeneralError(Exception):
@@ -86,33 +88,43 @@ def check_lines(trace: GeneralTrace, third: Trace) -> None:
         raise _not_in_line([trace.example, third], index)
 
 
-def with_optimizer_of(trace: GeneralTrace, other: Trace) -> GeneralTrace:
-    """Return the trace at every batch size of the same step with another optimizer.
+def alike(trace: GeneralTrace, other: Trace) -> GeneralTrace:
+    """Return the trace at every batch size of more steps, or of other steps with the same passes.
 
-    An optimizer does not see the batch, so one trace shows what it allocates.
+    The same line of the same module allocates the same in every forward and backward pass. What
+    an optimizer allocates does not depend on the batch.
 
     Args:
-        trace: the step with any optimizer.
-        other: the step with the other optimizer, at the batch size of the first one's example.
+        trace: a step, possibly with another optimizer or without gradient accumulation.
+        other: the other steps, at the batch size of the first one's example.
 
     Raises:
-        NotGeneralError: the steps differ in more than their optimizers.
+        NotGeneralError: the other passes allocate something else.
     """
-    example = trace.example
-    known = [i for i, s in enumerate(example.storages) if s.stage is not Stage.OPTIMIZER]
-    others = [i for i, s in enumerate(other.storages) if s.stage is not Stage.OPTIMIZER]
-    sizes = [[of.storages[i].amounts for i in at] for of, at in ((example, known), (other, others))]
-    if other.batch_size != example.batch_size or sizes[0] != sizes[1]:
-        raise NotGeneralError("the steps with two optimizers differ in more than their optimizers")
-    same = dict(zip(others, known, strict=True))
-    curves = []
-    ruled = {}
+    known: dict[Any, set[tuple[Curve, ...]]] = defaultdict(set)
+    for index, storage in enumerate(trace.example.storages):
+        known[_origin(storage)].add(trace.ruled.get(index, (trace.curves[index],)))
+    each = []
     for index, storage in enumerate(other.storages):
+        found = known[_origin(storage)]
         constant = tuple(map(Curve, storage.amounts))
-        curves.append(trace.curves[same[index]] if index in same else constant[0])
-        if storage.rule:
-            ruled[index] = trace.ruled[same[index]] if index in same else constant
-    return GeneralTrace(sort_deaths(other), curves, ruled)
+        if storage.stage in (Stage.SETUP, Stage.OPTIMIZER) and found <= {constant}:
+            each.append(constant)
+        elif len(found) == 1 and other.batch_size == trace.example.batch_size:
+            each += found
+        else:
+            raise NotGeneralError(f"the steps differ{_place(other, index)}")
+    ruled = {index: curves for index, curves in enumerate(each) if other.storages[index].rule}
+    return GeneralTrace(sort_deaths(other), [curves[0] for curves in each], ruled)
+
+
+def first_step(trace: Trace) -> Trace:
+    """Return the beginning of a trace, up to the end of its first step."""
+    end = trace.steps[1]
+    events = trace.events[:end]
+    storages = trace.storages[: sum(event >= 0 for event in events)]
+    stages = [(start, stage) for start, stage in trace.stages if start < end]
+    return Trace(trace.batch_size, storages, events, stages, trace.steps[:1])
 
 
 def sort_deaths(trace: Trace) -> Trace:
@@ -146,6 +158,11 @@ def _parabola(points: Sequence[tuple[int, int]]) -> Curve | None:
     if any(fixed + (per_sample + per_pair * at) * at != size for at, size in others):
         return None
     return Curve(float(fixed), float(per_sample), float(per_pair))
+
+
+def _origin(storage: Storage) -> tuple[Any, ...]:
+    """Return what tells where a storage comes from, and its size at the batch size traced."""
+    return storage.stage, storage.module, storage.line, storage.amounts
 
 
 def _parting(events: Sequence[int], others: Sequence[int]) -> int:

@@ -18,7 +18,9 @@ from batchfinder.simulation.trace.alignment import (
     NotGeneralError,
     NotInLineError,
     align,
+    alike,
     check_lines,
+    first_step,
 )
 from batchfinder.simulation.trace.curve import Curve
 from batchfinder.simulation.trace.trace import GeneralTrace, Kind, Trace
@@ -109,7 +111,7 @@ class StepTraces:
                 self._give_up(error)
         if self._general is not None:
             return self._general
-        trace = self._at(batch_size)
+        trace = self._at(batch_size, STEPS)
         each = [tuple(map(Curve, storage.amounts)) for storage in trace.storages]
         ruled = {i: curves for i, curves in enumerate(each) if trace.storages[i].rule}
         return GeneralTrace(trace, [curves[0] for curves in each], ruled)
@@ -122,7 +124,7 @@ class StepTraces:
         size = batch_size if self.makes_own_batches else min(batch_size, MOST_CHECKED)
         if size > self._held_at:
             try:
-                check_lines(self._general, self._trace(size, forward_only=True))
+                check_lines(self._general, self._trace(size, 0))
             except NotInLineError as error:
                 self._give_up(error)
                 return False
@@ -134,13 +136,22 @@ class StepTraces:
         self._warn(f"{error}; every batch size is traced separately, which takes longer")
 
     def _aligned(self) -> GeneralTrace:
-        traces = [self._at(size) for size in TRACED_SIZES]
+        """Return the trace at every size. Its steps mostly differ in their optimizer only."""
+        lines = self._lines(1)
+        try:
+            return alike(lines, self._at(TRACED_SIZES[1], STEPS))
+        except NotGeneralError:
+            return self._lines(STEPS)
+
+    def _lines(self, steps: int) -> GeneralTrace:
+        large = self._at(TRACED_SIZES[1], STEPS)
+        traces = [self._at(TRACED_SIZES[0], steps), first_step(large) if steps == 1 else large]
         try:
             lines = align(*traces)
             if lines.has_offsets:  # a curve may also go through two points
-                check_lines(lines, self._trace(CHECKED_SIZE, forward_only=True))
+                check_lines(lines, self._trace(CHECKED_SIZE, 0))
         except NotInLineError:
-            return align(*traces, *(self._at(size) for size in FURTHER_SIZES))
+            return align(*traces, *(self._at(size, steps) for size in FURTHER_SIZES))
         return lines
 
     @property
@@ -152,13 +163,14 @@ class StepTraces:
         """Return True if a GPU runs the same kernels."""
         return kernel_family(capability) in self._alike
 
-    def _trace(self, batch_size: int, forward_only: bool = False) -> Trace:
+    def _trace(self, batch_size: int, steps: int) -> Trace:
+        """Trace some steps; 0: a forward pass only."""
         model = self._setup.model
         joined = self._cluster.joined() if self._cluster else nullcontext()
         self._caches.note()
         try:
             with self._repeatable(), contents_kept(reachable(methods_of(model))), joined as mesh:
-                trace, survivors = self._trace_of(batch_size, self._cluster, mesh, forward_only)
+                trace, survivors = self._trace_of(batch_size, self._cluster, mesh, steps)
         except BaseException:
             self._caches.forget_fakes()
             raise
@@ -169,7 +181,7 @@ class StepTraces:
         return repeatable(reachable([*self._setup.functions, self._setup.make_batch]))
 
     def _trace_of(
-        self, batch_size: int, cluster: Cluster | None, mesh: Any, forward_only: bool
+        self, batch_size: int, cluster: Cluster | None, mesh: Any, steps: int
     ) -> tuple[Trace, list[weakref.ref[Any]]]:
         # Values of larger tensors are never read.
         batch = self._batches.make(batch_size, MOST_ELEMENTS)
@@ -210,16 +222,16 @@ class StepTraces:
                 for state in _states_on_device(step.optimizer):
                     tracker.track(state, Kind.OPTIMIZER_STATE)
                 step.begin(batch_size, lambda: _on_device(small, tracker), is_first=True)
-                for _ in range(0 if forward_only else STEPS):
+                for _ in range(steps):
                     tracker.begin_step()
                     _run(step, host_batch, evaluated, tracker)
                     if cluster is not None and not step.keeps_gradients:
                         setup.model.zero_grad(set_to_none=True)  # the optimizer may have a part
-                if forward_only:
+                if not steps:
                     tracker.begin_step()
                     step.forward(_on_device(host_batch, tracker))
                 survivors = tracker.made_by_steps()
-        if not forward_only:
+        if steps:
             step.check_optimizers()
         self._warn(*step.warnings)
         return tracker.trace, survivors

@@ -25,7 +25,8 @@ _aten: Any = torch.ops.aten
 _SIMPLE = {
     getattr(_aten, name).default
     for name in (
-        "_unsafe_view", "addmm", "bmm", "cat", "mm", "select_backward", "slice_backward", "zero_",
+        "_foreach_sqrt", "_unsafe_view", "addmm", "bmm", "cat", "mm", "select_backward",
+        "slice_backward", "zero_",
     )
 }  # fmt: skip
 

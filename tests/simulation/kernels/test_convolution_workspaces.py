@@ -45,3 +45,13 @@ def test_a_patch_embedding_in_half_precision_is_padded_to_eight_channels() -> No
     patches = convolution(4, 3, 768, 16, 224, 16, dtype=torch.bfloat16)
     # Recorded on an H100.
     assert abs(patches.workspace_bytes(Direction.OUTPUT, H100) - 7_561_728) <= 512
+
+
+def test_without_cudnn_one_example_is_unfolded_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
+    many, few = (convolution(batch, 64, 128, 3, 56) for batch in (32, 1))
+    unfolded = 64 * 3 * 3 * 56 * 56 * 4
+    for direction in Direction:
+        assert many.workspace_bytes(direction, H100) == unfolded
+        assert few.workspace_bytes(direction, V100) == unfolded
+    assert not convolution(32, 64, 128, 1, 56).workspace_bytes(Direction.OUTPUT, H100)

@@ -11,11 +11,13 @@ from batchfinder.simulation.trace.alignment import (
     NotGeneralError,
     NotInLineError,
     align,
+    alike,
     check_lines,
+    first_step,
     sort_deaths,
 )
 from batchfinder.simulation.trace.curve import Curve
-from batchfinder.simulation.trace.trace import EMPTY_CACHE, Storage, Trace
+from batchfinder.simulation.trace.trace import EMPTY_CACHE, Stage, Storage, Trace
 
 SIZES = (4, 8, 12, 32)
 
@@ -121,3 +123,30 @@ def test_a_third_size_shows_whether_two_are_on_a_line() -> None:
     with pytest.raises(NotInLineError, match="576 B at batch size 8 and 2304 B at 32"):
         check_lines(trace, Trace(32, [Storage((32 + 16) ** 2)], [0]))
     check_lines(align(step(2), step(4)), step(32))
+
+
+def two_steps(batch_size: int, *, states: int = 0, cached: int = 0) -> Trace:
+    """Two steps with one activation each; the first makes optimizer states and fills a cache."""
+    weight = Storage(30_000)
+    first = Storage(10 * batch_size, stage=Stage.FORWARD, line="model.py:1")
+    cache = Storage(cached * batch_size, stage=Stage.FORWARD, line="model.py:2")
+    state = Storage(states, stage=Stage.OPTIMIZER)
+    second = Storage(10 * batch_size, stage=Stage.FORWARD, line="model.py:1")
+    events = [0, 1, 2, ~1, 3, 4, ~4]
+    return Trace(batch_size, [weight, first, cache, state, second], events, steps=[1, 5])
+
+
+def test_a_step_tells_more_steps_and_those_with_another_optimizer() -> None:
+    one = align(*(first_step(two_steps(size, states=8)) for size in (4, 8)))
+    assert one.sizes(100) == [30_000, 1000, 0, 8]
+    both = alike(one, two_steps(8, states=8))
+    assert both.sizes(100) == align(*(two_steps(size, states=8) for size in (4, 8))).sizes(100)
+    assert alike(both, two_steps(8, states=500)).sizes(100)[3:] == [500, 1000]
+
+
+def test_steps_that_allocate_something_else_are_no_longer_told() -> None:
+    one = align(*(first_step(two_steps(size)) for size in (4, 8)))
+    with pytest.raises(NotGeneralError, match=r"differ \(model\.py:2\)"):
+        alike(one, two_steps(8, cached=3))
+    with pytest.raises(NotGeneralError):
+        alike(one, two_steps(16))

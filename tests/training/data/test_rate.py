@@ -6,11 +6,12 @@ import time
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from batchfinder.reporting.speed import loader_remarks
+from batchfinder import BatchFinderWarning, find_max_batch
 from batchfinder.results.throughput import throughput_of
+from batchfinder.search.remarks import loader_remarks
 from batchfinder.training.data.rate import samples_per_second
 
 
@@ -32,3 +33,13 @@ def test_a_slow_loader_is_measured_and_named_as_the_limit(loader: object) -> Non
     assert "the data loader is the limit" in text
     assert "steps at 8 train on 800. Try more num_workers" in text
     assert not loader_remarks(900.0, steps)
+
+
+def test_a_search_from_python_names_a_slow_loader() -> None:
+    loader = DataLoader(Slow(), 4, shuffle=True, generator=torch.Generator().manual_seed(7))
+    before = loader.generator.get_state().clone()
+    with pytest.warns(BatchFinderWarning, match="the data loader is the limit"):
+        find_max_batch(
+            nn.Linear(3, 3), loader=loader, device="cpu", max_batch_size=8, throughput=True
+        )
+    assert torch.equal(loader.generator.get_state(), before)

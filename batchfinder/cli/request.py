@@ -1,40 +1,73 @@
-"""The options for a language model named by its configuration (``hf:``)."""
+"""The request of a command: the options that `find`, `estimate`, `compare` and `sweep` share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from batchfinder.errors import UsageError
+from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.workers.source import SetupSource
+from batchfinder.search.bounds import Bounds, check_bounds
+from batchfinder.training.arguments import parse_arguments
+from batchfinder.training.user_module import is_language_model
+from batchfinder.units import parse_bytes, parse_percentage
 
-# The names in training/frameworks/language_model.py, which is not imported because it needs torch.
-METHODS = ("full", "lora", "qlora", "dpo")
-ATTENTION = ("eager", "sdpa", "flash")
+_OF_SOURCE = ("sample", "input_spec", "loader", "optimizer")
+_OF_STEPS = (
+    "device", "strategy", "mode", "eval_batch_size", "accumulate", "compiled", "confirm_steps",
+)  # fmt: skip
 
-LANGUAGE_MODEL_OPTIONS = (
-    click.option(
-        "--seq",
-        "lengths",
-        metavar="TOKENS",
-        multiple=True,
-        help="hf: tokens in each example. Repeatable, or 1024,4096: a table of lengths.  "
-        "[default: 2048]",
-    ),
-    click.option("--lora", type=int, metavar="RANK", help="hf: train adapters of this rank."),
-    click.option("--4bit", "four_bit", is_flag=True, help="hf: quantize the weights (nf4)."),
-    click.option(
-        "--method",
-        type=click.Choice(METHODS),
-        help="hf: train all weights, LoRA, LoRA on 4-bit weights, or DPO.",
-    ),
-    click.option(
-        "--checkpointing", is_flag=True, help="hf: recompute activations in the backward."
-    ),
-    click.option("--attention", type=click.Choice(ATTENTION), help="hf: [default: sdpa]"),
-)
+
+@dataclass(frozen=True)
+class Request:
+    """What to train, and within which bounds.
+
+    Attributes:
+        source: the target and its arguments.
+        options: the options of the steps and of the budget.
+        bounds: the smallest size, the largest or None, and what each size is a multiple of.
+        lengths: the lengths of a language model's examples, for a command that takes several.
+    """
+
+    source: SetupSource
+    options: ProbeOptions
+    bounds: Bounds
+    lengths: list[int]
+
+
+def request_of(target: str, given: Mapping[str, Any], *, one_length: bool = True) -> Request:
+    """Read the shared options of a command. Those that the command does not have are defaults.
+
+    Args:
+        target: the target of the command.
+        given: the values of its options, by name.
+        one_length: the command takes one length of a language model's examples.
+
+    Raises:
+        UsageError: an option is invalid.
+    """
+    bounds = (given["min_batch_size"], given["max_batch_size"], given["multiple_of"])
+    check_bounds(*bounds)
+    lengths: list[int] = []
+    if one_length:
+        chosen, precision = of_one_length(target, given["precision"], given)
+    else:
+        chosen, lengths, precision = of_language_model(target, given["precision"], given)
+    limit = given.get("memory_limit")
+    options = ProbeOptions(
+        memory_limit=None if limit is None else parse_bytes(limit),
+        headroom=parse_percentage(given["headroom"], "--headroom"),
+        precision=precision,
+        **{name: given[name] for name in _OF_STEPS if name in given},
+    )
+    arguments = {**parse_arguments(given["pairs"]), **chosen}
+    source = SetupSource(target, arguments, **{name: given[name] for name in _OF_SOURCE})
+    return Request(source, options, bounds, lengths)
 
 
 def of_language_model(
@@ -45,7 +78,7 @@ def of_language_model(
     Args:
         target: the target of the command. The options are for ``hf:`` only.
         precision: the value of --precision. A language model takes it as an argument, if given.
-        options: the values of :data:`LANGUAGE_MODEL_OPTIONS`.
+        options: the values of :data:`.LANGUAGE_MODEL_OPTIONS`.
 
     Returns:
         The arguments of the target, the lengths, and the precision of the steps. The step of a
@@ -54,8 +87,6 @@ def of_language_model(
     Raises:
         UsageError: an option is given for another target, or a length is no number.
     """
-    from batchfinder.training.user_module import is_language_model  # late: --help must be fast
-
     given: dict[str, Any] = {
         "lora": options["lora"],
         "quantize": "4bit" if options["four_bit"] else None,

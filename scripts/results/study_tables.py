@@ -1,0 +1,60 @@
+"""Tables in Markdown from the rows of studies.json. Needs the standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rendering import FAMILIES, Row, markdown_table
+
+NAMES = {
+    **FAMILIES,
+    "gpt2": "GPT-2 small",
+    "bert_base": "BERT base",
+    "resnet50": "ResNet-50",
+    "vit_base": "ViT-B/16",
+}
+
+
+def winners(rows: Mapping[str, Row]) -> str:
+    """Show the strategy that searches found the largest, and the one that estimates named."""
+    lines = [
+        (
+            NAMES[name],
+            row["largest_measured"],
+            row["largest_estimated"],
+            f"{row['share_of_largest']:.0%}",
+            _worst([s["peak_error"] for s in row["sizes"].values() if s.get("peak_error")]),
+        )
+        for name, row in rows.items()
+    ]
+    header = ("model", "largest by searches", "by estimates", "of the largest", "peak, worst error")
+    return markdown_table(header, lines)
+
+
+def _worst(errors: list[float]) -> str:
+    return f"{max(map(abs, errors)):.1%}" if errors else "-"
+
+
+def times(rows: Mapping[str, Row]) -> str:
+    """Show what a comparison costs on one core."""
+    lines = [
+        (NAMES[name], row["strategies"], f"{row['cpu_seconds']} s") for name, row in rows.items()
+    ]
+    return markdown_table(("model", "strategies", "CPU time"), lines)
+
+
+def knees(rows: Mapping[str, Row]) -> str:
+    """Show the smallest size that a search called as fast, among the rates of a sweep."""
+    lines = [
+        (
+            NAMES[name],
+            row["batch_size"],
+            row["knee"] if row["is_clear"] else f"{row['knee']}, unclear",
+            row["knee_of_sweep"] if row["sweep_is_clear"] else f"{row['knee_of_sweep']}, unclear",
+            f"{row['share_of_best']:.1%}",
+            f"{row['spread']:.1%}",
+        )
+        for name, row in rows.items()
+    ]
+    header = ("model", "largest", "as fast", "by a sweep", "of the best rate", "steps vary by")
+    return markdown_table(header, lines)
