@@ -12,7 +12,7 @@ from batchfinder.errors import UsageError
 from batchfinder.probing.devices.choose import choose_device
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.child import serve_fork
-from batchfinder.probing.workers.fork import ForkedProcess, can_be_forked
+from batchfinder.probing.workers.fork import ForkedProcess, obstacle_to_forks
 from batchfinder.probing.workers.here import Here
 from batchfinder.probing.workers.process import WorkerProcess
 from batchfinder.probing.workers.process_worker import ProcessWorker
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from batchfinder.probing.ranks.in_process import InProcessRankProber
 
 _HERE_WARNING = (
-    "sizes are tried in this process, because {} cannot be forked. On the CPU, an out-of-memory "
+    "sizes are tried in this process, because {}. On the CPU, an out-of-memory "
     "error leaves holes in its memory, so the answer may be too small. Try batchfinder find"
 )
 
@@ -53,14 +53,15 @@ def choose_prober(
     if options.strategy is not None:
         return _choose_for_ranks(setup, options)
     is_spoilt = not choose_device(options.device, setup.model).leaves_no_trace
-    if is_spoilt and can_be_forked():
+    obstacle = obstacle_to_forks() if is_spoilt else ""
+    if is_spoilt and not obstacle:
         launch = lambda: WorkerProcess(False, ForkedProcess(partial(serve_fork, setup)))  # noqa: E731
         return Supervisor(ProcessWorker(launch), options)
     if is_spoilt and source is not None:
         return Supervisor(ProcessWorker(lambda: WorkerProcess(False), source), options)
     prober = Supervisor(Here(setup), options)
     if is_spoilt:
-        prober.notes.add(_HERE_WARNING.format("it"))
+        prober.notes.add(_HERE_WARNING.format(f"it cannot be forked: {obstacle}"))
     return prober
 
 
@@ -97,5 +98,5 @@ def _choose_for_ranks(setup: TrainingSetup, options: ProbeOptions) -> InProcessR
     is_spoilt = any(meeting.gather(is_spoilt))
     prober = InProcessRankProber(setup, options, meeting)
     if is_spoilt:
-        prober.notes.add(_HERE_WARNING.format("a rank of a script"))
+        prober.notes.add(_HERE_WARNING.format("a rank of a script cannot be forked"))
     return prober

@@ -13,7 +13,7 @@ from rich.text import Text
 from batchfinder.reporting.answer import details, headline
 from batchfinder.reporting.chart import memory_lines
 from batchfinder.reporting.table import BLOCKS, ProbeTable
-from batchfinder.reporting.wording import one_line
+from batchfinder.reporting.wording import label, one_line
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.probe import Probe
 from batchfinder.results.result import BatchSizeResult
@@ -153,7 +153,7 @@ class TerminalReporter:
         """
         self.finish()
         for warning in result.warnings:
-            self._say(Text.assemble(("Warning: ", "yellow"), one_line(warning)))
+            self._say(Text.assemble((label(warning), "yellow"), one_line(warning)))
         if result.warnings:
             self._space()
         _print(self._output, self._headline(result))

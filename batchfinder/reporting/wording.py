@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from batchfinder.training.user_module import is_language_model
 from batchfinder.units import parse_bytes
 
 # CUDA, HIP and XPU write "Tried to allocate 20.00 MiB", or "512 bytes" for small requests. MPS
@@ -25,6 +26,16 @@ def allocator_request_bytes(message: str) -> int | None:
         return None
     unit = "" if match[2].lower() == "bytes" else match[2]
     return parse_bytes(match[1] + unit)
+
+
+def label(warning: str) -> str:
+    """Return what to put before a warning. A described model (``hf:...: ...``) asks for no action.
+
+    Example:
+        >>> label("hf:gpt2: 124.4 M parameters are trained"), label("the CPU is busy")
+        ('Note: ', 'Warning: ')
+    """
+    return "Note: " if is_language_model(warning) else "Warning: "
 
 
 def count(number: int, noun: str) -> str:

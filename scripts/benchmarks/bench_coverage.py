@@ -6,9 +6,9 @@ Builds each model on the "meta" device, in the configuration that its class has 
 four layers where it reads text and one number tells them, and estimates its largest batch on an
 H200 in bf16. Counted apart is what does not build so (a part has to be installed, or values are
 read), and what fails by an error of its own (its batch or configuration has to be another). "Causal
-LoRA" are the causal language models, made small, with adapters on all linear layers and with
-checkpointing. Writes each row as it comes to scripts/results/coverage.json. Needs transformers, and
-peft for LoRA.
+LoRA" are the causal language models made small, in sizes with which they train on the CPU, with
+adapters on all linear layers and with checkpointing. Writes each row as it comes to
+scripts/results/coverage.json. Needs transformers, and peft for LoRA.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import parts.torchvision_without_cuda  # noqa: F401 - before transformers
 import torch
 import transformers
 from parts.case import RESULTS, save
-from parts.small_models import small_config
+from parts.small_models import small_configs
 from parts.time_limit import time_limit
 from rendering import coverage
 from transformers.models.auto import modeling_auto
@@ -38,7 +38,7 @@ from batchfinder.probing.devices.versions import versions
 
 TEXTS, TOKENS, CLASSES = 2, 128, 2
 SECONDS_OF_SOUND, SAMPLES_PER_SECOND = 2, 16000
-LAYERS, PAD = 4, 0
+LAYERS, PAD, MOST_PARAMETERS = 4, 0, 3e8
 DEPTHS = ("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers", "n_layer")
 GPU, PRECISION = "h200", "bf16"
 
@@ -86,8 +86,8 @@ class Task(NamedTuple):
     sample: Callable[[Any], Any]
     """Makes a batch from a model's configuration."""
 
-    config: Callable[[str], Any] = lambda model_type: shallow_config(model_type)
-    """Makes the configuration of an architecture."""
+    config: Callable[[str, str], Any] = lambda model_type, name: shallow_config(model_type)
+    """Makes the configuration of an architecture, given its type and the model's class."""
 
     changed: Callable[[Any], Any] = lambda model: model
     """Changes the model before it is trained."""
@@ -116,7 +116,7 @@ def estimated(name: str, model_type: str, task: Task) -> dict[str, Any]:
     """
     started = time.process_time()
     try:
-        config = task.config(model_type)
+        config = task.config(model_type, name)
         with torch.device("meta"):
             model = task.changed(getattr(transformers, name)(config))
         sample = task.sample(config)
@@ -148,6 +148,35 @@ def shallow_config(model_type: str) -> Any:
             if isinstance(getattr(config, name, None), int):
                 setattr(config, name, min(LAYERS, getattr(config, name)))
     return config
+
+
+def small_config_that_trains(model_type: str, name: str) -> Any:
+    """The smallest configuration whose sizes fit each other: its model trains on the CPU.
+
+    Raises:
+        Exception: the error of the last try.
+    """
+    error: Exception | None = None
+    for made in small_configs(name):
+        error = error_on_the_cpu(name, made)
+        if error is None:
+            return made()
+    assert error is not None
+    raise error
+
+
+def error_on_the_cpu(name: str, made: Callable[[], Any]) -> Exception | None:
+    """Train a model with adapters; a large one, if there is no small one, is only built."""
+    kind = getattr(transformers, name)
+    try:
+        with torch.device("meta"):
+            parameters = sum(parameter.numel() for parameter in kind(made()).parameters())
+        if parameters < MOST_PARAMETERS:
+            config = made()
+            with_adapters(kind(config))(**texts(config)).loss.backward()
+    except Exception as error:  # noqa: BLE001 - whatever a foreign constructor raises
+        return error
+    return None
 
 
 def texts(config: Any) -> dict[str, torch.Tensor]:
@@ -198,13 +227,19 @@ def with_adapters(model: Any) -> Any:
     if model.supports_gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
-    adapters = peft.LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    # PEFT refuses some of Mamba's output projections, whose weight their kernels read themselves.
+    mamba = [f"{name}.out_proj" for name, part in model.named_modules() if hasattr(part, "conv1d")]
+    adapters = peft.LoraConfig(
+        r=16, target_modules="all-linear", exclude_modules=mamba, task_type="CAUSAL_LM"
+    )
     return peft.get_peft_model(model, adapters).train()
 
 
 TASKS = {
     "causal": Task("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", texts),
-    "causal LoRA": Task("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", texts, small_config, with_adapters),
+    "causal LoRA": Task(
+        "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", texts, small_config_that_trains, with_adapters
+    ),
     "masked": Task("MODEL_FOR_MASKED_LM_MAPPING_NAMES", texts),
     "translation": Task("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", texts),
     "text classes": Task("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES", texts_with_classes),

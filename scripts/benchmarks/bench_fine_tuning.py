@@ -17,11 +17,12 @@ import math
 import sys
 from typing import Any
 
-from parts.case import RESULTS, SURVIVAL_STEPS, markdown_table, run_for_json, save, survived
+from parts.case import RESULTS, SURVIVAL_STEPS, run_for_json, save, survived
+from rendering import fine_tuning
 
 FOLDER = "scripts/benchmarks/setups"
 RESULT_FILE = RESULTS / "fine_tuning.json"
-LIMIT_MIB, MOST_EXAMPLES = 560, 24
+LIMIT_MIB, MOST_EXAMPLES = 700, 24
 ADAPTERS: dict[str, dict[str, Any]] = {
     "lora": {},
     "dora": {"kind": "dora", "checkpointing": "modern"},
@@ -63,7 +64,7 @@ def main() -> None:
             rows[name] = row_of("adapters.py" if name in ADAPTERS else "fine_tuning.py", arguments)
             print(name, rows[name], file=sys.stderr, flush=True)
             save(RESULT_FILE, rows)
-    print(table(rows))
+    print(fine_tuning(rows))
     sys.exit(not all(row["survives"] and row["restored"] for row in rows.values()))
 
 
@@ -92,17 +93,6 @@ def row_of(file: str, arguments: dict[str, Any]) -> dict[str, Any]:
         row["survives"] = survived(row["survival"])
     command = ["scripts/benchmarks/parts/restored.py", file, json.dumps(arguments)]
     return row | run_for_json(command, math.inf)
-
-
-def table(rows: dict[str, Any]) -> str:
-    """Show one line for each set-up of fine-tuning."""
-    header = ("set-up", "answer", "50 steps there", "model after a search")
-    lines = []
-    for name, row in rows.items():
-        survival = "train" if row["survives"] else "**no**"
-        restored = "as before" if row["restored"] else "**changed**"
-        lines.append((name, row["batch_size"] or row["error"], survival, restored))
-    return markdown_table(header, lines)
 
 
 if __name__ == "__main__":

@@ -267,6 +267,17 @@ def texts(readers: Mapping[str, Row]) -> str:
     return markdown_table(("reader", "texts tried", "time", "traceback"), lines)
 
 
+def fine_tuning(rows: Mapping[str, Row]) -> str:
+    """Show one line for each set-up of fine-tuning."""
+    header = ("set-up", "answer", "50 steps there", "model after a search")
+    lines: list[Sequence[object]] = []
+    for name, row in rows.items():
+        survival = "train" if row["survives"] else "**no**"
+        restored = "as before" if row["restored"] else "**changed**"
+        lines.append((name, row["batch_size"] or row["error"], survival, restored))
+    return markdown_table(header, lines)
+
+
 def counted_peaks(rows: Sequence[Row]) -> str:
     """Count how far simulated peaks are from those of PyTorch's own allocator."""
     kinds = {

@@ -30,7 +30,6 @@ from batchfinder.errors import WorkerError
 
 # The files of GNU's, LLVM's and Intel's OpenMP runtime in the memory map of a process.
 _RUNTIMES = re.compile(r"(/.*/lib(?:gomp|omp|iomp5)\b[^/]*\.so[^/]*)$", re.MULTILINE)
-# The module that starts the compiler's threads. A fork would wait for them too.
 _COMPILER = "torch._inductor.async_compile"
 
 _PAUSE = "omp_pause_resource_all"
@@ -47,14 +46,16 @@ _TRIAL_SECONDS = 10.0
 _ABOVE_STANDARD = 3
 
 
-def can_be_forked() -> bool:
-    """Return True if PyTorch can train in a fork of this process.
-
-    It cannot once something was compiled or an accelerator's driver was started.
-    """
-    if sys.platform != "linux" or _COMPILER in sys.modules:
-        return False
-    return all(hasattr(runtime, _PAUSE) for runtime in _openmp()) and _trains_in_a_fork()
+def obstacle_to_forks() -> str:
+    """Return why PyTorch cannot train in a fork of this process; "" if it can."""
+    if sys.platform != "linux":
+        return "forks of PyTorch are safe on Linux only"
+    fixed = [runtime for runtime in _openmp() if not hasattr(runtime, _PAUSE)]
+    if fixed:
+        return f"{fixed[0]._name} does not let go of its threads"
+    if not _trains_in_a_fork():
+        return "a step in a trial fork failed, as after an accelerator's driver was started"
+    return ""
 
 
 def _trains_in_a_fork() -> bool:
@@ -172,7 +173,13 @@ def _fork() -> int:
         # Python warns of other threads. The fork needs none of ours. If it waits for a lock that
         # another thread holds, the probe counts as hung and is ended.
         warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
-        return os.fork()
+        pid = os.fork()
+    compiler = sys.modules.get(_COMPILER)
+    if pid == 0 and compiler is not None:
+        # Its pools are caches. The fork would wait for their threads, which it does not have.
+        compiler.AsyncCompile.pool.cache_clear()
+        compiler.AsyncCompile.process_pool.cache_clear()
+    return pid
 
 
 def _become_worker(streams: tuple[int, ...], closed: Iterable[int]) -> None:

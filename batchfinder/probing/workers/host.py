@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchfinder.errors import WorkerDiedError, WorkerGarbledError, WorkerReleasedError
 from batchfinder.probing.workers.child import Line, quick_imports, serve_fork
-from batchfinder.probing.workers.fork import ForkedProcess, can_be_forked
+from batchfinder.probing.workers.fork import ForkedProcess, obstacle_to_forks
 from batchfinder.probing.workers.process import WorkerProcess
 from batchfinder.probing.workers.source import load_from
 
@@ -24,7 +24,7 @@ def host(line: Line, order: dict[str, Any]) -> None:
     # Imported late, because that takes seconds: mistakes in the target are reported before.
     with quick_imports():
         from batchfinder.probing.workers.serving import serve, spare_what_is_loaded
-    if can_be_forked():
+    if not obstacle_to_forks():
         spare_what_is_loaded()
         line.or_tell(lambda: _Host(line, setup, warnings).run(order))
     serve(line, order, setup, warnings)

@@ -11,6 +11,7 @@ from batchfinder.reporting.answer import details, headline
 from batchfinder.reporting.page import charts
 from batchfinder.reporting.page.studies import comparison_rows, memory_map, size_chart, sweep_rows
 from batchfinder.reporting.table import PHASES
+from batchfinder.reporting.wording import label
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.units import format_bytes, format_seconds
 
@@ -53,7 +54,7 @@ def _search(data: Data) -> list[str]:
     result = BatchSizeResult.from_dict(data)
     first, *more = headline(result)
     phases = result.memory_model.phases if result.memory_model else ()
-    lines = [*(f"Warning: {warning}" for warning in result.warnings), *details(result)]
+    lines = [*(label(warning) + warning for warning in result.warnings), *details(result)]
     parts = [
         f"<h2>{escape(first)}</h2>",
         f'<p class="lead">{escape(result.device)} · {escape(" · ".join(more))}</p>',

@@ -23,10 +23,14 @@ _SMALLEST_PAGED = 100_000
 
 @contextmanager
 def bitsandbytes_simulated() -> Iterator[None]:
-    """Page optimizer states out of the allocator, and multiply 8-bit weights, as on CUDA."""
+    """Page optimizer states, multiply 8-bit weights, and use gathered 4-bit ones, as on CUDA."""
+    layers: Any = sys.modules.get("bitsandbytes.nn.modules")
     optimizers: Any = sys.modules.get("bitsandbytes.optim.optimizer")
     functions: Any = sys.modules.get("bitsandbytes.autograd._functions")
     with ExitStack() as stack:
+        if layers is not None:
+            name = "fix_4bit_weight_quant_state_from_module"
+            stack.enter_context(replaced(layers, name, _find_quantization))
         if optimizers is not None:
             owner = optimizers.Optimizer8bit
             stack.enter_context(replaced(owner, "get_state_buffer", _state_buffer))
@@ -46,6 +50,12 @@ def bitsandbytes_simulated() -> Iterator[None]:
 
             stack.enter_context(replaced(sys.modules["bitsandbytes"], "matmul", matmul))
         yield
+
+
+def _find_quantization(layer: Any) -> None:
+    """Let a weight that was gathered from all ranks be read as the layer's own was."""
+    if getattr(layer.weight, "quant_state", None) is None:
+        layer.weight.quant_state = layer.quant_state
 
 
 def _state_buffer(self: Any, parameter: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

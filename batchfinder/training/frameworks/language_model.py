@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable
+import logging
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,20 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _DEFAULT_RANK = 16  # of adapters, if they are needed and no rank is given
 
 
+@contextlib.contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """Silence what libraries say of calls that are not the user's, such as deprecations."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+@_quiet_libraries()
 def language_model(
     config: str,
     *,

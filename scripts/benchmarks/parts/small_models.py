@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import transformers
@@ -20,6 +21,29 @@ SMALL = {
     "num_key_value_heads": 2, "vocab_size": WORDS, "pad_token_id": 0, "bos_token_id": 1,
     "eos_token_id": 2, "decoder_start_token_id": 1,
 }  # fmt: skip
+# Where those sizes do not fit each other: as many heads for keys, fewer experts for each token in
+# one group, and last the widths that the class has by default.
+ALIKE = {**SMALL, "num_key_value_heads": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+WIDTHS = ("hidden", "heads", "d_model", "n_embd", "n_head", "intermediate", "ffn", "embedding_size")
+SHALLOW = {name: size for name, size in ALIKE.items() if not any(w in name for w in WIDTHS)}
+
+
+def small_configs(name: str) -> Iterator[Any]:
+    """Yield functions that make configurations of a class of models, the smallest first."""
+    kind = getattr(transformers, name).config_class
+    for sizes in (SMALL, ALIKE, SHALLOW):
+        yield lambda sizes=sizes: kind(**_known(kind, sizes))
+
+
+def _known(kind: Any, sizes: dict[str, int]) -> dict[str, Any]:
+    """Return the sizes that a configuration has, and those of its parts, such as a text model."""
+    usual = kind()
+    parts = {
+        name: _known(part, sizes)
+        for name, part in kind.sub_configs.items()
+        if hasattr(part, "sub_configs") and hasattr(usual, name)
+    }
+    return {name: size for name, size in sizes.items() if hasattr(usual, name)} | parts
 
 
 def small_config(model_type: str) -> Any:

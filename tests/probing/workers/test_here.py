@@ -185,14 +185,16 @@ def test_the_memory_limit_of_the_process_is_lifted_again() -> None:
 @pytest.fixture
 def nothing_to_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine with an accelerator."""
-    monkeypatch.setattr("batchfinder.probing.choose.can_be_forked", lambda: False)
+    monkeypatch.setattr("batchfinder.probing.choose.obstacle_to_forks", lambda: "no forks")
 
 
 @pytest.mark.usefixtures("nothing_to_fork")
 def test_that_it_ran_in_this_process_is_said_with_the_reason() -> None:
     result = find_max_batch(Net(), SAMPLE, device="cpu", min_batch_size=2, max_batch_size=2)
     (warning,) = result.warnings
-    assert warning.startswith("sizes are tried in this process, because it cannot be forked. ")
+    assert warning.startswith(
+        "sizes are tried in this process, because it cannot be forked: no forks. "
+    )
     assert warning.endswith("Try batchfinder find")
 
 

@@ -11,11 +11,11 @@ from processes import descendants, eventually, is_gone, supervisor
 
 from batchfinder import Outcome
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.workers.fork import can_be_forked
+from batchfinder.probing.workers.fork import obstacle_to_forks
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.search.run import run_search
 
-pytestmark = pytest.mark.skipif(not can_be_forked(), reason="needs forks")
+pytestmark = pytest.mark.skipif(bool(obstacle_to_forks()), reason="needs forks")
 
 OPTIONS = ProbeOptions(device="cpu", memory_limit=2 * 2**30)
 TARGET = """
