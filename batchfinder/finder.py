@@ -13,10 +13,9 @@ from batchfinder.probing.place import prices_for
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds
 from batchfinder.search.deadline import deadline_in
-from batchfinder.search.head_start import HeadStart
 from batchfinder.search.remarks import loader_remarks
 from batchfinder.search.run import OnProbe, run_search
-from batchfinder.simulation.rehearsal import rehearsal_of
+from batchfinder.simulation.rehearsal import head_start_of
 from batchfinder.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -184,8 +183,8 @@ def find_max_batch(
                 measures_throughput=throughput,
                 prices=prices_for(prober),
                 deadline=deadline,
-                head_start=HeadStart(
-                    estimate if start_from_estimate else None, rehearsal_of(prober, confirm_steps)
+                head_start=head_start_of(
+                    prober, confirm_steps, estimate if start_from_estimate else None
                 ),
             )
             result = replace(

@@ -34,7 +34,7 @@ from batchfinder import (
 from batchfinder.errors import BatchTooSmallError, UsageError, UserCodeError, WorkerError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.reporting.answer import details
-from batchfinder.results.probe import LEAK_WARNING
+from batchfinder.results.probe import LEAK_WARNING, SHORT_LIVED_NOTE
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.conclusion import conclude, memory_model_of, stopped_early
 from batchfinder.search.head_start import Guess, HeadStart
@@ -247,6 +247,17 @@ def test_what_two_small_confirmations_tell_is_confirmed_next(size: int | None) -
     assert size in (None, prober.confirmed[2])
     if size == 90:
         assert prober.sizes[3:] == [90, 91]
+
+
+def test_a_size_of_which_the_requests_do_not_last_is_refused() -> None:
+    prober = FakeProber()
+    start = HeadStart(rehearse=lambda: Guess(85), lasts=lambda size: size <= 80)
+
+    result = run_search(prober, head_start=start)
+
+    assert result.batch_size == 80
+    assert result.next_failure is not None
+    assert result.next_failure.reason == SHORT_LIVED_NOTE
 
 
 @pytest.mark.parametrize(("largest_probe", "per_sample"), [(64, 20), (600, 10)])

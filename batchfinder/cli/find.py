@@ -31,10 +31,9 @@ from batchfinder.results.remembered import Remembered
 from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.deadline import deadline_in
-from batchfinder.search.head_start import HeadStart
 from batchfinder.search.prober import Prober
 from batchfinder.search.remarks import loader_remarks
-from batchfinder.simulation.rehearsal import rehearsal_of
+from batchfinder.simulation.rehearsal import head_start_of
 from batchfinder.training.user_module import check_target
 
 MakeProber = Callable[[SetupSource, ProbeOptions], Prober]
@@ -142,9 +141,10 @@ def find_batch_size(
             deadline=deadline,
             measures_throughput=throughput,
             recall=lambda prober: None if memory is None else _recalled(memory, prober),
-            make_head_start=lambda prober: HeadStart(
+            make_head_start=lambda prober: head_start_of(
+                prober,
+                options.confirm_steps,
                 partial(_estimate_of, prober) if start_from_estimate else None,
-                rehearsal_of(prober, options.confirm_steps),
             ),
         )
 

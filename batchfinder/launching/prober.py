@@ -21,11 +21,11 @@ from batchfinder.results.memory_model import fit
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.result import BatchSizeResult, NextFailure, Status
 from batchfinder.results.version import VERSION
-from batchfinder.search.head_start import Guess, HeadStart
+from batchfinder.search.head_start import HeadStart
 from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Recording
 from batchfinder.simulation.allocator.caching import AllocatorSettings
-from batchfinder.simulation.rehearsal import rehearsed
+from batchfinder.simulation.rehearsal import lasts, rehearsed
 
 
 class LaunchProber:
@@ -110,11 +110,14 @@ class LaunchProber:
 
         Every launch shows all requests for memory that one at the answer will make.
         """
-        return HeadStart(rehearse=self._rehearse) if self._recordings else None
-
-    def _rehearse(self) -> Guess | None:
+        if not self._recordings:
+            return None
         settings = AllocatorSettings.of_this_process(self._template.environment)
-        return rehearsed(self._recordings, self.budget_bytes, settings, self._options.steps)
+        return HeadStart(
+            None,
+            lambda: rehearsed(self._recordings, self.budget_bytes, settings, self._options.steps),
+            lambda size: lasts(self._recordings.get(size), self.budget_bytes, settings),
+        )
 
     def command(self, result: BatchSizeResult) -> str | None:
         """Return the command at the answer, for a shell; None if there is no answer."""

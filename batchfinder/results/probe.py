@@ -10,7 +10,8 @@ from typing import Any
 from batchfinder.results.memory_model import Phase
 from batchfinder.units import format_bytes, format_seconds
 
-THRASHING_NOTE = "runs only by flushing the allocator's cache in every step"
+SHORT_LIVED_NOTE = "its steps fit, but run out of memory when replayed in the allocator for longer"
+THRASHING_NOTE = "runs only by flushing the allocator's cache again and again"
 
 IN_VALIDATION = "in the validation: "
 """The beginning of a note about a failure in the validation that follows each step."""
@@ -89,7 +90,7 @@ class Probe:
 
     @property
     def is_thrashing(self) -> bool:
-        """True if the size runs only by flushing the allocator's cache in every step."""
+        """True if the size runs only by flushing the allocator's cache again and again."""
         return self.outcome is Outcome.OOM and self.allocation_retries > 0
 
     @property

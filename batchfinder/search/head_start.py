@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
+from batchfinder.results.probe import SHORT_LIVED_NOTE, Outcome, Probe
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.prober import Prober
 
@@ -41,6 +43,8 @@ class HeadStart:
         estimate: makes the simulated estimate; None if the user did not ask for it.
         rehearse: replays the memory requests of two small confirmations to guess the largest size
             that fits. None if nothing is recorded.
+        lasts: replays the confirmation at a size for more steps; returns False if they run out of
+            memory.
 
     Attributes:
         batch_size: the simulated estimate; None before it is made, or if there is none.
@@ -52,9 +56,11 @@ class HeadStart:
         self,
         estimate: MakeEstimate | None = None,
         rehearse: MakeGuess | None = None,
+        lasts: Callable[[int], bool] = lambda _: True,
     ) -> None:
         self._estimate = estimate
         self._rehearse = rehearse
+        self._lasts = lasts
         self.batch_size: int | None = None
         self.notes: list[str] = []
         self.seconds = 0.0
@@ -81,6 +87,15 @@ class HeadStart:
             return found
 
         return guess
+
+    def judged(self, probe: Probe) -> Probe:
+        """Return a probe; as out of memory if it is a confirmation whose requests do not last."""
+        if not (probe.confirmed and probe.fits):
+            return probe
+        started = time.monotonic()
+        is_believed = self._lasts(probe.batch_size)
+        self.seconds += time.monotonic() - started
+        return probe if is_believed else replace(probe, outcome=Outcome.OOM, note=SHORT_LIVED_NOTE)
 
     def _guess(self, prober: Prober, bounds: Bounds) -> Guess | None:
         if self._estimate is not None:

@@ -72,6 +72,7 @@ def run_search(
             on_probing(batch_size, confirm)
         began = time.monotonic()
         probe = prober.probe(batch_size, confirm=confirm)
+        probe = head_start.judged(probe) if head_start else probe
         if deadline is not None:
             deadline.note(probe, time.monotonic() - began)
         probes.append(probe)

@@ -7,10 +7,10 @@ model and kernels. The simulated allocator shows whether those requests fit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from batchfinder.probing.steadiness import MAX_CONFIRM_STEPS, PeakWatch
-from batchfinder.search.head_start import Guess, MakeGuess
+from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
 from batchfinder.search.prober import Prober, Recording
 from batchfinder.simulation.allocator.caching import (
     AllocatorSettings,
@@ -33,18 +33,67 @@ ALIKE = 6
 # are tried.
 FINENESS, STRETCH, FURTHEST = 200, 3, 10
 
+# Steps that a confirmation must last when it is replayed. MobileNet's answers of 513 and 521
+# (mobilenet-24 of scripts/benchmarks/parts/setup_list.py) run out of memory in the fourth and the
+# fifth.
+LASTING_STEPS = 12
 
-def rehearsal_of(prober: Prober, least_steps: int) -> MakeGuess | None:
-    """Return a function that replays a prober's recordings; None if it records nothing.
+
+def head_start_of(
+    prober: Prober, least_steps: int, estimate: MakeEstimate | None = None
+) -> HeadStart:
+    """Return the head start of a search that replays what a prober records, if it records anything.
 
     Args:
         prober: the prober that tries the sizes.
         least_steps: the fewest steps of a confirmation.
+        estimate: makes the simulated estimate; None for none.
     """
     if (recordings := prober.recordings) is None:
-        return None
+        return HeadStart(estimate)
     settings = AllocatorSettings.of_this_process()
-    return lambda: rehearsed(recordings, prober.budget_bytes, settings, least_steps)
+    return HeadStart(
+        estimate,
+        lambda: rehearsed(recordings, prober.budget_bytes, settings, least_steps),
+        lambda size: lasts(recordings.get(size), prober.budget_bytes, settings),
+    )
+
+
+def lasts(recording: Recording | None, budget_bytes: int, settings: AllocatorSettings) -> bool:
+    """Return True if a recorded confirmation can go on for LASTING_STEPS steps.
+
+    They are replayed twice: as recorded, and as in a loop that releases each batch before it copies
+    the next. What a fragmented allocator loses depends on such details.
+
+    Args:
+        recording: the confirmation; None if nothing is known of it, which counts as True.
+        budget_bytes: the bytes that the allocator may reserve.
+        settings: settings of the allocator.
+    """
+    if recording is None or not recording.steps:
+        return True
+    return all(
+        Rehearsal(1, recorded, 1, recorded).lasts(1, _allocator(budget_bytes, settings))
+        for recorded in (recording, releasing_early(recording))
+    )
+
+
+def releasing_early(recording: Recording) -> Recording:
+    """Return a recording whose steps begin with the releases that follow their first requests."""
+    steps, known = [], len(recording.held)
+    for step in recording.steps:
+        start = next((i for i, event in enumerate(step) if event < 0), len(step))
+        end = next((i for i in range(start, len(step)) if step[i] >= 0), len(step))
+        old = [event for event in step[start:end] if ~event < known]
+        new = [event for event in step[start:end] if ~event >= known]
+        steps.append([*old, *step[:start], *new, *step[end:]])
+        known += sum(event >= 0 for event in step)
+    return Recording(recording.held, steps)
+
+
+def _allocator(budget_bytes: int, settings: AllocatorSettings) -> CachingAllocator:
+    kind = ExpandableAllocator if settings.expandable_segments else CachingAllocator
+    return kind(budget_bytes, settings)
 
 
 def rehearsed(
@@ -71,8 +120,7 @@ def rehearsed(
     rehearsal = Rehearsal(sizes[0], recordings[sizes[0]], sizes[1], recordings[sizes[1]])
 
     def fits(batch_size: int) -> bool:
-        kind = ExpandableAllocator if settings.expandable_segments else CachingAllocator
-        return rehearsal.fits(batch_size, kind(budget_bytes, settings), least_steps)
+        return rehearsal.fits(batch_size, _allocator(budget_bytes, settings), least_steps)
 
     low, high = sizes[1], 2 * sizes[1]
     if not fits(low):
@@ -116,7 +164,7 @@ class Rehearsal:
             self.is_matched &= len(before) == len(asked) and None not in pairs
             self._growth.append(
                 [
-                    (size - other) / (large - small) if other is not None else size / large
+                    (size - other) / max(1, large - small) if other is not None else size / large
                     for size, other in zip(asked, pairs, strict=True)
                 ]
             )
@@ -135,23 +183,39 @@ class Rehearsal:
         """
         assert allocator.capacity_bytes is not None
         watch = PeakWatch(allocator.capacity_bytes, least_steps=least_steps, peaks_wander=False)
-        blocks: list[Block | None] = []
         try:
-            blocks += [allocator.malloc(size) if size else None for size in self._held]
-            allocator.release_cached()
-            for number in range(MAX_CONFIRM_STEPS):
-                repeats = max(0, number - len(self._steps) + 1)
-                if repeats and not self._repeats:
-                    break
-                retries = allocator.retries
-                allocator.peak_reserved_bytes = allocator.reserved_bytes
-                self._run(number - repeats, batch_size, blocks, repeats, allocator)
-                watch.note(allocator.peak_reserved_bytes, allocator.retries - retries)
+            for peak, flushes in self._replay(batch_size, allocator, MAX_CONFIRM_STEPS):
+                watch.note(peak, flushes)
                 if watch.is_over:
                     break
         except DeviceFullError:
             return False
         return not watch.objection()
+
+    def lasts(self, batch_size: int, allocator: CachingAllocator) -> bool:
+        """Return True if the allocator, a fresh one, serves LASTING_STEPS steps."""
+        try:
+            for _ in self._replay(batch_size, allocator, LASTING_STEPS):
+                pass
+        except DeviceFullError:
+            return False
+        return True
+
+    def _replay(
+        self, batch_size: int, allocator: CachingAllocator, steps: int
+    ) -> Iterator[tuple[int, int]]:
+        """Replay steps; yield each one's peak of reserved bytes, and how often it flushed."""
+        blocks: list[Block | None] = []
+        blocks += [allocator.malloc(size) if size else None for size in self._held]
+        allocator.release_cached()
+        for number in range(steps):
+            repeats = max(0, number - len(self._steps) + 1)
+            if repeats and not self._repeats:
+                return
+            retries = allocator.retries
+            allocator.peak_reserved_bytes = allocator.reserved_bytes
+            self._run(number - repeats, batch_size, blocks, repeats, allocator)
+            yield allocator.peak_reserved_bytes, allocator.retries - retries
 
     def _run(
         self,

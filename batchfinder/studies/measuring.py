@@ -7,11 +7,10 @@ from contextlib import closing, suppress
 
 from batchfinder.probing.choose import choose_prober
 from batchfinder.results.result import BatchSizeResult
-from batchfinder.search.head_start import HeadStart
 from batchfinder.search.run import run_search
 from batchfinder.simulation.explanation import explain
 from batchfinder.simulation.gpus import NO_GPU
-from batchfinder.simulation.rehearsal import rehearsal_of
+from batchfinder.simulation.rehearsal import head_start_of
 from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.studies.applied import Applied, applied
 from batchfinder.studies.comparison import (
@@ -106,7 +105,7 @@ def _search(study: Study, step: Applied) -> BatchSizeResult:
             min_batch_size=smallest,
             max_batch_size=largest,
             multiple_of=multiple_of,
-            head_start=HeadStart(rehearse=rehearsal_of(prober, step.options.confirm_steps)),
+            head_start=head_start_of(prober, step.options.confirm_steps),
         )
 
 

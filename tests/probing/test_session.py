@@ -254,7 +254,7 @@ def test_a_size_that_runs_only_by_flushing_the_cache_is_refused() -> None:
     ours = session(FakeDevice(flushing_phases=100))[0]
     for probe in (ours.confirm(4).probe, ours.probe(5).probe):
         assert (probe.outcome, probe.is_thrashing) == (Outcome.OOM, True)
-        assert probe.note == "runs only by flushing the allocator's cache in every step"
+        assert probe.note == "runs only by flushing the allocator's cache again and again"
     assert probe.steps == 2
 
 

@@ -75,6 +75,7 @@ def test_the_json_has_every_value_in_raw_units() -> None:
                 "allocation_retries": 0,
                 "confirmed": True,
                 "note": "NaN loss",
+                "most_examples": None,
                 "rank_peak_bytes": [],
                 "limiting_rank": None,
                 "steps_seconds": [],

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import pytest
+
 from batchfinder.search.prober import Recording
 from batchfinder.simulation.allocator.caching import AllocatorSettings
-from batchfinder.simulation.rehearsal import paired, rehearsed
+from batchfinder.simulation.rehearsal import lasts, paired, rehearsed, releasing_early
 from batchfinder.units import MIB
 
 
@@ -39,3 +41,16 @@ def test_one_recording_or_one_that_does_not_grow_tells_nothing() -> None:
 def test_requests_that_only_one_of_two_steps_makes_are_left_out() -> None:
     small, large = [10 * MIB, MIB, 5 * MIB], [20 * MIB, 70 * MIB, 2 * MIB, 10 * MIB]
     assert paired(small, large, ratio=2) == [10 * MIB, None, MIB, 5 * MIB]
+
+
+@pytest.mark.parametrize(("budget_mib", "does"), [(1000, True), (300, False)])
+def test_a_confirmation_that_would_run_out_later_does_not_last(budget_mib: int, does: bool) -> None:
+    """Each step keeps 40 MiB: the four that were recorded fit into 300 MiB."""
+    recording = Recording([], [[40 * MIB, 2 * MIB, ~(2 * i + 1)] for i in range(4)])
+    assert lasts(recording, budget_mib * MIB, AllocatorSettings()) is does
+    assert lasts(None, budget_mib * MIB, AllocatorSettings())
+
+
+def test_a_loop_may_release_the_old_batch_before_it_copies_the_next() -> None:
+    recording = Recording([], [[10], [10, ~0, 20, ~2]])
+    assert releasing_early(recording).steps == [[10], [~0, 10, 20, ~2]]
