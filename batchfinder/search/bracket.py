@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
+from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import Probe
 from batchfinder.results.throughput import interpolated
 
@@ -120,11 +121,17 @@ class Bracket:
 
     @cached_property
     def spread(self) -> float:
-        """The largest difference of a reading from its neighbors' line, as a share of it."""
-        points = peaks_of(self.readings)
+        """The largest difference of a reading from its neighbors' line, as a share of it.
+
+        Readings of the phase that needs most at the largest size count. Where another phase needs
+        more at small sizes, such as a validation, the bend between them is no difference.
+        """
+        by_phase = self.readings[self.ran].phase_peak_bytes if self.ran else {}
+        phase = max(by_phase, key=lambda each: by_phase[each], default=None)
+        points = peaks_of(self.readings, phase)
         if self.is_repeatable or len(points) < 3:
             return 0 if self.is_repeatable else MOST_RESOLUTION / DIFFERENCES
-        pairs = [(peak, interpolated(points, size)) for size, peak in peaks_of(self.fits)]
+        pairs = [(peak, interpolated(points, size)) for size, peak in peaks_of(self.fits, phase)]
         pairs += [
             (interpolated([a, c], b[0]), b[1])
             for a, b, c in zip(points, points[1:], points[2:], strict=False)
@@ -178,10 +185,15 @@ class Bracket:
         self.failure, self._failed_when_confirmed = probe, confirm
 
 
-def peaks_of(readings: Mapping[int, Probe]) -> list[tuple[int, float]]:
-    """Return the peak at each size, the smallest size first; nothing where none was read."""
-    return [
-        (size, float(probe.peak_bytes))
+def peaks_of(readings: Mapping[int, Probe], phase: Phase | None = None) -> list[tuple[int, float]]:
+    """Return the peak at each size, the smallest size first; nothing where none was read.
+
+    Args:
+        readings: the probe at each size.
+        phase: the phase to look at; None for the highest.
+    """
+    peaks = {
+        size: probe.peak_bytes if phase is None else probe.phase_peak_bytes.get(phase)
         for size, probe in sorted(readings.items())
-        if probe.peak_bytes
-    ]
+    }
+    return [(size, float(peak)) for size, peak in peaks.items() if peak]
