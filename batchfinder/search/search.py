@@ -154,7 +154,7 @@ def search(
                 estimate = found.size if found and move else None
                 # Guess again later: recordings of a larger size are more exact.
                 guess = guess if rehearses and move else None
-        move = move or _planned(known, prices, estimate, is_open=largest is None)
+        move = move or _planned(known, prices, estimate)
         if deadline is not None:
             move = deadline.move(known, move)
         if move is None:
@@ -242,15 +242,13 @@ def _at_guess(known: Bracket, guess: Guess | None, rehearses: bool) -> Move | No
     return _at(known, size, confirm=True) if known.low < size < most else None
 
 
-def _planned(known: Bracket, prices: Prices, estimate: int | None, *, is_open: bool) -> Move:
+def _planned(known: Bracket, prices: Prices, estimate: int | None) -> Move:
     """Return the next move, by belief and plan."""
     ran, (end, error) = known.ran, lines_of(known)[0]
-
     growth = BLIND_GROWTH if math.isinf(end) else MEASURED_GROWTH
-    middle = (known.low + known.high) / 2
     if known.failure is None and estimate is None:
         if math.isinf(end):
-            return _at(known, growth * ran if is_open else min(growth * ran, middle))
+            return _at(known, growth * ran)
         if ran < CLOSE * min(end, known.high):
             cautious = lines_of(known, max(NOISE, known.spread) * known.budget_bytes)[0].end
             sure = max(SURE_GROWTH * ran, end - 2 * error)
@@ -262,7 +260,9 @@ def _planned(known: Bracket, prices: Prices, estimate: int | None, *, is_open: b
     belief = believe(known, estimate)
     reach = math.floor(growth * ran / known.unit) * known.unit
     sizes = candidates(belief, known, min(known.high, max(known.low + 2 * known.unit, reach)))
-    return plan(belief, known, sizes, prices) if len(sizes) > 2 else _at(known, middle)
+    if len(sizes) > 2:
+        return plan(belief, known, sizes, prices)
+    return _at(known, (known.low + known.high) / 2)
 
 
 def _at(known: Bracket, size: float, *, confirm: bool = False) -> Move:
