@@ -53,6 +53,8 @@ def parse_bytes(text: str | int, least: int = 1) -> int:
             raise UsageError(f"{text!r} is not a memory size. Try 24GiB or 512MiB.")
         # A float would lose the last bytes of numbers above 2**53.
         size = int(Fraction(match[1]) * factor)
+        if not match[2] and 0 < size < MIB:
+            raise UsageError(f"{text!r} means {size} bytes. Try {text}GiB.")
     if size < least:
         raise UsageError(f"a memory size must be positive, not {text!r}. Try 24GiB.")
     if size >= 2**63:

@@ -19,7 +19,6 @@ from batchfinder.units import GIB, KIB, MIB, TIB, format_bytes, format_seconds, 
         ("512MiB", 512 * MIB),
         ("3 kB", 3 * KIB),
         ("2TiB", 2 * TIB),
-        ("100", 100),
         ("100B", 100),
         ("9007199254740993", 9007199254740993),
         (7, 7),
@@ -49,9 +48,14 @@ def test_a_size_that_is_not_positive_is_refused(text: str | int) -> None:
         parse_bytes(text)
 
 
+def test_a_number_that_lacks_its_unit_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"'10' means 10 bytes. Try 10GiB."):
+        parse_bytes("10")
+
+
 @given(byte_counts)
 def test_plain_bytes_are_read_exactly(size: int) -> None:
-    assert parse_bytes(str(size)) == parse_bytes(size) == size
+    assert parse_bytes(f"{size}B") == parse_bytes(size) == size
 
 
 @given(byte_counts)

@@ -146,7 +146,8 @@ def budget(memory: DeviceMemory, memory_limit: int | None, headroom: float) -> i
     if budget_bytes <= memory.held_bytes:
         raise DeviceError(
             f"the memory limit of {format_bytes(usable)} less {headroom:.0%} headroom is below "
-            f"what this process already uses, {format_bytes(in_use)}. Try a higher limit"
+            f"what this process already uses, {format_bytes(in_use)}. Try more than "
+            f"{format_bytes(in_use / (1 - headroom))}"
             if memory_limit == usable
             else f"only {format_bytes(usable)} is free on the device and this process already "
             f"uses {format_bytes(in_use)}. Try ending other processes that use it"

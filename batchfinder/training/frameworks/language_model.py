@@ -197,6 +197,10 @@ def _made(config: str, dtype: torch.dtype, attention: str) -> Any:
     transformers = imported("transformers")
     path = Path(config).expanduser()
     place = path.parent if path.is_file() else path
+    if path.suffix == ".json" and not path.exists():  # no name on the hub ends so
+        raise TargetError(
+            f"there is no file {config}. Try {PREFIX}FOLDER with a config.json in it."
+        )
     try:
         known = transformers.AutoConfig.from_pretrained(str(place if place.exists() else config))
     except (OSError, ValueError, KeyError) as error:

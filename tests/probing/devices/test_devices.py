@@ -108,7 +108,7 @@ def test_a_limit_below_what_is_in_use() -> None:
         budget(memory(24 * GIB, held=GIB), GIB, 0.05)
     assert str(error.value) == (
         "the memory limit of 1.0 GiB less 5% headroom is below what this process already uses, "
-        "1.0 GiB. Try a higher limit"
+        "1.0 GiB. Try more than 1.1 GiB"
     )
 
 
