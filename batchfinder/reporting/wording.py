@@ -24,7 +24,7 @@ def allocator_request_bytes(message: str) -> int | None:
     match = _REQUEST.search(message)
     if match is None or not float(match[1]):
         return None
-    unit = "" if match[2].lower() == "bytes" else match[2]
+    unit = "B" if match[2].lower() == "bytes" else match[2]
     return parse_bytes(match[1] + unit)
 
 
