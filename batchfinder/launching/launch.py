@@ -20,6 +20,7 @@ from typing import IO, Any
 from batchfinder.launching.guardian import descendants
 from batchfinder.launching.template import Template
 from batchfinder.probing import recording
+from batchfinder.probing.workers.process import NO_RESERVES
 
 HOOK = Path(__file__).parent / "hook"
 RECORDER = Path(recording.__file__)
@@ -34,8 +35,6 @@ TRACKERS_OFF = {
     "NEPTUNE_MODE": "debug",
     "CLEARML_OFFLINE_MODE": "1",
     "DISABLE_MLFLOW_INTEGRATION": "TRUE",
-    # Arrow's own memory pool reserves 1 GiB, which counts toward the CPU's limit.
-    "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
 
 
@@ -88,6 +87,7 @@ class Launch:
         environment = {
             **os.environ,
             **TRACKERS_OFF,
+            **NO_RESERVES,
             # PyTorch's usual cache of compiled kernels, which TMPDIR below would move.
             "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR")
             or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}",

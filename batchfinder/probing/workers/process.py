@@ -28,6 +28,9 @@ from batchfinder.probing.workers.fork import ASKS_WITHOUT_DRIVER, ForkedProcess
 # The last lines that a dying process printed say why it died. Earlier output is dropped.
 KEPT_OUTPUT_LINES = 100
 
+# Arrow's own memory pool, of data sets, reserves 1 GiB, which counts toward the CPU's limit.
+NO_RESERVES = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
+
 # Time limit for a process that closed its output to end, and for its last output to be read.
 CLOSING_SECONDS = 10.0
 
@@ -191,7 +194,7 @@ def start_python(command: list[str]) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        env={**os.environ, **ASKS_WITHOUT_DRIVER},
+        env={**NO_RESERVES, **os.environ, **ASKS_WITHOUT_DRIVER},
     )
 
 
