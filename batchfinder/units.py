@@ -30,8 +30,8 @@ def parse_bytes(text: str | int, least: int = 1) -> int:
     """Read a size in bytes from text such as ``"24GiB"``, ``"1.5 GiB"`` or ``"512MiB"``.
 
     Args:
-        text: a number with an optional unit (B, KiB, MiB, GiB, TiB; "GB" and "G" mean GiB), or
-            an integer number of bytes.
+        text: a number with a unit (B, KiB, MiB, GiB, TiB; "GB" and "G" mean GiB), or an integer
+            number of bytes. In text, a number below 2**20 needs its unit.
         least: the smallest valid size.
 
     Returns:

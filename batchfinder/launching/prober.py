@@ -24,8 +24,7 @@ from batchfinder.results.version import VERSION
 from batchfinder.search.head_start import HeadStart
 from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Recording
-from batchfinder.simulation.allocator.caching import AllocatorSettings
-from batchfinder.simulation.rehearsal import lasts, rehearsed
+from batchfinder.simulation.rehearsal import head_start_of
 
 
 class LaunchProber:
@@ -64,9 +63,8 @@ class LaunchProber:
         self._sizes = SizesSeen()
         self._most_examples: int | None = None
         self.launched: list[Probe] = []
-        self._recordings: dict[int, Recording] = {}
         self.seconds_by_part: dict[str, float] = {}
-        self.recordings = None
+        self.recordings: dict[int, Recording] | None = {}
         self.processes, self.budget_bytes = 1, 0
         self.versions: dict[str, str] = {"batchfinder": VERSION}
         self.device = self._device_type
@@ -93,8 +91,7 @@ class LaunchProber:
         if self._is_beyond_data(size):
             most = self._most_examples
             note = f"a step never has more than {most} examples"
-            beyond = Probe(batch_size, Outcome.FAILED, steps=0, seconds=0.0, note=note)
-            return replace(beyond, most_examples=most)
+            return Probe(batch_size, Outcome.FAILED, 0, 0.0, note=note, most_examples=most)
         verdict = self._verdicts[size]
         if verdict.is_too_small:
             raise too_small(size)
@@ -110,14 +107,10 @@ class LaunchProber:
 
         Every launch shows all requests for memory that one at the answer will make.
         """
-        if not self._recordings:
+        if not self.recordings:
             return None
-        settings = AllocatorSettings.of_this_process(self._template.environment)
-        return HeadStart(
-            None,
-            lambda: rehearsed(self._recordings, self.budget_bytes, settings, self._options.steps),
-            lambda size: lasts(self._recordings.get(size), self.budget_bytes, settings),
-        )
+        environment = self._template.environment
+        return head_start_of(self, self._options.steps, environment=environment)
 
     def command(self, result: BatchSizeResult) -> str | None:
         """Return the command at the answer, for a shell; None if there is no answer."""
@@ -232,8 +225,9 @@ class LaunchProber:
                 probe = replace(probe, batch_size=size, samples=size * probe.steps)
                 verdict = replace(verdict, probe=probe)
             self._price.note(probe, record, self.budget_bytes)
-            if (recording := limiting(record).recording) is not None:
-                self._recordings[size] = recording
+            recording = limiting(record).recording
+            if recording is not None and self.recordings is not None:
+                self.recordings[size] = recording
         elif (
             probe.outcome is Outcome.FAILED
             and not verdict.is_too_small

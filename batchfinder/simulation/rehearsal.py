@@ -40,7 +40,10 @@ LASTING_STEPS = 12
 
 
 def head_start_of(
-    prober: Prober, least_steps: int, estimate: MakeEstimate | None = None
+    prober: Prober,
+    least_steps: int,
+    estimate: MakeEstimate | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> HeadStart:
     """Return the head start of a search that replays what a prober records, if it records anything.
 
@@ -48,10 +51,11 @@ def head_start_of(
         prober: the prober that tries the sizes.
         least_steps: the fewest steps of a confirmation.
         estimate: makes the simulated estimate; None for none.
+        environment: environment variables of the steps beside those of this process.
     """
     if (recordings := prober.recordings) is None:
         return HeadStart(estimate)
-    settings = AllocatorSettings.of_this_process()
+    settings = AllocatorSettings.of_this_process(environment or {})
     return HeadStart(
         estimate,
         lambda: rehearsed(recordings, prober.budget_bytes, settings, least_steps),
@@ -72,10 +76,13 @@ def lasts(recording: Recording | None, budget_bytes: int, settings: AllocatorSet
     """
     if recording is None or not recording.steps:
         return True
-    return all(
-        Rehearsal(1, recorded, 1, recorded).lasts(1, _allocator(budget_bytes, settings))
-        for recorded in (recording, releasing_early(recording))
-    )
+    try:
+        for recorded in (recording, releasing_early(recording)):
+            for _ in _replay(recorded, _allocator(budget_bytes, settings), LASTING_STEPS):
+                pass
+    except DeviceFullError:
+        return False
+    return True
 
 
 def releasing_early(recording: Recording) -> Recording:
@@ -141,7 +148,7 @@ def rehearsed(
 
 
 class Rehearsal:
-    """Replays the steps of a confirmation at any size.
+    """Scales the requests of a confirmation to any size, and replays them.
 
     Args:
         small, large: the two recorded batch sizes.
@@ -153,8 +160,7 @@ class Rehearsal:
     """
 
     def __init__(self, small: int, recorded: Recording, large: int, model: Recording) -> None:
-        self._large, self._held = large, model.held
-        self._steps = model.steps
+        self._large, self._model = large, model
         self._growth = []
         self.is_matched = True
         for number, step in enumerate(model.steps):
@@ -164,14 +170,10 @@ class Rehearsal:
             self.is_matched &= len(before) == len(asked) and None not in pairs
             self._growth.append(
                 [
-                    (size - other) / max(1, large - small) if other is not None else size / large
+                    (size - other) / (large - small) if other is not None else size / large
                     for size, other in zip(asked, pairs, strict=True)
                 ]
             )
-        counts = [len(growth) for growth in self._growth]
-        # The last step can be repeated if it makes as many requests as the one before.
-        self._repeats = len(counts) > 1 and counts[-1] == counts[-2]
-        self._last_count = counts[-1]
 
     def fits(self, batch_size: int, allocator: CachingAllocator, least_steps: int = 3) -> bool:
         """Return True if the allocator serves a confirmation.
@@ -184,7 +186,7 @@ class Rehearsal:
         assert allocator.capacity_bytes is not None
         watch = PeakWatch(allocator.capacity_bytes, least_steps=least_steps, peaks_wander=False)
         try:
-            for peak, flushes in self._replay(batch_size, allocator, MAX_CONFIRM_STEPS):
+            for peak, flushes in _replay(self.at(batch_size), allocator, MAX_CONFIRM_STEPS):
                 watch.note(peak, flushes)
                 if watch.is_over:
                     break
@@ -192,52 +194,45 @@ class Rehearsal:
             return False
         return not watch.objection()
 
-    def lasts(self, batch_size: int, allocator: CachingAllocator) -> bool:
-        """Return True if the allocator, a fresh one, serves LASTING_STEPS steps."""
-        try:
-            for _ in self._replay(batch_size, allocator, LASTING_STEPS):
-                pass
-        except DeviceFullError:
-            return False
-        return True
+    def at(self, batch_size: int) -> Recording:
+        """Return what a confirmation at a size would request."""
+        more = batch_size - self._large
+        steps = []
+        for step, growth in zip(self._model.steps, self._growth, strict=True):
+            each = iter(growth)
+            steps.append([e if e < 0 else max(0, round(e + next(each) * more)) for e in step])
+        return Recording(self._model.held, steps)
 
-    def _replay(
-        self, batch_size: int, allocator: CachingAllocator, steps: int
-    ) -> Iterator[tuple[int, int]]:
-        """Replay steps; yield each one's peak of reserved bytes, and how often it flushed."""
-        blocks: list[Block | None] = []
-        blocks += [allocator.malloc(size) if size else None for size in self._held]
-        allocator.release_cached()
-        for number in range(steps):
-            repeats = max(0, number - len(self._steps) + 1)
-            if repeats and not self._repeats:
-                return
-            retries = allocator.retries
-            allocator.peak_reserved_bytes = allocator.reserved_bytes
-            self._run(number - repeats, batch_size, blocks, repeats, allocator)
-            yield allocator.peak_reserved_bytes, allocator.retries - retries
 
-    def _run(
-        self,
-        number: int,
-        batch_size: int,
-        blocks: list[Block | None],
-        repeats: int,
-        allocator: CachingAllocator,
-    ) -> None:
-        growth, count, more = self._growth[number], 0, batch_size - self._large
-        malloc, free, shift = allocator.malloc, allocator.free, repeats * self._last_count
-        first = len(self._held)  # blocks held from the start are the same in every step
-        for event in self._steps[number]:
+def _replay(
+    recording: Recording, allocator: CachingAllocator, most_steps: int
+) -> Iterator[tuple[int, int]]:
+    """Replay steps; yield each one's peak of reserved bytes, and how often it flushed the cache.
+
+    After the recorded steps, the last one is repeated if it makes as many requests as the one
+    before.
+    """
+    malloc, free, steps = allocator.malloc, allocator.free, recording.steps
+    blocks: list[Block | None] = [malloc(size) if size else None for size in recording.held]
+    allocator.release_cached()
+    first = len(blocks)  # blocks held from the start are the same in every step
+    counts = [sum(event >= 0 for event in step) for step in steps]
+    for number in range(most_steps):
+        repeats = max(0, number - len(steps) + 1)
+        if repeats and counts[-1:] != counts[-2:-1]:
+            return
+        shift = repeats * counts[-1]
+        retries = allocator.retries
+        allocator.peak_reserved_bytes = allocator.reserved_bytes
+        for event in steps[number - repeats]:
             if event >= 0:
-                size = round(event + growth[count] * more)
-                blocks.append(malloc(size) if size > 0 else None)
-                count += 1
+                blocks.append(malloc(event) if event else None)
             else:
                 index = ~event if ~event < first else ~event + shift
                 block, blocks[index] = blocks[index], None
                 if block is not None:
                     free(block)
+        yield allocator.peak_reserved_bytes, allocator.retries - retries
 
 
 def paired(small: Sequence[int], large: Sequence[int], ratio: float) -> list[int | None]:
