@@ -128,7 +128,9 @@ class Record:
         if event == "step":
             self._add_step(report)
         elif event == "recording":  # comes before the report of the step
-            self._recordings[report["pid"]] = Recording(report["held"], report["steps"])
+            self._recordings[report["pid"]] = Recording(
+                report["held"], report["steps"], report["streams"]
+            )
         elif event == "out_of_memory":
             self.out_of_memory = self.out_of_memory or report
         elif event == "raised":

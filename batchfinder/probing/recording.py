@@ -20,10 +20,11 @@ class Recorder:
 
     Args:
         index: the index of the CUDA device.
-        held: the blocks that were in use when the history began: their sizes, by address.
+        held: the blocks that were in use when the history began: their sizes and streams, by
+            address.
     """
 
-    def __init__(self, index: int, held: Mapping[int, int]) -> None:
+    def __init__(self, index: int, held: Mapping[int, tuple[int, int]]) -> None:
         self._index, self._held = index, held
         self._ends: list[int] = []
 
@@ -32,14 +33,11 @@ class Recorder:
         self._ends.append(len(self._trace()))
 
     def recording(self) -> dict[str, Any] | None:
-        """Return the fields of a ``Recording``; None if it cannot be replayed.
-
-        It cannot be replayed if several streams share the memory, or if it has too many events.
-        """
+        """Return the fields of a ``Recording``; None if it has too many events."""
         trace = self._trace()
-        streams = {entry["stream"] for entry in trace if entry["action"] == "alloc"}
-        if len(streams) > 1 or len(trace) > MOST_EVENTS:
+        if len(trace) > MOST_EVENTS:
             return None
+        streams = [stream for _, stream in self._held.values()]
         numbers = {address: number for number, address in enumerate(self._held)}
         count, start, steps = len(numbers), 0, []
         for end in self._ends:
@@ -49,11 +47,17 @@ class Recorder:
                     numbers[entry["addr"]] = count
                     count += 1
                     events.append(entry["size"])
+                    streams.append(entry["stream"])
                 elif entry["action"] == "free_completed" and entry["addr"] in numbers:
                     events.append(~numbers.pop(entry["addr"]))
             steps.append(tuple(events))
             start = end
-        return {"held": tuple(self._held.values()), "steps": tuple(steps)}
+        order = {stream: number for number, stream in enumerate(dict.fromkeys(streams))}
+        return {
+            "held": tuple(size for size, _ in self._held.values()),
+            "steps": tuple(steps),
+            "streams": tuple(order[stream] for stream in streams) if len(order) > 1 else (),
+        }
 
     def _trace(self) -> list[dict[str, Any]]:
         trace: list[dict[str, Any]] = torch.cuda.memory._snapshot()["device_traces"][self._index]
@@ -104,9 +108,9 @@ def end() -> None:
     torch.cuda.memory._record_memory_history(enabled=None)
 
 
-def _blocks_in_use(index: int) -> dict[int, int]:
+def _blocks_in_use(index: int) -> dict[int, tuple[int, int]]:
     blocks = [
-        (block["address"], block["requested_size"])
+        (block["address"], (block["requested_size"], segment["stream"]))
         for segment in torch.cuda.memory._snapshot()["segments"]
         if segment["device"] == index
         for block in segment["blocks"]

@@ -15,10 +15,12 @@ class Recording(NamedTuple):
         held: the size in bytes of each block that was in use before, ordered by address.
         steps: the events of each step. An event is the number of bytes requested, or ``~i`` for the
             release of the i-th block. Blocks are counted through ``held`` and then all steps.
+        streams: the number of the stream that requested each block; empty if there is one stream.
     """
 
     held: Sequence[int]
     steps: Sequence[Sequence[int]]
+    streams: Sequence[int] = ()
 
 
 class Prober(Protocol):

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from batchfinder.probing.steadiness import MAX_CONFIRM_STEPS, PeakWatch
 from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
 from batchfinder.search.prober import Prober, Recording
+from batchfinder.simulation.allocator.block import Block
 from batchfinder.simulation.allocator.caching import (
     AllocatorSettings,
-    Block,
     CachingAllocator,
     DeviceFullError,
 )
@@ -95,7 +95,7 @@ def releasing_early(recording: Recording) -> Recording:
         new = [event for event in step[start:end] if ~event >= known]
         steps.append([*old, *step[:start], *new, *step[end:]])
         known += sum(event >= 0 for event in step)
-    return Recording(recording.held, steps)
+    return recording._replace(steps=steps)
 
 
 def _allocator(budget_bytes: int, settings: AllocatorSettings) -> CachingAllocator:
@@ -201,7 +201,7 @@ class Rehearsal:
         for step, growth in zip(self._model.steps, self._growth, strict=True):
             each = iter(growth)
             steps.append([e if e < 0 else max(0, round(e + next(each) * more)) for e in step])
-        return Recording(self._model.held, steps)
+        return self._model._replace(steps=steps)
 
 
 def _replay(
@@ -213,7 +213,9 @@ def _replay(
     before.
     """
     malloc, free, steps = allocator.malloc, allocator.free, recording.steps
-    blocks: list[Block | None] = [malloc(size) if size else None for size in recording.held]
+    streams = recording.streams or [0] * (len(recording.held) + sum(map(len, steps)))
+    held = zip(recording.held, streams, strict=False)
+    blocks: list[Block | None] = [malloc(size, stream) if size else None for size, stream in held]
     allocator.release_cached()
     first = len(blocks)  # blocks held from the start are the same in every step
     counts = [sum(event >= 0 for event in step) for step in steps]
@@ -226,7 +228,7 @@ def _replay(
         allocator.peak_reserved_bytes = allocator.reserved_bytes
         for event in steps[number - repeats]:
             if event >= 0:
-                blocks.append(malloc(event) if event else None)
+                blocks.append(malloc(event, streams[len(blocks) - shift]) if event else None)
             else:
                 index = ~event if ~event < first else ~event + shift
                 block, blocks[index] = blocks[index], None

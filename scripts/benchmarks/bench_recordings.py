@@ -31,13 +31,13 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from batchfinder.simulation.allocator.caching import (  # noqa: E402 - runs from a checkout too
-    LARGE_POOL_ADDRESS,
+from batchfinder.simulation.allocator.block import (  # noqa: E402 - runs from a checkout too
+    POOL_BYTES,
     Block,
-    CachingAllocator,
     address_of,
     make_block,
 )
+from batchfinder.simulation.allocator.caching import CachingAllocator  # noqa: E402
 from batchfinder.simulation.allocator.rounding import (  # noqa: E402
     SMALL_BYTES,
     round_request,
@@ -69,7 +69,7 @@ class RecordedAllocator(CachingAllocator):
         super().__init__()
         self._came = [tuple(segment) for segment in recording["segments"]]
         ranks = [rank for rank, *_ in recording["start"]] + [rank for *_, rank in self._came]
-        self._room = LARGE_POOL_ADDRESS // (2 + max(ranks, default=0)) // 512 * 512
+        self._room = POOL_BYTES // (2 + max(ranks, default=0)) // 512 * 512
         self._sizes, self._event = recording["sizes"], 0
         self._blocks: dict[int, Block] = {}
         self.differences: list[int] = []
@@ -91,7 +91,7 @@ class RecordedAllocator(CachingAllocator):
         ]
         for at, (end, start) in enumerate(zip(ends, [*starts[1:], first + size], strict=True)):
             # What is too little to be split off belongs to the block before.
-            if start - end > (0 if first < LARGE_POOL_ADDRESS else SMALL_BYTES):
+            if start - end > (0 if first < POOL_BYTES else SMALL_BYTES):
                 self.free(make_block(end, start - end))
             elif at:
                 end = start
@@ -99,7 +99,7 @@ class RecordedAllocator(CachingAllocator):
                 self._blocks[held[at - 1][0]] = make_block(starts[at], end - starts[at])
 
     def _address(self, rank: int, size: int) -> int:
-        return rank * self._room + (0 if size == segment_bytes(1) else LARGE_POOL_ADDRESS)
+        return rank * self._room + (0 if size == segment_bytes(1) else POOL_BYTES)
 
     def serve(self, number: int, event: int) -> None:
         """Serve a birth or a death, and note where segments differ from the recorded ones."""
@@ -116,17 +116,17 @@ class RecordedAllocator(CachingAllocator):
 
     def _give_back(self, size: int, rank: int) -> None:
         block = make_block(self._address(rank, -size), -size)
-        free = self._free_small if -size == segment_bytes(1) else self._free_large
+        free = self._free[-size != segment_bytes(1)]
         if self._segments.get(address_of(block)) == -size and block in free:
             self._release(free, free.index(block))
         else:
             self.differences.append(self._event)
 
-    def _new_block(self, free: list[Block], size: int) -> Block:
+    def _new_block(self, pool: int, size: int) -> Block:
         segment = segment_bytes(size)
         if not self._came or self._came[0][:2] != (self._event, segment):
             self.differences.append(self._event)
-            return super()._new_block(free, size)
+            return super()._new_block(pool, size)
         address = self._address(self._came.pop(0)[2], segment)
         self._reserve(segment)
         self._segments[address] = segment

@@ -3,7 +3,7 @@
 
     scripts/counting_cuda/run.sh python scripts/counting_cuda/record.py [NAME ...]
 
-Random requests under a limit, with each setting of the allocator; what random sums ask for; and of
+Random requests under a limit, with each setting of the allocator, and from several streams; what random sums ask for; and of
 the bundled GPT the peaks of whole training steps, all that one of them asks for, and how many of
 ten run under a limit. A setting is fixed once the allocator is in
 use, so each runs in a process of its own. PyTorch 2.13 does not run expandable segments on the
@@ -57,6 +57,7 @@ def main() -> None:
     """Record some facts, or all of them, in processes of their own."""
     kinds = {
         **{f"requests_{name}": (requests, setting) for name, setting in SETTINGS.items()},
+        "requests_streams": (lambda: requests(streams=3), ""),
         "sums": (sums, ""),
         "reductions": (lambda: sums(REDUCTIONS, seed=11), ""),
         "steps_gpt": (steps, ""),
@@ -93,8 +94,10 @@ def write(name: str, facts: dict[str, Any]) -> None:
     (FACTS / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def requests(count: int = 160, seed: int = 7) -> dict[str, Any]:
+def requests(count: int = 160, seed: int = 7, streams: int = 1) -> dict[str, Any]:
     """Requests and releases of random blocks, and what the allocator held after each.
+
+    The streams take turns: event i comes from stream i modulo their number.
 
     An event is the bytes asked for, or -1 - i for the release of what the i-th event got. What it
     held is: allocated and reserved bytes, and how often it had to flush its cache; null where it
@@ -103,6 +106,7 @@ def requests(count: int = 160, seed: int = 7) -> dict[str, Any]:
     chance = random.Random(seed)
     total = torch.cuda.mem_get_info()[1]
     torch.cuda.set_per_process_memory_fraction(LIMIT_BYTES / total)
+    places = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(1, streams))]
     live: dict[int, torch.Tensor] = {}
     events: list[int] = []
     held: list[list[int] | None] = []
@@ -115,14 +119,16 @@ def requests(count: int = 160, seed: int = 7) -> dict[str, Any]:
             largest = chance.choice([4096, MIB, 20 * MIB, 120 * MIB])
             events.append(chance.randint(1, largest))
             try:
-                live[event] = torch.empty(events[-1], dtype=torch.uint8, device="cuda")
+                with torch.cuda.stream(places[event % streams]):
+                    live[event] = torch.empty(events[-1], dtype=torch.uint8, device="cuda")
             except torch.OutOfMemoryError:
                 held.append(None)
                 continue
         stats = torch.cuda.memory_stats()
         names = ("allocated_bytes.all.current", "reserved_bytes.all.current", "num_alloc_retries")
         held.append([stats[name] for name in names])
-    return {"capacity_bytes": int(LIMIT_BYTES / total * total), "events": events, "held": held}
+    capacity = int(LIMIT_BYTES / total * total)
+    return {"capacity_bytes": capacity, "streams": streams, "events": events, "held": held}
 
 
 def sums(operators: Sequence[str] = ("sum",), count: int = 300, seed: int = 7) -> dict[str, Any]:

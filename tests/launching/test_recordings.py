@@ -37,7 +37,7 @@ class FakeRecorder:
         self.steps.append([512, ~len(self.steps)])
 
     def recording(self) -> dict[str, Any]:
-        return {"held": [], "steps": self.steps}
+        return {"held": [], "steps": self.steps, "streams": []}
 
 
 def cuda() -> Any:
@@ -60,7 +60,7 @@ def test_a_process_reports_its_requests_only_when_it_waits() -> None:
 
 def test_the_driver_keeps_the_last_recording_of_a_process() -> None:
     record = Record(4, steps=3, headroom=0.05, cpu_budget_bytes=None)
-    record.add({"event": "recording", "pid": 7, "held": [], "steps": [[512]]})
+    record.add({"event": "recording", "pid": 7, "held": [], "steps": [[512]], "streams": []})
     step = {"device": "cuda:0", "budget_bytes": 2**30, "reserved": 2**20, "allocated": 2**20}
     more = {"processes": 1, "retries": 0, "phases": {}, "shapes": [[4, 8]]}
     record.add({"event": "step", "pid": 7, **step, **more})

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.simulation.allocator.block import Block
 from batchfinder.simulation.allocator.caching import (
     AllocatorSettings,
-    Block,
     CachingAllocator,
     DeviceFullError,
 )
@@ -39,6 +39,7 @@ SETTINGS = {
     "expandable_segments": AllocatorSettings(expandable_segments=True),
     "max_split_size": AllocatorSettings(max_split_size_bytes=64 * MIB),
     "roundup_power2_divisions": AllocatorSettings(roundup_power2_divisions=4),
+    "streams": AllocatorSettings(),
 }
 
 
@@ -67,7 +68,7 @@ def test_every_request_leaves_the_same_state_as_in_pytorch(name: str) -> None:
             allocator.free(blocks[-1 - event])
         else:
             try:
-                blocks[index] = allocator.malloc(event)
+                blocks[index] = allocator.malloc(event, index % facts.get("streams", 1))
             except DeviceFullError:
                 held.append(None)
                 continue

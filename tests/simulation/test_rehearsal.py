@@ -51,6 +51,16 @@ def test_a_confirmation_that_would_run_out_later_does_not_last(budget_mib: int, 
     assert lasts(None, budget_mib * MIB, AllocatorSettings())
 
 
+def test_a_stream_does_not_get_the_free_memory_of_another() -> None:
+    """Two streams request 100 MiB, one after the other: a single stream would need it once."""
+    steps = [[100 * MIB, ~(2 * i), 100 * MIB, ~(2 * i + 1)] for i in range(4)]
+    assert lasts(Recording([], steps), 150 * MIB, AllocatorSettings())
+    assert lasts(Recording([], steps, [0, 1] * 4), 250 * MIB, AllocatorSettings())
+    late = [[100 * MIB, 100 * MIB, ~(3 * i), ~(3 * i + 1), 100 * MIB, ~(3 * i + 2)] for i in range(4)]
+    assert lasts(Recording([], late), 250 * MIB, AllocatorSettings())
+    assert not lasts(Recording([], late, [0, 0, 1] * 4), 150 * MIB, AllocatorSettings())
+
+
 def test_a_loop_may_release_the_old_batch_before_it_copies_the_next() -> None:
     recording = Recording([], [[10], [10, ~0, 20, ~2]])
     assert releasing_early(recording).steps == [[10], [~0, 10, 20, ~2]]

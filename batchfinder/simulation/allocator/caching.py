@@ -12,11 +12,20 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeAlias
 
+from batchfinder.simulation.allocator.block import (
+    ADDRESS_BITS,
+    ADDRESS_MASK,
+    POOL_BYTES,
+    Block,
+    address_of,
+    make_block,
+    size_of,
+)
 from batchfinder.simulation.allocator.rounding import (
     LARGE_SEGMENT_BYTES,
     MIN_BLOCK_BYTES,
@@ -26,44 +35,7 @@ from batchfinder.simulation.allocator.rounding import (
 )
 from batchfinder.units import MIB
 
-Block: TypeAlias = int
-"""A piece of a segment: its size in the high bits, its address in the low bits.
-
-So a list of blocks is sorted by size, then address. Objects that refer to their neighbors would
-dominate the time of a replay: the garbage collector would inspect thousands of reference cycles.
-"""
-ADDRESS_BITS = 52
-_ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
-
-LARGE_POOL_ADDRESS = LARGE_SEGMENT_BYTES << 24
-"""The first address of the large pool, in bytes. The small pool begins at 0.
-
-It is a whole number of segments, and more than are ever used: a returned segment's addresses are
-not used again.
-"""
-
 _NO_LIMIT = 1 << ADDRESS_BITS  # more bytes than any block has
-
-
-def make_block(address: int, size: int) -> Block:
-    """Return the block at an address.
-
-    Example:
-        >>> block = make_block(1024, size=512)
-        >>> address_of(block), size_of(block)
-        (1024, 512)
-    """
-    return size << ADDRESS_BITS | address
-
-
-def address_of(block: Block) -> int:
-    """Return the address at which a block begins."""
-    return block & _ADDRESS_MASK
-
-
-def size_of(block: Block) -> int:
-    """Return the bytes of a block."""
-    return block >> ADDRESS_BITS
 
 
 class DeviceFullError(Exception):
@@ -156,18 +128,18 @@ class CachingAllocator:
         self._max_split = settings.max_split_size_bytes or _NO_LIMIT
         self._unsplit = make_block(0, self._max_split)  # larger blocks sort behind it
         self._divisions = settings.roundup_power2_divisions
-        self._free_small: list[Block] = []
-        self._free_large: list[Block] = []
+        self._free: defaultdict[int, list[Block]] = defaultdict(list)  # by pool
         # The free blocks by both their ends. No two share an end: they would be a single block.
         self._edges: dict[int, Block] = {}
         self._segments: dict[int, int] = {}
-        self._next_small, self._next_large = 0, LARGE_POOL_ADDRESS
+        self._next: dict[int, int] = {}  # where the next segment begins, by pool
 
-    def malloc(self, size: int) -> Block:
+    def malloc(self, size: int, stream: int = 0) -> Block:
         """Return a block of at least ``size`` bytes.
 
         Args:
             size: the bytes requested, above 0.
+            stream: the number of the stream that requests them. It has pools of its own.
 
         Raises:
             DeviceFullError: it does not fit, even after all cached segments were returned.
@@ -176,10 +148,11 @@ class CachingAllocator:
             size = round_request(size, self._divisions)
         else:
             size = -(-size // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
-        free = self._free_small if size <= SMALL_BYTES else self._free_large
+        pool = 2 * stream + (size > SMALL_BYTES)
+        free = self._free[pool]
         index = self._best_fit(free, size)
-        block = self._take_from_device(free, size) if index is None else free.pop(index)
-        address, found = block & _ADDRESS_MASK, block >> ADDRESS_BITS
+        block = self._take_from_device(pool, size) if index is None else free.pop(index)
+        address, found = block & ADDRESS_MASK, block >> ADDRESS_BITS
         edges = self._edges
         edges.pop(address, None)
         if found > size and self._should_split(size, found - size):
@@ -198,15 +171,15 @@ class CachingAllocator:
 
     def free(self, block: Block) -> None:
         """Return a block to the cache, merged with the free blocks beside it."""
-        address, size = block & _ADDRESS_MASK, block >> ADDRESS_BITS
+        address, size = block & ADDRESS_MASK, block >> ADDRESS_BITS
         end = address + size
         self.allocated_bytes -= size
-        free = self._free_small if address < LARGE_POOL_ADDRESS else self._free_large
+        free = self._free[address // POOL_BYTES]
         edges = self._edges
         before = edges.pop(address, None)
         if before is not None:
             del free[bisect_left(free, before)]
-            address = before & _ADDRESS_MASK
+            address = before & ADDRESS_MASK
         after = edges.pop(end, None)
         if after is not None:
             del free[bisect_left(free, after)]
@@ -217,7 +190,7 @@ class CachingAllocator:
 
     def release_cached(self) -> None:
         """Return every wholly free segment to the device, as ``torch.cuda.empty_cache`` does."""
-        for free in (self._free_small, self._free_large):
+        for free in self._free.values():
             for index in reversed(range(len(free))):
                 if self._segments.get(address_of(free[index])) == size_of(free[index]):
                     self._release(free, index)
@@ -236,18 +209,18 @@ class CachingAllocator:
     def _should_split(self, size: int, rest: int) -> bool:
         return size <= SMALL_BYTES or (rest > SMALL_BYTES and size < self._max_split)
 
-    def _take_from_device(self, free: list[Block], size: int) -> Block:
+    def _take_from_device(self, pool: int, size: int) -> Block:
         """Return a block of at least ``size`` bytes in new device memory, on no list yet."""
         segment = segment_bytes(size)
         if self._missing(segment) <= 0:
-            return self._new_block(free, size)
-        if self._release_unsplit(free, size) and self._missing(segment) <= 0:
-            return self._new_block(free, size)
+            return self._new_block(pool, size)
+        if self._release_unsplit(self._free[pool], size) and self._missing(segment) <= 0:
+            return self._new_block(pool, size)
         self.retries += 1
         self.release_cached()
         if self._missing(segment) > 0:
             raise DeviceFullError(self._missing(segment))
-        return self._new_block(free, size)
+        return self._new_block(pool, size)
 
     def _release_unsplit(self, free: list[Block], size: int) -> bool:
         """Give back segments too large to be split: one that is enough, else the largest ones.
@@ -273,16 +246,12 @@ class CachingAllocator:
         del self._edges[address], self._edges[address + size], self._segments[address]
         self.reserved_bytes -= size
 
-    def _new_block(self, free: list[Block], size: int) -> Block:
+    def _new_block(self, pool: int, size: int) -> Block:
         segment = segment_bytes(size)
         self._reserve(segment)
+        address = self._next.get(pool, pool * POOL_BYTES)
         # Leave a gap to the next segment: blocks of different segments are not neighbors.
-        if free is self._free_small:
-            address = self._next_small
-            self._next_small += segment + MIN_BLOCK_BYTES
-        else:
-            address = self._next_large
-            self._next_large += segment + MIN_BLOCK_BYTES
+        self._next[pool] = address + segment + MIN_BLOCK_BYTES
         self._segments[address] = segment
         return make_block(address, segment)
 

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from batchfinder.simulation.allocator.caching import (
+from batchfinder.simulation.allocator.block import (
     ADDRESS_BITS,
-    LARGE_POOL_ADDRESS,
-    AllocatorSettings,
+    POOL_BYTES,
     Block,
-    CachingAllocator,
-    DeviceFullError,
     address_of,
     make_block,
     size_of,
+)
+from batchfinder.simulation.allocator.caching import (
+    AllocatorSettings,
+    CachingAllocator,
+    DeviceFullError,
 )
 from batchfinder.simulation.allocator.rounding import (
     LARGE_SEGMENT_BYTES,
@@ -53,17 +55,14 @@ class ExpandableAllocator(CachingAllocator):
         settings: AllocatorSettings | None = None,
     ) -> None:
         super().__init__(capacity_bytes, settings)
-        # The size of each hole, by its address. The last hole of a pool is its endless tail, where
-        # PyTorch reserves 9/8 of the device.
-        self._holes_small = {0: LARGE_POOL_ADDRESS}
-        self._holes_large = {LARGE_POOL_ADDRESS: LARGE_POOL_ADDRESS}
+        # The size of each hole, by its address, by pool. The last hole of a pool is its endless
+        # tail, where PyTorch reserves 9/8 of the device.
+        self._holes: dict[int, dict[int, int]] = {}
 
     def release_cached(self) -> None:
         """Unmap every page that is wholly free."""
-        for free, holes, page in (
-            (self._free_small, self._holes_small, SMALL_SEGMENT_BYTES),
-            (self._free_large, self._holes_large, LARGE_SEGMENT_BYTES),
-        ):
+        for pool, free in self._free.items():
+            page, holes = _page(pool), self._holes_of(pool)
             for block in list(free):
                 start, end = address_of(block), address_of(block) + size_of(block)
                 first, last = round_up(start, page), end // page * page
@@ -90,7 +89,7 @@ class ExpandableAllocator(CachingAllocator):
 
     def _reach(self, block: Block) -> int:
         """Return the size of a free block together with the hole behind it."""
-        holes = self._holes_small if address_of(block) < LARGE_POOL_ADDRESS else self._holes_large
+        holes = self._holes_of(address_of(block) // POOL_BYTES)
         return size_of(block) + holes.get(address_of(block) + size_of(block), 0)
 
     def _should_split(self, size: int, rest: int) -> bool:
@@ -99,11 +98,9 @@ class ExpandableAllocator(CachingAllocator):
     def _release_unsplit(self, free: list[Block], size: int) -> bool:
         return False  # every segment can be split
 
-    def _new_block(self, free: list[Block], size: int) -> Block:
+    def _new_block(self, pool: int, size: int) -> Block:
         """Return a block of at least ``size`` bytes, by mapping pages beside free blocks."""
-        is_small = free is self._free_small
-        holes = self._holes_small if is_small else self._holes_large
-        page = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
+        page, holes, free = _page(pool), self._holes_of(pool), self._free[pool]
         address = self._lowest_room(holes, size)
         while (found := self._free_from(address)) < size:
             hole = address + found
@@ -128,6 +125,9 @@ class ExpandableAllocator(CachingAllocator):
                     return first
         raise DeviceFullError(size)  # the tail is as large as the address space
 
+    def _holes_of(self, pool: int) -> dict[int, int]:
+        return self._holes.setdefault(pool, {pool * POOL_BYTES: POOL_BYTES})
+
     def _add_free(self, block: Block) -> None:
         """Make a free block from addresses that were neither free nor in use."""
         self.allocated_bytes += size_of(block)
@@ -137,6 +137,10 @@ class ExpandableAllocator(CachingAllocator):
         """Return the size of the free block that begins at an address; 0 if there is none."""
         block = self._edges.get(address)
         return size_of(block) if block is not None and address_of(block) == address else 0
+
+
+def _page(pool: int) -> int:
+    return LARGE_SEGMENT_BYTES if pool % 2 else SMALL_SEGMENT_BYTES
 
 
 def _add_hole(holes: dict[int, int], first: int, last: int) -> None:

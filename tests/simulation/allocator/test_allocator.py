@@ -6,13 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchfinder.simulation.allocator.block import Block, address_of, size_of
 from batchfinder.simulation.allocator.caching import (
     AllocatorSettings,
-    Block,
     CachingAllocator,
     DeviceFullError,
-    address_of,
-    size_of,
 )
 from batchfinder.simulation.allocator.expandable import ExpandableAllocator
 from batchfinder.simulation.allocator.rounding import (
