@@ -30,6 +30,8 @@ VARIED_ROOM = 0.05
 # way, and the second step may flush them. A size that flushes later trains in a lucky layout only.
 # With a MobileNet, 523 ran quietly after a flush in the third step, and another loop of the same
 # steps ran out of memory in its fifth (mobilenet-24 of scripts/benchmarks/parts/setup_list.py).
+# STEADY_STEPS quiet steps must follow: after two steps that flushed and a quiet one, timm's train.py
+# flushed three times in its fourth step (batch size 132, 4 GiB, scripts/benchmarks/bench_scripts.py).
 STEPS_THAT_MAY_FLUSH = 2
 
 # Growth below this fraction of the budget is noise of the readings.
@@ -121,7 +123,7 @@ class PeakWatch:
             self.expect_variation()
         self._noise_bytes = GROWTH_NOISE * budget_bytes
         self._peaks: list[int] = []
-        self._flushes = False
+        self._flushes, self._last_flush = False, 0
         self.is_settled = self.is_over = False
 
     @property
@@ -137,7 +139,9 @@ class PeakWatch:
     def note(self, peak_bytes: int, flushes: int = 0) -> None:
         """Record the peak of one more step, and how often it flushed the cache."""
         self._peaks.append(peak_bytes)
-        self._flushes |= flushes > 0 and len(self._peaks) > STEPS_THAT_MAY_FLUSH
+        if flushes:
+            self._last_flush = len(self._peaks)
+        self._flushes |= self._last_flush > STEPS_THAT_MAY_FLUSH
         self.is_over |= self._flushes
         if len(self._peaks) >= STEPS_FOR_EXCESS:
             self.is_over |= self._excess_bytes(SURE_EXCESS) > 0
@@ -148,7 +152,8 @@ class PeakWatch:
             self.is_settled |= is_clear and not is_rising(self._peaks, self._noise_bytes)
         else:
             steady = steps_without_growth(self._peaks, self._noise_bytes)
-            self.is_settled |= steady >= STEADY_STEPS
+            quiet = len(self._peaks) - self._last_flush
+            self.is_settled |= min(steady, quiet) >= STEADY_STEPS
         self.is_over |= self.is_settled
 
     def objection(self) -> str:

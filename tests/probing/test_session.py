@@ -263,9 +263,10 @@ def test_a_size_that_runs_only_by_flushing_the_cache_is_refused() -> None:
     [
         ([0, 0, 0], False),
         ([1, 0, 0], False),  # where the optimizer's states find their place
-        ([0, 1, 0], False),
+        ([0, 1, 0, 0], False),
         ([0, 1, 1], True),
-        ([1, 1, 0], False),
+        ([1, 1, 0, 0], False),
+        ([1, 1, 0, 1], True),
         ([0, 0, 1], True),
     ],
 )

@@ -56,7 +56,9 @@ def test_a_stream_does_not_get_the_free_memory_of_another() -> None:
     steps = [[100 * MIB, ~(2 * i), 100 * MIB, ~(2 * i + 1)] for i in range(4)]
     assert lasts(Recording([], steps), 150 * MIB, AllocatorSettings())
     assert lasts(Recording([], steps, [0, 1] * 4), 250 * MIB, AllocatorSettings())
-    late = [[100 * MIB, 100 * MIB, ~(3 * i), ~(3 * i + 1), 100 * MIB, ~(3 * i + 2)] for i in range(4)]
+    late = [
+        [100 * MIB, 100 * MIB, ~(3 * i), ~(3 * i + 1), 100 * MIB, ~(3 * i + 2)] for i in range(4)
+    ]
     assert lasts(Recording([], late), 250 * MIB, AllocatorSettings())
     assert not lasts(Recording([], late, [0, 0, 1] * 4), 150 * MIB, AllocatorSettings())
 
