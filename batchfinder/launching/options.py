@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from batchfinder.errors import DeviceError, UsageError
+from batchfinder.probing.devices.oom_table import TABLE, Tier
 
 if TYPE_CHECKING:
     from batchfinder.probing.devices.device import DeviceMemory
@@ -73,3 +74,28 @@ def cpu_memory(options: RunOptions, processes: int) -> tuple[DeviceMemory, int]:
     memory = replace(CpuDevice().memory(), held_bytes=0)  # this process does not train
     budget_bytes = budget(memory, options.memory_limit, options.headroom)
     return memory, budget_bytes if options.memory_limit else budget_bytes // processes
+
+
+def make_order(
+    options: RunOptions, cpu_budget_bytes: int | None, cuda_budget_bytes: int | None
+) -> dict[str, Any]:
+    """Return the order for the hook: the limits, what to count, and what running out looks like.
+
+    Args:
+        options: the options of all launches.
+        cpu_budget_bytes: the budget if the CPU trains, else None.
+        cuda_budget_bytes: the budget of each CUDA device; None if no launch has shown it yet.
+    """
+    patterns: dict[Tier, list[str]] = {tier: [] for tier in Tier}
+    for row in TABLE:
+        if row.pattern and row.types:
+            patterns[row.tier].append(row.pattern)
+    return {
+        "limit_bytes": options.memory_limit,
+        "headroom": options.headroom,
+        "cpu_budget_bytes": cpu_budget_bytes,
+        "cuda_budget_bytes": cuda_budget_bytes,
+        "counts_passes": options.mode != "train",
+        "certain": patterns[Tier.CERTAIN],
+        "doubtful": patterns[Tier.PROBABLE],
+    }

@@ -8,14 +8,13 @@ from dataclasses import replace
 from batchfinder.errors import TargetError, UsageError, UserCodeError, too_small
 from batchfinder.launching.host import ADVICE, HOST
 from batchfinder.launching.launch import Launch
-from batchfinder.launching.options import RunOptions, choose_kind, cpu_memory
+from batchfinder.launching.options import RunOptions, choose_kind, cpu_memory, make_order
 from batchfinder.launching.price import LaunchPrice
 from batchfinder.launching.record import Record
 from batchfinder.launching.sizes import Honored, SizesSeen, remark_on
 from batchfinder.launching.template import Template
 from batchfinder.launching.verdict import Verdict, judge, last_line, limiting
 from batchfinder.launching.watching import NO_PYTHON, Patience, watch
-from batchfinder.probing.devices.oom_table import TABLE, Tier
 from batchfinder.probing.place import may_expand
 from batchfinder.results.memory_model import fit
 from batchfinder.results.probe import Outcome, Probe
@@ -189,15 +188,7 @@ class LaunchProber:
             headroom=options.headroom,
             cpu_budget_bytes=self._cpu_budget_bytes,
         )
-        order = {
-            "limit_bytes": options.memory_limit,
-            "headroom": options.headroom,
-            "cpu_budget_bytes": self._cpu_budget_bytes,
-            "cuda_budget_bytes": self._cuda_budget_bytes,
-            "counts_passes": options.mode != "train",
-            "certain": _patterns(Tier.CERTAIN),
-            "doubtful": _patterns(Tier.PROBABLE),
-        }
+        order = make_order(options, self._cpu_budget_bytes, self._cuda_budget_bytes)
         launch = Launch(self._template, size, order, options.steps, show_output=options.show_output)
         with closing(launch):
             hung = watch(launch, record, options.steps, self._patience)
@@ -276,10 +267,6 @@ class LaunchProber:
                 f"the script trains on {kind}, not on {self._device_type}. "
                 "Try the script's own option for the device"
             )
-
-
-def _patterns(tier: Tier) -> list[str]:
-    return [row.pattern for row in TABLE if row.tier is tier and row.pattern and row.types]
 
 
 def _quoted(output: str) -> str:

@@ -30,8 +30,8 @@ VARIED_ROOM = 0.05
 # way, and the second step may flush them. A size that flushes later trains in a lucky layout only.
 # With a MobileNet, 523 ran quietly after a flush in the third step, and another loop of the same
 # steps ran out of memory in its fifth (mobilenet-24 of scripts/benchmarks/parts/setup_list.py).
-# STEADY_STEPS quiet steps must follow: after two steps that flushed and a quiet one, timm's train.py
-# flushed three times in its fourth step (batch size 132, 4 GiB, scripts/benchmarks/bench_scripts.py).
+# STEADY_STEPS quiet steps must follow: at batch size 132 timm's train.py flushed in two steps, was
+# quiet in the third, and flushed three times in the fourth (scripts/benchmarks/bench_scripts.py).
 STEPS_THAT_MAY_FLUSH = 2
 
 # Growth below this fraction of the budget is noise of the readings.

@@ -7,9 +7,10 @@
 
 FOLDER has the checkouts, and ``data``, which ``parts/script_data.py`` makes. For each script
 (``parts/script_list.py``): the answer; then the script at the answer for 50 steps, which must
-survive, and at the next size up (5 %), which must not, under the same limit. Each row is written as
-it comes to scripts/results/scripts.json; rows that are there are not run again, unless named by
-``--only``. ``--cost`` shows instead what the hook costs: the start of a script, and its steps.
+survive, and at the next size up (5 %), which must not, under the same limit
+(``parts/script_at.py``; who flushes the allocator's cache again and again does not survive). Each
+row is written as it comes to scripts/results/scripts.json; rows that are there are not run again,
+unless named by ``--only``. ``--cost`` shows instead what the hook costs: the start of a script, and its steps.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from parts.hook_cost import print_costs
 from parts.script_list import SCRIPTS, Script
 
 RESULT_FILE = RESULTS / "scripts.json"
+JUDGE = Path(__file__).parent / "parts/script_at.py"
 NEXT_SIZE = 1.05
-NOTHING_FITS = 3
 SEARCH_SECONDS, JUDGE_SECONDS = 900, 600
 LAST_LINES = 12
 
@@ -101,51 +102,54 @@ def row_of(script: Script, folder: Path, device: str) -> dict[str, Any]:
     row["probes"] = [[p["batch_size"], p["outcome"], p["steps"]] for p in found["probes"]]
     row["warnings"] = found["warnings"]
     row["command"] = found["command"]
-    steps = ("--steps", str(SURVIVAL_STEPS))
-    at_answer = launched(script, folder, device, JUDGE_SECONDS, answer, steps)
-    row["survival_steps"] = at_answer.get("confirmed_steps", 0)
-    row["survives"] = row["survival_steps"] >= SURVIVAL_STEPS
     row["next_size"] = max(answer + 1, math.ceil(answer * NEXT_SIZE))
-    above = launched(script, folder, device, JUDGE_SECONDS, row["next_size"], steps)
-    row["next_fails"] = above["exit_status"] == NOTHING_FITS
-    for name, report in (("survival_error", at_answer), ("next_error", above)):
-        if "error" in report and not (name == "next_error" and row["next_fails"]):
-            row[name] = report["error"]
+    row["survival"] = judged(script, folder, device, answer)
+    row["survives"] = row["survival"]["outcome"] == "survived" and not thrashes(row["survival"])
+    row["next"] = judged(script, folder, device, row["next_size"])
+    row["next_fails"] = row["next"]["outcome"] == "oom" or thrashes(row["next"])
     return row
 
 
-def launched(
-    script: Script,
-    folder: Path,
-    device: str,
-    seconds: float,
-    size: int | None = None,
-    more: tuple[str, ...] = (),
-) -> dict[str, Any]:
-    """Run ``batchfinder run`` on a script: at one size, or all."""
-    options = ["--device", device, "--memory-limit", f"{script.gib}GiB", *script.options, *more]
-    if size is not None:
-        options += ["--min-batch-size", str(size), "--max-batch-size", str(size)]
+def thrashes(judgment: dict[str, Any]) -> bool:
+    """Return True if more than a tenth of the steps flushed the allocator's cache."""
+    return int(judgment.get("flushes", 0)) > SURVIVAL_STEPS / 10
+
+
+def launched(script: Script, folder: Path, device: str, seconds: float) -> dict[str, Any]:
+    """Run ``batchfinder run`` on a script."""
+    tool = ["-m", "batchfinder", "run", "--no-cache", "--json", "--device", device]
+    options = ["--memory-limit", f"{script.gib}GiB", *script.options]
+    return printed([*tool, *options, *words_of(script, folder)], folder / script.folder, seconds)
+
+
+def judged(script: Script, folder: Path, device: str, size: int) -> dict[str, Any]:
+    """Train with a script at one size."""
+    tool = [str(JUDGE), str(size), "--device", device, "--gib", str(script.gib)]
+    limits = ["--steps", str(SURVIVAL_STEPS), "--seconds", str(JUDGE_SECONDS)]
+    where, seconds = folder / script.folder, 2 * JUDGE_SECONDS
+    report = printed([*tool, *limits, *words_of(script, folder)], where, seconds)
+    if "outcome" not in report:
+        return {"outcome": "error", "reason": report["error"]}
+    return {name: report[name] for name in ("outcome", "steps", "flushes", "reason")}
+
+
+def words_of(script: Script, folder: Path) -> list[str]:
+    """Return the script's variables as options, and its command."""
+    options = []
     for name, value in script.environment.items():
         if name == "PYTHONPATH" and os.environ.get("PYTHONPATH"):
             value = f"{value}:{os.environ['PYTHONPATH']}"
         options += ["--env", f"{name}={value}"]
-    command = shlex.split(script.command.replace("{data}", str(folder / "data")))
+    return [*options, "--", *shlex.split(script.command.replace("{data}", str(folder / "data")))]
+
+
+def printed(arguments: list[str], folder: Path, seconds: float) -> dict[str, Any]:
+    """Run Python in a folder, and return what it prints as JSON, with its exit status and time."""
     started = time.monotonic()
     try:
         run = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "batchfinder",
-                "run",
-                "--no-cache",
-                "--json",
-                *options,
-                "--",
-                *command,
-            ],
-            cwd=folder / script.folder,
+            [sys.executable, *arguments],
+            cwd=folder,
             env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
             capture_output=True,
             text=True,

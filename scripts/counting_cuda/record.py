@@ -3,10 +3,10 @@
 
     scripts/counting_cuda/run.sh python scripts/counting_cuda/record.py [NAME ...]
 
-Random requests under a limit, with each setting of the allocator, and from several streams; what random sums ask for; and of
-the bundled GPT the peaks of whole training steps, all that one of them asks for, and how many of
-ten run under a limit. A setting is fixed once the allocator is in
-use, so each runs in a process of its own. PyTorch 2.13 does not run expandable segments on the
+Random requests under a limit, with each setting of the allocator, and from several streams; what
+random sums ask for; and of the bundled GPT the peaks of whole training steps, all that one of them
+asks for, and how many of ten run under a limit. A setting is fixed once the allocator is in use, so
+each runs in a process of its own. PyTorch 2.13 does not run expandable segments on the
 counting runtime; 2.11 does.
 """
 

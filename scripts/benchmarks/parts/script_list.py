@@ -141,7 +141,7 @@ SCRIPTS = (
         " batch={batch_size} workers=1 plots=False amp=False val=False epochs=1000"
         " project={scratch}",
         2,
-        environment={"YOLO_CONFIG_DIR": "{scratch}"},
+        environment={"YOLO_CONFIG_DIR": "{scratch}", "YOLO_AUTOINSTALL": "false"},
         device="cpu",
     ),
     Script(
