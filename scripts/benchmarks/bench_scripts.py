@@ -10,7 +10,7 @@ FOLDER has the checkouts, and ``data``, which ``parts/script_data.py`` makes. Fo
 survive, and at the next size up (5 %), which must not, under the same limit
 (``parts/script_at.py``; who flushes the allocator's cache again and again does not survive). Each
 row is written as it comes to scripts/results/scripts.json; rows that are there are not run again,
-unless named by ``--only``. ``--cost`` shows instead what the hook costs: the start of a script, and its steps.
+unless named by ``--only``. ``--cost`` shows instead what the hook costs: a start, and the steps.
 """
 
 from __future__ import annotations
