@@ -33,7 +33,7 @@ from parts.script_list import SCRIPTS, Script
 RESULT_FILE = RESULTS / "scripts.json"
 JUDGE = Path(__file__).parent / "parts/script_at.py"
 NEXT_SIZE = 1.05
-SEARCH_SECONDS, JUDGE_SECONDS = 900, 600
+SEARCH_SECONDS, JUDGE_SECONDS = 1800, 900
 LAST_LINES = 12
 
 

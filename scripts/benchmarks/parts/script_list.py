@@ -119,9 +119,9 @@ SCRIPTS = (
         "huggingface/trl",
         "trl",
         "python trl/scripts/sft.py --model_name_or_path {data}/model --dataset_name {data}/chats"
-        " --max_length 128 --packing --num_train_epochs 20 --eos_token [end] --use_cpu --bf16 False"
+        " --max_length 64 --packing --num_train_epochs 20 --eos_token [end] --use_cpu --bf16 False"
         " --per_device_train_batch_size {batch_size} --output_dir {scratch} --report_to none",
-        2,
+        1.35,
         device="cpu",
     ),
     Script(
