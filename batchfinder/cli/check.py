@@ -18,6 +18,7 @@ from batchfinder.cli.options import (
 from batchfinder.errors import UsageError
 
 if TYPE_CHECKING:
+    from batchfinder.launching.prober import LaunchProber
     from batchfinder.results.probe import Probe
     from batchfinder.search.prober import Prober
 
@@ -121,6 +122,7 @@ def check_batch_size(
                     if training["precision"] != "fp32":
                         raise UsageError("--precision is for a target, not a command")
                     prober = _launcher(words, batch_size, device, limit, share, settings, verbose)
+                    prober.settle(batch_size)
                 with closing(prober):
                     probe = prober.probe(batch_size, confirm=True)
                     found = _judged(probe, prober, most)
@@ -157,6 +159,8 @@ def _judged(probe: Probe, prober: Prober, most: int | None) -> Check:
 
     peak = probe.peak_reserved_bytes or max(probe.phase_peak_bytes.values(), default=0)
     reason = "" if probe.fits else probe.note or "out of memory"
+    if probe.most_examples is not None:
+        reason += f". Try --batch-size {probe.most_examples}, or a larger data set"
     trains, limit = probe.fits, min(prober.budget_bytes, most or prober.budget_bytes)
     if trains and most is not None and peak > most:
         trains, reason = False, f"its peak of {format_bytes(peak)} is above --max-memory"
@@ -208,7 +212,7 @@ def _launcher(
     headroom: float,
     settings: Sequence[str],
     verbose: bool,
-) -> Prober:
+) -> LaunchProber:
     from batchfinder.cli.run import parse_settings
     from batchfinder.launching.options import RunOptions
     from batchfinder.launching.prober import LaunchProber

@@ -98,6 +98,15 @@ class LaunchProber:
         # Every launch is a confirmation, so a failure in a later step refutes no probe.
         return probe if probe.fits else replace(probe, steps=min(1, probe.steps))
 
+    def settle(self, batch_size: int) -> None:
+        """If no other launch shows whether the script used a size, launch a smaller one too."""
+        size = self._template.allowed(batch_size)
+        if Honored.UNKNOWN.value in self._warnings and self._verdicts[size].probe.fits:
+            examples = self._sizes.examples
+            self._try(self._template.allowed(max(1, (examples if examples > 1 else size) // 2)))
+            seen = self._sizes.again(size, self.processes)
+            self._believe(size, seen, self._sizes.examples)
+
     def _is_beyond_data(self, size: int) -> bool:
         return self._most_examples is not None and size > self._most_examples
 
@@ -219,6 +228,8 @@ class LaunchProber:
             recording = limiting(record).recording
             if recording is not None and self.recordings is not None:
                 self.recordings[size] = recording
+        elif not record.steps and record.most_examples is not None:
+            self._believe(size, Honored.CAPPED, record.most_examples)
         elif (
             probe.outcome is Outcome.FAILED
             and not verdict.is_too_small
@@ -230,8 +241,6 @@ class LaunchProber:
                 "Try the command by itself",
                 said,
             )
-        elif not record.steps and record.most_examples is not None:
-            self._believe(size, Honored.CAPPED, record.most_examples)
         if probe.fits and verdict.ended_by_itself:
             self._warnings["short"] = (
                 f"at batch size {size} the script ended by itself in step {probe.steps}, "
@@ -248,6 +257,7 @@ class LaunchProber:
     def _believe(self, size: int, seen: Honored, examples: int) -> None:
         """Warn, or give up, if a launch shows that the script did not use the size as given."""
         text = remark_on(seen, size, examples, self.processes)
+        self._warnings.pop(Honored.UNKNOWN.value, None)
         if seen is Honored.IGNORED:
             raise TargetError(text)
         if seen is Honored.CAPPED:

@@ -75,6 +75,10 @@ class SizesSeen:
             return Honored.UNKNOWN
         return Honored.YES if self._grew(smaller, inputs, batch_size) else Honored.CAPPED
 
+    def again(self, batch_size: int, ranks: int = 1) -> Honored:
+        """Compare the inputs at a batch size that was noted with those of all other launches."""
+        return self.note(batch_size, self._inputs.get(batch_size, ()), ranks)
+
     def _grew(self, smaller: int, inputs: Iterable[Sequence[int]], batch_size: int) -> bool:
         growth = _elements(inputs) / max(1, _elements(self._inputs[smaller]))
         return growth >= GROWS * batch_size / smaller

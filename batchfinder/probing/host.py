@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from batchfinder.probing.devices.cpu import host_memory
@@ -17,6 +18,10 @@ def make_on_host(batches: BatchMaker, batch_size: int, step: int = 0) -> Any:
         MemoryError: the host has no room for it. Without this check, the system would kill a
             process, and perhaps another one.
     """
+    if batches.batch_size is None and not batches.made:
+        for size in range(1, min(3, batch_size)):
+            with contextlib.suppress(Exception):  # it need not make batches that small
+                batches.make(size)
     needed, (_, available) = bytes_of(batches, batch_size), host_memory()
     if needed > available:
         raise MemoryError(
@@ -29,8 +34,8 @@ def make_on_host(batches: BatchMaker, batch_size: int, step: int = 0) -> Any:
 def bytes_of(batches: BatchMaker, batch_size: int) -> int:
     """Return the bytes of a batch's tensors. Nothing is allocated.
 
-    If ``make_batch`` makes it, each example counts as much as in the largest batch that it made
-    before; 0 if it made none.
+    If ``make_batch`` makes it, the line through the smallest and the largest batch that it made
+    tells; 0 if it made none.
 
     Example:
         >>> import torch
@@ -38,7 +43,8 @@ def bytes_of(batches: BatchMaker, batch_size: int) -> int:
         1200
     """
     if batches.batch_size is None:
-        size, bytes_made = batches.made
-        return bytes_made * batch_size // max(1, size)
+        made = sorted(batches.made.items())
+        (small, least), (large, most) = made[0] if len(made) > 1 else (0, 0), (made or [(1, 0)])[-1]
+        return most + max(0, most - least) * (batch_size - large) // (large - small)
     tensors = (tensor for _, tensor in named_tensors(batches.make(batch_size, most_elements=0)))
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

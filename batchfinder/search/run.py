@@ -139,10 +139,13 @@ def _check(finding: Finding, deadline: Deadline | None) -> None:
         return
     if deadline is not None and finding.status is Status.TIME_LIMIT:
         raise TimeLimitError(deadline.seconds)
-    if finding.failure is not None and finding.failure.outcome is Outcome.FAILED:
+    failure = finding.failure
+    if failure is not None and failure.outcome is Outcome.FAILED:
+        advice = "run one training step by yourself to see more"
+        if failure.most_examples is not None:
+            advice = f"try sizes up to {failure.most_examples}"
         raise WorkerError(
-            f"not even a batch of {finding.failure.batch_size} runs: {finding.failure.note}; "
-            "run one training step by yourself to see more"
+            f"not even a batch of {failure.batch_size} runs: {failure.note}; {advice}"
         )
 
 

@@ -39,7 +39,7 @@ class BatchMaker:
 
     Attributes:
         batch_size: the sample's; None if ``make_batch`` makes the batch of step 0.
-        made: the size and the bytes of the largest batch that ``make_batch`` has made.
+        made: the bytes of the batches that ``make_batch`` has made, by size.
         warnings: names of tensors and lists that are not resized, in case the user expects it.
         varies: the batches of different steps may differ in shape.
 
@@ -58,7 +58,7 @@ class BatchMaker:
     ) -> None:
         self.batch_dim = batch_dim
         self.batch_size: int | None = None
-        self.made = (0, 0)
+        self.made: dict[int, int] = {}
         self.warnings: list[str] = []
         self.varies = make_batch is not None and _takes_step(make_batch)
         self._step = 0
@@ -98,7 +98,7 @@ class BatchMaker:
             self._check_made(self._make_batch, batch, batch_size)
             self._checked = True
         bytes_made = sum(tensor.nbytes for _, tensor in named_tensors(batch))
-        self.made = max(self.made, (batch_size, bytes_made))
+        self.made[batch_size] = max(self.made.get(batch_size, 0), bytes_made)
         return batch
 
     def _numbered(self, make_batch: Callable[[int, int], Any]) -> MakeBatch:

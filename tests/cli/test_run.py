@@ -82,6 +82,15 @@ def test_a_data_set_that_is_too_small_ends_the_search_at_its_size(manner: str) -
     assert "has no more" in answer["warnings"][0]
 
 
+@pytest.mark.parametrize("manner", ["caps", "drops"])
+def test_a_size_above_the_data_set_does_not_pass_a_check(manner: str) -> None:
+    command = ("--", *PYTHON, "--batch-size", "{batch_size}", "--manner", manner)
+    on_the_cpu = ("--device", "cpu", "--memory-limit", "1GiB")
+    result = CliRunner().invoke(cli, ["check", *on_the_cpu, "--batch-size", "10", *command])
+    assert result.exit_code == 3, result.output
+    assert "a step never has more than 4 examples. Try --batch-size 4," in result.stdout
+
+
 @pytest.mark.slow
 def test_the_result_says_if_the_hosts_memory_decides() -> None:
     answer = answer_of(run_script("--manner", "fills_shared_memory", options=("--json",)))

@@ -24,3 +24,23 @@ def test_batches_of_make_batch_count_by_those_made_before(monkeypatch: pytest.Mo
     monkeypatch.setattr(host, "host_memory", lambda: (2000, 1000))
     with pytest.raises(MemoryError, match=r"the batch needs 1\.2 KiB there"):
         make_on_host(batches, 100)
+
+
+def test_the_first_batch_of_make_batch_is_not_made_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def make_batch(size: int) -> list[torch.Tensor]:
+        made.append(size)
+        return [torch.zeros(size, 3), torch.zeros(10)]
+
+    monkeypatch.setattr(host, "host_memory", lambda: (2000, 1000))
+    with pytest.raises(MemoryError, match=r"the batch needs 1\.2 KiB there"):
+        make_on_host(BatchMaker(make_batch=make_batch), 100)
+    assert made == [1, 2]
+
+
+def test_a_make_batch_that_makes_no_small_batch_is_asked_for_the_size_itself() -> None:
+    def make_batch(size: int) -> torch.Tensor:
+        return torch.zeros(size // 8, 8).view(size)
+
+    assert make_on_host(BatchMaker(make_batch=make_batch), 16).shape == (16,)
