@@ -5,6 +5,7 @@ its ``Tuner`` can use it. Of the tests that Lightning 2.6 has for its finder, th
 
 - Loaders passed to ``fit``, and several ranks, are refused there and work here.
 - A batch size above the data set's length is kept there. Here the data set is the bound.
+- ``margin`` reduces the size there even if nothing above it failed.
 - Log lines of each trial are counted there. Here sizes are tried in another order.
 - Exceptions of the user's code on the CPU come as ``UserCodeError``, because sizes are tried in
   other processes there.
@@ -27,7 +28,7 @@ from batchfinder.errors import NothingFitsError, UsageError
 from batchfinder.finder import find_max_batch
 from batchfinder.integrations.lightning_data import Loaders
 from batchfinder.integrations.lightning_step import EvaluationStep, StepInTrainer
-from batchfinder.results.result import BatchSizeResult
+from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.training.frameworks.lightning import OwnTrainingStep
 from batchfinder.training.frameworks.manual_optimization import ManualStep
 from batchfinder.training.setup import TrainingSetup
@@ -67,8 +68,9 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
     hooks that move a batch to its device do.
 
     Args:
-        mode: ``"binsearch"``: the largest size that fits, reduced by ``margin``. ``"power"``: the
-            largest size that fits and is ``init_val`` times, or divided by, a power of two.
+        mode: ``"binsearch"``: the largest size that fits, reduced by ``margin`` unless it is the
+            largest allowed, above which nothing failed. ``"power"``: the largest size that fits and
+            is ``init_val`` times, or divided by, a power of two.
         steps_per_trial: the least number of full steps that confirm the answer.
         init_val: the size at which Lightning starts to double. Here only mode ``"power"`` and
             ``max_trials`` depend on it.
@@ -176,8 +178,8 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
         loaders.reload(size)
         _rank_zero.rank_zero_info(f"batchfinder: {self._batch_arg_name} is set to {size}")
 
-    def _largest(self, trainer: Any, module: Any, loaders: Loaders) -> int:
-        """Return the largest size that fits within the bounds."""
+    def _largest(self, trainer: Any, module: Any, loaders: Loaders) -> BatchSizeResult:
+        """Find the largest size that fits within the bounds."""
         loaders.close()
         longest = loaders.longest()
         most = min(self._max_val, self._init_val * 2 ** (self._max_trials - 1))
@@ -204,7 +206,7 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
                 f"not even one example fits into {result.device}. Try accumulate_grad_batches, "
                 "activation checkpointing, or shorter sequences"
             )
-        return result.batch_size
+        return result
 
     def _step_and_optimizer(self, trainer: Any, module: Any) -> dict[str, Any]:
         step: Any
@@ -246,10 +248,12 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
             if has_size:
                 _parsing.lightning_setattr(module, name, before)
 
-    def _rounded(self, size: int) -> int:
+    def _rounded(self, result: BatchSizeResult) -> int:
         """Return the size to set: the largest one, reduced as the mode says."""
+        size = result.batch_size
         if self._mode == "binsearch":
-            return max(1, int(size * (1 - self._margin)))
+            is_capped = result.status is Status.CAPPED
+            return size if is_capped else max(1, int(size * (1 - self._margin)))
         power: int = self._init_val
         while power > size:
             power //= 2

@@ -138,6 +138,7 @@ def test_fit_trains_as_if_the_answer_were_written_by_hand(holder: str, steps: in
     ("options", "size"),
     [
         ({"mode": "binsearch", "margin": 0.1}, 18),
+        ({"mode": "binsearch", "margin": 0.1, "max_val": 15}, 15),
         ({"mode": "power", "init_val": 3}, 12),
         ({"mode": "power", "init_val": 300}, 18),
         ({"mode": "binsearch", "margin": 0.0, "max_trials": 3}, 8),
