@@ -236,9 +236,11 @@ class LaunchProber:
             and not any(launched.fits for launched in self.launched)
         ):
             said = f"{verdict.last_words.rstrip()}\n".lstrip()
+            is_odd = "divisible" in said
+            advice = "--multiple-of for such sizes only" if is_odd else "the command by itself"
             raise UserCodeError(
                 f"the script failed at batch size {size}, not for lack of memory: {probe.note}. "
-                "Try the command by itself",
+                f"Try {advice}",
                 said,
             )
         if probe.fits and verdict.ended_by_itself:

@@ -16,7 +16,7 @@ NAMES = (BATCH_SIZE, ACCUMULATION, SCRATCH)
 # The value of {scratch} in a command to paste, for which nothing creates an empty folder.
 SCRATCH_IN_COMMAND = "scratch"
 
-_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_PLACEHOLDER = re.compile(r"\{([\w-]+)\}")
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _read(name: str) -> str:
         return Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
-        raise UsageError(f"--file {name} cannot be read: {reason}") from None
+        raise UsageError(f"--file {name} cannot be read: {reason}. Try its full path") from None
 
 
 def _refuse_missing(found: Iterable[str]) -> None:

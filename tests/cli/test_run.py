@@ -164,6 +164,12 @@ def test_a_script_that_fails_at_once_shows_its_last_lines() -> None:
     assert "ValueError: there is no data set in this folder" in result.stderr
 
 
+def test_a_script_that_wants_sizes_divisible_by_its_ranks_is_advised() -> None:
+    result = run_script("--manner", "divides")
+    assert result.exit_code == 1
+    assert "not divisible by 2 ranks. Try --multiple-of" in result.stderr
+
+
 def test_a_script_that_never_steps_is_named_and_all_its_processes_end() -> None:
     result = run_script("--manner", "hangs", options=("--timeout", "8"))
     assert result.exit_code == 1

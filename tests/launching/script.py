@@ -31,6 +31,8 @@ def main() -> None:
     size, manner = options.batch_size, options.manner
     if manner == "raises":
         raise ValueError("there is no data set in this folder")
+    if manner == "divides" and size % 2:
+        raise ValueError(f"a batch of {size} is not divisible by 2 ranks")
     size = {"ignores": 3, "caps": min(size, LIMIT)}.get(manner, size)
     is_large = size > LIMIT
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8) if manner == "norm" else nn.ReLU())

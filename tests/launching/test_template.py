@@ -53,6 +53,7 @@ def test_only_sizes_that_divide_the_global_batch_size_are_allowed() -> None:
     [
         (["train.py"], {}, "the command has no {batch_size}"),
         (["train.py", "{batchsize}"], {}, "{batchsize} is not it"),
+        (["train.py", "{batch-size}"], {}, "{batch-size} is not it"),
         (["{batch_size}", "{acumulation}"], {}, "Try {accumulation}"),
         (["{batch_size}", "{accumulation}"], {}, "Try --global-batch-size"),
         (["{batch_size}"], {"global_batch_size": 8}, "needs {accumulation}"),

@@ -20,6 +20,10 @@ WORDS = [a + b for a in ("ba", "do", "ke", "li", "mu", "ra", "so", "ti") for b i
 TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} [end]{% endfor %}"
 IMAGES = 400
 
+# How often each training image is there, so that 50 steps are one epoch. If an epoch has three
+# steps, the validations in between decide how often the allocator flushes its cache.
+TIMES = 20
+
 
 def main(folder: Path) -> None:
     """Write everything; what is there is written again."""
@@ -68,11 +72,15 @@ def digits(folder: Path) -> None:
 
 def images(folder: Path) -> None:
     """Two splits of four classes."""
-    for split in ("train", "validation"):
+    for split, times in (("train", TIMES), ("validation", 1)):
         for i in range(IMAGES):
             path = folder / "images" / split / f"class{i % 4}" / f"{i}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
             _noise(64, i).save(path)
+            for again in range(1, times):
+                link = path.with_stem(f"{i}_{again}")
+                link.unlink(missing_ok=True)
+                link.hardlink_to(path)
 
 
 def boxes(folder: Path) -> None:
