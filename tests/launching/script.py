@@ -29,10 +29,7 @@ def main() -> None:
     """Train."""
     options = _options()
     size, manner = options.batch_size, options.manner
-    if manner == "raises":
-        raise ValueError("there is no data set in this folder")
-    if manner == "divides" and size % 2:
-        raise ValueError(f"a batch of {size} is not divisible by 2 ranks")
+    refuse(manner, size)
     size = {"ignores": 3, "caps": min(size, LIMIT)}.get(manner, size)
     is_large = size > LIMIT
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8) if manner == "norm" else nn.ReLU())
@@ -60,6 +57,14 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
     Path("end.txt").write_text("the script came to its end")
+
+
+def refuse(manner: str, size: int) -> None:
+    """Raise before the first step."""
+    if manner == "raises":
+        raise ValueError("there is no data set in this folder")
+    if manner == "divides" and size % 2:
+        raise ValueError(f"a batch of {size} is not divisible by 2 ranks")
 
 
 def fail(manner: str) -> None:
