@@ -1,11 +1,13 @@
 """What the hook of ``batchfinder run`` costs: the start of a launch, and each step.
 
-Bare and hooked runs of one script alternate, and the least of each counts: other programs only add.
+Bare and hooked runs of one script alternate. Of the starts the median pair counts, of the steps the
+least: other programs only add.
 """
 
 from __future__ import annotations
 
 import math
+import resource
 import subprocess
 import sys
 import time
@@ -19,7 +21,7 @@ from parts.case import markdown_table  # sets the path to the package
 from batchfinder.launching.launch import Launch
 from batchfinder.launching.template import Template
 
-ROUNDS = 5
+STARTS, ROUNDS = 11, 5
 STEPS = 60
 
 # No limit, and errors that do not occur.
@@ -52,20 +54,24 @@ def print_costs(folder: Path) -> None:
     script = folder / "hook_cost.py"
     script.write_text(SCRIPT)
     ways = {"bare": False, "with the hook": True}
-    starts: dict[str, float] = dict.fromkeys(ways, math.inf)
-    steps = dict(starts)
+    pairs = []
+    for _ in range(STARTS):
+        bare, hooked = (_run(script, 1, hooked=hooked)[0] for hooked in ways.values())
+        pairs.append([with_hook - without for with_hook, without in zip(hooked, bare, strict=True)])
+    wall, cpu = (median(differences) for differences in zip(*pairs, strict=True))
+    print(f"a start with the hook: {wall:+.2f} s, {cpu:+.2f} s of CPU time", flush=True)
+    steps: dict[str, float] = dict.fromkeys(ways, math.inf)
     for _ in range(ROUNDS):
-        for name, hooked in ways.items():
-            starts[name] = min(starts[name], _run(script, 1, hooked=hooked)[0])
-            steps[name] = min(steps[name], median(_run(script, STEPS, hooked=hooked)[1]))
-    rows = [(name, f"{starts[name]:.2f} s", f"{steps[name] * 1e3:.2f} ms") for name in ways]
-    print(markdown_table(("script", "start and one step", "CPU time of a step"), rows))
+        for name, is_hooked in ways.items():
+            steps[name] = min(steps[name], median(_run(script, STEPS, hooked=is_hooked)[1]))
+    rows = [(name, f"{steps[name] * 1e3:.2f} ms") for name in ways]
+    print(markdown_table(("script", "CPU time of a step"), rows))
 
 
-def _run(script: Path, steps: int, *, hooked: bool) -> tuple[float, list[float]]:
-    """Run the script; return the seconds until it has ended, and the CPU seconds of its steps."""
+def _run(script: Path, steps: int, *, hooked: bool) -> tuple[tuple[float, float], list[float]]:
+    """Run the script; return its seconds and CPU seconds, and the CPU seconds of its steps."""
     command = [sys.executable, str(script), "{batch_size}", str(steps)]
-    began = time.monotonic()
+    began, cpu_began = time.monotonic(), _cpu_seconds()
     if hooked:
         launch = Launch(Template(command), 8, ORDER, steps + 1)
         with closing(launch):
@@ -75,6 +81,12 @@ def _run(script: Path, steps: int, *, hooked: bool) -> tuple[float, list[float]]
     else:
         command[2] = "8"
         output = subprocess.check_output(command, text=True)
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - began, _cpu_seconds() - cpu_began
     lines = [line.split() for line in output.splitlines()]
     return seconds, [float(line[1]) for line in lines if line[:1] == ["step"]]
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU seconds of all processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
