@@ -48,7 +48,7 @@ def run_faults() -> Iterator[Fault]:
     yield fault("hang", {"deed": "hang"}, answers=None, error=True, options=("--timeout", "15"))
     for deed in WHEN_LARGE:
         large = f"{deed} when large"
-        yield fault(large, {"deed": large}, answers=(2, 2), options=("--timeout", "15"))
+        yield fault(large, {"deed": large}, answers=(2, 2), options=("--timeout", "45"))
     for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"):
         number = signal.Signals[name]
         hang = {"deed": "hang"}
