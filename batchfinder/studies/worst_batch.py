@@ -54,7 +54,7 @@ def worst_batch(data: Any, batch_size: int, *, collate_fn: Callable[..., Any] | 
         )
     if not len(dataset):
         raise SampleError("the data set has no examples. Try one with at least one.")
-    places = spread(range(len(dataset)), MOST_EXAMPLES)
+    places = spread(len(dataset), MOST_EXAMPLES)
     with preserved_state(dataset, collate):
         weights = {place: _weights(collate([dataset[place]])) for place in places}
         # A batch is as long as its longest input and target, which may be in different examples.

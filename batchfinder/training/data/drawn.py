@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import RandomSampler
 
 from batchfinder.errors import SampleError
-from batchfinder.training.data.lengths import MOST_EXAMPLES, Lengths, lengths_of
+from batchfinder.training.data.lengths import MOST_EXAMPLES, SEED, Lengths, lengths_of
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import MakeBatch
 from batchfinder.training.tree import described_shapes, named_tensors
@@ -22,9 +22,6 @@ Collate = Callable[[list[Any]], Any]
 
 # The number of different batches in a confirmation. After them it starts over with the longest.
 DRAWN_BATCHES = 7
-
-# The seed of the sampler. It is fixed so that all searches and workers draw the same batches.
-SEED = 0
 
 
 @dataclasses.dataclass(frozen=True)

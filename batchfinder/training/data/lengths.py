@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from numbers import Number
 from typing import Any
 
@@ -12,9 +14,12 @@ from torch import Tensor
 from batchfinder.training.tree import named_tensors
 
 # The most examples to read when looking for the longest, and the few that show whether lengths
-# differ at all. They are always the same ones, because every worker process and rank reads them.
+# differ at all.
 MOST_EXAMPLES = 2048
 FIRST_EXAMPLES = 64
+
+# The seed of all draws. It is fixed so that all searches and workers draw the same.
+SEED = 0
 
 
 @dataclass(frozen=True)
@@ -50,19 +55,28 @@ def lengths_of(dataset: Any) -> Lengths:
         Lengths(longest=[1], shortest=[0], vary=True, looked_at=3, are_sure=True)
     """
     size = len(dataset)
-    places = spread(range(size), MOST_EXAMPLES)
-    few = _lengths_at(dataset, spread(places, FIRST_EXAMPLES), size)
+    few = _lengths_at(dataset, spread(size, FIRST_EXAMPLES), size)
     if not few.vary:
         return replace(few, are_sure=True)
-    return _lengths_at(dataset, places, size)
+    return _lengths_at(dataset, spread(size, MOST_EXAMPLES), size)
 
 
-def spread(places: range, most: int) -> range:
-    """Return at most this many of the indices, spread evenly over them."""
-    return places[:: -(-len(places) // most)]
+def spread(size: int, most: int) -> list[int]:
+    """Return at most this many of the indices below a size: one at random in each equal part.
+
+    At equal distances they could all be of one kind, as data sets often alternate several kinds.
+
+    Example:
+        >>> spread(3, most=5)
+        [0, 1, 2]
+    """
+    parts = min(size, most)
+    edges = [part * size // parts for part in range(parts + 1)]
+    draw = random.Random(SEED)
+    return [draw.randrange(start, end) for start, end in pairwise(edges)]
 
 
-def _lengths_at(dataset: Any, places: range, size: int) -> Lengths:
+def _lengths_at(dataset: Any, places: list[int], size: int) -> Lengths:
     """Return the longest and shortest example of each value; the first if several are equal."""
     longest: dict[Any, tuple[int, int]] = {}
     shortest: dict[Any, tuple[int, int]] = {}

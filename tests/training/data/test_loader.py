@@ -85,6 +85,15 @@ def test_the_draw_is_the_same_each_time_and_changes_nothing_of_the_users() -> No
     assert states[2] == own.sampler.random.getstate()
 
 
+@pytest.mark.parametrize("kinds", [2, 3, 4, 7, 16])
+def test_the_longest_is_found_where_kinds_of_examples_alternate(kinds: int) -> None:
+    # So many that every second, third, ... example would be read, all of one kind.
+    texts = [[0] * (1 + place % kinds) for place in range(64 * kinds)]
+    setup, _ = drawn((texts, padded))
+    assert setup.sample.shape == (1, kinds)
+    assert len(set(shapes(setup, 2))) > 1
+
+
 def test_examples_of_one_shape_are_a_sample_that_repeats() -> None:
     setup, warnings = drawn([(torch.zeros(3), 1), (torch.ones(3), 0)])
     assert (setup.make_batch, warnings) == (None, [])

@@ -15,7 +15,7 @@ from training.frameworks.trainers import Example, Texts, Trainer, collate, opene
 
 from batchfinder import estimate_max_batch
 from batchfinder.errors import SampleError
-from batchfinder.training.data.lengths import FIRST_EXAMPLES, MOST_EXAMPLES
+from batchfinder.training.data.lengths import FIRST_EXAMPLES, MOST_EXAMPLES, spread
 from batchfinder.training.frameworks.trainer_batch import batches_of_trainer
 
 
@@ -43,7 +43,8 @@ def test_where_all_are_of_one_length_few_are_looked_at() -> None:
 
 
 def test_of_many_that_differ_some_are_looked_at_and_the_user_is_told() -> None:
-    dataset = Texts(2 * MOST_EXAMPLES, longest_at=0)
+    *_, last = spread(2 * MOST_EXAMPLES, MOST_EXAMPLES)
+    dataset = Texts(2 * MOST_EXAMPLES, longest_at=last)
     setup, (warning,) = opened(Trainer(dataset))
     assert setup.sample["input_ids"].shape[1] == 7
     assert max(dataset.seen) > 1.9 * MOST_EXAMPLES
