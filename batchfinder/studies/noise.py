@@ -14,7 +14,8 @@ from batchfinder.probing.devices.choose import choose_device
 from batchfinder.probing.workers.source import SetupSource, load_from
 from batchfinder.results.noise_scale import NoiseScale, noise_scale_of
 from batchfinder.training.completion import completed
-from batchfinder.training.data.drawn import SEED, drawn_places
+from batchfinder.training.data.drawn import drawn_places
+from batchfinder.training.data.lengths import SEED
 from batchfinder.training.data.loader import parts_of
 from batchfinder.training.sample import move_batch
 from batchfinder.training.setup import LossFunction, StepFunction, TrainingSetup, setup_of
