@@ -31,6 +31,8 @@ from parts.case import RESULTS, save
 from parts.small_models import small_configs
 from parts.time_limit import time_limit
 from rendering import coverage
+from torch import nn
+from torch.utils._pytree import tree_map
 from transformers.models.auto import modeling_auto
 
 from batchfinder import TrainingSetup, estimate_max_batch
@@ -158,24 +160,27 @@ def small_config_that_trains(model_type: str, name: str) -> Any:
     """
     error: Exception | None = None
     for made in small_configs(name):
-        error = error_on_the_cpu(name, made)
+        error = error_in_training(name, made)
         if error is None:
             return made()
     assert error is not None
     raise error
 
 
-def error_on_the_cpu(name: str, made: Callable[[], Any]) -> Exception | None:
-    """Train a model with adapters; a large one, if there is no small one, is only built."""
+def error_in_training(name: str, made: Callable[[], Any]) -> Exception | None:
+    """Train a model with adapters on the CPU; a large one, if there is no small one, on "meta"."""
     kind = getattr(transformers, name)
     try:
         with torch.device("meta"):
-            parameters = sum(parameter.numel() for parameter in kind(made()).parameters())
-        if parameters < MOST_PARAMETERS:
-            config = made()
-            with_adapters(kind(config))(**texts(config)).loss.backward()
+            model = kind(made())
+        is_small = sum(parameter.numel() for parameter in model.parameters()) < MOST_PARAMETERS
+        config = made()
+        device = torch.device("cpu" if is_small else "meta")
+        model = with_adapters(kind(config) if is_small else model).to(device)
+        model(**tree_map(lambda tensor: tensor.to(device), texts(config))).loss.backward()
     except Exception as error:  # noqa: BLE001 - whatever a foreign constructor raises
-        return error
+        is_of_meta = "meta" in str(error).lower()  # values are read: an estimate has its own means
+        return None if is_of_meta else error
     return None
 
 
@@ -227,10 +232,16 @@ def with_adapters(model: Any) -> Any:
     if model.supports_gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
-    # PEFT refuses some of Mamba's output projections, whose weight their kernels read themselves.
-    mamba = [f"{name}.out_proj" for name, part in model.named_modules() if hasattr(part, "conv1d")]
+    # PEFT refuses some of Mamba's output projections, whose weight their kernels read themselves,
+    # and cannot add to what layers with a forward of their own return, such as Llama 4's router.
+    excluded = [
+        f"{name}.out_proj" if hasattr(part, "conv1d") else name
+        for name, part in model.named_modules()
+        if hasattr(part, "conv1d")
+        or (isinstance(part, nn.Linear) and type(part).forward is not nn.Linear.forward)
+    ]
     adapters = peft.LoraConfig(
-        r=16, target_modules="all-linear", exclude_modules=mamba, task_type="CAUSAL_LM"
+        r=16, target_modules="all-linear", exclude_modules=excluded, task_type="CAUSAL_LM"
     )
     return peft.get_peft_model(model, adapters).train()
 

@@ -24,7 +24,7 @@ SMALL = {
 # Where those sizes do not fit each other: as many heads for keys, fewer experts for each token in
 # one group, and last the widths that the class has by default.
 ALIKE = {**SMALL, "num_key_value_heads": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
-WIDTHS = ("hidden", "heads", "d_model", "n_embd", "n_head", "intermediate", "ffn", "embedding_size")
+WIDTHS = ("hidden_size", "heads", "d_model", "n_embd", "n_head", "intermediate", "ffn", "embedding")
 SHALLOW = {name: size for name, size in ALIKE.items() if not any(w in name for w in WIDTHS)}
 
 
