@@ -219,7 +219,10 @@ def _made(config: str, dtype: torch.dtype, attention: str) -> Any:
         )
     except ValueError as error:
         reason = str(error).strip().partition("\n")[0]
-        raise TargetError(f"no causal language model from {config}: {reason}") from error
+        raise TargetError(
+            f"no causal language model from {config}: {reason} Try FILE.py:FUNCTION with a "
+            "function that returns (model, sample)."
+        ) from error
 
 
 def _flash_attention(
