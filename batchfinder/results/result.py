@@ -192,6 +192,7 @@ class BatchSizeResult:
             KeyError, ValueError, TypeError: the data does not describe a result.
         """
         failure, model = data["next_failure"], data["memory_model"]
+        throughput = data.get("throughput")
         known = {one.name: data[one.name] for one in fields(cls) if one.name in data}
         return cls(
             **{
@@ -199,6 +200,7 @@ class BatchSizeResult:
                 "status": Status(data["status"]),
                 "probes": tuple(map(Probe.from_dict, data["probes"])),
                 "memory_model": model and MemoryModel.from_dict(model),
+                "throughput": throughput and Throughput.from_dict(throughput),
                 "next_failure": failure
                 and NextFailure(**{**failure, "outcome": Outcome(failure["outcome"])}),
                 "warnings": tuple(data["warnings"]),

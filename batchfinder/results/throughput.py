@@ -76,6 +76,15 @@ class Throughput:
         """Return the throughput as plain data, ready for JSON."""
         return {**vars(self), "rates": [vars(rate) for rate in self.rates]}
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Throughput:
+        """Rebuild it from :meth:`to_dict`.
+
+        Raises:
+            KeyError, TypeError: the data does not describe a throughput.
+        """
+        return cls(**{**data, "rates": tuple(Rate(**rate) for rate in data["rates"])})
+
 
 def interpolated(points: Sequence[tuple[int, float]], at: int) -> float:
     """Return the value at a place, interpolated between the points around it; else the nearest's.

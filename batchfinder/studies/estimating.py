@@ -18,9 +18,9 @@ from batchfinder.studies.comparison import STATES, Comparison, StrategyRow
 from batchfinder.studies.strategies import Strategy
 from batchfinder.studies.study import Study, reason_of
 
-CHANGES_NOTHING = "changes nothing here: as much is kept for the backward pass"
+SAVES_NOTHING = "saves nothing here: no less is kept for the backward pass"
 
-# Checkpointing changes nothing if it saves less than this fraction of the bytes per example.
+# Checkpointing saves nothing if it saves less than this fraction of the bytes per example.
 _SAME = 0.001
 
 
@@ -144,7 +144,7 @@ def _row(
 
 
 def _checked(row: StrategyRow, before: Sequence[StrategyRow]) -> StrategyRow:
-    """Add a note to a row if its checkpointing changes nothing."""
+    """Add a note to a row if its checkpointing saves nothing."""
     plain = dataclasses.replace(row.strategy, checkpointing=None)
     other = next((known for known in before if known.strategy == plain), None)
     if not row.strategy.checkpointing or other is None or row.note:
@@ -152,7 +152,7 @@ def _checked(row: StrategyRow, before: Sequence[StrategyRow]) -> StrategyRow:
     grown, known = row.per_sample_bytes, other.per_sample_bytes
     if grown is None or known is None or grown < known * (1 - _SAME):
         return row
-    return dataclasses.replace(row, note=f"{CHANGES_NOTHING} ({row.blocks})")
+    return dataclasses.replace(row, note=f"{SAVES_NOTHING} ({row.blocks})")
 
 
 def _first_new(texts: Sequence[str], known: Sequence[str]) -> str:

@@ -9,8 +9,9 @@
 with the largest estimated batch against that of a search with each strategy, and the estimated peak
 of each step against the counted one. `sweep`: probes for eight lengths, and each answer against a
 search of its own. `knee`: on the CPU, the smallest size that `find --throughput` calls as fast,
-among the rates of a sweep over twelve sizes. Each row is written as it comes to
-scripts/results/studies.json. The models of Transformers and timm need these.
+among the rates of a sweep over twelve sizes; steps are timed in CPU seconds of one thread, which
+other processes change little. Each model has a process of its own, and its row is written as it
+comes to scripts/results/studies.json. The models of Transformers and timm need these.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -105,11 +108,8 @@ def main() -> None:
     parser.add_argument("part", choices=["time", "winners", "sweep", "knee"])
     parser.add_argument("--model", choices=MODELS, action="append")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
     results = json.loads(RESULT_FILE.read_text()) if RESULT_FILE.exists() else {}
     rows = results.setdefault(options.part, {})
-    run = {"time": timed, "winners": judged, "sweep": swept, "knee": knee_of}[options.part]
     chosen = {
         "time": ["resnet50", "gpt2"],
         "winners": [*MODELS],
@@ -117,11 +117,20 @@ def main() -> None:
         "knee": [*BUNDLED],
     }
     for name in options.model or chosen[options.part]:
-        rows[name] = run(name)
+        # What one model leaves in a process would count against the limit of the next.
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
+            rows[name] = processes.submit(row_of, options.part, name).result()
         results["torch"] = torch.__version__
         RESULT_FILE.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         print(name, json.dumps(rows[name]), file=sys.stderr, flush=True)
     print(summary(options.part, [*rows.values()]))
+
+
+def row_of(part: str, name: str) -> dict[str, Any]:
+    """Run one part for one model."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    return {"time": timed, "winners": judged, "sweep": swept, "knee": knee_of}[part](name)
 
 
 def timed(name: str) -> dict[str, Any]:
@@ -203,6 +212,7 @@ def swept(name: str) -> dict[str, Any]:
 
 def knee_of(name: str) -> dict[str, Any]:
     """Search with throughput, and time steps at more sizes in rounds, without any search."""
+    time.perf_counter = time.process_time  # also in the search's workers, which are forks
     model, sample = BUNDLED[name].build_model(), BUNDLED[name].build_sample()
     result = find_max_batch(model, sample, device="cpu", memory_limit=CPU_LIMIT, throughput=True)
     found = result.throughput

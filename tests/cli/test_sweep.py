@@ -69,7 +69,7 @@ def test_a_report_has_a_picture_and_a_table(tmp_path: Path) -> None:
     text = page.read_text()
     assert "max_tokens = 32 is safe for all lengths" in text
     assert "Largest batch size" in text
-    assert "<th scope=row>16</th>" in text
+    assert ">16</th>" in text
 
 
 def test_make_batch_of_the_target_may_take_the_argument(tmp_path: Path) -> None:

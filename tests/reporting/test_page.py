@@ -19,6 +19,7 @@ from batchfinder.reporting.page.page import check_report, page_of, read_results,
 from batchfinder.reporting.page.svg import ticks
 from batchfinder.results.memory_model import MemoryModel, Phase, PhaseModel
 from batchfinder.results.result import BatchSizeResult
+from batchfinder.results.throughput import throughput_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -69,12 +70,22 @@ def test_a_search_is_drawn_with_every_probe_and_the_budget() -> None:
     outline = Outline(page)
     assert "<h2>Max batch size 1042</h2>" in page
     drawn = page[page.index('<svg role="img"') :]
-    assert len(re.findall(r'<circle class="fits"', drawn)) == 4 + 4  # memory, then speed
+    assert len(re.findall(r'<circle class="fits"', drawn)) == 4
     assert len(re.findall(r'<path class="oom"', drawn)) == 1
     assert len(re.findall(r'<circle class="confirmed"', drawn)) == 1
     assert outline.counts["tr"] == 1 + len(RESULT.probes) + 0
     assert outline.links == []  # nothing is fetched
     assert "peak memory, GiB" in page
+
+
+def test_the_speed_of_warmed_up_steps_is_drawn_with_the_knee() -> None:
+    timed = throughput_of({n: [0.1 + n / 1000] * 3 for n in (261, 521, 1042)})
+    page = page_of([json.loads(result(throughput=timed).to_json())])
+
+    drawn = page[page.index('aria-label="Examples per second') :]
+    assert len(re.findall(r'<circle class="fits"', drawn)) == 3
+    assert len(re.findall(r'<circle class="confirmed"', drawn)) == 1
+    assert "Examples per second" not in page_of([json.loads(RESULT.to_json())])
 
 
 def test_every_phase_has_a_line_with_a_name() -> None:
@@ -125,10 +136,12 @@ def test_texts_of_the_user_are_no_markup() -> None:
 
 
 def test_a_result_comes_back_from_its_json() -> None:
-    again = BatchSizeResult.from_dict(json.loads(RESULT.to_json()))
+    timed = result(throughput=throughput_of({521: [0.6, 0.7], 1042: [1.0, 1.1]}))
+    again = BatchSizeResult.from_dict(json.loads(timed.to_json()))
 
-    assert again.probes == RESULT.probes
-    assert again.to_dict() == RESULT.to_dict()
+    assert again.probes == timed.probes
+    assert again.throughput == timed.throughput
+    assert again.to_dict() == timed.to_dict()
 
 
 # JSON has these numbers, and floats do not.

@@ -97,7 +97,7 @@ def test_checkpointing_that_changes_nothing_is_named() -> None:
     comparison = compare_strategies(
         model, SAMPLE, gpu="t4", strategies=["checkpointing"], memory_limit="3GiB"
     )
-    assert "changes nothing here" in comparison.rows[1].note
+    assert "saves nothing here" in comparison.rows[1].note
 
 
 def test_the_users_error_in_the_first_row_is_raised() -> None:

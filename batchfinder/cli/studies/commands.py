@@ -33,8 +33,8 @@ def sweep(**options: Any) -> None:
     """Find the largest batch size for each value of an argument, such as seq_len=512,1024,2048.
 
     TARGET is the same as for `find`; it, its build_sample or its make_batch takes the argument.
-    Every size is confirmed by real steps; with --gpu or --memory it is estimated. For an hf:
-    target, --seq 512,1024,2048 says it.
+    Every size is confirmed by real steps, and none is remembered; with --gpu or --memory it is
+    estimated. For an hf: target, --seq 512,1024,2048 says it.
     """
     from batchfinder.cli.app import exit_with, expect_no_numpy
 

@@ -9,7 +9,8 @@ from typing import Any
 from batchfinder.reporting.page.svg import Chart, bars
 from batchfinder.reporting.wording import count
 from batchfinder.results.result import BatchSizeResult
-from batchfinder.units import format_bytes, format_seconds
+from batchfinder.results.throughput import Throughput
+from batchfinder.units import format_bytes, format_rate, format_seconds
 
 Data = Mapping[str, Any]
 
@@ -54,25 +55,22 @@ def memory_chart(result: BatchSizeResult) -> str:
     return chart.svg()
 
 
-def speed_chart(result: BatchSizeResult) -> str | None:
-    """Draw examples per second against batch size; None if fewer than two sizes were timed."""
-    rates = {
-        probe.batch_size: probe.batch_size / probe.step_seconds
-        for probe in result.probes
-        if probe.fits and probe.step_seconds
-    }
-    if len(rates) < 2:
-        return None
+def speed_chart(throughput: Throughput) -> str:
+    """Draw examples per second against batch size, of warmed-up steps, and the knee."""
+    points = [(rate.batch_size, rate.samples_per_second) for rate in throughput.rates]
     chart = Chart(
         "Examples per second against batch size",
-        x_most=1.06 * max(rates),
-        y_most=1.15 * max(rates.values()),
+        x_most=1.06 * points[-1][0],
+        y_most=1.15 * max(speed for _, speed in points),
         x_label="batch size",
         y_label="examples per second",
     )
-    chart.line(sorted(rates.items()), "rate")
-    for size, rate in rates.items():
-        chart.dot((size, rate), "fits", f"{size}: {rate:,.0f} examples per second")
+    chart.line(points, "rate")
+    for size, speed in points:
+        tip = f"{size}: {format_rate(speed)} examples per second"
+        if size == throughput.knee:
+            chart.dot((size, speed), "confirmed", tip, shape="ring")
+        chart.dot((size, speed), "fits", tip)
     return chart.svg()
 
 

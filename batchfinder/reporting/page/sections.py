@@ -13,6 +13,7 @@ from batchfinder.reporting.page.studies import comparison_rows, memory_map, size
 from batchfinder.reporting.table import PHASES
 from batchfinder.reporting.wording import label
 from batchfinder.results.result import BatchSizeResult
+from batchfinder.results.throughput import AS_FAST
 from batchfinder.units import format_bytes, format_seconds
 
 Data = Mapping[str, Any]
@@ -26,12 +27,17 @@ def sections_of(data: Data) -> list[str]:
         KeyError, TypeError, ValueError: it is no result of batchfinder.
     """
     if "estimates" in data:
-        return _estimates(data["estimates"])
-    if "comparisons" in data:
-        return [_study(one, comparison_rows(one), 1) for one in data["comparisons"]]
-    if "over" in data or "sweeps" in data:
-        return [_study(s, sweep_rows(s), len(s["over"])) for s in data.get("sweeps", [data])]
-    return _search(data)
+        sections, versions = _estimates(data["estimates"]), data["estimates"][0]["versions"]
+    elif "comparisons" in data:
+        sections = [_study(one, comparison_rows(one), 1) for one in data["comparisons"]]
+        versions = {}
+    elif "over" in data or "sweeps" in data:
+        sweeps = data.get("sweeps", [data])
+        sections = [_study(one, sweep_rows(one), len(one["over"])) for one in sweeps]
+        versions = {}
+    else:
+        sections, versions = [_search(data)], data["versions"]
+    return [*sections, *_reproduce(data.get("reproduce"), versions)]
 
 
 def _study(data: Data, rows: Rows, names: int) -> str:
@@ -50,7 +56,7 @@ def _study(data: Data, rows: Rows, names: int) -> str:
     )
 
 
-def _search(data: Data) -> list[str]:
+def _search(data: Data) -> str:
     result = BatchSizeResult.from_dict(data)
     first, *more = headline(result)
     phases = result.memory_model.phases if result.memory_model else ()
@@ -71,25 +77,31 @@ def _search(data: Data) -> list[str]:
             },
         ),
     ]
-    speed = charts.speed_chart(result)
-    if speed:
-        parts.append(_picture("Speed against batch size", speed, {}))
+    if result.throughput is not None:
+        keys = {
+            "fits": "warmed-up steps",
+            "confirmed": f"smallest within {AS_FAST:.0%} of the best",
+        }
+        parts.append(
+            _picture("Speed against batch size", charts.speed_chart(result.throughput), keys)
+        )
     rows = [("batch size", "outcome", "peak memory", "step", "steps", "note")]
     for probe in result.probes:
         peak = probe.peak_bytes
         seconds = probe.step_seconds
+        confirmed = ", confirmed" if probe.fits else " when confirming"
         rows.append(
             (
                 f"{probe.batch_size:,}",
-                charts.OUTCOMES[probe.outcome.value] + (", confirmed" if probe.confirmed else ""),
+                charts.OUTCOMES[probe.outcome.value] + (confirmed if probe.confirmed else ""),
                 "" if peak is None else format_bytes(peak),
                 "" if seconds is None else format_seconds(seconds),
                 str(probe.steps),
-                shorten(probe.note, 60, placeholder=" …"),
+                shorten(probe.note, 120, placeholder=" …"),
             )
         )
     parts.append(_table("Every probe, in the order they ran", rows))
-    return [_section(parts), _reproduce(data)]
+    return _section(parts)
 
 
 def _estimates(estimates: Sequence[Data]) -> list[str]:
@@ -117,7 +129,6 @@ def _estimates(estimates: Sequence[Data]) -> list[str]:
         _section(overview),
         *(_section(_one_gpu(one)) for one in estimates),
         _section(_modules(estimates[0]["explanation"])),
-        _reproduce(estimates[0]),
     ]
 
 
@@ -153,16 +164,14 @@ def _modules(explanation: Data) -> list[str]:
     ]
 
 
-def _reproduce(data: Data) -> str:
-    versions = [(name, str(version)) for name, version in data["versions"].items()]
-    command = data.get("reproduce")
-    return _section(
-        [
-            "<h2>How to reproduce it</h2>",
-            f"<pre tabindex=0>{escape(command)}</pre>" if command else "",
-            _table("Versions", [("package", "version"), *versions]) if versions else "",
-        ]
-    )
+def _reproduce(command: str | None, versions: Mapping[str, object]) -> list[str]:
+    parts = [
+        f"<pre tabindex=0>{escape(command)}</pre>" if command else "",
+        _table("Versions", [("package", "version"), *((n, str(v)) for n, v in versions.items())])
+        if versions
+        else "",
+    ]
+    return [_section(["<h2>How to reproduce it</h2>", *parts])] if any(parts) else []
 
 
 def _section(parts: Sequence[str]) -> str:
@@ -191,12 +200,22 @@ def _swatch(style: str) -> str:
 
 
 def _table(title: str, rows: Rows) -> str:
-    """Return a table, and the same as Markdown to paste into an issue."""
+    """Return a table, and the same as Markdown to paste into an issue.
+
+    Columns without a value are left out. On a phone each cell shows its column's name instead of
+    the header.
+    """
+    columns = [column for column in zip(*rows, strict=True) if {*column[1:]} - {"", "-"}]
+    rows = [*zip(*columns, strict=True)]
     header, *body = rows
-    head = "".join(f"<th scope=col>{escape(cell)}</th>" for cell in header)
+    names = [escape(cell) for cell in header]
+    head = "".join(f'<th scope=col data-name="{name}">{name}</th>' for name in names)
     lines = "".join(
-        f"<tr><th scope=row>{escape(first)}</th>"
-        + "".join(f"<td>{escape(cell)}</td>" for cell in rest)
+        f'<tr><th scope=row data-name="{names[0]}">{escape(first)}</th>'
+        + "".join(
+            f'<td data-name="{name}">{escape(cell)}</td>'
+            for name, cell in zip(names[1:], rest, strict=True)
+        )
         + "</tr>"
         for first, *rest in body
     )

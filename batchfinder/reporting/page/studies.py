@@ -9,7 +9,7 @@ from batchfinder.reporting.page.svg import bars, heat_map
 from batchfinder.units import format_bytes
 
 # More columns leave no room for their numbers.
-MOST_COLUMNS = 12
+MOST_COLUMNS = 8
 
 Data = Mapping[str, Any]
 
@@ -25,11 +25,11 @@ def comparison_rows(data: Data) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [COMPARED]
     for row in data["rows"]:
         rate = row["samples_per_second"]
-        marks = [f"<- {mark}" for mark in ("largest", "fastest") if data[mark] == row["strategy"]]
+        marks = [mark for mark in ("largest", "fastest") if data[mark] == row["strategy"]]
         rows.append(
             (
                 row["strategy"],
-                str(row["batch_size"] or "-"),
+                _size(row),
                 *(_bytes(row[f"{name}_bytes"]) for name in ("peak", "model_state", "per_sample")),
                 f"{rate:.3g}" if rate else "-",
                 ", ".join([*marks, *filter(None, [row["note"]])]),
@@ -48,7 +48,7 @@ def sweep_rows(data: Data) -> list[tuple[str, ...]]:
     for row in data["rows"]:
         values = [str(row[name]) for name in data["over"]]
         memory = [_bytes(row[f"{name}_bytes"]) for name in ("peak", "per_sample")]
-        rows.append((*values, str(row["batch_size"] or "-"), *memory, row["note"]))
+        rows.append((*values, _size(row), *memory, row["note"]))
     return rows
 
 
@@ -62,10 +62,13 @@ def size_chart(rows: Sequence[Sequence[str]], sizes: Sequence[int], names: int =
     """
     named = [", ".join(row[:names]) for row in rows[1:]]
     bars_of = [
-        (name, float(size), str(size) if size else "nothing fits")
+        (name, float(size), f"{size:,}" if size else "nothing fits")
         for name, size in zip(named, sizes, strict=True)
     ]
-    return bars("Largest batch size", bars_of)
+    best = max(sizes, default=0)
+    return bars(
+        "Largest batch size", bars_of, lambda index: "bar best" if sizes[index] == best else "bar"
+    )
 
 
 def memory_map(data: Data) -> str:
@@ -92,6 +95,10 @@ def memory_map(data: Data) -> str:
         name = ", ".join(str(row[swept]) for swept in data["over"])
         rows.append((name, [None if one is None else max(one, 0) for one in shares]))
     return heat_map("Share of the memory by batch size", [f"{size:,}" for size in sizes], rows)
+
+
+def _size(row: Data) -> str:
+    return f"{row['batch_size']:,}" if row["batch_size"] else "-"
 
 
 def _bytes(size: float | None) -> str:

@@ -10,9 +10,12 @@ from html import escape
 from batchfinder.units import GIB, KIB, MIB, TIB
 
 WIDTH, HEIGHT = 720, 330
-_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 16, 14, 46
+_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 16, 14, 46
 # Wide enough for a label of 7 characters beside the next one.
 _TICKS = 6
+
+# The height of a bar with its name above it, and the width of its value beside it.
+_BAR, _VALUE = 50, 130
 
 Point = tuple[float, float]
 
@@ -124,25 +127,21 @@ def bars(
         style: the class of each bar, by its index.
         ranges: for each bar, the ends of a thin line over it.
     """
-    names = min(max((len(name) for name, *_ in rows), default=0) * 7 + 16, WIDTH // 2)
     most = max([value for _, value, _ in rows] + [high for _, high in ranges], default=0) or 1
-    room = WIDTH - names - 110
+    room = WIDTH - _VALUE
     marks = []
     for index, (name, value, text) in enumerate(rows):
-        y = 26 * index
-        width = room * value / most
-        end = width
-        marks.append(f'<text x="{names - 8}" y="{y + 17}" text-anchor="end">{escape(name)}</text>')
-        place = f'x="{names}" y="{y + 4}" width="{width:.1f}" height="18"'
+        y = _BAR * index
+        end = width = room * value / most
+        marks.append(f'<text x="0" y="{y + 18}">{escape(name)}</text>')
+        place = f'x="0" y="{y + 25}" width="{width:.1f}" height="16"'
         marks.append(f'<rect class="{style(index)}" {place}/>')
         if ranges:
-            low, high = (names + room * limit / most for limit in ranges[index])
-            end = max(end, high - names)
-            marks.append(f'<path class="range" d="M{low:.1f} {y + 13}H{high:.1f}"/>')
-        marks.append(
-            f'<text class="note" x="{names + end + 8:.1f}" y="{y + 17}">{escape(text)}</text>'
-        )
-    return _svg(title, 26 * len(rows) + 4, marks)
+            low, high = (room * limit / most for limit in ranges[index])
+            end = max(end, high)
+            marks.append(f'<path class="range" d="M{low:.1f} {y + 33}H{high:.1f}"/>')
+        marks.append(f'<text class="note" x="{end + 8:.1f}" y="{y + 38}">{escape(text)}</text>')
+    return _svg(title, _BAR * len(rows), marks)
 
 
 def heat_map(
@@ -155,7 +154,7 @@ def heat_map(
         columns: the name of each column.
         rows: the name of each row, and the share of memory in each of its cells, from 0 to 1.
     """
-    names = min(max((len(name) for name, _ in rows), default=0) * 7 + 16, WIDTH // 2)
+    names = min(max((len(name) for name, _ in rows), default=0) * 11 + 16, WIDTH // 2)
     width, height = (WIDTH - names) / max(len(columns), 1), 28
     marks = [
         f'<text x="{names + width * (index + 0.5):.1f}" y="16" text-anchor="middle">'
