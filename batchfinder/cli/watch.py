@@ -15,6 +15,7 @@ from dataclasses import asdict
 import click
 
 from batchfinder.errors import UsageError
+from batchfinder.launching.retries import Retries, counted_retries
 from batchfinder.launching.usage import Gpus, Usage, read_usage
 from batchfinder.units import format_bytes, format_seconds
 
@@ -42,8 +43,8 @@ def watch_training(
     gpus = Gpus()
     if gpus.missing:
         click.echo(f"Note: {gpus.missing}", err=True)
-    with _watched(command_line, pid) as (watched, process):
-        highest = _follow(watched, gpus, process, every, as_json=as_json)
+    with counted_retries() as retries, _watched(command_line, pid, retries) as (watched, process):
+        highest = _follow(watched, gpus, process, retries, every, as_json=as_json)
     if highest is None:
         raise UsageError(f"there is no process {pid}, or it belongs to another user")
     if not as_json:
@@ -54,14 +55,14 @@ def watch_training(
 
 @contextmanager
 def _watched(
-    command_line: Sequence[str], pid: int | None
+    command_line: Sequence[str], pid: int | None, retries: Retries
 ) -> Iterator[tuple[int, subprocess.Popen[bytes] | None]]:
     if pid is not None:
         yield pid, None
         return
     if shutil.which(command_line[0]) is None:
         raise UsageError(f"there is no command {command_line[0]!r}")
-    with subprocess.Popen([*command_line]) as process:
+    with subprocess.Popen([*command_line], env=retries.environment) as process:
         # Ctrl-C reaches the command too, so it ends by itself; leaving the block waits for it.
         yield process.pid, process
 
@@ -70,6 +71,7 @@ def _follow(
     pid: int,
     gpus: Gpus,
     process: subprocess.Popen[bytes] | None,
+    retries: Retries,
     every: float,
     *,
     as_json: bool,
@@ -87,11 +89,13 @@ def _follow(
             for gpu in usage.gpus:
                 held = gpu.others_bytes if gpu.process_bytes is None else gpu.process_bytes
                 peak_gpus[gpu.name] = max(peak_gpus.get(gpu.name, 0), held)
-            seconds = time.monotonic() - started
+            seconds, flushes = time.monotonic() - started, retries.read()
             if as_json:
-                print(json.dumps({"seconds": round(seconds, 3), **asdict(usage)}), flush=True)
+                facts = {"seconds": round(seconds, 3), **asdict(usage)}
+                print(json.dumps({**facts, "allocation_retries": flushes}), flush=True)
             else:
-                click.echo(_line(usage, seconds, live=is_live), err=True, nl=not is_live)
+                text = _line(usage, flushes, seconds, live=is_live)
+                click.echo(text, err=True, nl=not is_live)
             _wait(process, every)
     except KeyboardInterrupt:
         pass  # report what was seen so far
@@ -100,7 +104,11 @@ def _follow(
     if not seen:
         return None
     gpu_peaks = (f"GPU {name} {format_bytes(most)}" for name, most in peak_gpus.items())
-    return ", ".join([*gpu_peaks, f"host {format_bytes(peak_host)}"])
+    return ", ".join([*gpu_peaks, f"host {format_bytes(peak_host)}", *_retries(retries.read())])
+
+
+def _retries(flushes: int | None) -> list[str]:
+    return [] if flushes is None else [f"allocator retries: {flushes}"]
 
 
 def _wait(process: subprocess.Popen[bytes] | None, seconds: float) -> None:
@@ -113,7 +121,7 @@ def _wait(process: subprocess.Popen[bytes] | None, seconds: float) -> None:
         return
 
 
-def _line(usage: Usage, seconds: float, *, live: bool) -> str:
+def _line(usage: Usage, flushes: int | None, seconds: float, *, live: bool) -> str:
     parts = [format_seconds(seconds)]
     for gpu in usage.gpus:
         total = format_bytes(gpu.total_bytes)
@@ -124,7 +132,7 @@ def _line(usage: Usage, seconds: float, *, live: bool) -> str:
             parts.append(f"GPU {gpu.name}: {own} of {total}, {others} by others")
     processes = f" in {usage.processes} processes" if usage.processes > 1 else ""
     parts.append(f"host: {format_bytes(usage.host_bytes)}{processes}")
-    text = "  ".join(parts)
+    text = "  ".join([*parts, *_retries(flushes)])
     if not live:
         return text
     return _CLEAR + text[: shutil.get_terminal_size().columns - 1]

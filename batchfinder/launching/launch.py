@@ -81,9 +81,6 @@ class Launch:
         order_file = self._folder / "order.json"
         order_file.write_text(json.dumps({**order, **paths}), encoding="utf-8")
         filled = template.fill(batch_size, self._folder)
-        # The hook has to come first on the path. It runs the sitecustomize that it hides.
-        settings = {**os.environ, **filled.environment}
-        python_path = [str(HOOK), settings.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
             **TRACKERS_OFF,
@@ -93,12 +90,9 @@ class Launch:
             or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}",
             "TMPDIR": str(self._folder / "tmp"),
             **filled.environment,
-            "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
             "BATCHFINDER": "1",
-            "BATCHFINDER_RUN": str(order_file),
-            # For the wheel's .pth file, in case a Python process does not get PYTHONPATH.
-            "BATCHFINDER_HOOK": str(HOOK / "sitecustomize.py"),
         }
+        environment = hooked(order_file, environment)
         self._reports = reports.open(encoding="utf-8")
         # With -I and -S it starts in 10 ms and does not load the hook.
         guardian = [sys.executable, "-I", "-S", str(GUARDIAN), str(self._exit_file)]
@@ -171,6 +165,24 @@ class Launch:
                 sys.stderr.write(line.decode(errors="replace"))
                 sys.stderr.flush()
         pipe.close()
+
+
+def hooked(order: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return an environment in which each Python process loads the hook.
+
+    Args:
+        order: the file that says what the hook does.
+        environment: all other variables.
+    """
+    # The hook has to come first on the path. It runs the sitecustomize that it hides.
+    python_path = [str(HOOK), environment.get("PYTHONPATH", "")]
+    return {
+        **environment,
+        "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
+        "BATCHFINDER_RUN": str(order),
+        # For the wheel's .pth file, in case a Python process does not get PYTHONPATH.
+        "BATCHFINDER_HOOK": str(HOOK / "sitecustomize.py"),
+    }
 
 
 def _is_python(seconds: float, pid: int) -> bool:

@@ -50,11 +50,30 @@ def knees(rows: Mapping[str, Row]) -> str:
             NAMES[name],
             row["batch_size"],
             row["knee"] if row["is_clear"] else f"{row['knee']}, unclear",
-            row["knee_of_sweep"] if row["sweep_is_clear"] else f"{row['knee_of_sweep']}, unclear",
+            row["knee_of_sweep"],
             f"{row['share_of_best']:.1%}",
             f"{row['spread']:.1%}",
         )
         for name, row in rows.items()
     ]
     header = ("model", "largest", "as fast", "by a sweep", "of the best rate", "steps vary by")
+    return markdown_table(header, lines)
+
+
+def sweeps(rows: Mapping[str, Row]) -> str:
+    """Show the probes of a sweep, and its answers against those of a search at each value."""
+    lines = [
+        (
+            NAMES[name],
+            f"{min(map(int, row['sizes']))} to {max(map(int, row['sizes']))}",
+            row["probes"],
+            row["probes_of_searches"],
+            ", ".join(f"{swept} ({alone})" for swept, alone in row["sizes"].values()),
+            f"{row['worst_share']:.1%}",
+        )
+        for name, row in rows.items()
+    ]
+    header = (
+        "model", "values", "probes", "of 8 searches", "answers (of a search)", "least share",
+    )  # fmt: skip
     return markdown_table(header, lines)

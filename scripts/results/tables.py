@@ -158,6 +158,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "llm": lambda: show.language_models(load("llm")["sources"]),
     "counted_peaks": lambda: show.counted_peaks(load("counted_peaks")["rows"]),
     "winners": lambda: study_tables.winners(load("studies")["winners"]),
+    "sweeps": lambda: study_tables.sweeps(load("studies")["sweep"]),
+    "knees": lambda: study_tables.knees(load("studies")["knee"]),
     "comparison_times": lambda: study_tables.times(load("studies")["time"]),
 }
 

@@ -17,6 +17,19 @@ from batchfinder.units import GIB, MIB
 TRAINING = f"import time; held = bytearray({200 * MIB}); time.sleep(1)"
 
 
+# A GPU whose allocator has flushed its cache twice after the first step, and 5 times at the end.
+FLUSHING = """
+import time, torch
+torch.cuda.is_initialized = lambda: True
+weight = torch.nn.Parameter(torch.ones(1))
+optimizer = torch.optim.SGD([weight])
+for total in (2, 5):
+    torch.cuda.memory_stats = lambda total=total: {"num_alloc_retries": total}
+    optimizer.step()
+    time.sleep(1)
+"""
+
+
 def watch(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["watch", *arguments])
 
@@ -52,6 +65,15 @@ def test_the_peak_is_the_last_line() -> None:
     last = ended.stderr.splitlines()[-1]
     assert last.startswith("Peak: ")
     assert "host" in last
+
+
+def test_retries_of_the_allocator_are_counted_in_a_command() -> None:
+    ended = watch("--every", "0.2", "--json", "--", sys.executable, "-c", FLUSHING)
+
+    told = [json.loads(line)["allocation_retries"] for line in ended.stdout.splitlines()]
+    assert [*dict.fromkeys(told)] == [None, 2, 5]
+    again = watch("--every", "0.2", "--", sys.executable, "-c", FLUSHING)
+    assert again.stderr.splitlines()[-1].endswith(", allocator retries: 5")
 
 
 def test_memory_of_a_gpu_is_split_into_ours_and_others(monkeypatch: pytest.MonkeyPatch) -> None:

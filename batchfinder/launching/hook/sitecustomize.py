@@ -90,6 +90,9 @@ class AfterTorch(importlib.abc.MetaPathFinder):
 
     def _install(self, torch: ModuleType) -> None:
         try:
+            if "allowed" not in self._order:  # the command is only watched
+                load("retries").Retries(torch, self._report).install()
+                return
             memory = load("memory").Memory(torch, self._order)
             failures = load("failures").Failures(torch, self._order, self._report, memory)
             requests = load("requests").Requests(
