@@ -131,7 +131,7 @@ def sweep_on_device(
     on_row: OnRow = lambda _: None,
     source: SetupSource | None = None,
 ) -> Sweep:
-    """Search on the device: the smallest and the largest examples first, then those between.
+    """Search on the device: the largest and the smallest examples first, then those between.
 
     If another process can load the setups, ``source`` says how, but for the swept values.
 
@@ -140,7 +140,7 @@ def sweep_on_device(
     """
     values = combinations(over)
     check_bounds(*bounds)
-    finder = SizeSweep(bounds)
+    finder = SizeSweep(bounds, options.confirm_steps)
     sizes = _ExampleSizes(finder)
     rows: list[SweepRow] = [SweepRow(each) for each in values]
     facts: list[tuple[str, int]] = []
@@ -250,7 +250,7 @@ def _outside_in(rows: Sequence[SweepRow]) -> list[int]:
     """Return the order to search in: both ends, then the middle of the widest gap each time."""
     lengths = [row.length for row in rows]
     order = sorted(range(len(rows)), key=lambda i: (lengths[i] or 0.0, i))
-    done = [0, len(order) - 1][: len(order)]
+    done = [len(order) - 1, 0][: len(order)]
     while len(done) < len(order):
         known = sorted(done)
         start, end = max(itertools.pairwise(known), key=lambda gap: gap[1] - gap[0])

@@ -1,6 +1,6 @@
 """A search for the largest batch size at many example sizes, with few probes.
 
-A whole search runs at the smallest examples. It and a few readings predict the memory at other
+A whole search runs at the largest examples. It and a few readings predict the memory at other
 example sizes (:mod:`~batchfinder.studies.scaling`). The prediction gives one batch size for each,
 which is confirmed. A confirmation that fails, or leaves much memory, corrects the prediction.
 """
@@ -15,8 +15,10 @@ from functools import partial
 from batchfinder.results.probe import Probe
 from batchfinder.results.result import Status
 from batchfinder.search.bounds import Bounds, check_bounds
+from batchfinder.search.head_start import HeadStart
 from batchfinder.search.prober import Prober
 from batchfinder.search.run import run_search
+from batchfinder.simulation.rehearsal import head_start_of
 from batchfinder.studies.scaling import Scaling
 
 # How far an answer may be below a failure or the prediction, as a fraction of the size. Searches
@@ -51,16 +53,18 @@ class SizeSweep:
 
     Args:
         bounds: the smallest batch size, the largest or None, and what each is a multiple of.
+        confirm_steps: the fewest steps of a confirmation.
 
     Attributes:
         scaling: the memory by batch size and example size, as far as it is known.
     """
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: Bounds, confirm_steps: int = 3) -> None:
         self.scaling = Scaling()
         self._bounds = bounds
+        self._confirm_steps = confirm_steps
         self._first, self._last = check_bounds(*bounds)
-        # The fraction of the budget that the first answer used. The rest is lost to gaps.
+        # The highest fraction of the budget that an answer used. The rest is lost to gaps.
         self._level = 0.0
 
     def find(self, prober: Prober, x: float | None) -> Answer:
@@ -76,9 +80,11 @@ class SizeSweep:
         if x is None or not self.scaling.per_sample_bytes:
             return self._searched(prober, x, Answer())
         answer = Answer()
-        run = partial(_run, prober, answer)
+        run = partial(_run, prober, head_start_of(prober, self._confirm_steps), answer)
         level = self._level * prober.budget_bytes
         if len(self.scaling.per_sample_bytes) == 1:
+            # Other example sizes may leave smaller gaps than the first.
+            level = max(self._level, 1 - CLOSE) * prober.budget_bytes
             self._read_half_way(run, x, level)
         low, high = 0, self._last + self._unit
         size = self._aim(x, level)
@@ -87,6 +93,7 @@ class SizeSweep:
             if probe.fits:
                 low = probe.batch_size
                 self._learn(x, probe)
+                self._level = max(self._level, (probe.peak_bytes or 0) / prober.budget_bytes)
             else:
                 high = probe.batch_size
             if high - low <= max(self._unit, CLOSE * high) or high <= self._first:
@@ -132,6 +139,7 @@ class SizeSweep:
             min_batch_size=smallest,
             max_batch_size=largest,
             multiple_of=multiple_of,
+            head_start=head_start_of(prober, self._confirm_steps),
         )
         answer.probes += result.probes
         answer.batch_size = result.batch_size
@@ -159,7 +167,9 @@ class SizeSweep:
         return max(on_grid, 0)
 
 
-def _run(prober: Prober, answer: Answer, batch_size: int, *, confirm: bool) -> Probe:
-    probe = prober.probe(batch_size, confirm=confirm)
+def _run(
+    prober: Prober, head_start: HeadStart, answer: Answer, batch_size: int, *, confirm: bool
+) -> Probe:
+    probe = head_start.judged(prober.probe(batch_size, confirm=confirm))
     answer.probes.append(probe)
     return probe

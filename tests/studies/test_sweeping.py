@@ -46,7 +46,7 @@ def test_eight_lengths_take_few_probes_and_end_where_a_search_of_their_own_does(
 ) -> None:
     finder = SizeSweep((1, None, 1))
     counts = []
-    for x in (128, 2048, 512, 256, 384, 1024, 768, 1536):
+    for x in (2048, 128, 512, 256, 384, 1024, 768, 1536):
         device = prober(x, **kind)
         answer = finder.find(device, x)
         counts.append(len(answer.probes))
