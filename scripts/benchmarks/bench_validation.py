@@ -25,7 +25,6 @@ from parts.case import RESULTS, ROOT, run_for_json, save
 from parts.paper_devices import FAMILIES
 
 from batchfinder import find_max_batch
-from batchfinder.search import head_start
 from batchfinder.training.loading import load_setup
 from batchfinder.units import GIB
 
@@ -42,7 +41,6 @@ def main() -> None:
     parser.add_argument("--only", choices=["survival", "eval"])
     only = parser.parse_args().only
     torch.backends.cudnn.enabled = False
-    head_start.SLOW_STEP_SECONDS = math.inf  # how busy this machine is must not decide
     warnings.simplefilter("ignore")
     path = RESULTS / "validation.json"
     rows: dict[str, list[dict[str, Any]]] = json.loads(path.read_text()) if path.exists() else {}

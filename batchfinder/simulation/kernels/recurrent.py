@@ -8,7 +8,7 @@ tensor, so the reserve is assumed to be fp32 too. Published results of Sequencer
 the only other data, need at least as much.
 
 Sources: ``aten/src/ATen/native/cudnn/RNN.cpp`` and ``aten/src/ATen/cudnn/AutocastRNN.cpp`` of
-PyTorch for all but the reserve.
+PyTorch for all but the reserve, ``aten/src/ATen/native/RNN.cpp`` for an LSTM without cuDNN.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ def lstm(
     batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run ``aten::lstm.input`` as on CUDA."""
+    if not torch.backends.cudnn.enabled:
+        return _by_steps(
+            input, hx, params, has_biases, num_layers, dropout * train, bidirectional, batch_first
+        )
     output, *states = _run(_LSTM_RESERVE, input, hx, params, num_layers, bidirectional, batch_first)
     return output, states[0], states[1]
 
@@ -69,6 +73,47 @@ RECURRENT: dict[str, Callable[..., Any]] = {
     "gru.data": _packed(gru),
 }
 """The replacements by operator."""
+
+
+def _by_steps(
+    input: Tensor,  # noqa: A002
+    hx: Sequence[Tensor],
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run an LSTM as without cuDNN: two products for each time step, and one kernel for the rest.
+
+    Autocast casts the turned weights again for each product, and the backward pass keeps them all.
+    """
+    sequence = input.transpose(0, 1) if batch_first else input
+    own = iter(params)
+    ends: list[tuple[Tensor, Tensor]] = []
+    for layer in range(num_layers):
+        if layer and dropout:
+            sequence = torch.dropout(sequence, dropout, True)
+        outputs = []
+        for backwards in (False, True)[: 1 + bidirectional]:
+            weights = [next(own).t(), next(own).t()]
+            # The operator's fake kernel needs biases, even if they are not there.
+            none = weights[0].new_empty(weights[0].size(1))
+            biases = [next(own), next(own)] if has_biases else [none, none]
+            hidden, cell = (state[len(ends)] for state in hx)
+            steps = sequence.unbind(0)
+            seen = []
+            for step in reversed(steps) if backwards else steps:
+                gates = [step.matmul(weights[0]), hidden.matmul(weights[1])]
+                others = [tensor.to(gates[0].dtype) for tensor in (cell, *biases)]
+                hidden, cell, _ = torch.ops.aten._thnn_fused_lstm_cell.default(*gates, *others)
+                seen.append(hidden)
+            outputs.append(torch.stack(seen[::-1] if backwards else seen))
+            ends.append((hidden, cell))
+        sequence = torch.cat(outputs, -1) if bidirectional else outputs[0]
+    hiddens, cells = (torch.stack(states) for states in zip(*ends, strict=True))
+    return sequence.transpose(0, 1) if batch_first else sequence, hiddens, cells
 
 
 def _run(

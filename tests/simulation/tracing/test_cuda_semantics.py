@@ -184,6 +184,20 @@ def test_recurrent_layers_transpose_batch_first_inputs() -> None:
     assert counts[1] == counts[0] + 2
 
 
+def test_without_cudnn_autocast_casts_an_lstm_for_every_time_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
+    with fake_cuda((8, 6)), torch.autocast("cpu", torch.bfloat16):
+        layer = nn.LSTM(17, 33, batch_first=True)
+        cast = sizes_of(traced(Output(layer), torch.ones(4, 10, 17)), Stage.FORWARD)
+        deep = nn.LSTM(17, 33, num_layers=2, bidirectional=True, dropout=0.1, bias=False)
+        output, states = deep(torch.ones(10, 4, 17))
+    assert cast.count(4 * 33 * 17 * 2) == cast.count(4 * 33 * 33 * 2) == 10
+    assert output.shape == (10, 4, 66)
+    assert [state.shape for state in states] == [(4, 4, 33), (4, 4, 33)]
+
+
 def sizes_of(storages: list[Storage], stage: Stage) -> list[int]:
     return [storage.size_bytes for storage in storages if storage.stage is stage]
 
