@@ -213,8 +213,7 @@ def report(**options: Any) -> None:
 def watch(**options: Any) -> None:
     """Show the memory of one training: GPUs (through NVML) and host, by it and by others.
 
-    COMMAND is started and watched until it ends, as in: batchfinder watch -- python train.py
-    It also shows how often PyTorch's allocator had to flush its cache (allocator retries).
+    COMMAND is watched until it ends, and with it how often PyTorch's allocator flushed its cache.
     """
     exit_with("watch:watch_training", **options)
 
