@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import click
 import torch
 
 from batchfinder.cli.output import deliver
-from batchfinder.cli.request import request_of
+from batchfinder.cli.request import Request, request_of
+from batchfinder.cli.studies.levers import what_to_change
 from batchfinder.cli.world_sizes import estimate_on_cluster
 from batchfinder.errors import BatchFinderError, UsageError, UserCodeError
 from batchfinder.estimator import estimate_on_gpus
@@ -119,7 +121,16 @@ def estimate_batch_size(
     notes = [calibration.note(gpu) for gpu in gpus if overhead is None]
     for text in dict.fromkeys(filter(None, [*warnings, *notes])):
         click.echo(f"Note: {text}", err=True)
-    return FOUND if any(estimate.batch_size for estimate in estimates) else NOTHING_FITS
+    return end(any(estimate.batch_size for estimate in estimates), request, gpus)
+
+
+def end(is_any: bool, request: Request, gpus: Sequence[Gpu]) -> int:
+    """Return the exit status of estimates. If nothing fits, say what to change."""
+    if gpus and not is_any:
+        with contextlib.redirect_stdout(sys.stderr), user_errors():
+            advice = what_to_change(request, gpus, partial(load, warnings=[], on_paper=True))
+        click.echo(f"Note: {advice}", err=True)
+    return FOUND if is_any else NOTHING_FITS
 
 
 @contextlib.contextmanager

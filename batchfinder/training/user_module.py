@@ -77,11 +77,11 @@ def split_target(target: str) -> tuple[str, str]:
     place = target.rstrip(":") if not place or not name else target
     if place.endswith(".py"):
         functions = _functions_in_file(existing_file(place))
-        raise UsageError(
-            f"{target!r} names no function; write {place}:{functions[0]}{it_has(functions)}"
-            if functions
-            else f"{place} has no function; write one that returns the model"
-        )
+        hint = f"{it_has(functions)}. Try one that returns the model, or, for the script as it is, "
+        run = f"batchfinder run -- python {place} --batch-size {{batch_size}}"
+        raise UsageError(f"{target!r} names no function{hint}{run}")
+    if target and (_is_file(Path(target)) or _is_file(Path(target, "config.json"))):
+        raise UsageError(f"{target!r} is no target. Try {PREFIX}{target} for a language model.")
     raise UsageError(f"{target!r} is no target; write FILE.py:FUNCTION or package.module:FUNCTION")
 
 

@@ -56,6 +56,13 @@ def test_one_length_or_a_sweep(command: str) -> None:
     assert "Try batchfinder sweep hf:llama --seq 64,128" in result.output
 
 
+def test_a_folder_with_a_configuration_is_named_with_hf(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    result = run(str(tmp_path))
+    assert result.exit_code == 2
+    assert f"Try hf:{tmp_path} for a language model." in result.output
+
+
 def test_a_missing_configuration_or_library_is_one_line(tmp_path: Path) -> None:
     result = run(f"hf:{tmp_path}")
     assert result.exit_code == 1
@@ -74,6 +81,19 @@ def test_several_lengths_make_a_table(target: str) -> None:
     assert int(rows[0][1]) > 8 * int(rows[1][1]) > 0
     assert "LoRA of rank 4" in result.stderr
     assert "adapters in bf16, as TRL trains them" in result.stderr
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_if_nothing_fits_the_first_lever_that_helps_is_named(target: str) -> None:
+    small = (target, "--seq", "4096", "--memory", "60MiB", "--overhead", "0")
+    result = run(*small)
+    assert result.exit_code == 3, result.output
+    *tried, advice = result.stderr.splitlines()
+    assert tried[-1].endswith(": fits")
+    options = tried[-1].removeprefix("  with ").removesuffix(": fits")
+    assert advice == f"Note: Try {options}: batch size 1 fits with that, by the estimate."
+    again = run(*small, *options.split())
+    assert again.exit_code == 0, again.output
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -246,13 +246,21 @@ def test_setup_without_a_module_is_refused() -> None:
         ("train.py:NET", "NET in train.py is an object of type Linear, not a function"),
         (
             "train.py",
-            "'train.py' names no function; write train.py:build_model; it has build_model, helper",
+            "'train.py' names no function; it has build_model, helper. Try one that returns the "
+            "model, or, for the script as it is, batchfinder run -- python train.py --batch-size "
+            "{batch_size}",
         ),
         (
             "train.py:",
-            "'train.py:' names no function; write train.py:build_model; it has build_model, helper",
+            "'train.py:' names no function; it has build_model, helper. Try one that returns the "
+            "model, or, for the script as it is, batchfinder run -- python train.py --batch-size "
+            "{batch_size}",
         ),
-        ("empty.py", "empty.py has no function; write one that returns the model"),
+        (
+            "empty.py",
+            "'empty.py' names no function. Try one that returns the model, or, for the script as "
+            "it is, batchfinder run -- python empty.py --batch-size {batch_size}",
+        ),
         ("Q:\\net.py", "no such file: Q:\\net.py"),
         ("Q:\\net.py:build", "no such file: Q:\\net.py"),
         ("train", "'train' is no target; write FILE.py:FUNCTION or package.module:FUNCTION"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from batchfinder.cli.estimate import FOUND, NOTHING_FITS, gpus_of, load, user_errors
+from batchfinder.cli.estimate import end, gpus_of, load, user_errors
 from batchfinder.cli.output import deliver
 from batchfinder.cli.request import request_of
 from batchfinder.cli.signals import terminated_as_ctrl_c
@@ -91,7 +91,8 @@ def compare(
     for text in dict.fromkeys((*warnings, *(w for one in comparisons for w in one.warnings))):
         click.echo(f"Note: {text}", err=True)
     fits = any(row.batch_size for comparison in comparisons for row in comparison.rows)
-    return status or (FOUND if fits else NOTHING_FITS)
+    is_advised = bool(gpus) and is_language_model(target)
+    return status or end(fits, request, gpus if is_advised else [])
 
 
 def _measured(study: Study) -> tuple[Comparison, int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from batchfinder.cli.estimate import FOUND, NOTHING_FITS, for_estimates, gpus_of, load, user_errors
+from batchfinder.cli.estimate import end, for_estimates, gpus_of, load, user_errors
 from batchfinder.cli.output import deliver
 from batchfinder.cli.request import request_of
 from batchfinder.errors import UsageError
@@ -87,7 +87,7 @@ def sweep(
     for text in dict.fromkeys((*warnings, *(text for one in sweeps for text in one.warnings))):
         click.echo(f"Note: {text}", err=True)
     fits = any(row.batch_size for one in sweeps for row in one.rows)
-    return FOUND if fits else NOTHING_FITS
+    return end(fits, request, gpus)
 
 
 def parse_swept(texts: Sequence[str]) -> dict[str, list[object]]:
@@ -127,5 +127,7 @@ def _names_for_batches(
 def _show(row: SweepRow) -> None:
     """Print one line as a value ends."""
     values = ", ".join(f"{name}={value}" for name, value in row.values.items())
-    text = row.note or f"batch size {row.batch_size}, {len(row.probes)} probes"
+    size = f"batch size {row.batch_size}" if row.batch_size else "none fits"
+    number = len(row.probes)
+    text = row.note or f"{size}, {number} probe{'s' * (number != 1)}"
     click.echo(f"  {values}: {text}", err=True)

@@ -34,7 +34,8 @@ from batchfinder.training.user_module import PREFIX
 METHODS = ("full", "lora", "qlora", "dpo")
 ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "batchfinder_unmasked"}
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_DEFAULT_RANK = 16  # of adapters, if they are needed and no rank is given
+DEFAULT_RANK = 16  # of adapters, if they are needed and no rank is given
+DEFAULT_SEQ = 2048  # tokens in each example
 
 
 @contextlib.contextmanager
@@ -54,7 +55,7 @@ def _quiet_libraries() -> Iterator[None]:
 def language_model(
     config: str,
     *,
-    seq: int = 2048,
+    seq: int = DEFAULT_SEQ,
     method: str = "",
     lora: int = 0,
     quantize: str = "",
@@ -95,7 +96,7 @@ def language_model(
     _check(method, precision, attention, quantize, prepare)
     is_dpo = method == "dpo"
     quantize = quantize or ("4bit" if method == "qlora" else "")
-    rank = lora or (_DEFAULT_RANK if method in ("lora", "qlora") or quantize else 0)
+    rank = lora or (DEFAULT_RANK if method in ("lora", "qlora") or quantize else 0)
     if method == "full" and (lora or quantize):
         raise UsageError("--method full trains all weights. Try it without --lora and --4bit.")
     dtype = torch.float32 if precision == "fp16" and not rank else _DTYPES[precision]
