@@ -63,15 +63,6 @@ class BatchTooSmallError(BatchFinderError):
     """A layer needs more than one example to train on, such as BatchNorm on 1x1 feature maps."""
 
 
-def too_small(batch_size: int) -> BatchTooSmallError:
-    """Return the error for a step that needs more than ``batch_size`` examples."""
-    examples = "example" if batch_size == 1 else "examples"
-    return BatchTooSmallError(
-        f"a layer of the model needs more than {batch_size} {examples} to train on. "
-        f"Try batch sizes of {batch_size + 1} or more."
-    )
-
-
 class DeviceError(BatchFinderError):
     """The device, or the requested memory limit, is unavailable."""
 

@@ -146,7 +146,7 @@ def find_max_batch(
         64
     """
     # Imported late: the command line imports this module before it needs torch.
-    from batchfinder.probing.choose import choose_prober, strategy_of_this_job
+    from batchfinder.probing.choose_prober import choose_prober, strategy_of_this_job
     from batchfinder.training.completion import completed
     from batchfinder.training.setup import setup_of
 

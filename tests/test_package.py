@@ -41,7 +41,7 @@ ROOMS = (
     "simulation.patching",
     "simulation.allocator",
     "simulation.gpus",
-    "probing.choose",
+    "probing.choose_prober",
     "probing.ranks",
     "probing.workers",
     "probing",

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from batchfinder.errors import NothingFitsError, UsageError
-from batchfinder.probing.devices.choose import choose_device
+from batchfinder.probing.devices.choose_device import choose_device
 from batchfinder.probing.devices.oom import classify
 from batchfinder.probing.devices.oom_table import Tier
 

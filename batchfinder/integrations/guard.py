@@ -18,9 +18,10 @@ from torch.optim import Optimizer
 
 from batchfinder.errors import BatchFinderWarning, DeviceError, UsageError
 from batchfinder.integrations.split import largest_size, split_batch
-from batchfinder.probing.devices.choose import choose_device
-from batchfinder.probing.devices.oom import classify, needs_more_than_one_sample
+from batchfinder.probing.devices.choose_device import choose_device
+from batchfinder.probing.devices.oom import classify
 from batchfinder.probing.devices.oom_table import Tier
+from batchfinder.probing.too_small import needs_more_than_one_sample
 from batchfinder.training.parallel import is_sharded
 from batchfinder.training.sample import common_size, move_batch
 from batchfinder.training.setup import LossFunction, TrainingSetup

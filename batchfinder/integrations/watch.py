@@ -12,7 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from batchfinder.errors import BatchFinderWarning
-from batchfinder.probing.devices.choose import choose_device
+from batchfinder.probing.devices.choose_device import choose_device
 from batchfinder.probing.devices.device import Device
 from batchfinder.probing.steadiness import left_behind
 from batchfinder.results.probe import LEAK_WARNING

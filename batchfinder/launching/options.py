@@ -53,7 +53,7 @@ def choose_kind(asked: str | None) -> tuple[str, dict[str, str]]:
     """Return the kind of device, and the variables that make a script choose it."""
     if sys.platform != "linux":
         raise DeviceError("batchfinder run needs Linux. Try batchfinder find")
-    from batchfinder.probing.devices.choose import accelerator  # late: it imports torch
+    from batchfinder.probing.devices.choose_device import accelerator  # late: it imports torch
 
     found = accelerator()
     kind, _, index = (asked or (found.type if found else "cpu")).partition(":")

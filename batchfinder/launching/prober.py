@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 
-from batchfinder.errors import TargetError, UsageError, UserCodeError, too_small
-from batchfinder.launching.host import ADVICE, HOST
+from batchfinder.errors import TargetError, UsageError, UserCodeError
+from batchfinder.launching.host_memory import ADVICE, HOST
 from batchfinder.launching.launch import Launch
 from batchfinder.launching.options import RunOptions, choose_kind, cpu_memory, make_order
 from batchfinder.launching.price import LaunchPrice
@@ -16,6 +16,7 @@ from batchfinder.launching.template import Template
 from batchfinder.launching.verdict import Verdict, judge, last_line, limiting
 from batchfinder.launching.watching import NO_PYTHON, Patience, watch
 from batchfinder.probing.place import may_expand
+from batchfinder.probing.too_small import too_small
 from batchfinder.results.memory_model import fit
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.result import BatchSizeResult, NextFailure, Status

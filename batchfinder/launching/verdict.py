@@ -6,10 +6,11 @@ import re
 import time
 from dataclasses import dataclass
 
-from batchfinder.launching.host import HOST, shortage_in
+from batchfinder.launching.host_memory import HOST, shortage_in
 from batchfinder.launching.record import Record, Trainer
-from batchfinder.probing.devices.oom import NEEDS_MORE_THAN_ONE, classify_text
+from batchfinder.probing.devices.oom import classify_text
 from batchfinder.probing.devices.oom_table import Tier
+from batchfinder.probing.too_small import NEEDS_MORE_THAN_ONE
 from batchfinder.results.probe import Outcome, Probe
 
 # What torchrun and torch.multiprocessing print when a rank was killed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from batchfinder.launching.host import HostWatch
+from batchfinder.launching.host_memory import HostWatch
 from batchfinder.launching.launch import Launch
 from batchfinder.launching.options import RunOptions
 from batchfinder.launching.record import Record

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from tenacity import Retrying, retry_if_result, stop_after_attempt
 
-from batchfinder.errors import DeviceError, too_small
+from batchfinder.errors import DeviceError
 from batchfinder.probing.attempt import Attempt, Recording, Run, to_probe
 from batchfinder.probing.devices.baseline import Baseline
 from batchfinder.probing.devices.device import Device, Peaks
@@ -21,13 +21,13 @@ from batchfinder.probing.devices.oom import (
     Failure,
     classify,
     compiler_ran_out,
-    needs_more_than_one_sample,
 )
 from batchfinder.probing.devices.oom_table import Tier
-from batchfinder.probing.host import make_on_host
+from batchfinder.probing.host_batches import make_on_host
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.recording import recording
 from batchfinder.probing.steadiness import PeakWatch, left_behind, with_room
+from batchfinder.probing.too_small import needs_more_than_one_sample, too_small
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import IN_VALIDATION, LEAK_WARNING, THRASHING_NOTE
 from batchfinder.training.modes.forward_step import STEP_OF_MODE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 
-from batchfinder.probing.choose import choose_prober
+from batchfinder.probing.choose_prober import choose_prober
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.search.run import run_search
 from batchfinder.simulation.explanation import explain

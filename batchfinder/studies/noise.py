@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from batchfinder.errors import SampleError, StepError, UsageError
-from batchfinder.probing.devices.choose import choose_device
+from batchfinder.probing.devices.choose_device import choose_device
 from batchfinder.probing.workers.source import SetupSource, load_from
 from batchfinder.results.noise_scale import NoiseScale, noise_scale_of
 from batchfinder.training.completion import completed

@@ -12,7 +12,7 @@ from torch import nn
 
 from batchfinder.errors import UsageError, warn_of
 from batchfinder.estimator import estimate_on_gpus
-from batchfinder.probing.choose import choose_prober
+from batchfinder.probing.choose_prober import choose_prober
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds

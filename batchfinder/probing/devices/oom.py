@@ -20,7 +20,6 @@ _COMPILER_RAN_OUT = re.compile(
     "out of memory allocating|virtual memory exhausted|Killed signal terminated"
     "|LLVM ERROR: out of memory"
 )
-NEEDS_MORE_THAN_ONE = "Expected more than 1 value per channel when training"
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def classify(error: BaseException, handled: BaseException | None = None) -> Fail
     try:
         return _highest(
             Failure(row.tier, _reason(match) or type(link).__name__)
-            for link in _chain(error, handled)
+            for link in chain(error, handled)
             for row in TABLE
             if isinstance(link, row.types) and (match := _search(row, str(link)))
         )
@@ -96,18 +95,6 @@ def classify_text(text: str) -> Failure | None:
     )
 
 
-def needs_more_than_one_sample(error: BaseException, handled: BaseException | None = None) -> bool:
-    """Return True if a normalization layer needs more than one example.
-
-    Source: ``torch.nn.functional.batch_norm``, which refuses a single value per channel. The error
-    that the user was handling when the step ran does not count.
-    """
-    return any(
-        isinstance(link, (ValueError, RuntimeError)) and NEEDS_MORE_THAN_ONE in str(link)
-        for link in _chain(error, handled)
-    )
-
-
 def compiler_ran_out(error: BaseException) -> bool:
     """Return True if the compiler of C++ kernels ran out of memory.
 
@@ -116,14 +103,14 @@ def compiler_ran_out(error: BaseException) -> bool:
     """
     return any(
         type(link).__name__ == "CppCompileError" and _COMPILER_RAN_OUT.search(str(link))
-        for link in _chain(error)
+        for link in chain(error)
     )
 
 
-def _chain(error: BaseException, handled: BaseException | None = None) -> Iterator[BaseException]:
+def chain(error: BaseException, handled: BaseException | None = None) -> Iterator[BaseException]:
     """Yield the exception and all others in its chain once each, except the handled one's."""
     pending: list[BaseException | None] = [error]
-    seen = {id(link) for link in _chain(handled)} - {id(error)} if handled else set()
+    seen = {id(link) for link in chain(handled)} - {id(error)} if handled else set()
     while pending:
         link = pending.pop()
         if link is not None and id(link) not in seen:

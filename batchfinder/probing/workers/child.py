@@ -117,10 +117,10 @@ def main() -> None:
     # Imported only now, because it takes seconds to import PyTorch. The line already notices if the
     # parent ends meanwhile.
     with quick_imports():
-        import batchfinder.training.loading  # noqa: F401 - for host
-        from batchfinder.probing.workers.host import host
+        import batchfinder.training.loading  # noqa: F401 - for it
+        from batchfinder.probing.workers.fork_server import serve_in_forks
 
-    host(line, order)
+    serve_in_forks(line, order)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from batchfinder.errors import DeviceError, UsageError
-from batchfinder.probing.devices.choose import accelerator
+from batchfinder.probing.devices.choose_device import accelerator
 from batchfinder.probing.devices.device import Device, DeviceMemory
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.ranks.job import Job

@@ -14,6 +14,7 @@ from batchfinder.probing.attempt import Attempt
 from batchfinder.probing.notes import Notes
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.place import AtPlace, Place
+from batchfinder.probing.too_small import why_only_one_fails
 from batchfinder.probing.workers.worker import EstimateOrder, Order, Worker
 from batchfinder.results.probe import Probe
 
@@ -70,8 +71,11 @@ class Supervisor(AtPlace):
                 raise
             problem = error
         # Called outside the except block, so that later errors are not chained to this one.
-        self._blame_the_size(problem)
-        raise problem
+        why = why_only_one_fails(problem, lambda: self._probe(2, confirm=False))
+        if not why:
+            raise problem
+        self.notes.add(f"{why}: only sizes from 2 on were tried")
+        raise BatchTooSmallError(f"{why}. Try sizes from 2 on")
 
     def estimate(self) -> tuple[int | None, list[str]]:
         """Return the estimate that was ordered.
@@ -142,13 +146,3 @@ class Supervisor(AtPlace):
         self.options = replace(self.options, budget_bytes=place.budget_bytes)
         self._is_fit = True
         self._is_used = False
-
-    def _blame_the_size(self, problem: UserCodeError) -> None:
-        """Raise BatchTooSmallError if a batch of 2 runs: the code may squeeze a batch of 1."""
-        try:
-            self._probe(2, confirm=False)
-        except UserCodeError:
-            return
-        fails = f"a batch of 1 fails ({problem}), one of 2 does not"
-        self.notes.add(f"{fails}: only sizes from 2 on were tried")
-        raise BatchTooSmallError(f"{fails}. Try sizes from 2 on")

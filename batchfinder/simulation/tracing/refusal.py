@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from batchfinder.errors import BatchTooSmallError, StepError
+from batchfinder.probing.too_small import needs_more_than_one_sample
 from batchfinder.simulation.kernels.attention import NO_KERNEL
 from batchfinder.simulation.tracing.callers import is_user_code
 from batchfinder.simulation.values.unknown import ValueUnknownError
@@ -68,7 +69,7 @@ def explained(names: dict[int, str]) -> Iterator[None]:
     except ValueUnknownError as error:
         raise StepError(f"{error}{place(error, names)}: {USE_FIND}") from error
     except ValueError as error:
-        if "more than 1 value per channel" in str(error):
+        if needs_more_than_one_sample(error):
             raise BatchTooSmallError(str(error)) from error
         raise
     except (RuntimeError, AssertionError) as error:

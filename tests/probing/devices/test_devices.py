@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from batchfinder.errors import DeviceError, UsageError
-from batchfinder.probing.devices.choose import accelerator, choose_device
+from batchfinder.probing.devices.choose_device import accelerator, choose_device
 from batchfinder.probing.devices.device import DeviceMemory, budget
 from batchfinder.units import GIB
 
@@ -36,7 +36,7 @@ def test_without_an_accelerator_it_is_the_cpu() -> None:
 
 @pytest.mark.skipif(accelerator() is not None, reason="there is an accelerator")
 def test_a_cpu_build_beside_a_gpu_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batchfinder.probing.devices.choose._GPU_FILES", (tmp_path,))
+    monkeypatch.setattr("batchfinder.probing.devices.choose_device._GPU_FILES", (tmp_path,))
     monkeypatch.setattr(torch.version, "cuda", None)
     warning = choose_device(None).limit_warning
     assert warning is not None

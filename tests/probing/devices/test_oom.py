@@ -11,13 +11,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 from batchfinder.probing.devices.oom import (
     Failure,
     classify,
     classify_text,
-    needs_more_than_one_sample,
 )
 from batchfinder.probing.devices.oom_table import TABLE, Row, Tier
 
@@ -463,29 +461,3 @@ def test_the_last_words_of_a_process() -> None:
     assert classify_text("libgomp: Thread creation failed") is not None
     assert classify_text("") is None
     assert classify_text("Segmentation fault (core dumped)") is None
-
-
-@pytest.mark.parametrize(
-    ("layer", "shape"),
-    [
-        (nn.BatchNorm1d(3), (1, 3)),
-        (nn.BatchNorm2d(3), (1, 3, 1, 1)),
-        (nn.GroupNorm(3, 3), (1, 3)),
-    ],
-)
-def test_a_layer_that_needs_more_than_one_sample_is_recognised(
-    layer: nn.Module, shape: tuple[int, ...]
-) -> None:
-    with pytest.raises(ValueError, match="more than 1 value") as caught:
-        layer(torch.ones(shape))
-    assert needs_more_than_one_sample(caught.value)
-    assert needs_more_than_one_sample(raised_from(caught.value))
-    assert classify(caught.value) is None
-
-
-def test_other_complaints_do_not_ask_for_a_larger_batch() -> None:
-    # One spatial element stays one, however many samples there are.
-    with pytest.raises(ValueError, match="more than 1 spatial element") as caught:
-        nn.InstanceNorm1d(3)(torch.ones(4, 3, 1))
-    assert not needs_more_than_one_sample(caught.value)
-    assert not needs_more_than_one_sample(RuntimeError("CUDA out of memory."))

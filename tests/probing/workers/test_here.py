@@ -23,7 +23,7 @@ from batchfinder import (
     find_max_batch,
 )
 from batchfinder.errors import DeviceError, UsageError
-from batchfinder.probing.choose import choose_prober
+from batchfinder.probing.choose_prober import choose_prober
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.here import Here
 from batchfinder.probing.workers.process_worker import ProcessWorker
@@ -185,7 +185,7 @@ def test_the_memory_limit_of_the_process_is_lifted_again() -> None:
 @pytest.fixture
 def nothing_to_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine with an accelerator."""
-    monkeypatch.setattr("batchfinder.probing.choose.obstacle_to_forks", lambda: "no forks")
+    monkeypatch.setattr("batchfinder.probing.choose_prober.obstacle_to_forks", lambda: "no forks")
 
 
 @pytest.mark.usefixtures("nothing_to_fork")

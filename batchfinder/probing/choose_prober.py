@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from batchfinder.errors import UsageError
-from batchfinder.probing.devices.choose import choose_device
+from batchfinder.probing.devices.choose_device import choose_device
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.child import serve_fork
 from batchfinder.probing.workers.fork import ForkedProcess, obstacle_to_forks

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from batchfinder.training.setup import TrainingSetup
 
 
-def host(line: Line, order: dict[str, Any]) -> None:
+def serve_in_forks(line: Line, order: dict[str, Any]) -> None:
     """Serve orders: in forks of this process if it can be forked, else in this process."""
     setup, warnings = None, []
     if not order["group"]:  # else each worker joins its group first, since the target may use it

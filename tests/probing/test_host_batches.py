@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from batchfinder.probing import host
-from batchfinder.probing.host import bytes_of, make_on_host
+from batchfinder.probing import host_batches
+from batchfinder.probing.host_batches import bytes_of, make_on_host
 from batchfinder.training.sample import BatchMaker
 
 
@@ -12,7 +12,7 @@ def test_a_batch_that_the_host_cannot_hold_is_not_made(monkeypatch: pytest.Monke
     batches = BatchMaker((torch.zeros(2, 3), torch.zeros(2), torch.zeros(5, 5)))
     assert bytes_of(batches, 100) == 4 * (100 * 3 + 100 + 25)
     assert make_on_host(batches, 4)[0].shape == (4, 3)
-    monkeypatch.setattr(host, "host_memory", lambda: (2000, 1000))
+    monkeypatch.setattr(host_batches, "host_memory", lambda: (2000, 1000))
     with pytest.raises(MemoryError, match="the host's memory decides"):
         make_on_host(batches, 100)
 
@@ -21,7 +21,7 @@ def test_batches_of_make_batch_count_by_those_made_before(monkeypatch: pytest.Mo
     batches = BatchMaker(make_batch=lambda size: torch.zeros(size, 3))
     assert make_on_host(batches, 4).shape == (4, 3)
     assert bytes_of(batches, 100) == 4 * 100 * 3
-    monkeypatch.setattr(host, "host_memory", lambda: (2000, 1000))
+    monkeypatch.setattr(host_batches, "host_memory", lambda: (2000, 1000))
     with pytest.raises(MemoryError, match=r"the batch needs 1\.2 KiB there"):
         make_on_host(batches, 100)
 

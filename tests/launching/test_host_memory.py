@@ -6,16 +6,16 @@ import os
 
 import pytest
 
-from batchfinder.launching import host
-from batchfinder.launching.host import HostWatch
+from batchfinder.launching import host_memory
+from batchfinder.launching.host_memory import HostWatch
 
 GIB = 1024**3
 
 
 def test_a_launch_ends_before_the_host_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     free = [10 * GIB]
-    monkeypatch.setattr(host, "host_memory", lambda: (20 * GIB, free[0]))
-    monkeypatch.setattr(host, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(host_memory, "host_memory", lambda: (20 * GIB, free[0]))
+    monkeypatch.setattr(host_memory, "LOOK_SECONDS", 0)
     watch = HostWatch(lambda: [os.getpid()])
     assert watch.shortage(trainers=[]) == ""
     free[0] = GIB // 2
@@ -25,5 +25,5 @@ def test_a_launch_ends_before_the_host_is_full(monkeypatch: pytest.MonkeyPatch) 
 def test_memory_that_was_short_before_the_launch_does_not_end_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(host, "host_memory", lambda: (20 * GIB, GIB // 2))
+    monkeypatch.setattr(host_memory, "host_memory", lambda: (20 * GIB, GIB // 2))
     assert HostWatch(list).shortage(trainers=[]) == ""
