@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from batchfinder.cli.options import (
+    LANGUAGE_MODEL_OPTIONS,
     MODE_OPTIONS,
     STEP_OPTIONS,
     TARGET_OPTIONS,
@@ -18,11 +20,17 @@ from batchfinder.cli.options import (
 from batchfinder.errors import UsageError
 
 if TYPE_CHECKING:
+    from batchfinder.cli.request import Request
     from batchfinder.launching.prober import LaunchProber
     from batchfinder.results.probe import Probe
     from batchfinder.search.prober import Prober
 
 TRAINS, DOES_NOT = 0, 3
+
+_OF_COMMANDS = {
+    "words", "batch_size", "device", "memory_limit", "max_memory", "headroom", "settings",
+    "as_json", "verbose",
+}  # fmt: skip
 
 
 class Check(NamedTuple):
@@ -73,14 +81,11 @@ def check_batch_size(
     *,
     batch_size: int,
     gpu: str | None,
-    device: str | None,
-    memory_limit: str | None,
     max_memory: str | None,
-    headroom: str,
     settings: Sequence[str],
     as_json: bool,
     verbose: bool,
-    **training: Any,
+    **shared: Any,
 ) -> int:
     """Run the command; see ``batchfinder check --help`` for the options.
 
@@ -94,34 +99,28 @@ def check_batch_size(
     import json
     from contextlib import closing
 
+    from batchfinder.cli.find import worker_prober
+    from batchfinder.cli.request import request_of
     from batchfinder.cli.signals import terminated_as_ctrl_c
     from batchfinder.results.result import SCHEMA_VERSION
-    from batchfinder.search.bounds import check_bounds
-    from batchfinder.units import parse_bytes, parse_percentage
+    from batchfinder.units import parse_bytes
 
-    check_bounds(batch_size, batch_size, 1)
-    most = None if max_memory is None else parse_bytes(max_memory)
-    limit = None if memory_limit is None else parse_bytes(memory_limit)
-    share = parse_percentage(headroom, "--headroom")
     is_target = len(words) == 1 and "{" not in words[0] and not settings
+    if gpu is not None and not is_target:
+        raise UsageError("--gpu needs a target. Try batchfinder check train.py:build_model")
+    only = {"min_batch_size": batch_size, "max_batch_size": batch_size, "multiple_of": 1}
+    request = request_of(words[0] if is_target else "", {**shared, **only})
+    most = None if max_memory is None else parse_bytes(max_memory)
     if gpu is not None:
-        if not is_target:
-            raise UsageError("--gpu needs a target. Try batchfinder check train.py:build_model")
-        found = _estimated(words[0], batch_size, gpu, share, most, training)
+        found = _estimated(request, batch_size, gpu, most)
     else:
         with terminated_as_ctrl_c() as why:
             try:
                 if is_target:
-                    prober = _target_prober(words[0], device, limit, share, verbose, training)
+                    prober = worker_prober(request.source, request.options, show_output=verbose)
                 else:
-                    given = [
-                        name for name, value in training.items() if value and name in _OF_TARGET
-                    ]
-                    if given:
-                        raise UsageError(f"{_OF_TARGET[given[0]]} is for a target, not a command")
-                    if training["precision"] != "fp32":
-                        raise UsageError("--precision is for a target, not a command")
-                    prober = _launcher(words, batch_size, device, limit, share, settings, verbose)
+                    _refuse_options_of_targets()
+                    prober = _launcher(words, batch_size, request, settings, verbose)
                     prober.settle(batch_size)
                 with closing(prober):
                     probe = prober.probe(batch_size, confirm=True)
@@ -142,18 +141,6 @@ def check_batch_size(
     return TRAINS if found.trains else DOES_NOT
 
 
-_OF_TARGET = {
-    "sample": "--sample",
-    "input_spec": "--input",
-    "loader": "--loader",
-    "eval_batch_size": "--eval-batch-size",
-    "pairs": "--arg",
-    "optimizer": "--optimizer",
-    "accumulate": "--accumulate",
-    "compiled": "--compile",
-}
-
-
 def _judged(probe: Probe, prober: Prober, most: int | None) -> Check:
     from batchfinder.units import format_bytes
 
@@ -167,51 +154,17 @@ def _judged(probe: Probe, prober: Prober, most: int | None) -> Check:
     return Check(probe.batch_size, trains, prober.device, limit, peak or None, probe.steps, reason)
 
 
-def _target_prober(
-    target: str,
-    device: str | None,
-    limit: int | None,
-    headroom: float,
-    verbose: bool,
-    training: dict[str, Any],
-) -> Prober:
-    from batchfinder.cli.find import worker_prober
-    from batchfinder.probing.options import ProbeOptions
-    from batchfinder.probing.workers.source import SetupSource
-
-    options = ProbeOptions(
-        device=device,
-        memory_limit=limit,
-        headroom=headroom,
-        precision=training["precision"],
-        accumulate=training["accumulate"],
-        compiled=training["compiled"],
-        mode=training["mode"],
-        eval_batch_size=training["eval_batch_size"],
-    )
-    source = SetupSource(target, **_setup_of(training))
-    return worker_prober(source, options, show_output=verbose)
-
-
-def _setup_of(training: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that say what to load."""
-    from batchfinder.training.arguments import parse_arguments
-
-    names = ("sample", "input_spec", "loader", "optimizer")
-    return {
-        "arguments": parse_arguments(training["pairs"]),
-        **{name: training[name] for name in names},
-    }
+def _refuse_options_of_targets() -> None:
+    """Raise a UsageError for the first option that a command cannot have."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        is_given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+        if is_given and option.name not in _OF_COMMANDS:
+            raise UsageError(f"{option.opts[0]} is for a target, not a command")
 
 
 def _launcher(
-    words: Sequence[str],
-    batch_size: int,
-    device: str | None,
-    limit: int | None,
-    headroom: float,
-    settings: Sequence[str],
-    verbose: bool,
+    words: Sequence[str], batch_size: int, request: Request, settings: Sequence[str], verbose: bool
 ) -> LaunchProber:
     from batchfinder.cli.run import parse_settings
     from batchfinder.launching.options import RunOptions
@@ -220,39 +173,36 @@ def _launcher(
     from batchfinder.search.plan import Prices
 
     template = Template([*words], parse_settings(settings))
-    options = RunOptions(device=device, memory_limit=limit, headroom=headroom, show_output=verbose)
+    given = request.options
+    options = RunOptions(
+        device=given.device,
+        memory_limit=given.memory_limit,
+        headroom=given.headroom,
+        show_output=verbose,
+    )
     return LaunchProber(template, options, batch_size, Prices(confirm=1))
 
 
-def _estimated(
-    target: str,
-    batch_size: int,
-    gpu: str,
-    headroom: float,
-    most: int | None,
-    training: dict[str, Any],
-) -> Check:
+def _estimated(request: Request, batch_size: int, gpu: str, most: int | None) -> Check:
     import contextlib
     import sys
 
+    from batchfinder.cli.estimate import load, user_errors
     from batchfinder.estimator import estimate_peak_memory
-    from batchfinder.simulation.tracing.autocast import cuda_autocast_on_cpu
-    from batchfinder.training.loading import load_setup
     from batchfinder.units import format_bytes
 
+    options = request.options
     # Output of the target and its steps must not mix with the answer.
-    with contextlib.redirect_stdout(sys.stderr):
-        with cuda_autocast_on_cpu():
-            setup, _ = load_setup(target, **_setup_of(training))
+    with contextlib.redirect_stdout(sys.stderr), user_errors():
         estimate = estimate_peak_memory(
-            setup,
+            load(request.source, [], on_paper=True),
             batch_size=batch_size,
             gpu=gpu,
-            headroom=headroom,
-            precision=training["precision"],
-            accumulate=training["accumulate"],
-            mode=training["mode"],
-            eval_batch_size=training["eval_batch_size"],
+            headroom=options.headroom,
+            precision=options.precision,
+            accumulate=options.accumulate,
+            mode=options.mode,
+            eval_batch_size=options.eval_batch_size,
         )
     # What lies beside the allocator counts on both sides.
     limit = estimate.budget_bytes + estimate.gpu.overhead_bytes
@@ -274,6 +224,7 @@ CHECK_OPTIONS = (
     *STEP_OPTIONS,
     *MODE_OPTIONS,
     accumulate_option,
+    *LANGUAGE_MODEL_OPTIONS,
     click.option("--compile", "compiled", is_flag=True, help="Train through torch.compile."),
     click.option(
         "--env", "settings", metavar="NAME=VALUE", multiple=True, help="Set it for COMMAND."

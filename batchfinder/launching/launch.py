@@ -142,6 +142,10 @@ class Launch:
         """Return True if the command has a Python process that is older than ``seconds``."""
         return any(map(partial(_is_python, seconds), self.processes()))
 
+    def owns(self, path: str) -> bool:
+        """Return True for a file that is removed with the launch, as those in its scratch."""
+        return Path(path).is_relative_to(self._folder)
+
     def close(self) -> None:
         """End every process of the command and remove its folder. Safe to call twice."""
         assert self._guardian.stdin is not None

@@ -202,6 +202,7 @@ class LaunchProber:
         launch = Launch(self._template, size, order, options.steps, show_output=options.show_output)
         with closing(launch):
             hung = watch(launch, record, options.steps, self._patience)
+        record.saved = [path for path in record.saved if not launch.owns(path)]
         if launch.start_error:
             program = self._template.arguments[0]
             raise UsageError(

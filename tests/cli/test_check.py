@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -48,6 +49,7 @@ def test_a_budget_of_memory_decides_too() -> None:
         ((SMALL, "--batch-size", "4", "--gpu", "t5000"), "no GPU 't5000' is known"),
         (("--batch-size", "4", "--gpu", "t4", "--", "python", "{batch_size}"), "--gpu needs"),
         (("--batch-size", "4", "--loader", "a.py:b", "--", "python", "{batch_size}"), "--loader"),
+        (("--batch-size", "4", "--mode", "eval", "--", "python", "{batch_size}"), "--mode is for"),
         (("--batch-size", "4", "--", "python", "train.py"), "the command has no {batch_size}"),
     ],
 )
@@ -57,3 +59,14 @@ def test_bad_input_is_one_line(arguments: tuple[str, ...], message: str) -> None
     assert ended.exit_code == 2
     assert message in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+def test_an_error_of_the_users_code_is_shown_as_theirs(tmp_path: Path) -> None:
+    target = tmp_path / "train.py"
+    target.write_text("def build():\n    raise ValueError('mine')\n")
+
+    ended = check(f"{target}:build", "--gpu", "t4", "--batch-size", "4")
+
+    assert ended.exit_code == 1
+    assert ended.stderr.endswith("ValueError: mine\nError: ValueError: mine\n")
+    assert "batchfinder" not in ended.stderr

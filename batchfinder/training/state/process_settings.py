@@ -7,7 +7,7 @@ import operator
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -54,12 +54,6 @@ def read_switches() -> dict[str, Any]:
     """
     values = {name: _readable(read) for name, (read, _) in _SWITCHES.items()}
     return {name: value for name, value in values.items() if value is not None}
-
-
-def set_switches(values: Mapping[str, Any]) -> None:
-    """Apply the settings that :func:`read_switches` read in another process."""
-    for name, value in values.items():
-        _switch(name, value)
 
 
 @contextlib.contextmanager
