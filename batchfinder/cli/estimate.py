@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
-import os
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -16,7 +13,7 @@ from typing import Any
 import click
 import torch
 
-from batchfinder.cli.output import deliver
+from batchfinder.cli.output import deliver, print_notes, width_of_table
 from batchfinder.cli.request import Request, request_of
 from batchfinder.cli.studies.levers import what_to_change
 from batchfinder.cli.world_sizes import estimate_on_cluster
@@ -118,9 +115,8 @@ def estimate_batch_size(
     ]
     deliver({"schema_version": SCHEMA_VERSION, "estimates": rows}, as_json=as_json, report=report)
     warnings += [text for estimate in estimates for text in estimate.result.warnings]
-    notes = [calibration.note(gpu) for gpu in gpus if overhead is None]
-    for text in dict.fromkeys(filter(None, [*warnings, *notes])):
-        click.echo(f"Note: {text}", err=True)
+    notes = (calibration.note(gpu) for gpu in gpus if overhead is None)
+    print_notes([*warnings, *notes])
     return end(any(estimate.batch_size for estimate in estimates), request, gpus)
 
 
@@ -129,7 +125,7 @@ def end(is_any: bool, request: Request, gpus: Sequence[Gpu]) -> int:
     if gpus and not is_any:
         with contextlib.redirect_stdout(sys.stderr), user_errors():
             advice = what_to_change(request, gpus, partial(load, warnings=[], on_paper=True))
-        click.echo(f"Note: {advice}", err=True)
+        print_notes([advice])
     return FOUND if is_any else NOTHING_FITS
 
 
@@ -237,7 +233,7 @@ def _print(
     explain: bool,
 ) -> None:
     estimates = [estimate for run in runs.values() for estimate in run]
-    width = shutil.get_terminal_size().columns if os.isatty(1) else math.inf
+    width = width_of_table()
     if jobs:
         lines = cluster_table(jobs, width)
     elif len(runs) > 1:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import shlex
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -29,6 +32,17 @@ def deliver(data: Mapping[str, Any], *, as_json: bool, report: str | None) -> No
         from batchfinder.reporting.page.page import write_page
 
         write_page([data], report)
+
+
+def print_notes(texts: Iterable[str]) -> None:
+    """Print each text once on stderr."""
+    for text in dict.fromkeys(filter(None, texts)):
+        click.echo(f"Note: {text}", err=True)
+
+
+def width_of_table() -> float:
+    """Return the columns of the terminal on stdout; infinity for a file or a pipe."""
+    return shutil.get_terminal_size().columns if os.isatty(1) else math.inf
 
 
 def report_results(files: Sequence[str], *, output: str) -> int:

@@ -53,13 +53,9 @@ NO_GPU = Gpu("", 0, (0, 0), 0, 0)
 """A placeholder where the GPU does not matter."""
 
 
-def all_gpus(cuda: tuple[int, int] = CURRENT_CUDA) -> tuple[Gpu, ...]:
-    """Return every known GPU, in the order of the file.
-
-    Args:
-        cuda: the CUDA version of the PyTorch build, which decides the overhead.
-    """
-    return tuple(_to_gpu(row, cuda) for row in _tables()["gpu"])
+def all_gpus() -> tuple[Gpu, ...]:
+    """Return every known GPU, in the order of the file."""
+    return tuple(_to_gpu(row) for row in _tables()["gpu"])
 
 
 def find_gpu(name: str, cuda: tuple[int, int] = CURRENT_CUDA) -> Gpu:
@@ -90,10 +86,10 @@ def find_gpu(name: str, cuda: tuple[int, int] = CURRENT_CUDA) -> Gpu:
     )
 
 
-def unnamed_gpu(total_bytes: int, cuda: tuple[int, int] = CURRENT_CUDA) -> Gpu:
+def unnamed_gpu(total_bytes: int) -> Gpu:
     """Make a GPU from its total memory. It uses the kernels of an RTX 3090."""
     known = next(row for row in _tables()["gpu"] if row["name"] == "RTX 3090")
-    return _to_gpu(known | {"name": "any GPU", "total_gib": total_bytes / GIB, "source": ""}, cuda)
+    return _to_gpu(known | {"name": "any GPU", "total_gib": total_bytes / GIB, "source": ""})
 
 
 def nccl_bytes(world_size: int) -> int:
@@ -108,7 +104,7 @@ def nccl_bytes(world_size: int) -> int:
     return int(row["mib"]) * MIB
 
 
-def _to_gpu(row: dict[str, Any], cuda: tuple[int, int]) -> Gpu:
+def _to_gpu(row: dict[str, Any], cuda: tuple[int, int] = CURRENT_CUDA) -> Gpu:
     capability = row["compute_capability"]
     overhead = next(rule for rule in _tables()["overhead"] if _holds(rule, capability, cuda))
     return Gpu(

@@ -37,20 +37,3 @@ def build_sample(
 ) -> tuple[Tensor, Tensor]:
     """One batch as the DataLoader yields it: token ids and a label for each sequence."""
     return torch.randint(vocabulary, (batch_size, tokens)), torch.randint(CLASSES, (batch_size,))
-
-
-def main(batch_size: int = 32, steps: int = 5) -> None:
-    """Train for a few steps."""
-    model = build_model()
-    optimizer = torch.optim.AdamW(model.parameters())
-    for step in range(steps):
-        tokens, labels = build_sample(batch_size)
-        loss = nn.functional.cross_entropy(model(tokens), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        print(f"step {step}: loss {loss.item():.3f}")
-
-
-if __name__ == "__main__":
-    main()

@@ -41,20 +41,3 @@ def build_sample(batch_size: int = 4, image_size: int = 32) -> tuple[Tensor, Ten
     """One batch as the DataLoader yields it: images and their labels."""
     images = torch.randn(batch_size, 3, image_size, image_size)
     return images, torch.randint(CLASSES, (batch_size,))
-
-
-def main(batch_size: int = 32, steps: int = 5) -> None:
-    """Train for a few steps."""
-    model = build_model()
-    optimizer = torch.optim.AdamW(model.parameters())
-    for step in range(steps):
-        images, labels = build_sample(batch_size)
-        loss = nn.functional.cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        print(f"step {step}: loss {loss.item():.3f}")
-
-
-if __name__ == "__main__":
-    main()

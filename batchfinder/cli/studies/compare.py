@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import click
 
 from batchfinder.cli.estimate import end, gpus_of, load, user_errors
-from batchfinder.cli.output import deliver
+from batchfinder.cli.output import deliver, print_notes, width_of_table
 from batchfinder.cli.request import request_of
 from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import UsageError
@@ -88,8 +86,7 @@ def compare(
     tables = [comparison.to_dict() for comparison in comparisons]
     content = {"schema_version": SCHEMA_VERSION, "comparisons": tables}
     deliver(content, as_json=as_json, report=report)
-    for text in dict.fromkeys((*warnings, *(w for one in comparisons for w in one.warnings))):
-        click.echo(f"Note: {text}", err=True)
+    print_notes([*warnings, *(text for one in comparisons for text in one.warnings)])
     fits = any(row.batch_size for comparison in comparisons for row in comparison.rows)
     is_advised = bool(gpus) and is_language_model(target)
     return status or end(fits, request, gpus if is_advised else [])
@@ -113,7 +110,7 @@ def _measured(study: Study) -> tuple[Comparison, int]:
 
 
 def _print(comparisons: Sequence[Comparison], *, explain: bool) -> None:
-    width = shutil.get_terminal_size().columns if os.isatty(1) else math.inf
+    width = width_of_table()
     paragraphs = []
     for comparison in comparisons:
         paragraphs.append(comparison_table(comparison, width))

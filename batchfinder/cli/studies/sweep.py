@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +10,7 @@ from typing import Any
 import click
 
 from batchfinder.cli.estimate import end, for_estimates, gpus_of, load, user_errors
-from batchfinder.cli.output import deliver
+from batchfinder.cli.output import deliver, print_notes, width_of_table
 from batchfinder.cli.request import request_of
 from batchfinder.errors import UsageError
 from batchfinder.reporting.page.page import check_report
@@ -77,15 +74,15 @@ def sweep(
             sweeps = [
                 sweep_on_device(of_values, over, request.options, request.bounds, _show, base)
             ]
-    width = shutil.get_terminal_size().columns if os.isatty(1) else math.inf
     if not as_json:
         for one in sweeps:
-            click.echo("\n".join([*sweep_table(one, width), "", *paste_lines(one)]).rstrip())
+            click.echo(
+                "\n".join([*sweep_table(one, width_of_table()), "", *paste_lines(one)]).rstrip()
+            )
     data = [one.to_dict() for one in sweeps]
     content = data[0] if len(data) == 1 else {"schema_version": SCHEMA_VERSION, "sweeps": data}
     deliver(content, as_json=as_json, report=report)
-    for text in dict.fromkeys((*warnings, *(text for one in sweeps for text in one.warnings))):
-        click.echo(f"Note: {text}", err=True)
+    print_notes([*warnings, *(text for one in sweeps for text in one.warnings)])
     fits = any(row.batch_size for one in sweeps for row in one.rows)
     return end(fits, request, gpus)
 
