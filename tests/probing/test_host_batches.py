@@ -33,7 +33,7 @@ def test_the_first_batch_of_make_batch_is_not_made_either(monkeypatch: pytest.Mo
         made.append(size)
         return [torch.zeros(size, 3), torch.zeros(10)]
 
-    monkeypatch.setattr(host, "host_memory", lambda: (2000, 1000))
+    monkeypatch.setattr(host_batches, "host_memory", lambda: (2000, 1000))
     with pytest.raises(MemoryError, match=r"the batch needs 1\.2 KiB there"):
         make_on_host(BatchMaker(make_batch=make_batch), 100)
     assert made == [1, 2]
