@@ -117,47 +117,35 @@ def test_where_the_allocator_is_fragmented_the_sizes_left_out_are_named() -> Non
     )
 
 
-def test_where_a_confirmation_runs_out_at_a_size_that_a_probe_ran_that_setting_is_named() -> None:
-    prober = FakeProber(
-        budget_bytes=10_000,
-        confirm_extra=0.03,
-        reserved_extra=0.01,
-        fragmentation=0.02,
-        device="cuda:0 Paper",
-    )
-    (hint,) = run_search(prober).warnings
-    assert hint.startswith("the allocator fragments from step to step: a batch of 9")
-    assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in hint
-
-
 @pytest.mark.parametrize(
-    ("device", "setting", "is_told"),
+    ("device", "setting", "guess", "is_told"),
     [
-        ("cuda:0 Paper", "", True),
-        ("cuda:0 Paper", "max_split_size_mb:64, expandable_segments:True", False),
-        ("cpu", "", False),
+        ("cuda:0 Paper", "", Guess(930), True),
+        ("cuda:0 Paper", "", Guess(800), False),
+        ("cuda:0 Paper", "", None, False),
+        ("cuda:0 Paper", "max_split_size_mb:64, expandable_segments:True", Guess(930), False),
+        ("cpu", "", Guess(930), False),
     ],
 )
-def test_where_the_allocator_wastes_much_a_setting_of_it_is_named(
-    device: str, setting: str, is_told: bool, monkeypatch: pytest.MonkeyPatch
+def test_expandable_segments_are_named_if_a_replay_shows_that_they_fit_more(
+    device: str, setting: str, guess: Guess | None, is_told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", setting)
     prober = FakeProber(budget_bytes=10_000, reserved_extra=0.2, fragmentation=0.2, device=device)
 
-    result = run_search(prober)
+    result = run_search(prober, head_start=HeadStart(expand=lambda: guess))
 
     hints = [warning for warning in result.warnings if "expandable_segments:True" in warning]
-    assert [hint.partition(":")[0] for hint in hints] == is_told * [
-        "the allocator is so fragmented that tensors take only 7.8 KiB of the 9.8 KiB; "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments"
+    assert [hint.partition(",")[0] for hint in hints] == is_told * [
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True would fit a batch of about 930"
     ]
 
 
-def test_what_was_not_for_want_of_the_budget_is_no_fragmentation() -> None:
+def test_a_device_that_other_programs_fill_is_told_nothing_of_expandable_segments() -> None:
     """As where another program takes half of the device, or each step leaves something behind."""
     prober = FakeProber(budget_bytes=10_000, fragmentation=0.5, device="cuda:0 Paper")
-    result = run_search(prober)
-    assert not [warning for warning in result.warnings if "fragmented" in warning]
+    result = run_search(prober, head_start=HeadStart(expand=lambda: Guess(930)))
+    assert not [warning for warning in result.warnings if "expandable" in warning]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ class HeadStart:
             that fits. None if nothing is recorded.
         lasts: replays the confirmation at a size for more steps; returns False if they run out of
             memory.
+        expand: guesses the largest size under expandable segments.
 
     Attributes:
         batch_size: the simulated estimate; None before it is made, or if there is none.
@@ -57,10 +58,12 @@ class HeadStart:
         estimate: MakeEstimate | None = None,
         rehearse: MakeGuess | None = None,
         lasts: Callable[[int], bool] = lambda _: True,
+        expand: MakeGuess = lambda: None,
     ) -> None:
         self._estimate = estimate
         self._rehearse = rehearse
         self._lasts = lasts
+        self._expand = expand
         self.batch_size: int | None = None
         self.notes: list[str] = []
         self.seconds = 0.0
@@ -96,6 +99,13 @@ class HeadStart:
         is_believed = self._lasts(probe.batch_size)
         self.seconds += time.monotonic() - started
         return probe if is_believed else replace(probe, outcome=Outcome.OOM, note=SHORT_LIVED_NOTE)
+
+    def expanded(self) -> Guess | None:
+        """Return the guess of the answer under expandable segments; None if it is unknown."""
+        started = time.monotonic()
+        found = self._expand()
+        self.seconds += time.monotonic() - started
+        return found
 
     def _guess(self, prober: Prober, bounds: Bounds) -> Guess | None:
         if self._estimate is not None:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from batchfinder.results.probe import LEAK_WARNING, Outcome, Probe
 from batchfinder.results.result import Status
 from batchfinder.results.throughput import Throughput
 from batchfinder.search.bounds import UNLIMITED_BATCH_SIZE
+from batchfinder.search.head_start import MakeGuess
 from batchfinder.search.prober import Prober
 from batchfinder.search.search import Finding
 from batchfinder.units import format_bytes, format_rate
 
-# If the answer's tensors use less than this share of the budget, a tenth of it is lost.
-MOSTLY_TENSORS = 0.9
+# The allocator got the budget if it holds this share of it: other processes took no more.
+MOST_OF_BUDGET = 0.9
 
 # glibc then maps tensors of 1 MiB or more separately, without holes. Huge pages save some of the
 # cost (https://sourceware.org/glibc/manual/latest/html_node/Memory-Allocation-Tunables.html;
 # measured in scripts/results/search_cpu_mapped.json).
 WITHOUT_HOLES = "glibc.malloc.mmap_threshold=1048576:glibc.malloc.hugetlb=1"
+
+# A setting of the allocator, named where its answer is larger by this factor. The replay was within
+# 1 % of a search under the setting (scripts/results/setups.json, "expandable").
+EXPANDABLE, WORTH_SETTING = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", 1.02
 
 
 def warnings_about(
@@ -29,8 +34,7 @@ def warnings_about(
     max_batch_size: int | None,
     multiple_of: int,
     *,
-    may_expand: bool,
-    probes: Sequence[Probe] = (),
+    expanded: MakeGuess | None,
 ) -> Iterator[str]:
     """Yield warnings, which ask the user to act.
 
@@ -39,8 +43,8 @@ def warnings_about(
         prober: the prober that ran it.
         max_batch_size: the largest size allowed; None: no limit.
         multiple_of: every size tried is a multiple of this.
-        may_expand: the device's allocator has expandable segments, and they are off.
-        probes: all probes of the search.
+        expanded: guesses the largest size under expandable segments. None if the device's allocator
+            has none, or they are on.
     """
     if finding.status is Status.TIME_LIMIT:
         return
@@ -60,26 +64,13 @@ def warnings_about(
             f"batch size {failure} failed before it reached the memory limit, and sizes between "
             f"{answer} and {failure} were not tried. Check its error"
         )
-    held = finding.answer.peak_allocated_bytes
-    ran_out = finding.failure.outcome is Outcome.OOM and used_the_budget
-    if not (held and ran_out and may_expand):
-        return
-    setting = (
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, for search and training, may leave room "
-        "for more"
-    )
-    ran = max((p.batch_size for p in probes if p.fits and not p.confirmed), default=0)
-    refuted = [p.batch_size for p in probes if p.confirmed and not p.fits and p.batch_size <= ran]
-    if held < MOSTLY_TENSORS * prober.budget_bytes:
-        yield (
-            f"the allocator is so fragmented that tensors take only {format_bytes(held)} of the "
-            f"{format_bytes(prober.budget_bytes)}; {setting}"
-        )
-    elif refuted:
-        yield (
-            f"the allocator fragments from step to step: a batch of {min(refuted)} ran out of "
-            f"memory after a few, though one step of {ran} ran; {setting}"
-        )
+    if finding.failure.outcome is Outcome.OOM and used_the_budget and expanded:
+        guess = expanded()
+        if guess is not None and guess.size >= WORTH_SETTING * answer:
+            yield (
+                f"{EXPANDABLE} would fit a batch of about {guess.size}, as a replay of this "
+                "search's requests shows. Set it for the search and for training"
+            )
 
 
 def notes_about(finding: Finding, prober: Prober, multiple_of: int) -> Iterator[str]:
@@ -127,7 +118,7 @@ def _used_the_budget(answer: Probe, failure: Probe, prober: Prober) -> bool:
     If not, other processes took the rest, or each step needs more memory than the one before.
     """
     kept = max(answer.peak_reserved_bytes or 0, failure.peak_reserved_bytes or 0)
-    return kept >= MOSTLY_TENSORS * prober.budget_bytes
+    return kept >= MOST_OF_BUDGET * prober.budget_bytes
 
 
 def _may_leave_the_heap(prober: Prober) -> bool:

@@ -64,6 +64,7 @@ def run_search(
         Exception: whatever the prober raises.
     """
     started = time.monotonic()
+    head_start = head_start or HeadStart()
     spent_before = sum(prober.seconds_by_part.values())
     probes: list[Probe] = []
 
@@ -71,8 +72,7 @@ def run_search(
         if on_probing:
             on_probing(batch_size, confirm)
         began = time.monotonic()
-        probe = prober.probe(batch_size, confirm=confirm)
-        probe = head_start.judged(probe) if head_start else probe
+        probe = head_start.judged(prober.probe(batch_size, confirm=confirm))
         if deadline is not None:
             deadline.note(probe, time.monotonic() - began)
         probes.append(probe)
@@ -95,8 +95,8 @@ def run_search(
             largest=max_batch_size,
             multiple_of=multiple_of,
             is_repeatable=prober.is_repeatable,
-            guess=head_start.of(prober, bounds) if head_start else None,
-            rehearses=head_start is not None and head_start.rehearses,
+            guess=head_start.of(prober, bounds),
+            rehearses=head_start.rehearses,
             prices=prices,
             confirmed=seen,
             deadline=deadline,
@@ -111,11 +111,9 @@ def run_search(
     if finding is None:  # not above, where later errors would be chained to that one
         finding = search_from(next_size)
     _check(finding, deadline)
-    of_the_estimate = head_start.notes if head_start else []
-    of_the_finding = warnings_about(
-        finding, prober, max_batch_size, multiple_of, may_expand=prober.may_expand, probes=probes
-    )
-    warnings = [*of_the_estimate, *prober.warnings, *of_the_finding]
+    expanded = head_start.expanded if prober.may_expand else None
+    of_the_finding = warnings_about(finding, prober, max_batch_size, multiple_of, expanded=expanded)
+    warnings = [*head_start.notes, *prober.warnings, *of_the_finding]
     bounds = (min_batch_size, max_batch_size, multiple_of)
     throughput = _timed(finding, run, probes, bounds) if measures_throughput else None
     seconds = time.monotonic() - started
@@ -124,9 +122,9 @@ def run_search(
     return replace(
         result,
         notes=tuple(notes_about(finding, prober, multiple_of)),
-        estimated_batch_size=head_start.batch_size if head_start else None,
+        estimated_batch_size=head_start.batch_size,
         seconds_by_part=_seconds_by_part(
-            prober, probes, result.seconds + spent_before, head_start.seconds if head_start else 0.0
+            prober, probes, result.seconds + spent_before, head_start.seconds
         ),
         remembered_from=proved.saved if proved else None,
         throughput=throughput,

@@ -8,6 +8,7 @@ model and kernels. The simulated allocator shows whether those requests fit.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from batchfinder.probing.steadiness import MAX_CONFIRM_STEPS, PeakWatch
 from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
@@ -56,10 +57,12 @@ def head_start_of(
     if (recordings := prober.recordings) is None:
         return HeadStart(estimate)
     settings = AllocatorSettings.of_this_process(environment or {})
+    expanding = replace(settings, expandable_segments=True)
     return HeadStart(
         estimate,
         lambda: rehearsed(recordings, prober.budget_bytes, settings, least_steps),
         lambda size: lasts(recordings.get(size), prober.budget_bytes, settings),
+        lambda: rehearsed(recordings, prober.budget_bytes, expanding, least_steps),
     )
 
 

@@ -3,6 +3,7 @@
     scripts/counting_cuda/run.sh python scripts/benchmarks/bench_setups.py    # about two hours
     scripts/counting_cuda/run.sh python scripts/benchmarks/bench_setups.py --only clip-80
     python scripts/benchmarks/bench_setups.py --device cpu
+    scripts/counting_cuda/run.sh python scripts/benchmarks/bench_setups.py --expandable
     python scripts/benchmarks/bench_setups.py --table
 
 For each set-up: the answer by ``batchfinder find``; then the set-up's own loop (``setups/``), at
@@ -10,6 +11,8 @@ module level, in a fresh process that may use no more memory than the search: 30
 answer, which must survive, and at the next size up (2 %), which must not. Beside it, doubling and
 bisection in the same loop, in one process. Writes each row as it comes to
 scripts/results/setups.json; rows that are there are not run again, unless named by ``--only``.
+``--expandable`` adds to each row what a search under ``expandable_segments:True`` answers, and
+what a search without it said of that.
 
 CUDA set-ups run on the counting runtime (kernels do nothing, memory is counted by PyTorch's own
 allocator); they need transformers, timm, diffusers, peft, trl and pytorch-lightning.
@@ -21,6 +24,7 @@ import argparse
 import json
 import math
 import os
+import re
 import resource
 import sys
 import time
@@ -49,6 +53,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no row after these")
     parser.add_argument("--output", type=Path, default=RESULT_FILE)
+    parser.add_argument("--expandable", action="store_true", help="for the rows that are there")
     parser.add_argument("--table", action="store_true", help="of the rows that are there")
     options = parser.parse_args()
     rows: dict[str, Any] = {}
@@ -59,9 +64,14 @@ def main() -> None:
         named = any(setup.name.startswith(name) for name in options.only or ())
         if setup.device != options.device or not (named if options.only else True):
             continue
-        if (setup.name in rows and not named) or time.monotonic() - started > options.seconds:
+        row = rows.get(setup.name, {})
+        done = "expandable" in row or not row if options.expandable else bool(row)
+        if (done and not named) or time.monotonic() - started > options.seconds:
             continue
-        rows[setup.name] = row_of(setup, rows.get(setup.name, {}))
+        if options.expandable:
+            rows[setup.name] = row | {"expandable": expandable_of(setup)}
+        else:
+            rows[setup.name] = row_of(setup, row)
         print(setup.name, rows[setup.name], file=sys.stderr, flush=True)
         save(options.output, {each.name: rows[each.name] for each in SETUPS if each.name in rows})
     rows = {each.name: rows[each.name] for each in SETUPS if each.name in rows}
@@ -103,6 +113,29 @@ def row_of(setup: Setup, before: dict[str, Any]) -> dict[str, Any]:
         steps = bisection["samples"] / bisection["batch_size"]
         bisection["full_size_steps"] = round(steps, 2)
     return row | {"bisection": bisection}
+
+
+def expandable_of(setup: Setup) -> dict[str, Any]:
+    """Search without the setting, and with it; judge the second answer."""
+    os.environ["COUNTING_CUDA_TOTAL"] = str(int(setup.gib * GIB))
+    plain = timed(find_command(setup), SEARCH_SECONDS)
+    told = re.search(
+        r"expandable_segments:True would fit a batch of about (\d+)",
+        " ".join(plain.get("warnings", ())),
+    )
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    try:
+        found = timed(find_command(setup), SEARCH_SECONDS)
+        answer = found.get("batch_size", 0)
+        judged = trained(setup, found.get("budget_bytes", 0), "--batch-size", str(answer))
+    finally:
+        del os.environ["PYTORCH_CUDA_ALLOC_CONF"]
+    return {
+        "without": plain.get("batch_size", 0),
+        "told": int(told[1]) if told else None,
+        "batch_size": answer,
+        "survives": survived(judged),
+    }
 
 
 def find_command(setup: Setup) -> list[str]:

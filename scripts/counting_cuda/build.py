@@ -23,6 +23,7 @@ LIBRARIES = (
     ("libcublas.so.13", ("blas.cpp",), "-DCOUNTING_CUBLAS"),
     ("libcublasLt.so.13", ("blas.cpp",), ""),
     ("libcuda.so.1", ("driver.cpp",), ""),
+    ("libnvidia-ml.so.1", ("nvml.cpp",), ""),
 )
 # PyTorch's one library that is linked to the driver's.
 LINKED_TO_DRIVER = "libcaffe2_nvrtc.so"
@@ -98,7 +99,7 @@ def build(
         )
     )
     versions = folder / f"{name}.map"
-    versions.write_text(f"{name} {{ global: *; }};\n")
+    versions.write_text(f"{name.replace('-', '_')} {{ global: *; }};\n")
     subprocess.run(
         [*compiler, *paths, str(rest), "-o", str(library), f"-Wl,-soname,{name}",
          f"-Wl,--version-script,{versions}"],

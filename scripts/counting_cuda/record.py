@@ -6,8 +6,7 @@
 Random requests under a limit, with each setting of the allocator, and from several streams; what
 random sums ask for; and of the bundled GPT the peaks of whole training steps, all that one of them
 asks for, and how many of ten run under a limit. A setting is fixed once the allocator is in use, so
-each runs in a process of its own. PyTorch 2.13 does not run expandable segments on the
-counting runtime; 2.11 does.
+each runs in a process of its own.
 """
 
 from __future__ import annotations

@@ -33,6 +33,21 @@ def test_a_guess_is_unsure_if_the_larger_step_makes_other_requests() -> None:
     assert not guess.is_sure
 
 
+def test_expandable_segments_fit_steps_that_a_cache_of_fixed_segments_does_not() -> None:
+    """Each step holds one block more than the last, so cached blocks fit none of its requests."""
+    settings = AllocatorSettings(), AllocatorSettings(expandable_segments=True)
+
+    def growing(batch_size: int) -> Recording:
+        asked = [(30 + 7 * step) * MIB * batch_size // 10 for step in range(4)]
+        return Recording([], [[size, ~step] for step, size in enumerate(asked)])
+
+    recordings = {2: growing(2), 20: growing(20)}
+    plain, expanding = (rehearsed(recordings, 500 * MIB, each) for each in settings)
+    assert plain is not None
+    assert expanding is not None
+    assert expanding.size > 1.2 * plain.size
+
+
 def test_one_recording_or_one_that_does_not_grow_tells_nothing() -> None:
     assert rehearsed({20: recorded(20)}, 500 * MIB, AllocatorSettings()) is None
     assert rehearsed({2: recorded(2), 20: recorded(2)}, 500 * MIB, AllocatorSettings()) is None
