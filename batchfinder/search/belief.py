@@ -139,7 +139,7 @@ def line(
     earlier = (points[base] - points[before]) / (base - before)
     steeper = min(MOST_BEND, max(1 / MOST_BEND, slope / earlier if earlier > 0 else math.inf))
     power = math.log((2 * top + reach) / (top + base), (top + base) / (base + before))
-    bent = reach / steeper**power
+    bent = reach / min(MOST_BEND, max(1 / MOST_BEND, steeper**power))
     return Line(top + bent, error + abs(reach - bent))
 
 

@@ -16,6 +16,7 @@ from batchfinder.errors import UsageError
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.result import Status
+from batchfinder.search.belief import line
 from batchfinder.search.bounds import UNLIMITED_BATCH_SIZE, check_bounds
 from batchfinder.search.head_start import Guess
 from batchfinder.search.prober import Prober
@@ -474,3 +475,9 @@ def test_a_peak_that_falls_with_the_size_leads_nowhere() -> None:
     assert size_of(finding) == 460
     assert max(probe.batch_size for probe in probes) <= 2 * 460
     assert sum(p.samples for p in probes) / 460 <= 10
+
+
+def test_a_phase_that_hardly_grows_ends_the_line_far_away() -> None:
+    """The optimizer step of a GPT-2, at sizes that a search tried: it wanders by a few MiB."""
+    peaks = {1: 1386990080.0, 64: 1386440192.0, 96: 1386833408.0, 126: 1389774336.0}
+    assert line(peaks, 76e9).end > 100 * 126
