@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -28,9 +29,10 @@ class Recorder:
         self._index, self._held = index, held
         self._ends: list[int] = []
 
-    def end_step(self) -> None:
-        """Note that a step has ended."""
+    def end_step(self) -> bool:
+        """Note that a step has ended. Return True if steps after the first differ."""
         self._ends.append(len(self._trace()))
+        return len({end - start for start, end in pairwise(self._ends)}) > 1
 
     def recording(self) -> dict[str, Any] | None:
         """Return the fields of a ``Recording``; None if it has too many events."""
@@ -67,8 +69,9 @@ class Recorder:
 class NoRecorder:
     """A recorder that records nothing."""
 
-    def end_step(self) -> None:
-        """Do nothing."""
+    def end_step(self) -> bool:
+        """Return False: nothing is known of the steps."""
+        return False
 
     def recording(self) -> None:
         """Return None."""

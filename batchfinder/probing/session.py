@@ -241,8 +241,10 @@ class ProbeSession:
         with recording(None if self.batches.varies else self.device.torch_device) as recorder:
             for _ in range(watch.most_steps):
                 batch = partial(next_batch, watch.batch_number)
-                watch.note(self._step(batch_size, batch, run), run.allocation_retries)
-                recorder.end_step()
+                peak = self._step(batch_size, batch, run)
+                if recorder.end_step():  # the model skips layers at random, for example
+                    watch.expect_variation()
+                watch.note(peak, run.allocation_retries)
                 # Ranks end together. Each rank is still judged on its own peaks.
                 if self.all_agree(watch.is_over):
                     break

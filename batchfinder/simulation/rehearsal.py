@@ -7,19 +7,18 @@ model and kernels. The simulated allocator shows whether those requests fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from batchfinder.probing.steadiness import MAX_CONFIRM_STEPS, PeakWatch
+from batchfinder.probing.steadiness import MAX_CONFIRM_STEPS, PeakWatch, with_room
 from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
 from batchfinder.search.prober import Prober, Recording
-from batchfinder.simulation.allocator.block import Block
 from batchfinder.simulation.allocator.caching import (
     AllocatorSettings,
     CachingAllocator,
     DeviceFullError,
 )
-from batchfinder.simulation.allocator.expandable import ExpandableAllocator
+from batchfinder.simulation.lasting import allocator_of, in_other_orders, lasts, replayed
 
 # Two requests match if the larger has grown at most by the ratio of the batch sizes, plus this
 # rounding in bytes. After a mismatch, up to MOST_SKIPPED requests are skipped in each step, until
@@ -33,11 +32,6 @@ ALIKE = 6
 # are one FINENESS-th apart, STRETCH of them below must fit, and FURTHEST above the end of bisection
 # are tried.
 FINENESS, STRETCH, FURTHEST = 200, 3, 10
-
-# Steps that a confirmation must last when it is replayed. MobileNet's answers of 513 and 521
-# (mobilenet-24 of scripts/benchmarks/parts/setup_list.py) run out of memory in the fourth and the
-# fifth.
-LASTING_STEPS = 12
 
 
 def head_start_of(
@@ -66,46 +60,6 @@ def head_start_of(
     )
 
 
-def lasts(recording: Recording | None, budget_bytes: int, settings: AllocatorSettings) -> bool:
-    """Return True if a recorded confirmation can go on for LASTING_STEPS steps.
-
-    They are replayed twice: as recorded, and as in a loop that releases each batch before it copies
-    the next. What a fragmented allocator loses depends on such details.
-
-    Args:
-        recording: the confirmation; None if nothing is known of it, which counts as True.
-        budget_bytes: the bytes that the allocator may reserve.
-        settings: settings of the allocator.
-    """
-    if recording is None or not recording.steps:
-        return True
-    try:
-        for recorded in (recording, releasing_early(recording)):
-            for _ in _replay(recorded, _allocator(budget_bytes, settings), LASTING_STEPS):
-                pass
-    except DeviceFullError:
-        return False
-    return True
-
-
-def releasing_early(recording: Recording) -> Recording:
-    """Return a recording whose steps begin with the releases that follow their first requests."""
-    steps, known = [], len(recording.held)
-    for step in recording.steps:
-        start = next((i for i, event in enumerate(step) if event < 0), len(step))
-        end = next((i for i in range(start, len(step)) if step[i] >= 0), len(step))
-        old = [event for event in step[start:end] if ~event < known]
-        new = [event for event in step[start:end] if ~event >= known]
-        steps.append([*old, *step[:start], *new, *step[end:]])
-        known += sum(event >= 0 for event in step)
-    return recording._replace(steps=steps)
-
-
-def _allocator(budget_bytes: int, settings: AllocatorSettings) -> CachingAllocator:
-    kind = ExpandableAllocator if settings.expandable_segments else CachingAllocator
-    return kind(budget_bytes, settings)
-
-
 def rehearsed(
     recordings: Mapping[int, Recording],
     budget_bytes: int,
@@ -129,8 +83,11 @@ def rehearsed(
         return None
     rehearsal = Rehearsal(sizes[0], recordings[sizes[0]], sizes[1], recordings[sizes[1]])
 
+    if any(in_other_orders(recordings[sizes[1]])):
+        budget_bytes = with_room(budget_bytes)
+
     def fits(batch_size: int) -> bool:
-        return rehearsal.fits(batch_size, _allocator(budget_bytes, settings), least_steps)
+        return rehearsal.fits(batch_size, allocator_of(budget_bytes, settings), least_steps)
 
     low, high = sizes[1], 2 * sizes[1]
     if not fits(low):
@@ -188,10 +145,14 @@ class Rehearsal:
         """
         assert allocator.capacity_bytes is not None
         watch = PeakWatch(allocator.capacity_bytes, least_steps=least_steps, peaks_wander=False)
+        recording = self.at(batch_size)
+        # Steps that differ are replayed in one of the orders that the confirmation has to last.
+        order = next(in_other_orders(recording), recording)
+        most_steps = max(MAX_CONFIRM_STEPS, len(order.steps))
         try:
-            for peak, flushes in _replay(self.at(batch_size), allocator, MAX_CONFIRM_STEPS):
+            for peak, flushes in replayed(order, allocator, most_steps):
                 watch.note(peak, flushes)
-                if watch.is_over:
+                if watch.is_over and order is recording:
                     break
         except DeviceFullError:
             return False
@@ -205,39 +166,6 @@ class Rehearsal:
             each = iter(growth)
             steps.append([e if e < 0 else max(0, round(e + next(each) * more)) for e in step])
         return self._model._replace(steps=steps)
-
-
-def _replay(
-    recording: Recording, allocator: CachingAllocator, most_steps: int
-) -> Iterator[tuple[int, int]]:
-    """Replay steps; yield each one's peak of reserved bytes, and how often it flushed the cache.
-
-    After the recorded steps, the last one is repeated if it makes as many requests as the one
-    before.
-    """
-    malloc, free, steps = allocator.malloc, allocator.free, recording.steps
-    streams = recording.streams or [0] * (len(recording.held) + sum(map(len, steps)))
-    held = zip(recording.held, streams, strict=False)
-    blocks: list[Block | None] = [malloc(size, stream) if size else None for size, stream in held]
-    allocator.release_cached()
-    first = len(blocks)  # blocks held from the start are the same in every step
-    counts = [sum(event >= 0 for event in step) for step in steps]
-    for number in range(most_steps):
-        repeats = max(0, number - len(steps) + 1)
-        if repeats and counts[-1:] != counts[-2:-1]:
-            return
-        shift = repeats * counts[-1]
-        retries = allocator.retries
-        allocator.peak_reserved_bytes = allocator.reserved_bytes
-        for event in steps[number - repeats]:
-            if event >= 0:
-                blocks.append(malloc(event, streams[len(blocks) - shift]) if event else None)
-            else:
-                index = ~event if ~event < first else ~event + shift
-                block, blocks[index] = blocks[index], None
-                if block is not None:
-                    free(block)
-        yield allocator.peak_reserved_bytes, allocator.retries - retries
 
 
 def paired(small: Sequence[int], large: Sequence[int], ratio: float) -> list[int | None]:

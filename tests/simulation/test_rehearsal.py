@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from batchfinder.search.prober import Recording
-from batchfinder.simulation.allocator.caching import AllocatorSettings
-from batchfinder.simulation.rehearsal import lasts, paired, rehearsed, releasing_early
+from batchfinder.simulation.allocator.caching import AllocatorSettings, CachingAllocator
+from batchfinder.simulation.lasting import in_other_orders, lasts, releasing_early, replayed
+from batchfinder.simulation.rehearsal import paired, rehearsed
 from batchfinder.units import MIB
 
 
@@ -81,3 +82,26 @@ def test_a_stream_does_not_get_the_free_memory_of_another() -> None:
 def test_a_loop_may_release_the_old_batch_before_it_copies_the_next() -> None:
     recording = Recording([], [[10], [10, ~0, 20, ~2]])
     assert releasing_early(recording).steps == [[10], [~0, 10, 20, ~2]]
+
+
+def test_steps_that_differ_are_replayed_in_other_orders() -> None:
+    """Steps of a model that skips a layer at random; each keeps its output into the next one."""
+
+    def step(number: int, layers: int) -> list[int]:
+        first = 1 + sum(1 + count for count in depths[:number])
+        kept = [~(first - depths[number - 1] - 1)] if number else []
+        blocks = range(first + 1, first + 1 + layers)
+        return [8 * MIB, *kept, *([100 * MIB] * layers), *(~block for block in blocks)]
+
+    depths = [3, 2, 3, 3]
+    recording = Recording([50 * MIB], [step(n, layers) for n, layers in enumerate(depths)])
+    orders = [*in_other_orders(recording)]
+    assert len({str(order.steps) for order in orders}) == len(orders) > 1
+    for order in orders:
+        allocator = CachingAllocator(500 * MIB, AllocatorSettings())
+        assert sum(1 for _ in replayed(order, allocator, len(order.steps))) == len(order.steps)
+        assert allocator.allocated_bytes == 58 * MIB
+
+
+def test_steps_that_all_make_the_same_requests_have_one_order() -> None:
+    assert not [*in_other_orders(recorded(20))]
