@@ -71,8 +71,7 @@ class ProbeSession:
         make_step: Callable[..., TrainingStep] | None = None,
     ) -> None:
         self.setup = setup
-        self.on_step = on_step
-        self.all_agree = all_agree
+        self.on_step, self.all_agree = on_step, all_agree
         self.make_step = make_step or STEP_OF_MODE[options.mode]
         self.batches = batches
         self.device = device
@@ -240,8 +239,7 @@ class ProbeSession:
         )
         with recording(None if self.batches.varies else self.device.torch_device) as recorder:
             for _ in range(watch.most_steps):
-                batch = partial(next_batch, watch.batch_number)
-                peak = self._step(batch_size, batch, run)
+                peak = self._step(batch_size, partial(next_batch, watch.batch_number), run)
                 if recorder.end_step():  # the model skips layers at random, for example
                     watch.expect_variation()
                 watch.note(peak, run.allocation_retries)
