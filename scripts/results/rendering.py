@@ -111,6 +111,23 @@ def setups(rows: Mapping[str, Row]) -> str:
     return markdown_table((*header, "by bisection", "full-size steps", "time"), lines)
 
 
+def expandable(rows: Mapping[str, Row]) -> str:
+    """Show answers under expandable segments, next to what searches without them said."""
+    header = ("set-up", "answer", "told of expandable segments", "answer with them", "30 steps")
+    lines = [
+        (
+            name,
+            row["without"],
+            f"about {row['told']}" if row["told"] else "nothing",
+            row["batch_size"],
+            "survives" if row["survives"] else "**dies**",
+        )
+        for name, row in ((name, row.get("expandable")) for name, row in rows.items())
+        if row
+    ]
+    return markdown_table(header, lines)
+
+
 def search_costs(rows: Sequence[Row]) -> str:
     """Show what searches cost: a line for each family, and one for all."""
     header = ["model", "searches", "probes, median (worst)", "full-size steps, median (worst)"]

@@ -135,6 +135,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "setups": lambda: (
         show.setups(load("setups")) if (HERE / "setups.json").exists() else "Not measured yet."
     ),
+    "expandable": lambda: show.expandable(load("setups")),
     "scripts": lambda: show.scripts(load("scripts")),
     "search_cpu": lambda: show.searches(load("search_cpu")["cases"]),
     "search_cpu_mapped": lambda: show.searches(load("search_cpu_mapped")["cases"]),
