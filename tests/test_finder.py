@@ -141,6 +141,19 @@ def test_expandable_segments_are_named_if_a_replay_shows_that_they_fit_more(
     ]
 
 
+def test_expandable_segments_are_named_if_an_example_is_a_fifth_of_the_budget() -> None:
+    prober = FakeProber(
+        budget_bytes=6000,
+        bytes_per_sample=1000,
+        fragmentation=0.1,
+        reserved_extra=0.01,
+        device="cuda:0 Paper",
+    )
+    result = run_search(prober, head_start=HeadStart(expand=lambda: Guess(6)))
+    assert result.batch_size == 5
+    assert [warning for warning in result.warnings if "batch of about 6" in warning]
+
+
 def test_a_device_that_other_programs_fill_is_told_nothing_of_expandable_segments() -> None:
     """As where another program takes half of the device, or each step leaves something behind."""
     prober = FakeProber(budget_bytes=10_000, fragmentation=0.5, device="cuda:0 Paper")
