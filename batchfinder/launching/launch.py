@@ -19,11 +19,10 @@ from typing import IO, Any
 
 from batchfinder.launching.guardian import descendants
 from batchfinder.launching.template import Template
-from batchfinder.probing import recording
 from batchfinder.probing.workers.process import NO_RESERVES
 
 HOOK = Path(__file__).parent / "hook"
-RECORDER = Path(recording.__file__)
+RECORDER = Path(__file__).parents[1] / "probing" / "recording.py"  # its import would need torch
 GUARDIAN = Path(__file__).parent / "guardian.py"
 LOOK_SECONDS = 0.02
 # Lines of output that are kept, and bytes of each: enough for a traceback, but bounded.
@@ -123,12 +122,7 @@ class Launch:
         """Yield reports of the processes until the command ends; None while there is no new one."""
         while True:
             has_ended = self._guardian.poll() is not None
-            position = self._reports.tell()
-            line = self._reports.readline()
-            if line.endswith("\n"):
-                yield json.loads(line)
-                continue
-            self._reports.seek(position)
+            yield from new_reports(self._reports)
             if has_ended:
                 return
             yield None
@@ -169,6 +163,17 @@ class Launch:
                 sys.stderr.write(line.decode(errors="replace"))
                 sys.stderr.flush()
         pipe.close()
+
+
+def new_reports(file: IO[str]) -> Iterator[dict[str, Any]]:
+    """Yield the whole reports that processes have added to a file since it was last read."""
+    while True:
+        position = file.tell()
+        line = file.readline()
+        if not line.endswith("\n"):
+            file.seek(position)
+            return
+        yield json.loads(line)
 
 
 def hooked(order: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:

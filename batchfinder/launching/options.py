@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from batchfinder.errors import DeviceError, UsageError
-from batchfinder.probing.devices.oom_table import TABLE, Tier
 
 if TYPE_CHECKING:
     from batchfinder.probing.devices.device import DeviceMemory
@@ -86,6 +85,8 @@ def make_order(
         cpu_budget_bytes: the budget if the CPU trains, else None.
         cuda_budget_bytes: the budget of each CUDA device; None if no launch has shown it yet.
     """
+    from batchfinder.probing.devices.oom_table import TABLE, Tier  # late: it imports torch
+
     patterns: dict[Tier, list[str]] = {tier: [] for tier in Tier}
     for row in TABLE:
         if row.pattern and row.types:

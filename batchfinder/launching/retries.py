@@ -5,32 +5,32 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import IO
 
-from batchfinder.launching.launch import hooked
+from batchfinder.launching.launch import hooked, new_reports
 
 
-@dataclass(frozen=True)
 class Retries:
-    """The reports of the processes of one command.
+    """The flushes that the processes of one command report.
 
-    Attributes:
+    Args:
+        reports: the file with their reports.
         environment: the environment that brings the hook into the command.
     """
 
-    environment: Mapping[str, str]
-    _reports: Path
+    def __init__(self, reports: IO[str], environment: Mapping[str, str]) -> None:
+        self.environment = environment
+        self._reports = reports
+        self._totals: dict[int, int] = {}  # by process
 
     def read(self) -> int | None:
         """Return the flushes of all processes; None while none has ended a step on a GPU."""
-        totals: dict[int, int] = {}
-        for line in self._reports.read_text(encoding="utf-8").splitlines():
-            report = json.loads(line)
+        for report in new_reports(self._reports):
             if report["event"] == "retries":
-                totals[report["pid"]] = report["total"]
-        return sum(totals.values()) if totals else None
+                self._totals[report["pid"]] = report["total"]
+        return sum(self._totals.values()) if self._totals else None
 
 
 @contextmanager
@@ -40,4 +40,5 @@ def counted_retries() -> Iterator[Retries]:
         reports, order = Path(folder, "reports"), Path(folder, "order.json")
         reports.touch()
         order.write_text(json.dumps({"reports": str(reports)}), encoding="utf-8")
-        yield Retries(hooked(order), reports)
+        with reports.open(encoding="utf-8") as file:
+            yield Retries(file, hooked(order))

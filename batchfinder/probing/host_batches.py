@@ -43,8 +43,9 @@ def bytes_of(batches: BatchMaker, batch_size: int) -> int:
         1200
     """
     if batches.batch_size is None:
+        # One batch, or none, gives the line through no examples and no bytes.
         made = sorted(batches.made.items())
-        (small, least), (large, most) = made[0] if len(made) > 1 else (0, 0), (made or [(1, 0)])[-1]
+        (small, least), *_, (large, most) = made if len(made) > 1 else [(0, 0), *(made or [(1, 0)])]
         return most + max(0, most - least) * (batch_size - large) // (large - small)
     tensors = (tensor for _, tensor in named_tensors(batches.make(batch_size, most_elements=0)))
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

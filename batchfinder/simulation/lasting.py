@@ -14,7 +14,7 @@ from batchfinder.simulation.allocator.caching import (
     CachingAllocator,
     DeviceFullError,
 )
-from batchfinder.simulation.allocator.expandable import ExpandableAllocator
+from batchfinder.simulation.allocator.expandable import allocator_of
 
 # Steps that a confirmation must last when it is replayed. MobileNet's answers of 513 and 521
 # (mobilenet-24 of scripts/benchmarks/parts/setup_list.py) run out of memory in the fourth and the
@@ -41,18 +41,22 @@ def lasts(recording: Recording | None, budget_bytes: int, settings: AllocatorSet
     """
     if recording is None or not recording.steps:
         return True
-    others = [*in_other_orders(recording)]
-    if others:
-        budget_bytes = with_room(budget_bytes)
+    limit_bytes = limit_of(recording, budget_bytes)
     try:
-        for recorded in (recording, *others):
+        for recorded in (recording, *in_other_orders(recording)):
             for variant in (recorded, releasing_early(recorded)):
                 steps = max(LASTING_STEPS, len(variant.steps))
-                for _ in replayed(variant, allocator_of(budget_bytes, settings), steps):
+                for _ in replayed(variant, allocator_of(limit_bytes, settings), steps):
                     pass
     except DeviceFullError:
         return False
     return True
+
+
+def limit_of(recording: Recording, budget_bytes: int) -> int:
+    """Return the bytes that a replay may use: less of the budget if its steps differ."""
+    differs = next(in_other_orders(recording), None) is not None
+    return with_room(budget_bytes) if differs else budget_bytes
 
 
 def releasing_early(recording: Recording) -> Recording:
@@ -74,9 +78,11 @@ def in_other_orders(recording: Recording) -> Iterator[Recording]:
     Nothing is yielded if all these steps make the same number of requests, or if fewer than two can
     be exchanged: those that release what the step before left, and leave as many blocks themselves.
     """
+    if len(set(_counts_of(recording.steps[1:]))) < 2:
+        return
     first, *later = _steps_of(recording)
     pool = [step for step in later if step.is_like(first)]
-    if len({step.count for step in later}) < 2 or len(pool) < 2:
+    if len(pool) < 2:
         return
     for seed in range(ORDERS):
         draw = random.Random(seed)
@@ -127,11 +133,16 @@ class _Step:
         ]
 
 
+def _counts_of(steps: Sequence[Sequence[int]]) -> list[int]:
+    """Return the number of blocks that each step requests."""
+    return [sum(event >= 0 for event in step) for step in steps]
+
+
 def _steps_of(recording: Recording) -> Iterator[_Step]:
     start, old = len(recording.held), list[int]()
     following = [*recording.steps[1:], None]
-    for events, after in zip(recording.steps, following, strict=True):
-        count = sum(event >= 0 for event in events)
+    counts = _counts_of(recording.steps)
+    for events, after, count in zip(recording.steps, following, counts, strict=True):
         released = {~event for event in events if event < 0}
         kept = [block for block in range(start, start + count) if block not in released]
         left = kept if after is None else sorted({~e for e in after if e < 0} & set(kept))
@@ -139,12 +150,6 @@ def _steps_of(recording: Recording) -> Iterator[_Step]:
         relative = [block - start for block in left]
         yield _Step(events, start, count, old, relative, releases, len(kept))
         start, old = start + count, left
-
-
-def allocator_of(budget_bytes: int, settings: AllocatorSettings) -> CachingAllocator:
-    """Return a fresh allocator."""
-    kind = ExpandableAllocator if settings.expandable_segments else CachingAllocator
-    return kind(budget_bytes, settings)
 
 
 def replayed(
@@ -161,7 +166,7 @@ def replayed(
     blocks: list[Block | None] = [malloc(size, stream) if size else None for size, stream in held]
     allocator.release_cached()
     first = len(blocks)  # blocks held from the start are the same in every step
-    counts = [sum(event >= 0 for event in step) for step in steps]
+    counts = _counts_of(steps)
     for number in range(most_steps):
         repeats = max(0, number - len(steps) + 1)
         if repeats and counts[-1:] != counts[-2:-1]:

@@ -10,8 +10,8 @@ from batchfinder.probing.devices.versions import versions
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import THRASHING_NOTE, Outcome, Probe
-from batchfinder.simulation.allocator.caching import AllocatorSettings, CachingAllocator
-from batchfinder.simulation.allocator.expandable import ExpandableAllocator
+from batchfinder.simulation.allocator.caching import AllocatorSettings
+from batchfinder.simulation.allocator.expandable import allocator_of
 from batchfinder.simulation.gpus import Gpu
 from batchfinder.simulation.replay import Replay, replay
 from batchfinder.simulation.trace.trace import Stage
@@ -114,10 +114,8 @@ class SimulatedProber:
 
     def replay(self, batch_size: int) -> Replay:
         """Replay the steps at a batch size in a fresh allocator with this GPU's budget."""
-        allocator = ExpandableAllocator if self._settings.expandable_segments else CachingAllocator
-        trace = self.traces.at(batch_size)
-        device = allocator(self.budget_bytes, self._settings)
-        return replay(trace, batch_size, device, self.gpu)
+        device = allocator_of(self.budget_bytes, self._settings)
+        return replay(self.traces.at(batch_size), batch_size, device, self.gpu)
 
     def close(self) -> None:
         """Do nothing: no resources are held."""

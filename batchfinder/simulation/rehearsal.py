@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from batchfinder.probing.steadiness import MAX_CONFIRM_STEPS, PeakWatch, with_room
+from batchfinder.probing.steadiness import MAX_CONFIRM_STEPS, PeakWatch
 from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
 from batchfinder.search.prober import Prober, Recording
 from batchfinder.simulation.allocator.caching import (
@@ -18,7 +18,8 @@ from batchfinder.simulation.allocator.caching import (
     CachingAllocator,
     DeviceFullError,
 )
-from batchfinder.simulation.lasting import allocator_of, in_other_orders, lasts, replayed
+from batchfinder.simulation.allocator.expandable import allocator_of
+from batchfinder.simulation.lasting import in_other_orders, lasts, limit_of, replayed
 
 # Two requests match if the larger has grown at most by the ratio of the batch sizes, plus this
 # rounding in bytes. After a mismatch, up to MOST_SKIPPED requests are skipped in each step, until
@@ -82,12 +83,10 @@ def rehearsed(
     if len(sizes) < 2 or not all(recordings[size].steps for size in sizes):
         return None
     rehearsal = Rehearsal(sizes[0], recordings[sizes[0]], sizes[1], recordings[sizes[1]])
-
-    if any(in_other_orders(recordings[sizes[1]])):
-        budget_bytes = with_room(budget_bytes)
+    limit_bytes = limit_of(recordings[sizes[1]], budget_bytes)
 
     def fits(batch_size: int) -> bool:
-        return rehearsal.fits(batch_size, allocator_of(budget_bytes, settings), least_steps)
+        return rehearsal.fits(batch_size, allocator_of(limit_bytes, settings), least_steps)
 
     low, high = sizes[1], 2 * sizes[1]
     if not fits(low):

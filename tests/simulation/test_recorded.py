@@ -14,10 +14,9 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.simulation.allocator.block import Block
 from batchfinder.simulation.allocator.caching import (
     AllocatorSettings,
-    CachingAllocator,
     DeviceFullError,
 )
-from batchfinder.simulation.allocator.expandable import ExpandableAllocator
+from batchfinder.simulation.allocator.expandable import allocator_of
 from batchfinder.simulation.gpus import NO_GPU, Gpu, find_gpu
 from batchfinder.simulation.kernels.reductions import EXTREME, MOMENTS, PLACE, SUM, reduction
 from batchfinder.simulation.kernels.torch_version import TORCH_VERSION
@@ -59,8 +58,7 @@ def traces_of_gpt(
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_request_leaves_the_same_state_as_in_pytorch(name: str) -> None:
     facts, settings = recorded(f"requests_{name}"), SETTINGS[name]
-    make = ExpandableAllocator if settings.expandable_segments else CachingAllocator
-    allocator = make(facts["capacity_bytes"], settings)
+    allocator = allocator_of(facts["capacity_bytes"], settings)
     blocks: dict[int, Block] = {}
     held: list[list[int] | None] = []
     for index, event in enumerate(facts["events"]):

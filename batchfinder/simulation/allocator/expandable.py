@@ -139,6 +139,17 @@ class ExpandableAllocator(CachingAllocator):
         return size_of(block) if block is not None and address_of(block) == address else 0
 
 
+def allocator_of(capacity_bytes: int | None, settings: AllocatorSettings) -> CachingAllocator:
+    """Return a fresh allocator with the user's settings.
+
+    Args:
+        capacity_bytes: the bytes that it may reserve; None for no limit.
+        settings: they choose between the two allocators.
+    """
+    kind = ExpandableAllocator if settings.expandable_segments else CachingAllocator
+    return kind(capacity_bytes, settings)
+
+
 def _page(pool: int) -> int:
     return LARGE_SEGMENT_BYTES if pool % 2 else SMALL_SEGMENT_BYTES
 
