@@ -10,10 +10,10 @@ from typing import Any
 from torch import nn
 
 from batchfinder.errors import UsageError, warn_of
+from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.results.result import Status
 from batchfinder.search.bounds import check_bounds, whole_bounds, whole_number
-from batchfinder.simulation.allocator.caching import AllocatorSettings
 from batchfinder.simulation.estimate import Estimate, PeakEstimate
 from batchfinder.simulation.explanation import explain
 from batchfinder.simulation.gpus import Gpu, find_gpu

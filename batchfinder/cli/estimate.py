@@ -19,6 +19,7 @@ from batchfinder.cli.studies.levers import what_to_change
 from batchfinder.cli.world_sizes import estimate_on_cluster
 from batchfinder.errors import BatchFinderError, UsageError, UserCodeError
 from batchfinder.estimator import estimate_on_gpus
+from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.reporting.estimates import (
@@ -30,7 +31,6 @@ from batchfinder.reporting.estimates import (
 )
 from batchfinder.reporting.page.page import check_report
 from batchfinder.results.result import SCHEMA_VERSION
-from batchfinder.simulation.allocator.caching import AllocatorSettings
 from batchfinder.simulation.calibration import Calibration, read_measurement
 from batchfinder.simulation.estimate import ClusterEstimate, Estimate
 from batchfinder.simulation.gpus import Gpu, find_gpu, unnamed_gpu

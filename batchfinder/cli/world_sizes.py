@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from batchfinder.estimator import estimate_on_gpus
+from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.simulation.allocator.caching import AllocatorSettings
 from batchfinder.simulation.estimate import ClusterEstimate
 from batchfinder.simulation.gpus import Gpu, nccl_bytes
 from batchfinder.simulation.tracing.cluster import Cluster

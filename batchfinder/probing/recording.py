@@ -30,9 +30,14 @@ class Recorder:
         self._ends: list[int] = []
 
     def end_step(self) -> bool:
-        """Note that a step has ended. Return True if steps after the first differ."""
-        self._ends.append(len(self._trace()))
-        return len({end - start for start, end in pairwise(self._ends)}) > 1
+        """Note that a step has ended. Return True if steps after the first make other requests."""
+        trace = self._trace()
+        self._ends.append(len(trace))
+        counts = {
+            sum(entry["action"] == "alloc" for entry in trace[start:end])
+            for start, end in pairwise(self._ends)
+        }
+        return len(counts) > 1
 
     def recording(self) -> dict[str, Any] | None:
         """Return the fields of a ``Recording``; None if it has too many events."""

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from tenacity import Retrying, retry_if_result, stop_after_attempt
 
-from batchfinder.errors import DeviceError
 from batchfinder.probing.attempt import Attempt, Recording, Run, to_probe
+from batchfinder.probing.devices.allocator.recorded import foreseen
 from batchfinder.probing.devices.baseline import Baseline
 from batchfinder.probing.devices.device import Device, Peaks
 from batchfinder.probing.devices.oom import (
     Failure,
     classify,
+    compiler_needs_more_than,
     compiler_ran_out,
 )
 from batchfinder.probing.devices.oom_table import Tier
@@ -34,7 +35,6 @@ from batchfinder.training.modes.forward_step import STEP_OF_MODE
 from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
-from batchfinder.units import format_bytes
 
 # The optimizer allocates its states in its first step, so only the second one shows the peak.
 WARM_UP_STEPS = 2
@@ -92,7 +92,7 @@ class ProbeSession:
         return self._attempt(batch_size, confirm=False)
 
     def confirm(self, batch_size: int) -> Attempt:
-        """Run full steps from scratch until the peak is steady. Raises the errors of ``probe``."""
+        """Run full steps from scratch until the peak is steady, or is foreseen to be."""
         return self._attempt(batch_size, confirm=True)
 
     @property
@@ -157,10 +157,7 @@ class ProbeSession:
                 if needs_more_than_one_sample(error, handled):
                     raise too_small(batch_size) from error
                 if self.device.torch_device.type == "cpu" and compiler_ran_out(error):
-                    raise DeviceError(
-                        "torch.compile's C++ compiler ran out of memory, as it gets no more than "
-                        f"{format_bytes(self.budget_bytes)} either; give a larger memory limit"
-                    ) from error
+                    raise compiler_needs_more_than(self.budget_bytes) from error
                 raise
         if run.failure is not None and run.failure.tier is not Tier.POISONED:
             run.failure = self._after_failure(run.failure, run)
@@ -243,6 +240,7 @@ class ProbeSession:
                 if recorder.end_step():  # the model skips layers at random, for example
                     watch.expect_variation()
                 watch.note(peak, run.allocation_retries)
+                watch = foreseen(recorder.recording, watch, self.budget_bytes)
                 # Ranks end together. Each rank is still judged on its own peaks.
                 if self.all_agree(watch.is_over):
                     break

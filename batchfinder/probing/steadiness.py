@@ -87,6 +87,7 @@ class PeakWatch:
         batches_vary: True if the steps train on batches of different shapes.
 
     Attributes:
+        peaks: the peak of each step so far, in bytes.
         is_settled: True once enough steps were watched and the last ones neither needed more memory
             nor flushed the allocator's cache. If peaks wander, they must show no trend and stay
             well below the budget. It never becomes False again.
@@ -122,14 +123,19 @@ class PeakWatch:
         if batches_vary:
             self.expect_variation()
         self._noise_bytes = GROWTH_NOISE * budget_bytes
-        self._peaks: list[int] = []
+        self.peaks: list[int] = []
         self._flushes, self._last_flush = False, 0
         self.is_settled = self.is_over = False
 
     @property
     def batch_number(self) -> int:
         """The number of the next step's batch. Batch 0, the longest, comes once in each round."""
-        return len(self._peaks) % (self._varied_steps - 1)
+        return len(self.peaks) % (self._varied_steps - 1)
+
+    @property
+    def may_end(self) -> bool:
+        """True once the least number of steps has run."""
+        return len(self.peaks) >= self._least_steps
 
     def expect_variation(self) -> None:
         """Watch more steps, because batches of different shapes were seen, or will be."""
@@ -138,21 +144,21 @@ class PeakWatch:
 
     def note(self, peak_bytes: int, flushes: int = 0) -> None:
         """Record the peak of one more step, and how often it flushed the cache."""
-        self._peaks.append(peak_bytes)
+        self.peaks.append(peak_bytes)
         if flushes:
-            self._last_flush = len(self._peaks)
+            self._last_flush = len(self.peaks)
         self._flushes |= self._last_flush > STEPS_THAT_MAY_FLUSH
         self.is_over |= self._flushes
-        if len(self._peaks) >= STEPS_FOR_EXCESS:
+        if len(self.peaks) >= STEPS_FOR_EXCESS:
             self.is_over |= self._excess_bytes(SURE_EXCESS) > 0
-        if len(self._peaks) < self._least_steps:
+        if not self.may_end:
             return
         if self._peaks_wander:
-            is_clear = highest_to_expect(self._peaks, DEVIATIONS_TO_END_EARLY) <= self._budget_bytes
-            self.is_settled |= is_clear and not is_rising(self._peaks, self._noise_bytes)
+            is_clear = highest_to_expect(self.peaks, DEVIATIONS_TO_END_EARLY) <= self._budget_bytes
+            self.is_settled |= is_clear and not is_rising(self.peaks, self._noise_bytes)
         else:
-            steady = steps_without_growth(self._peaks, self._noise_bytes)
-            quiet = len(self._peaks) - self._last_flush
+            steady = steps_without_growth(self.peaks, self._noise_bytes)
+            quiet = len(self.peaks) - self._last_flush
             self.is_settled |= min(steady, quiet) >= STEADY_STEPS
         self.is_over |= self.is_settled
 
@@ -166,17 +172,17 @@ class PeakWatch:
                 f"{format_bytes(excess)} in some"
             )
         if not self.is_settled and (
-            not self._peaks_wander or is_rising(self._peaks, self._noise_bytes)
+            not self._peaks_wander or is_rising(self.peaks, self._noise_bytes)
         ):
-            return f"memory still grew after {len(self._peaks)} steps"
+            return f"memory still grew after {len(self.peaks)} steps"
         return ""
 
     def _excess_bytes(self, share: float = 1) -> float:
         """Return by how many bytes some step will exceed its limit; 0 or less if none will."""
         if not self._peaks_wander:
             return 0
-        usual = highest_to_expect(self._peaks, share * DEVIATIONS)
-        rare = highest_to_expect(self._peaks, share * DEVIATIONS_WITH_HEADROOM)
+        usual = highest_to_expect(self.peaks, share * DEVIATIONS)
+        rare = highest_to_expect(self.peaks, share * DEVIATIONS_WITH_HEADROOM)
         return max(usual, rare - self._headroom_bytes) - self._budget_bytes
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from batchfinder.errors import BatchFinderError, BatchTooSmallError, UsageError
+from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.search.bounds import Bounds, check_bounds
-from batchfinder.simulation.allocator.caching import AllocatorSettings
 from batchfinder.simulation.gpus import Gpu, find_gpu, unnamed_gpu
 from batchfinder.simulation.largest import largest_that_fits
 from batchfinder.simulation.prober import SimulatedProber

@@ -6,15 +6,14 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from batchfinder.probing.steadiness import with_room
-from batchfinder.search.prober import Recording
-from batchfinder.simulation.allocator.block import Block
-from batchfinder.simulation.allocator.caching import (
+from batchfinder.probing.devices.allocator.caching import (
     AllocatorSettings,
-    CachingAllocator,
     DeviceFullError,
 )
-from batchfinder.simulation.allocator.expandable import allocator_of
+from batchfinder.probing.devices.allocator.expandable import allocator_of
+from batchfinder.probing.devices.allocator.recorded import counts_of, replayed
+from batchfinder.probing.steadiness import with_room
+from batchfinder.search.prober import Recording
 
 # Steps that a confirmation must last when it is replayed. MobileNet's answers of 513 and 521
 # (mobilenet-24 of scripts/benchmarks/parts/setup_list.py) run out of memory in the fourth and the
@@ -78,7 +77,7 @@ def in_other_orders(recording: Recording) -> Iterator[Recording]:
     Nothing is yielded if all these steps make the same number of requests, or if fewer than two can
     be exchanged: those that release what the step before left, and leave as many blocks themselves.
     """
-    if len(set(_counts_of(recording.steps[1:]))) < 2:
+    if len(set(counts_of(recording.steps[1:]))) < 2:
         return
     first, *later = _steps_of(recording)
     pool = [step for step in later if step.is_like(first)]
@@ -133,15 +132,10 @@ class _Step:
         ]
 
 
-def _counts_of(steps: Sequence[Sequence[int]]) -> list[int]:
-    """Return the number of blocks that each step requests."""
-    return [sum(event >= 0 for event in step) for step in steps]
-
-
 def _steps_of(recording: Recording) -> Iterator[_Step]:
     start, old = len(recording.held), list[int]()
     following = [*recording.steps[1:], None]
-    counts = _counts_of(recording.steps)
+    counts = counts_of(recording.steps)
     for events, after, count in zip(recording.steps, following, counts, strict=True):
         released = {~event for event in events if event < 0}
         kept = [block for block in range(start, start + count) if block not in released]
@@ -150,36 +144,3 @@ def _steps_of(recording: Recording) -> Iterator[_Step]:
         relative = [block - start for block in left]
         yield _Step(events, start, count, old, relative, releases, len(kept))
         start, old = start + count, left
-
-
-def replayed(
-    recording: Recording, allocator: CachingAllocator, most_steps: int
-) -> Iterator[tuple[int, int]]:
-    """Replay steps; yield each one's peak of reserved bytes, and how often it flushed the cache.
-
-    After the recorded steps, the last one is repeated if it makes as many requests as the one
-    before.
-    """
-    malloc, free, steps = allocator.malloc, allocator.free, recording.steps
-    streams = recording.streams or [0] * (len(recording.held) + sum(map(len, steps)))
-    held = zip(recording.held, streams, strict=False)
-    blocks: list[Block | None] = [malloc(size, stream) if size else None for size, stream in held]
-    allocator.release_cached()
-    first = len(blocks)  # blocks held from the start are the same in every step
-    counts = _counts_of(steps)
-    for number in range(most_steps):
-        repeats = max(0, number - len(steps) + 1)
-        if repeats and counts[-1:] != counts[-2:-1]:
-            return
-        shift = repeats * counts[-1]
-        retries = allocator.retries
-        allocator.peak_reserved_bytes = allocator.reserved_bytes
-        for event in steps[number - repeats]:
-            if event >= 0:
-                blocks.append(malloc(event, streams[len(blocks) - shift]) if event else None)
-            else:
-                index = ~event if ~event < first else ~event + shift
-                block, blocks[index] = blocks[index], None
-                if block is not None:
-                    free(block)
-        yield allocator.peak_reserved_bytes, allocator.retries - retries

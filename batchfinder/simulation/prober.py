@@ -6,12 +6,12 @@ import math
 import time
 
 from batchfinder.errors import DeviceError
+from batchfinder.probing.devices.allocator.caching import AllocatorSettings
+from batchfinder.probing.devices.allocator.expandable import allocator_of
 from batchfinder.probing.devices.versions import versions
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import THRASHING_NOTE, Outcome, Probe
-from batchfinder.simulation.allocator.caching import AllocatorSettings
-from batchfinder.simulation.allocator.expandable import allocator_of
 from batchfinder.simulation.gpus import Gpu
 from batchfinder.simulation.replay import Replay, replay
 from batchfinder.simulation.trace.trace import Stage

@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from batchfinder.probing.steadiness import MAX_CONFIRM_STEPS, PeakWatch
-from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
-from batchfinder.search.prober import Prober, Recording
-from batchfinder.simulation.allocator.caching import (
+from batchfinder.probing.devices.allocator.caching import (
     AllocatorSettings,
     CachingAllocator,
     DeviceFullError,
 )
-from batchfinder.simulation.allocator.expandable import allocator_of
-from batchfinder.simulation.lasting import in_other_orders, lasts, limit_of, replayed
+from batchfinder.probing.devices.allocator.expandable import allocator_of
+from batchfinder.probing.devices.allocator.recorded import replayed
+from batchfinder.probing.steadiness import MAX_CONFIRM_STEPS, PeakWatch
+from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
+from batchfinder.search.prober import Prober, Recording
+from batchfinder.simulation.lasting import in_other_orders, lasts, limit_of
 
 # Two requests match if the larger has grown at most by the ratio of the batch sizes, plus this
 # rounding in bytes. After a mismatch, up to MOST_SKIPPED requests are skipped in each step, until

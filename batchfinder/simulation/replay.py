@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from batchfinder.probing.devices.allocator.block import Block
+from batchfinder.probing.devices.allocator.caching import CachingAllocator, DeviceFullError
 from batchfinder.probing.steadiness import STEADY_STEPS
-from batchfinder.simulation.allocator.block import Block
-from batchfinder.simulation.allocator.caching import CachingAllocator, DeviceFullError
 from batchfinder.simulation.gpus import NO_GPU, Gpu
 from batchfinder.simulation.trace.trace import EMPTY_CACHE, GeneralTrace, Stage
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from batchfinder.estimator import estimate_on_gpus
-from batchfinder.simulation.allocator.caching import AllocatorSettings
+from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.simulation.estimate import Estimate
 from batchfinder.simulation.gpus import Gpu, nccl_bytes
 from batchfinder.simulation.kernels.attention import ComputeCapability

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from parts.timm_recipes import A100, RTX_3090, Recipe, TracedModel, trace_model
 
-from batchfinder.simulation.allocator.caching import CachingAllocator
+from batchfinder.probing.devices.allocator.caching import CachingAllocator
 from batchfinder.simulation.gpus import find_gpu
 from batchfinder.simulation.largest import largest_that_fits
 from batchfinder.simulation.replay import replay

@@ -31,14 +31,14 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from batchfinder.simulation.allocator.block import (  # noqa: E402 - runs from a checkout too
+from batchfinder.probing.devices.allocator.block import (  # noqa: E402 - runs from a checkout too
     POOL_BYTES,
     Block,
     address_of,
     make_block,
 )
-from batchfinder.simulation.allocator.caching import CachingAllocator  # noqa: E402
-from batchfinder.simulation.allocator.rounding import (  # noqa: E402
+from batchfinder.probing.devices.allocator.caching import CachingAllocator  # noqa: E402
+from batchfinder.probing.devices.allocator.rounding import (  # noqa: E402
     SMALL_BYTES,
     round_request,
     segment_bytes,

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from batchfinder.probing.options import ProbeOptions
-from batchfinder.simulation.allocator.block import Block
-from batchfinder.simulation.allocator.caching import (
+from batchfinder.probing.devices.allocator.block import Block
+from batchfinder.probing.devices.allocator.caching import (
     AllocatorSettings,
     DeviceFullError,
 )
-from batchfinder.simulation.allocator.expandable import allocator_of
+from batchfinder.probing.devices.allocator.expandable import allocator_of
+from batchfinder.probing.options import ProbeOptions
 from batchfinder.simulation.gpus import NO_GPU, Gpu, find_gpu
 from batchfinder.simulation.kernels.reductions import EXTREME, MOMENTS, PLACE, SUM, reduction
 from batchfinder.simulation.kernels.torch_version import TORCH_VERSION

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from batchfinder.probing.devices.allocator.caching import AllocatorSettings, CachingAllocator
+from batchfinder.probing.devices.allocator.recorded import replayed
 from batchfinder.search.prober import Recording
-from batchfinder.simulation.allocator.caching import AllocatorSettings, CachingAllocator
-from batchfinder.simulation.lasting import in_other_orders, lasts, releasing_early, replayed
+from batchfinder.simulation.lasting import in_other_orders, lasts, releasing_early
 from batchfinder.simulation.rehearsal import paired, rehearsed
 from batchfinder.units import MIB
 

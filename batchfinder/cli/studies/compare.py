@@ -15,10 +15,10 @@ from batchfinder.cli.output import deliver, print_notes, width_of_table
 from batchfinder.cli.request import request_of
 from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import UsageError
+from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.reporting.comparison import comparison_table, equation_lines, marked_rows
 from batchfinder.reporting.page.page import check_report
 from batchfinder.results.result import SCHEMA_VERSION
-from batchfinder.simulation.allocator.caching import AllocatorSettings
 from batchfinder.studies.comparison import Comparison, StrategyRow
 from batchfinder.studies.estimating import estimate_strategies
 from batchfinder.studies.measuring import measure_strategies, measured_comparison

@@ -12,7 +12,9 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from batchfinder.errors import DeviceError
 from batchfinder.probing.devices.oom_table import TABLE, Row, Tier
+from batchfinder.units import format_bytes
 
 _REASON_LENGTH = 160
 # GCC, which the system may have killed to free memory, and Clang.
@@ -104,6 +106,14 @@ def compiler_ran_out(error: BaseException) -> bool:
     return any(
         type(link).__name__ == "CppCompileError" and _COMPILER_RAN_OUT.search(str(link))
         for link in chain(error)
+    )
+
+
+def compiler_needs_more_than(budget_bytes: int) -> DeviceError:
+    """Return the error for a compiler that ran out of memory."""
+    return DeviceError(
+        "torch.compile's C++ compiler ran out of memory, as it gets no more than "
+        f"{format_bytes(budget_bytes)} either; give a larger memory limit"
     )
 
 

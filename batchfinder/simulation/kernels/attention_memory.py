@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from batchfinder.simulation.allocator.rounding import round_up
+from batchfinder.probing.devices.allocator.rounding import round_up
 from batchfinder.simulation.gpus import NO_GPU, Gpu
 from batchfinder.simulation.kernels.attention import ComputeCapability
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from batchfinder.simulation.allocator.rounding import round_up
+from batchfinder.probing.devices.allocator.rounding import round_up
 from batchfinder.simulation.kernels.attention import ComputeCapability
 from batchfinder.simulation.trace.recorder import size_of
 

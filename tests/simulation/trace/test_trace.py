@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import curves
 
-from batchfinder.simulation.allocator.caching import CachingAllocator
+from batchfinder.probing.devices.allocator.caching import CachingAllocator
 from batchfinder.simulation.replay import replay
 from batchfinder.simulation.trace.alignment import align
 from batchfinder.simulation.trace.curve import Curve

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from batchfinder.simulation.allocator.block import (
+from batchfinder.probing.devices.allocator.block import (
     ADDRESS_BITS,
     POOL_BYTES,
     Block,
@@ -18,12 +18,12 @@ from batchfinder.simulation.allocator.block import (
     make_block,
     size_of,
 )
-from batchfinder.simulation.allocator.caching import (
+from batchfinder.probing.devices.allocator.caching import (
     AllocatorSettings,
     CachingAllocator,
     DeviceFullError,
 )
-from batchfinder.simulation.allocator.rounding import (
+from batchfinder.probing.devices.allocator.rounding import (
     LARGE_SEGMENT_BYTES,
     SMALL_SEGMENT_BYTES,
     round_up,

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from batchfinder.simulation.allocator.block import (
+from batchfinder.probing.devices.allocator.block import (
     ADDRESS_BITS,
     ADDRESS_MASK,
     POOL_BYTES,
@@ -26,7 +26,7 @@ from batchfinder.simulation.allocator.block import (
     make_block,
     size_of,
 )
-from batchfinder.simulation.allocator.rounding import (
+from batchfinder.probing.devices.allocator.rounding import (
     LARGE_SEGMENT_BYTES,
     MIN_BLOCK_BYTES,
     SMALL_BYTES,
@@ -93,7 +93,7 @@ class CachingAllocator:
         capacity_bytes: the most bytes that it may reserve, as set by
             ``torch.cuda.set_per_process_memory_fraction``; None for no limit.
         settings: the user's settings. ``expandable_segments`` needs
-            :class:`~batchfinder.simulation.allocator.expandable.ExpandableAllocator`.
+            :class:`~batchfinder.probing.devices.allocator.expandable.ExpandableAllocator`.
 
     Attributes:
         allocated_bytes: bytes in use now, after rounding; ``torch.cuda.memory_allocated()``.

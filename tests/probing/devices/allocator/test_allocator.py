@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchfinder.simulation.allocator.block import Block, address_of, size_of
-from batchfinder.simulation.allocator.caching import (
+from batchfinder.probing.devices.allocator.block import Block, address_of, size_of
+from batchfinder.probing.devices.allocator.caching import (
     AllocatorSettings,
     CachingAllocator,
     DeviceFullError,
 )
-from batchfinder.simulation.allocator.expandable import ExpandableAllocator
-from batchfinder.simulation.allocator.rounding import (
+from batchfinder.probing.devices.allocator.expandable import ExpandableAllocator
+from batchfinder.probing.devices.allocator.rounding import (
     LARGE_SEGMENT_BYTES,
     round_request,
     segment_bytes,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from batchfinder.simulation.allocator.rounding import LARGE_SEGMENT_BYTES
+from batchfinder.probing.devices.allocator.rounding import LARGE_SEGMENT_BYTES
 
 Block: TypeAlias = int
 """A piece of a segment: its size in the high bits, its address in the low bits.

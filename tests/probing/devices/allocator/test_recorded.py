@@ -1,0 +1,99 @@
+"""Steps that can be foreseen need not run, but only where the simulation was right so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from batchfinder.probing.devices.allocator.caching import (
+    AllocatorSettings,
+    CachingAllocator,
+    DeviceFullError,
+)
+from batchfinder.probing.devices.allocator.recorded import foreseen, replayed
+from batchfinder.probing.steadiness import PeakWatch
+from batchfinder.search.prober import Recording
+from batchfinder.units import MIB
+
+BUDGET = 1000 * MIB
+
+
+def recorded(
+    first: Sequence[int], later: Sequence[int], kept: int = 0, count: int = 3
+) -> Recording:
+    """Steps that request some MiB, and release all but the first ``kept`` of them at their end."""
+    steps: list[list[int]] = []
+    blocks = 0
+    for asked in (first, *[later] * (count - 1)):
+        end = blocks + len(asked)
+        steps.append([*(size * MIB for size in asked), *(~i for i in range(blocks + kept, end))])
+        blocks = end
+    return Recording([], steps)
+
+
+def watched(recording: Recording) -> PeakWatch:
+    """The watch of a confirmation after the recorded steps."""
+    watch = PeakWatch(BUDGET, least_steps=3, peaks_wander=False)
+    allocator = CachingAllocator(BUDGET, AllocatorSettings())
+    for peak, flushes in replayed(recording, allocator, len(recording.steps)):
+        watch.note(peak, flushes)
+    return watch
+
+
+def test_steps_that_would_follow_are_foreseen() -> None:
+    recording = recorded([100], [100, 30])  # a peak that is new in the second step
+    watch = watched(recording)
+    assert not watch.is_over
+    later = foreseen(recording._asdict, watch, BUDGET)
+    assert later.is_settled
+    assert not later.objection()
+    assert later.peaks == [100 * MIB, 130 * MIB, 130 * MIB, 130 * MIB]
+    assert len(watch.peaks) == 3
+
+
+@pytest.mark.parametrize(
+    "recording",
+    [
+        pytest.param(recorded([100], [300, 100], kept=1), id="runs-out-later"),
+        pytest.param(recorded([100], [100, 30], count=2), id="too-few-steps"),
+        pytest.param(
+            recorded([100], [100, 30])._replace(
+                steps=[[100 * MIB, ~0], [130 * MIB, ~1], [100 * MIB, 30 * MIB, ~2, ~3]]
+            ),
+            id="steps-differ",
+        ),
+    ],
+)
+def test_real_steps_go_on_where_others_would_not_do(recording: Recording) -> None:
+    watch = watched(recording)
+    assert foreseen(recording._asdict, watch, BUDGET) is watch
+
+
+def test_a_simulation_that_was_wrong_about_a_step_is_not_believed() -> None:
+    recording = recorded([100], [100, 30])
+    watch = watched(recording)
+    watch.peaks[1] += 512
+    assert foreseen(recording._asdict, watch, BUDGET) is watch
+    assert foreseen(lambda: None, watch, BUDGET) is watch
+
+
+sizes = st.lists(st.integers(1, 400), min_size=1, max_size=6)
+
+
+@given(sizes, sizes, st.integers(0, 1))
+def test_a_foreseen_end_is_that_of_the_steps_themselves(
+    first: list[int], later: list[int], kept: int
+) -> None:
+    recording = recorded(first, later, kept)
+    try:
+        watch = watched(recording)
+    except DeviceFullError:
+        assume(False)
+    ahead = foreseen(recording._asdict, watch, BUDGET)
+    if ahead is not watch:
+        long = recorded(first, later, kept, len(ahead.peaks))
+        assert watched(long).is_settled
+        assert watched(long).peaks == ahead.peaks
