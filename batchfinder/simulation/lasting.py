@@ -11,7 +11,7 @@ from batchfinder.probing.devices.allocator.caching import (
     DeviceFullError,
 )
 from batchfinder.probing.devices.allocator.expandable import allocator_of
-from batchfinder.probing.devices.allocator.recorded import counts_of, replayed
+from batchfinder.probing.devices.allocator.recorded import counts_of, replayed, steps_differ
 from batchfinder.probing.steadiness import with_room
 from batchfinder.search.prober import Recording
 
@@ -77,7 +77,7 @@ def in_other_orders(recording: Recording) -> Iterator[Recording]:
     Nothing is yielded if all these steps make the same number of requests, or if fewer than two can
     be exchanged: those that release what the step before left, and leave as many blocks themselves.
     """
-    if len(set(counts_of(recording.steps[1:]))) < 2:
+    if not steps_differ(recording):
         return
     first, *later = _steps_of(recording)
     pool = [step for step in later if step.is_like(first)]

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from batchfinder.errors import BatchTooSmallError, DeviceError
 from batchfinder.probing.attempt import Attempt
+from batchfinder.probing.devices.allocator.recorded import steps_differ
 from batchfinder.probing.devices.baseline import Baseline
 from batchfinder.probing.devices.choose_device import choose_device
 from batchfinder.probing.devices.collector import older_objects_spared
@@ -23,6 +24,7 @@ from batchfinder.probing.devices.versions import versions
 from batchfinder.probing.notes import Notes
 from batchfinder.probing.place import Place
 from batchfinder.probing.session import ProbeSession
+from batchfinder.probing.steadiness import CACHING_VARIED_STEPS
 from batchfinder.probing.workers.worker import Order
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.training.optimizer import find_optimizer
@@ -164,6 +166,10 @@ class Here:
             raise self._given_up(attempt.probe)
         if attempt.probe.fits and self._options.warm_up_batch_size is None:
             self._options = replace(self._options, warm_up_batch_size=batch_size)
+        if attempt.recording is not None and steps_differ(attempt.recording):
+            # Two steps may be alike by chance, so later confirmations run more from the start.
+            least_steps = max(CACHING_VARIED_STEPS, self._options.confirm_steps)
+            self._options = replace(self._options, confirm_steps=least_steps)
         return attempt
 
     def estimate(self) -> tuple[int | None, list[str]]:

@@ -84,6 +84,11 @@ def foreseen(
     return later if later.is_settled and not later.objection() else watch
 
 
+def steps_differ(recording: Recording) -> bool:
+    """Return True if steps after the first do not all make the same number of requests."""
+    return len(set(counts_of(recording.steps[1:]))) > 1
+
+
 def counts_of(steps: Sequence[Sequence[int]]) -> list[int]:
     """Return the number of blocks that each step requests."""
     return [len(requests_of(step)) for step in steps]
