@@ -27,17 +27,14 @@ class Recorder:
 
     def __init__(self, index: int, held: Mapping[int, tuple[int, int]]) -> None:
         self._index, self._held = index, held
-        self._ends: list[int] = []
+        self._ends, self._counts = [0], list[int]()
 
     def end_step(self) -> bool:
         """Note that a step has ended. Return True if steps after the first make other requests."""
-        trace = self._trace()
-        self._ends.append(len(trace))
-        counts = {
-            sum(entry["action"] == "alloc" for entry in trace[start:end])
-            for start, end in pairwise(self._ends)
-        }
-        return len(counts) > 1
+        step = self._trace()[self._ends[-1] :]
+        self._ends.append(self._ends[-1] + len(step))
+        self._counts.append(sum(entry["action"] == "alloc" for entry in step))
+        return len(set(self._counts[1:])) > 1
 
     def recording(self) -> dict[str, Any] | None:
         """Return the fields of a ``Recording``; None if it has too many events."""
@@ -46,8 +43,8 @@ class Recorder:
             return None
         streams = [stream for _, stream in self._held.values()]
         numbers = {address: number for number, address in enumerate(self._held)}
-        count, start, steps = len(numbers), 0, []
-        for end in self._ends:
+        count, steps = len(numbers), []
+        for start, end in pairwise(self._ends):
             events: list[int] = []
             for entry in trace[start:end]:
                 if entry["action"] == "alloc":
@@ -58,7 +55,6 @@ class Recorder:
                 elif entry["action"] == "free_completed" and entry["addr"] in numbers:
                     events.append(~numbers.pop(entry["addr"]))
             steps.append(tuple(events))
-            start = end
         order = {stream: number for number, stream in enumerate(dict.fromkeys(streams))}
         return {
             "held": tuple(size for size, _ in self._held.values()),

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from gpu.models import DEVICE, needs_cuda
 
+from batchfinder.probing.devices.allocator.recorded import foreseen
 from batchfinder.probing.recording import recording
+from batchfinder.probing.steadiness import PeakWatch
 from batchfinder.search.prober import Recording
 from batchfinder.units import MIB
 
@@ -38,3 +40,25 @@ def test_blocks_are_recorded_with_their_streams() -> None:
     assert {*batches} == {side_number}
     assert side_number not in outputs
     assert len({*outputs}) == 1
+
+
+def test_a_simulation_foresees_how_steps_go_on() -> None:
+    """The second step sets a new peak, so three steps alone do not show a steady one."""
+    device, budget = torch.empty(0, device=DEVICE).device, 1000 * MIB
+    torch.cuda.empty_cache()
+    kept = torch.cuda.memory_reserved()
+    watch = PeakWatch(budget, least_steps=3, peaks_wander=False)
+    with recording(device) as recorder:
+        for step in range(3):
+            torch.cuda.reset_peak_memory_stats()
+            first = torch.empty(100 * MIB, dtype=torch.uint8, device=DEVICE)
+            more = torch.empty(bool(step) * 30 * MIB, dtype=torch.uint8, device=DEVICE)
+            watch.note(torch.cuda.max_memory_reserved())
+            del first, more
+            recorder.end_step()
+        later = foreseen(recorder.recording, watch, budget)
+
+    assert watch.peaks == [kept + 100 * MIB, kept + 130 * MIB, kept + 130 * MIB]
+    assert not watch.is_settled
+    assert later.is_settled
+    assert later.peaks == [*watch.peaks, kept + 130 * MIB]
