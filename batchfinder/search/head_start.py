@@ -45,7 +45,7 @@ class HeadStart:
             that fits. None if nothing is recorded.
         lasts: replays the confirmation at a size for more steps; returns False if they run out of
             memory.
-        expand: guesses the largest size under expandable segments.
+        expand: guesses the largest size under expandable segments, if it is at least so large.
 
     Attributes:
         batch_size: the simulated estimate; None before it is made, or if there is none.
@@ -58,7 +58,7 @@ class HeadStart:
         estimate: MakeEstimate | None = None,
         rehearse: MakeGuess | None = None,
         lasts: Callable[[int], bool] = lambda _: True,
-        expand: MakeGuess = lambda: None,
+        expand: Callable[[int], Guess | None] = lambda _: None,
     ) -> None:
         self._estimate = estimate
         self._rehearse = rehearse
@@ -100,10 +100,10 @@ class HeadStart:
         self.seconds += time.monotonic() - started
         return probe if is_believed else replace(probe, outcome=Outcome.OOM, note=SHORT_LIVED_NOTE)
 
-    def expanded(self) -> Guess | None:
-        """Return the guess of the answer under expandable segments; None if it is unknown."""
+    def expanded(self, at_least: int) -> Guess | None:
+        """Return the guess under expandable segments; None if it is smaller, or unknown."""
         started = time.monotonic()
-        found = self._expand()
+        found = self._expand(at_least)
         self.seconds += time.monotonic() - started
         return found
 

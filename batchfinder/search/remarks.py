@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from batchfinder.results.probe import LEAK_WARNING, Outcome, Probe
 from batchfinder.results.result import Status
 from batchfinder.results.throughput import Throughput
 from batchfinder.search.bounds import UNLIMITED_BATCH_SIZE
-from batchfinder.search.head_start import MakeGuess
+from batchfinder.search.head_start import Guess
 from batchfinder.search.prober import Prober
 from batchfinder.search.search import Finding
 from batchfinder.units import format_bytes, format_rate
@@ -34,7 +35,7 @@ def warnings_about(
     max_batch_size: int | None,
     multiple_of: int,
     *,
-    expanded: MakeGuess | None,
+    expanded: Callable[[int], Guess | None] | None,
 ) -> Iterator[str]:
     """Yield warnings, which ask the user to act.
 
@@ -43,8 +44,8 @@ def warnings_about(
         prober: the prober that ran it.
         max_batch_size: the largest size allowed; None: no limit.
         multiple_of: every size tried is a multiple of this.
-        expanded: guesses the largest size under expandable segments. None if the device's allocator
-            has none, or they are on.
+        expanded: guesses the largest size under expandable segments, if it is at least so large.
+            None if the device's allocator has none, or they are on.
     """
     if finding.status is Status.TIME_LIMIT:
         return
@@ -65,8 +66,8 @@ def warnings_about(
             f"{answer} and {failure} were not tried. Check its error"
         )
     if finding.failure.outcome is Outcome.OOM and used_the_budget and expanded:
-        guess = expanded()
-        if guess is not None and guess.size >= WORTH_SETTING * answer:
+        guess = expanded(math.ceil(WORTH_SETTING * answer))
+        if guess is not None:
             yield (
                 f"{EXPANDABLE} would fit a batch of about {guess.size}, as a replay of this "
                 "search's requests shows. Set it for the search and for training"

@@ -58,7 +58,7 @@ def head_start_of(
         estimate,
         lambda: rehearsed(recordings, prober.budget_bytes, settings, least_steps),
         lambda size: lasts(recordings.get(size), prober.budget_bytes, settings),
-        lambda: rehearsed(recordings, prober.budget_bytes, expanding, least_steps),
+        lambda least: rehearsed(recordings, prober.budget_bytes, expanding, least_steps, least),
     )
 
 
@@ -67,6 +67,7 @@ def rehearsed(
     budget_bytes: int,
     settings: AllocatorSettings,
     least_steps: int = 3,
+    at_least: int = 1,
 ) -> Guess | None:
     """Guess the largest size, by whose steps fit when they are replayed.
 
@@ -75,10 +76,12 @@ def rehearsed(
         budget_bytes: the bytes that the allocator may reserve.
         settings: settings of the allocator.
         least_steps: the fewest steps of a confirmation.
+        at_least: the smallest size of interest.
 
     Returns:
-        The guess; None if the recordings do not determine it. It is unsure if steps of the larger
-        size made other requests than those of the smaller, as kernels differ with the size.
+        The guess; None if it is smaller, or if the recordings do not determine it. It is unsure if
+        steps of the larger size made other requests than those of the smaller, as kernels differ
+        with the size.
     """
     sizes = sorted(recordings)[-2:]
     if len(sizes) < 2 or not all(recordings[size].steps for size in sizes):
@@ -89,7 +92,8 @@ def rehearsed(
     def fits(batch_size: int) -> bool:
         return rehearsal.fits(batch_size, allocator_of(limit_bytes, settings), least_steps)
 
-    low, high = sizes[1], 2 * sizes[1]
+    low = max(sizes[1], at_least)
+    high = 2 * low
     if not fits(low):
         return None
     while fits(high):
