@@ -17,7 +17,7 @@ from batchfinder.results.result import BatchSizeResult, NextFailure, Status
 from batchfinder.simulation.trace.curve import Curve as StorageCurve
 from batchfinder.units import GIB, MIB, TIB
 
-thoroughly = settings(max_examples=max(500, settings().max_examples))
+thoroughly = settings(max_examples=max(200, settings().max_examples))
 """More examples than usual, for fast properties of the search."""
 
 batch_sizes = st.integers(1, 2**24)
