@@ -180,7 +180,7 @@ def estimate(**options: Any) -> None:
     GPUs, 130 Ctrl-C.
     """
     expect_no_numpy()
-    exit_with("estimate:estimate_batch_size", **options)
+    exit_with("estimating.estimate:estimate_batch_size", **options)
 
 
 @cli.command(short_help="Draw results as one HTML page.")

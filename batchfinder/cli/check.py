@@ -187,7 +187,7 @@ def _estimated(request: Request, batch_size: int, gpu: str, most: int | None) ->
     import contextlib
     import sys
 
-    from batchfinder.cli.estimate import load, user_errors
+    from batchfinder.cli.estimating.estimate import load, user_errors
     from batchfinder.estimator import estimate_peak_memory
     from batchfinder.units import format_bytes
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from batchfinder.cli.estimate import end, gpus_of, load, user_errors
+from batchfinder.cli.estimating.estimate import end, gpus_of, load, user_errors
 from batchfinder.cli.output import deliver, print_notes, width_of_table
 from batchfinder.cli.request import request_of
 from batchfinder.cli.signals import terminated_as_ctrl_c

@@ -44,7 +44,7 @@ def _in_new_process(function: Callable[..., T], *given: Any) -> T:
 
 
 def _with_user_errors(function: Callable[..., T], *given: Any) -> T:
-    from batchfinder.cli.estimate import user_errors
+    from batchfinder.cli.estimating.estimate import user_errors
 
     set_start_method(None, force=True)  # a loader's workers start as they do in training
     with contextlib.redirect_stdout(sys.stderr), user_errors():

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from batchfinder.cli.estimate import end, for_estimates, gpus_of, load, user_errors
+from batchfinder.cli.estimating.estimate import end, for_estimates, gpus_of, load, user_errors
 from batchfinder.cli.output import deliver, print_notes, width_of_table
 from batchfinder.cli.request import request_of
 from batchfinder.errors import UsageError

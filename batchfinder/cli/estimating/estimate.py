@@ -13,10 +13,10 @@ from typing import Any
 import click
 import torch
 
+from batchfinder.cli.estimating.levers import what_to_change
+from batchfinder.cli.estimating.world_sizes import estimate_on_cluster
 from batchfinder.cli.output import deliver, print_notes, width_of_table
 from batchfinder.cli.request import Request, request_of
-from batchfinder.cli.studies.levers import what_to_change
-from batchfinder.cli.world_sizes import estimate_on_cluster
 from batchfinder.errors import BatchFinderError, UsageError, UserCodeError
 from batchfinder.estimator import estimate_on_gpus
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings
