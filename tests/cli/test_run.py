@@ -48,7 +48,7 @@ def answer_of(result: Result) -> dict[str, Any]:
 
 
 def test_a_plain_loop_is_answered_with_a_command_and_leaves_nothing(folder: Path) -> None:
-    result = run_script()
+    result = run_script(options=("--min-batch-size", "8"))
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[0].startswith("Max batch size 16")
     assert result.stdout.splitlines()[-1] == f"Run: {sys.executable} {SCRIPT} --batch-size 16"

@@ -18,8 +18,12 @@ TRAINING = f"import time; held = bytearray({200 * MIB}); time.sleep(1)"
 
 
 # A GPU whose allocator has flushed its cache twice after the first step, and 5 times at the end.
+# Optimizers import PyTorch's compiler, which takes seconds, only to leave functions uncompiled.
 FLUSHING = """
-import time, torch
+import sys, time, types, torch
+sys.modules["torch._dynamo"] = types.SimpleNamespace(
+    disable=lambda function, *_, **__: function, graph_break=lambda: None
+)
 torch.cuda.is_initialized = lambda: True
 weight = torch.nn.Parameter(torch.ones(1))
 optimizer = torch.optim.SGD([weight])
