@@ -46,6 +46,7 @@ def source(notes: Path) -> SetupSource:
     return SetupSource(f"{notes.parent}/train.py:build", {"largest": 5})
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_a_search_loads_its_target_once(notes: Path) -> None:
     ours = supervisor(source(notes), OPTIONS)
     try:
