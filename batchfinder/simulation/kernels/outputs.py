@@ -46,21 +46,6 @@ def _batch_norm(
     return new_like(input), _statistics(input, [channels]), _statistics(input, [channels])
 
 
-def _batch_norm_backward(
-    grad_out: Tensor,
-    input: Tensor,  # noqa: A002
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_invstd: Tensor | None,
-    train: bool,
-    eps: float,
-    output_mask: Sequence[bool],
-) -> Gradients:
-    return _gradients(input, weight, [input.size(1)], output_mask)
-
-
 def _layer_norm(
     input: Tensor,  # noqa: A002
     normalized_shape: Sequence[int],
@@ -72,19 +57,6 @@ def _layer_norm(
     shape = [*input.shape[:outer], *([1] * len(normalized_shape))]
     output = new_like(input, torch.contiguous_format)
     return output, _statistics(input, shape), _statistics(input, shape)
-
-
-def _layer_norm_backward(
-    grad_out: Tensor,
-    input: Tensor,  # noqa: A002
-    normalized_shape: Sequence[int],
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    output_mask: Sequence[bool],
-) -> Gradients:
-    return _gradients(input, weight, normalized_shape, output_mask)
 
 
 def _group_norm(
@@ -101,19 +73,18 @@ def _group_norm(
     return new_like(input), _statistics(input, shape), _statistics(input, shape)
 
 
-def _group_norm_backward(
-    grad_out: Tensor,
-    input: Tensor,  # noqa: A002
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    batch_size: int,
-    channels: int,
-    others: int,
-    groups: int,
-    output_mask: Sequence[bool],
-) -> Gradients:
-    return _gradients(input, weight, [channels], output_mask)
+def _norm_backward(
+    weight_at: int, shape_of: Callable[[Sequence[Any]], Sequence[int]]
+) -> Callable[..., Gradients]:
+    """Return the rule of a normalization whose weight is the argument at an index.
+
+    The second argument is the input. The last one says which gradients are wanted.
+    """
+    return lambda *args: _gradients(args[1], args[weight_at], shape_of(args), args[-1])
+
+
+def _channels(args: Sequence[Any]) -> Sequence[int]:
+    return [args[1].size(1)]
 
 
 def _efficient_attention(query: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
@@ -225,11 +196,11 @@ _OUTPUTS: dict[Any, Callable[..., Any]] = {
     _CONVOLUTION: convolution,
     _aten.convolution_backward.default: convolution_backward,
     _aten.native_batch_norm.default: _batch_norm,
-    _aten.native_batch_norm_backward.default: _batch_norm_backward,
+    _aten.native_batch_norm_backward.default: _norm_backward(2, _channels),
     _aten.native_layer_norm.default: _layer_norm,
-    _aten.native_layer_norm_backward.default: _layer_norm_backward,
+    _aten.native_layer_norm_backward.default: _norm_backward(5, lambda args: args[2]),
     _aten.native_group_norm.default: _group_norm,
-    _aten.native_group_norm_backward.default: _group_norm_backward,
+    _aten.native_group_norm_backward.default: _norm_backward(4, _channels),
     _aten.native_dropout.default: _dropout,
     _aten.native_dropout_backward.default: _like_first,
     _EFFICIENT_ATTENTION: _efficient_attention,
