@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 
 TRAINS, DOES_NOT = 0, 3
 
-_OF_COMMANDS = {
-    "words", "batch_size", "device", "memory_limit", "max_memory", "headroom", "settings",
-    "as_json", "verbose",
-}  # fmt: skip
-
 
 class Check(NamedTuple):
     """The answer to the question whether a batch size trains.
@@ -155,11 +150,14 @@ def _judged(probe: Probe, prober: Prober, most: int | None) -> Check:
 
 
 def _refuse_options_of_targets() -> None:
-    """Raise a UsageError for the first option that a command cannot have."""
+    """Raise a UsageError for the first option that `find` has, and `run` does not."""
+    from batchfinder.cli.app import find, run_script
+
     context = click.get_current_context()
+    of_find, of_run = ({option.name for option in each.params} for each in (find, run_script))
     for option in context.command.params:
         is_given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
-        if is_given and option.name not in _OF_COMMANDS:
+        if is_given and option.name in of_find - of_run:
             raise UsageError(f"{option.opts[0]} is for a target, not a command")
 
 
@@ -178,6 +176,8 @@ def _launcher(
         device=given.device,
         memory_limit=given.memory_limit,
         headroom=given.headroom,
+        multiple_of=batch_size,
+        mode=given.mode,
         show_output=verbose,
     )
     return LaunchProber(template, options, batch_size, Prices(confirm=1))

@@ -75,6 +75,7 @@ def run_command(
         device=device,
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
         headroom=parse_percentage(headroom, "--headroom"),
+        multiple_of=multiple_of,
         steps=steps,
         mode=mode,
         timeout_seconds=timeout,

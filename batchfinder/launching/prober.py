@@ -260,7 +260,7 @@ class LaunchProber:
 
     def _believe(self, size: int, seen: Honored, examples: int) -> None:
         """Warn, or give up, if a launch shows that the script did not use the size as given."""
-        text = remark_on(seen, size, examples, self.processes)
+        text = remark_on(seen, size, examples, self.processes, self._options.multiple_of)
         self._warnings.pop(Honored.UNKNOWN.value, None)
         if seen is Honored.IGNORED:
             raise TargetError(text)

@@ -39,6 +39,7 @@ def counted_retries() -> Iterator[Retries]:
     with TemporaryDirectory(prefix="batchfinder-") as folder:
         reports, order = Path(folder, "reports"), Path(folder, "order.json")
         reports.touch()
-        order.write_text(json.dumps({"reports": str(reports)}), encoding="utf-8")
+        what = {"reports": str(reports), "is_only_watched": True}
+        order.write_text(json.dumps(what), encoding="utf-8")
         with reports.open(encoding="utf-8") as file:
             yield Retries(file, hooked(order))

@@ -84,17 +84,28 @@ class SizesSeen:
         return growth >= GROWS * batch_size / smaller
 
 
-def remark_on(seen: Honored, batch_size: int, examples: int, ranks: int) -> str:
-    """Return the remark for the user on a launch whose steps had this many examples, or ""."""
+def remark_on(
+    seen: Honored, batch_size: int, examples: int, ranks: int, multiple_of: int = 1
+) -> str:
+    """Return the remark for the user on a launch, or "".
+
+    Args:
+        seen: the way in which the script used the size.
+        batch_size: the batch size that the script was given.
+        examples: the examples in each of its steps.
+        ranks: the number of processes that train together.
+        multiple_of: every size of the search is a multiple of this.
+    """
     if seen is Honored.IGNORED:
         return (
             f"the script ignores the batch size: its steps had {examples} examples at "
             f"{batch_size} as at another size. Try another place for {{batch_size}}"
         )
     if seen is Honored.DIVIDED:
+        advice = f". Try --multiple-of {ranks}" if multiple_of % ranks else ""
         return (
             f"the script divides the batch size by its {ranks} ranks: each had "
-            f"{examples} examples at {batch_size}. Try --multiple-of {ranks}"
+            f"{examples} examples at {batch_size}{advice}"
         )
     if seen is Honored.UNKNOWN and batch_size > 1:
         return (

@@ -168,8 +168,8 @@ class PeakWatch:
             return THRASHING_NOTE
         if (excess := self._excess_bytes()) > 0:
             return (
-                "its peak differs from step to step, and would pass the budget by "
-                f"{format_bytes(excess)} in some"
+                "its peak memory differs from step to step, and would pass the budget by "
+                f"{format_bytes(excess)} in some steps"
             )
         if not self.is_settled and (
             not self._peaks_wander or is_rising(self.peaks, self._noise_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,11 @@ def test_a_budget_of_memory_decides_too() -> None:
         ((SMALL, "--batch-size", "4", "--gpu", "t5000"), "no GPU 't5000' is known"),
         (("--batch-size", "4", "--gpu", "t4", "--", "python", "{batch_size}"), "--gpu needs"),
         (("--batch-size", "4", "--loader", "a.py:b", "--", "python", "{batch_size}"), "--loader"),
-        (("--batch-size", "4", "--mode", "eval", "--", "python", "{batch_size}"), "--mode is for"),
+        (("--batch-size", "4", "--lora", "8", "--", "python", "{batch_size}"), "--seq, --lora"),
+        (
+            ("--batch-size", "4", "--precision", "bf16", "--", "python", "{batch_size}"),
+            "--precision is for a target",
+        ),
         (("--batch-size", "4", "--", "python", "train.py"), "the command has no {batch_size}"),
     ],
 )
@@ -70,3 +75,14 @@ def test_an_error_of_the_users_code_is_shown_as_theirs(tmp_path: Path) -> None:
     assert ended.exit_code == 1
     assert ended.stderr.endswith("ValueError: mine\nError: ValueError: mine\n")
     assert "batchfinder" not in ended.stderr
+
+
+def test_a_command_is_checked_by_the_options_that_run_has() -> None:
+    script = f"{REPOSITORY}/tests/launching/script.py"
+    command = (sys.executable, script, "--batch-size", "{batch_size}", "--manner", "evaluates")
+    device = ("--device", "cpu", "--memory-limit", "1GiB")
+
+    ended = check("--batch-size", "16", "--mode", "eval", *device, "--", *command)
+
+    assert ended.exit_code == 0, ended.output
+    assert "Batch size 16 trains on cpu" in ended.stdout

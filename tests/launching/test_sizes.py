@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchfinder.launching.sizes import Honored, SizesSeen
+from batchfinder.launching.sizes import Honored, SizesSeen, remark_on
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,12 @@ def test_the_inputs_show_what_became_of_the_size(
 
 def test_a_size_may_be_that_of_all_ranks() -> None:
     assert SizesSeen().note(64, [[32, 10]], ranks=2) is Honored.DIVIDED
+
+
+@pytest.mark.parametrize(("multiple_of", "advises"), [(1, True), (3, True), (2, False), (4, False)])
+def test_multiples_of_the_ranks_are_advised_unless_the_sizes_are_such(
+    multiple_of: int, advises: bool
+) -> None:
+    text = remark_on(Honored.DIVIDED, 64, 32, ranks=2, multiple_of=multiple_of)
+    assert text.startswith("the script divides the batch size by its 2 ranks: each had 32 examples")
+    assert ("--multiple-of 2" in text) is advises

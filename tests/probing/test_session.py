@@ -293,7 +293,10 @@ def test_a_peak_that_differs_from_step_to_step_must_leave_room_for_more() -> Non
     probe = session(device)[0].confirm(4).probe
     assert (probe.outcome, probe.steps) == (Outcome.OOM, 6)
     # 9400 four times and 10000 once: two standard deviations above the mean are 10057, three 10325.
-    why = "its peak differs from step to step, and would pass the budget by 325 B in some"
+    why = (
+        "its peak memory differs from step to step, and would pass the budget by 325 B in some "
+        "steps"
+    )
     assert probe.note == why
     device = FakeDevice(leaves_no_trace=False, peak=BUDGET - 900, grown=[-500, 0, 0, 0, 500])
     assert session(device)[0].confirm(4).probe.fits

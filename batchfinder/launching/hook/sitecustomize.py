@@ -90,7 +90,7 @@ class AfterTorch(importlib.abc.MetaPathFinder):
 
     def _install(self, torch: ModuleType) -> None:
         try:
-            if "allowed" not in self._order:  # the command is only watched
+            if self._order["is_only_watched"]:
                 load("retries").Retries(torch, self._report).install()
                 return
             memory = load("memory").Memory(torch, self._order)
