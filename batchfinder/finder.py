@@ -155,7 +155,7 @@ def find_max_batch(
         setup_of(model, sample, loss_fn, optimizer, step, make_batch, loader)
     )
     bounds = whole_bounds(min_batch_size, max_batch_size, multiple_of)
-    check_bounds(*bounds)
+    smallest, _ = check_bounds(*bounds)
     options = ProbeOptions(
         device=None if device is None else str(device),
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
@@ -164,6 +164,7 @@ def find_max_batch(
         accumulate=accumulate,
         compiled=compile,
         confirm_steps=confirm_steps,
+        smallest=smallest,
         batch_dim=batch_dim or 0,
         strategy=strategy or strategy_of_this_job(setup.model),
         mode=mode,

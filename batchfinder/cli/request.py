@@ -52,7 +52,7 @@ def request_of(target: str, given: Mapping[str, Any], *, one_length: bool = True
         UsageError: an option is invalid.
     """
     bounds = (given["min_batch_size"], given["max_batch_size"], given["multiple_of"])
-    check_bounds(*bounds)
+    smallest, _ = check_bounds(*bounds)
     lengths: list[int] = []
     if one_length:
         chosen, precision = of_one_length(target, given["precision"], given)
@@ -63,6 +63,7 @@ def request_of(target: str, given: Mapping[str, Any], *, one_length: bool = True
         memory_limit=None if limit is None else parse_bytes(limit),
         headroom=parse_percentage(given["headroom"], "--headroom"),
         precision=precision,
+        smallest=smallest,
         **{name: given[name] for name in _OF_STEPS if name in given},
     )
     arguments = {**parse_arguments(given["pairs"]), **chosen}

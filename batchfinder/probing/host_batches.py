@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 from batchfinder.probing.devices.cpu import host_memory
+from batchfinder.probing.too_small import needs_more_than_one_sample
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.tree import named_tensors
 from batchfinder.units import format_bytes
 
 
-def make_on_host(batches: BatchMaker, batch_size: int, step: int = 0) -> Any:
+def make_on_host(batches: BatchMaker, smallest: int, batch_size: int, step: int = 0) -> Any:
     """Make a batch in host memory, from where each step copies it to the device.
+
+    Args:
+        batches: makes the batch, and before its first one two small ones to learn their bytes.
+        smallest: the smallest size that the search may try.
+        batch_size: the number of examples.
+        step: the number of the step.
 
     Raises:
         MemoryError: the host has no room for it. Without this check, the system would kill a
             process, and perhaps another one.
+        Exception: what ``make_batch`` raises, unless a batch is too small for a layer.
     """
     if batches.batch_size is None and not batches.made:
-        for size in range(1, min(3, batch_size)):
-            with contextlib.suppress(Exception):  # it need not make batches that small
-                batches.make(size)
+        _make_small(batches, smallest, batch_size)
     needed, (_, available) = bytes_of(batches, batch_size), host_memory()
     if needed > available:
         raise MemoryError(
@@ -29,6 +34,18 @@ def make_on_host(batches: BatchMaker, batch_size: int, step: int = 0) -> Any:
             f"there, and {format_bytes(available)} are available"
         )
     return batches.make(batch_size, step=step)
+
+
+def _make_small(batches: BatchMaker, size: int, below: int) -> None:
+    """Make a batch of a size and one of twice the size, if they are small enough."""
+    try:
+        if size < below:
+            batches.make(size)
+    except Exception as error:
+        if not needs_more_than_one_sample(error):
+            raise
+    if 2 * size < below:
+        batches.make(2 * size)
 
 
 def bytes_of(batches: BatchMaker, batch_size: int) -> int:

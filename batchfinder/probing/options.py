@@ -24,6 +24,7 @@ class ProbeOptions:
             are alive in the forward pass.
         compiled: run the model through ``torch.compile``.
         confirm_steps: least number of full steps of a confirmation, at least 1.
+        smallest: the smallest batch size that the search may try.
         batch_dim: index of the batch dimension.
         warm_up_batch_size: batch size that warms up a new process. It is the first size that ran in
             an earlier process; None until one has run.
@@ -45,6 +46,7 @@ class ProbeOptions:
     accumulate: bool = False
     compiled: bool = False
     confirm_steps: int = 3
+    smallest: int = 1
     batch_dim: int = 0
     warm_up_batch_size: int | None = None
     strategy: str | None = None

@@ -40,7 +40,7 @@ from batchfinder.training.step import TrainingStep
 WARM_UP_STEPS = 2
 
 VALIDATIONS = 2  # run at the end of a confirmation; a step follows each, in the memory it left
-SMALL = 2  # least batch size to train on for gradients and states: some layers refuse 1
+SMALL = 2  # batch size to train on for gradients and states: some layers refuse 1
 # Steps that a probe gets, at most, to run without flushing the allocator's cache.
 THRASHING_STEPS = 2
 
@@ -73,12 +73,9 @@ class ProbeSession:
         self.setup = setup
         self.on_step, self.all_agree = on_step, all_agree
         self.make_step = make_step or STEP_OF_MODE[options.mode]
-        self.batches = batches
-        self.device = device
-        self.budget_bytes = budget_bytes
-        self.options = options
+        self.batches, self.device = batches, device
+        self.budget_bytes, self.options = budget_bytes, options
         self.is_used = False
-        self._small = options.warm_up_batch_size
         self._made_step: TrainingStep | None = None
         self._baseline: Baseline | None = None
         self._leaks: list[str] = []
@@ -212,15 +209,22 @@ class ProbeSession:
         run.note = THRASHING_NOTE if run.allocation_retries else ""
 
     def _begin(self, batch_size: int, *, is_first: bool) -> Callable[[int], Any]:
-        small = self._small = max(SMALL, self._small or batch_size)
-        self._step_of_setup.begin(batch_size, lambda: self._loader(small)(0), is_first=is_first)
+        begin = partial(self._step_of_setup.begin, batch_size, is_first=is_first)
+        try:
+            begin(lambda: self._loader(SMALL)(0))
+        except Exception as error:
+            smallest = self.options.smallest
+            if smallest <= SMALL or classify(error) is not None:
+                raise
+            begin(lambda: self._loader(smallest)(0))  # the code takes no batch of SMALL
         return self._loader(batch_size)
 
     def _loader(self, batch_size: int) -> Callable[[int], Any]:
         """Return a function that moves the batch of a step, by its number, to the device."""
         device, batches = self.device.torch_device, self.batches
-        make = batches.make if device.type == "cpu" else partial(make_on_host, batches)
-        if device.type == "cpu" or batches.varies:
+        is_cpu, smallest = device.type == "cpu", self.options.smallest
+        make = batches.make if is_cpu else partial(make_on_host, batches, smallest)
+        if is_cpu or batches.varies:
             return lambda step: move_batch(make(batch_size, step=step), device)
         host_batch = make(batch_size)  # once; each step copies it
         return lambda _: move_batch(host_batch, device)

@@ -179,6 +179,26 @@ def test_a_new_process_is_warmed_up_by_two_small_steps() -> None:
     assert (probe.steps, probe.samples) == (1, 11)
 
 
+def test_beside_a_validation_trains_a_small_batch_however_large_the_smallest_size_is() -> None:
+    ours, sizes = session(mode="eval", smallest=64)
+    assert ours.probe(64).probe.fits
+    assert sizes[0] == 2
+    assert {*sizes[1:]} == {64}
+
+
+def test_code_that_takes_no_small_batch_trains_on_the_smallest_size_instead() -> None:
+    ours, sizes = session(errors={2: [ValueError("not divisible")] * 9}, mode="eval", smallest=64)
+    assert ours.probe(80).probe.fits
+    assert sizes[:2] == [2, 64]
+    assert {*sizes[2:]} == {80}
+
+
+def test_a_training_that_runs_out_of_memory_on_a_small_batch_is_out_of_memory() -> None:
+    ours, sizes = session(errors={2: [RuntimeError(OUT_OF_MEMORY)]}, mode="eval", smallest=64)
+    assert ours.probe(64).probe.outcome is Outcome.OOM
+    assert sizes == [2]
+
+
 def test_accumulation_runs_two_micro_batches_a_step() -> None:
     ours, sizes = session(accumulate=True)
     probe = ours.probe(3).probe

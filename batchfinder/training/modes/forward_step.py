@@ -33,8 +33,10 @@ class EvalStep(TrainingStep):
         """Train on a small batch to allocate gradients, optimizer states and kernel workspaces."""
         if small_batch is not None:
             self._trains = True
-            super().forward_backward(small_batch())
-            self._trains = False
+            try:
+                super().forward_backward(small_batch())
+            finally:
+                self._trains = False
             super().optimizer_step()
             self._kept = [None, None, None]
 
