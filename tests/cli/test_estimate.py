@@ -28,6 +28,11 @@ class Misfit(nn.Module):
     def forward(self, x):
         return self.inner(x) @ torch.ones(3, 3)
 
+def too_large_for_the_host():
+    with torch.device("meta"):
+        model = nn.Linear(4, 2**44)
+    return model.to_empty(device="cpu")
+
 def misfit():
     return Misfit(), (torch.randn(2, 4), torch.randn(2, 4))
 
@@ -149,6 +154,7 @@ def test_nothing_fits_exits_with_3(train_file: Path) -> None:
         (("build_model",), 2, "Error: no GPU is given. Try --gpu rtx3090"),
         (("build_model", "--gpu", "rtx309"), 2, "did you mean RTX 3090"),
         (("broken", "--gpu", "t4"), 1, "Error: RuntimeError: no such file"),
+        (("too_large_for_the_host", "--gpu", "t4"), 1, "Try to build the model with torch.device("),
         (("misfit", "--gpu", "t4"), 1, "must have same reduction dim"),
         (("build_model", "--gpu", "t4", "--calibrate", "no.json"), 2, "no.json cannot be read"),
     ],

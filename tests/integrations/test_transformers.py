@@ -103,8 +103,9 @@ def test_where_nothing_fits_the_numbers_stay() -> None:
     ("args", "error", "says"),
     [
         ({"n_gpu": 2}, UsageError, "one process per GPU"),
-        ({"deepspeed": "zero3.json"}, StepError, "deepspeed is set"),
-        ({"steps_per_generation": 4}, StepError, "generates"),
+        ({"deepspeed": "zero3.json"}, StepError, "deepspeed is set.*Try batchfinder run on the"),
+        ({"fsdp": True}, StepError, "fsdp is set.*Try batchfinder run on the script"),
+        ({"steps_per_generation": 4}, StepError, "generates.*Try batchfinder run on the script"),
     ],
 )
 def test_what_cannot_be_searched_is_refused_and_nothing_is_set(

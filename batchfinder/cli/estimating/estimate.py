@@ -20,6 +20,7 @@ from batchfinder.cli.request import Request, request_of
 from batchfinder.errors import BatchFinderError, UsageError, UserCodeError
 from batchfinder.estimator import estimate_on_gpus
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings
+from batchfinder.probing.devices.oom import classify
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.reporting.estimates import (
@@ -46,6 +47,10 @@ from batchfinder.training.user_traceback import user_traceback
 from batchfinder.units import format_bytes, parse_bytes
 
 FOUND, NOTHING_FITS = 0, 3
+TOO_LITTLE = (
+    "this machine has too little memory to run the target. Try to build the model with "
+    "torch.device('meta'), which needs no memory, and a sample of fewer examples"
+)
 
 
 def estimate_batch_size(
@@ -166,6 +171,8 @@ def user_errors() -> Iterator[None]:
         if refusal is not None:
             raise refusal from error
         message = "".join(f"{type(error).__name__}: {error}".splitlines()[:1])
+        if classify(error) is not None:
+            message = TOO_LITTLE
         raise UserCodeError(message, user_traceback(error)) from error
 
 

@@ -34,6 +34,11 @@ from batchfinder.training.tree import named_tensors
 # Libraries whose training_step needs no more memory than the loss does.
 _KNOWN = ("transformers", "trl")
 
+_RUN_INSTEAD = (
+    "Try batchfinder run on the script itself: batchfinder run -- python train.py "
+    "--per_device_train_batch_size {batch_size} (or torchrun in place of python)"
+)
+
 
 class TrainerStep(StepSource):
     """``step(model, batch) -> loss`` as a Trainer makes it.
@@ -64,15 +69,13 @@ class TrainerStep(StepSource):
                 trainer, f"is_{option}_enabled", False
             ):
                 raise StepError(
-                    f"the Trainer shards its model ({option} is set), of which one process alone "
-                    "knows nothing: return (model, sample) in place of the Trainer, and search "
-                    "with torchrun -m batchfinder find --strategy fsdp"
+                    f"the Trainer shards its model ({option} is set), and one process alone cannot "
+                    f"measure that. {_RUN_INSTEAD}"
                 )
         if hasattr(trainer.args, "steps_per_generation"):  # GRPO and the like
             raise StepError(
-                f"a {type(trainer).__name__} trains on what its model generates, in parts of a "
-                "batch of prompts: return (model, sample) in place of it, with the longest "
-                "completions that there will be, and give its loss as step"
+                f"a {type(trainer).__name__} trains on what its model generates, which this search "
+                f"cannot repeat. {_RUN_INSTEAD}"
             )
         self._evaluation = GatheredEvaluation.of(trainer)
         self.eval_batch_size = self._evaluation.batch_size if self._evaluation else None
