@@ -106,14 +106,15 @@ def sweep_max_batch(
         refuse_unknown(over, build)
         function = build
         load = lambda values: complete(function(**values))  # noqa: E731
+    bounds = whole_bounds(min_batch_size, max_batch_size, multiple_of)
     options = ProbeOptions(
         device=device,
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
         headroom=headroom,
         precision=precision,
         accumulate=accumulate,
+        smallest=check_bounds(*bounds)[0],
     )
-    bounds = whole_bounds(min_batch_size, max_batch_size, multiple_of)
     if gpu is None:
         sweep = sweep_on_device(load, over, options, bounds, on_row)
     else:
