@@ -75,10 +75,9 @@ class ProbeSession:
         self.make_step = make_step or STEP_OF_MODE[options.mode]
         self.batches, self.device = batches, device
         self.budget_bytes, self.options = budget_bytes, options
-        self.is_used = False
+        self.is_used, self._leaks = False, list[str]()
         self._made_step: TrainingStep | None = None
         self._baseline: Baseline | None = None
-        self._leaks: list[str] = []
 
     def probe(self, batch_size: int) -> Attempt:
         """Run full steps at a batch size until one has the optimizer's states in place.
@@ -213,17 +212,16 @@ class ProbeSession:
         try:
             begin(lambda: self._loader(SMALL)(0))
         except Exception as error:
-            smallest = self.options.smallest
-            if smallest <= SMALL or classify(error) is not None:
+            if self.options.smallest <= SMALL or classify(error) is not None:
                 raise
-            begin(lambda: self._loader(smallest)(0))  # the code takes no batch of SMALL
+            begin(lambda: self._loader(self.options.smallest)(0))  # SMALL is too small
         return self._loader(batch_size)
 
     def _loader(self, batch_size: int) -> Callable[[int], Any]:
         """Return a function that moves the batch of a step, by its number, to the device."""
         device, batches = self.device.torch_device, self.batches
-        is_cpu, smallest = device.type == "cpu", self.options.smallest
-        make = batches.make if is_cpu else partial(make_on_host, batches, smallest)
+        is_cpu = device.type == "cpu"
+        make = batches.make if is_cpu else partial(make_on_host, batches, self.options.smallest)
         if is_cpu or batches.varies:
             return lambda step: move_batch(make(batch_size, step=step), device)
         host_batch = make(batch_size)  # once; each step copies it
