@@ -52,12 +52,15 @@ def check_target(target: str) -> None:
         target: ``FILE.py:FUNCTION``, ``package.module:FUNCTION``, or ``hf:`` and a configuration.
 
     Raises:
-        UsageError: the text is not a target, or there is no such file.
+        UsageError: the text is not a target, there is no such file, or it never names the function.
     """
     if not is_language_model(target):
-        place, _ = split_target(target)
+        place, name = split_target(target)
         if _names_file(place):
-            existing_file(place)
+            source = existing_file(place).read_bytes()
+            # A script would train before it turned out that it lacks the function.
+            if name.encode() not in source and b"import *" not in source:
+                raise UsageError(f"{place} has no function {name}{_try_another(place, name)}")
 
 
 def split_target(target: str) -> tuple[str, str]:
@@ -76,10 +79,7 @@ def split_target(target: str) -> tuple[str, str]:
         return place, name
     place = target.rstrip(":") if not place or not name else target
     if place.endswith(".py"):
-        functions = _functions_in_file(existing_file(place))
-        hint = f"{it_has(functions)}. Try one that returns the model, or, for the script as it is, "
-        run = f"batchfinder run -- python {place} --batch-size {{batch_size}}"
-        raise UsageError(f"{target!r} names no function{hint}{run}")
+        raise UsageError(f"{target!r} names no function{_try_another(place)}")
     if target and (_is_file(Path(target)) or _is_file(Path(target, "config.json"))):
         raise UsageError(f"{target!r} is no target. Try {PREFIX}{target} for a language model.")
     raise UsageError(f"{target!r} is no target; write FILE.py:FUNCTION or package.module:FUNCTION")
@@ -185,6 +185,14 @@ def _import_module(name: str) -> ModuleType:
     folders = getattr(sys.modules.get(parent), "__path__", None) if parent else [str(Path.cwd())]
     siblings = [f"{parent}{dot}{module.name}" for module in pkgutil.iter_modules(folders or [])]
     raise UsageError(f"no such module: {missing}{did_you_mean(missing, siblings)}")
+
+
+def _try_another(place: str, name: str = "") -> str:
+    """Return the end of a message about a function that a file lacks."""
+    functions = _functions_in_file(existing_file(place))
+    hint = did_you_mean(name, functions) or it_has(functions) + "."
+    run = f"batchfinder run -- python {place} --batch-size {{batch_size}}"
+    return f"{hint} Try one that returns the model, or, for the script as it is, {run}"
 
 
 def _functions_in_file(path: Path) -> list[str]:

@@ -98,6 +98,18 @@ def test_options_that_cannot_be_read(options: tuple[str, ...]) -> None:
     assert done.exit_code == 2
 
 
+def test_a_script_without_the_function_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text('open("trained", "w")\n')
+    done = find("train.py:build_model")
+    assert "train.py has no function build_model. Try" in error_of(done)
+    assert "batchfinder run -- python train.py --batch-size {batch_size}" in error_of(done)
+    assert done.exit_code == 2
+    assert not Path("trained").exists()
+
+
 @pytest.mark.parametrize(
     ("target", "options", "status", "message"),
     [
@@ -168,7 +180,8 @@ def test_what_cannot_be_trained(function: str, message: str) -> None:
 
 
 def test_a_file_that_does_not_import_shows_its_own_traceback(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import json\n\nwidth = json.loads('not json')\n")
+    source = "import json\n\nwidth = json.loads('not json')\ndef build(): ...\n"
+    (tmp_path / "train.py").write_text(source)
     done = find(f"{tmp_path}/train.py:build")
     assert error_of(done).startswith("JSONDecodeError: ")
     assert done.exit_code == 1

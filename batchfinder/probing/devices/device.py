@@ -22,12 +22,14 @@ class DeviceMemory:
         used_by_others_bytes: used by other processes.
         context_bytes: used by this process outside the allocator: the CUDA context and kernels.
         held_bytes: used by this process in the allocator before the search.
+        ranks: the number of processes of one job that share it; the rest is the share of one.
     """
 
     capacity_bytes: int
     used_by_others_bytes: int
     context_bytes: int
     held_bytes: int
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -144,10 +146,11 @@ def budget(memory: DeviceMemory, memory_limit: int | None, headroom: float) -> i
     budget_bytes = math.floor((usable - memory.context_bytes) * (1 - headroom))
     in_use = memory.held_bytes + memory.context_bytes
     if budget_bytes <= memory.held_bytes:
+        share = f" for each of {memory.ranks} ranks" if memory.ranks > 1 else ""
         raise DeviceError(
-            f"the memory limit of {format_bytes(usable)} less {headroom:.0%} headroom is below "
-            f"what this process already uses, {format_bytes(in_use)}. Try more than "
-            f"{format_bytes(in_use / (1 - headroom))}"
+            f"the memory limit of {format_bytes(usable)}{share} less {headroom:.0%} headroom is "
+            f"below what this process already uses, {format_bytes(in_use)}. Try more than "
+            f"{format_bytes(in_use / (1 - headroom) * memory.ranks)}"
             if memory_limit == usable
             else f"only {format_bytes(usable)} is free on the device and this process already "
             f"uses {format_bytes(in_use)}. Try ending other processes that use it"

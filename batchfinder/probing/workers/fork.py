@@ -84,9 +84,10 @@ def _trains_in_a_fork() -> bool:
 def _train() -> None:
     import torch
 
-    for name in ("cuda", "xpu"):
-        is_in_bad_fork = getattr(getattr(torch, name, None), "_is_in_bad_fork", lambda: False)
-        if is_in_bad_fork():
+    for module in (torch.cuda, torch.xpu):
+        is_in_bad_fork = getattr(module, "_is_in_bad_fork", lambda: False)
+        # Without a device the driver is not in the way: bitsandbytes asks for it when imported.
+        if is_in_bad_fork() and module.device_count():
             os._exit(1)
     with torch.inference_mode(False), torch.enable_grad():  # the caller may have turned these off
         torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]

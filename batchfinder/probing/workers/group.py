@@ -142,7 +142,8 @@ def shared(
     limit = options.memory_limit
     options = replace(options, memory_limit=None if limit is None else limit // ranks)
     capacity, others = memory.capacity_bytes // ranks, memory.used_by_others_bytes // ranks
-    return replace(memory, capacity_bytes=capacity, used_by_others_bytes=others), options
+    memory = replace(memory, capacity_bytes=capacity, used_by_others_bytes=others, ranks=ranks)
+    return memory, options
 
 
 def facts_of(setup: TrainingSetup, batches: BatchMaker, device: Device) -> dict[str, str]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,15 @@ def test_a_limit_below_what_is_in_use() -> None:
     assert str(error.value) == (
         "the memory limit of 1.0 GiB less 5% headroom is below what this process already uses, "
         "1.0 GiB. Try more than 1.1 GiB"
+    )
+
+
+def test_a_limit_that_ranks_share_is_named_as_the_user_gave_it() -> None:
+    with pytest.raises(DeviceError) as error:
+        budget(replace(memory(12 * GIB, held=GIB), ranks=2), GIB, 0.05)
+    assert str(error.value) == (
+        "the memory limit of 1.0 GiB for each of 2 ranks less 5% headroom is below what this "
+        "process already uses, 1.0 GiB. Try more than 2.1 GiB"
     )
 
 

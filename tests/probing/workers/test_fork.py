@@ -226,3 +226,10 @@ print(result.batch_size, *result.warnings)
 def test_a_process_can_be_forked_where_gradients_are_off(off: type) -> None:
     with off():
         assert not obstacle_to_forks()
+
+
+def test_a_driver_is_in_the_way_only_where_it_has_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    assert obstacle_to_forks() == ""  # as after bitsandbytes was imported, without a GPU
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert "a step in a trial fork failed" in obstacle_to_forks()
