@@ -43,7 +43,7 @@ from parts.case import (
     save,
     survived,
 )
-from rendering import peers
+from peer_tables import peers
 
 from batchfinder.units import parse_bytes
 

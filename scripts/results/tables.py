@@ -16,9 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import peer_tables as peers
 import rendering as show
 import study_tables
-from rendering import OURS, Row, markdown_table, median_and_worst, share, survived
+from peer_tables import OURS
+from rendering import Row, markdown_table, median_and_worst, share, survived
 
 HERE = Path(__file__).resolve().parent
 DOCUMENTS = (HERE.parents[1] / "README.md", HERE / "README.md")
@@ -144,11 +146,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "search_from_estimate": lambda: show.search_costs(
         load("search_counted_from_estimate")["searches"]
     ),
-    "peers": lambda: show.peers(load("peers")["cases"], "time"),
-    "peers_summary": lambda: show.peers_summary(load("peers")["cases"], "time"),
-    "peers_mapped": lambda: show.peers(load("peers_mapped")["cases"], "time"),
-    "peers_counted": lambda: show.peers(load("peers_counted")["cases"], "steps"),
-    "peers_counted_summary": lambda: show.peers_summary(load("peers_counted")["cases"], "steps"),
+    "peers": lambda: peers.peers(load("peers")["cases"], "time"),
+    "peers_summary": lambda: peers.peers_summary(load("peers")["cases"], "time"),
+    "peers_mapped": lambda: peers.peers(load("peers_mapped")["cases"], "time"),
+    "peers_counted": lambda: peers.peers(load("peers_counted")["cases"], "steps"),
+    "peers_counted_summary": lambda: peers.peers_summary(load("peers_counted")["cases"], "steps"),
     "models": lambda: show.models(load("models")["models"]),
     "models_mapped": lambda: show.models(load("models_mapped")["models"]),
     "faults": lambda: show.faults(load("faults")["faults"]),
