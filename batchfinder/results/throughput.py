@@ -28,6 +28,9 @@ POWERS = (1, 2, 4, 8)
 OFF_CURVE = 0.02
 OFF_ERRORS = 3.5
 
+# A size timed twice has drifted if its medians differ by more than this many standard errors.
+DRIFT_ERRORS = 3
+
 
 @dataclass(frozen=True)
 class Rate:
@@ -58,7 +61,8 @@ class Throughput:
     Attributes:
         rates: the rate at each batch size, the smallest first.
         knee: the smallest of these sizes whose rate is within 2 % of the best.
-        is_clear: False if the steps differ too much to distinguish the knee from two sizes away.
+        is_clear: False if the steps differ or drift too much to distinguish the knee from two sizes
+            away.
     """
 
     rates: tuple[Rate, ...]
@@ -103,11 +107,12 @@ def interpolated(points: Sequence[tuple[int, float]], at: int) -> float:
     return low_value + share * (high_value - low_value)
 
 
-def throughput_of(seconds: Mapping[int, Sequence[float]]) -> Throughput:
+def throughput_of(seconds: Mapping[int, Sequence[float]], drift: float = 0.0) -> Throughput:
     """Return the rates and the knee.
 
     Args:
         seconds: the duration of each step, by batch size: at least one size with one step each.
+        drift: the difference between two timings of one size, first and last, as a fraction.
 
     Example:
         >>> throughput_of({n: [0.1 + n / 100] * 4 for n in (100, 200, 400, 800)}).knee
@@ -119,6 +124,7 @@ def throughput_of(seconds: Mapping[int, Sequence[float]]) -> Throughput:
         for size, of_size in sorted(seconds.items())
     ]
     smooth, error = _smoothed(rates)
+    error += drift if drift > DRIFT_ERRORS * max(rate.error for rate in rates) else 0
     low, knee, high = (_knee(smooth, margin) for margin in (error, 0, -error))
     is_clear = knee - low <= 1 and high - knee <= 1
     return Throughput(tuple(rates), rates[knee].batch_size, is_clear)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 from batchfinder.results.probe import Probe
@@ -28,7 +29,8 @@ def measure_throughput(
 ) -> Throughput | None:
     """Time training steps at sizes below the answer of a search, and find the knee.
 
-    Readings of the search are used again. The new ones cost at most as much as the search did.
+    Readings of the search are used again. The new ones cost at most as much as the search did. The
+    first new size is timed once more at the end, because the load of a machine may drift meanwhile.
 
     Args:
         run: runs one size. Every size below the answer should fit.
@@ -51,15 +53,21 @@ def measure_throughput(
         return None
     left = sum(probe.samples or probe.batch_size * probe.steps for probe in probes)
     steps = len(seconds[answer]) + 1
+    first = 0
     while len(seconds) < MOST_SIZES:
         size = _next_size(seconds, smallest, multiple_of)
-        if size is None or size * steps > left:
+        if size is None or (size + (first or size)) * steps > left:
             break
         probe = run(size, True)
         left -= probe.samples or size * probe.steps
         if not _note(probe, seconds):
             break
-    return throughput_of(seconds)
+        first = first or size
+    again: dict[int, list[float]] = {}
+    if not first or not _note(run(first, True), again):
+        return throughput_of(seconds)
+    before, after = (statistics.median(readings[first]) for readings in (seconds, again))
+    return throughput_of(seconds, abs(after / before - 1))
 
 
 def _note(probe: Probe, seconds: dict[int, list[float]]) -> bool:

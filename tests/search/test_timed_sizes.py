@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from batchfinder.results.probe import Outcome, Probe
@@ -16,13 +18,18 @@ def probe_of(size: int, floor: float, steps: int = 3) -> Probe:
     )
 
 
-def measured(floor: float, answer: int = 1000, **bounds: int) -> tuple[Throughput, list[int]]:
+def measured(
+    floor: float, answer: int = 1000, drift: float = 0, **bounds: int
+) -> tuple[Throughput, list[int]]:
+    """Time sizes on a machine that becomes slower by ``drift`` with each of them."""
     sizes: list[int] = []
 
     def run(size: int, confirm: bool) -> Probe:
         assert confirm
         sizes.append(size)
-        return probe_of(size, floor)
+        slow = (1 + drift) ** len(sizes)
+        probe = probe_of(size, floor)
+        return replace(probe, steps_seconds=tuple(slow * one for one in probe.steps_seconds))
 
     search = [Probe(answer + 1, Outcome.OOM, 4, 1.0, 4 * answer), probe_of(answer, floor)]
     throughput = measure_throughput(run, search, answer, **bounds)
@@ -41,7 +48,7 @@ def test_sizes_are_halved_until_training_is_slower() -> None:
 def test_where_small_sizes_are_slow_few_are_timed() -> None:
     throughput, sizes = measured(floor=5.0)
     assert sizes[0] == 500
-    assert len(sizes) <= 2
+    assert len({*sizes}) <= 2
     assert throughput.knee == 1000
 
 
@@ -50,7 +57,16 @@ def test_only_sizes_that_may_be_tried_are_timed(bounds: dict[str, int]) -> None:
     _, sizes = measured(floor=0.0, answer=960, **bounds)
     assert all(n % bounds.get("multiple_of", 1) == 0 for n in sizes)
     assert all(n >= bounds.get("smallest", 1) for n in sizes)
-    assert len(sizes) == len({*sizes})
+    assert sizes[-1] == sizes[0]
+    assert len(sizes) - 1 == len({*sizes})
+
+
+@pytest.mark.parametrize("drift", [0.02, 0.05, -0.03])
+def test_a_machine_that_becomes_slower_or_faster_tells_no_knee(drift: float) -> None:
+    assert measured(floor=0.05)[0].is_clear
+    throughput, sizes = measured(floor=0.05, drift=drift)
+    assert sizes[-1] == sizes[0]  # the same size twice tells the drift
+    assert not throughput.is_clear
 
 
 def test_without_a_reading_at_the_answer_there_is_nothing_to_compare() -> None:
