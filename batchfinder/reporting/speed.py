@@ -14,9 +14,8 @@ def speed_verdict(throughput: Throughput, batch_size: int) -> str:
     if len(throughput.rates) == 1:
         rate = throughput.rates[0].samples_per_second
         return f"{format_rate(rate)} samples/s"
-    if throughput.knee >= batch_size:
-        return "no smaller size trains as fast"
-    return f"{throughput.knee} trains as fast{'' if throughput.is_clear else ', by and large'}"
+    size = "no smaller size" if throughput.knee >= batch_size else throughput.knee
+    return f"{size} trains as fast{'' if throughput.is_clear else ', by and large'}"
 
 
 def speed_details(throughput: Throughput) -> list[str]:
@@ -28,7 +27,7 @@ def speed_details(throughput: Throughput) -> list[str]:
     lines = [f"Samples per second: {rates} (steps vary by {spread:.1%})."]
     if len(throughput.rates) > 1 and not throughput.is_clear:
         lines.append(
-            f"Steps vary too much to tell which sizes are within {AS_FAST:.0%} of the best rate. "
-            "Try again while nothing else runs on this machine."
+            "Steps vary or drift too much to tell which sizes are within "
+            f"{AS_FAST:.0%} of the best rate. Try again while nothing else runs on this machine."
         )
     return lines

@@ -61,8 +61,8 @@ class Throughput:
     Attributes:
         rates: the rate at each batch size, the smallest first.
         knee: the smallest of these sizes whose rate is within 2 % of the best.
-        is_clear: False if the steps differ or drift too much to distinguish the knee from two sizes
-            away.
+        is_clear: False if the steps differ too much to distinguish the knee from two sizes away, or
+            drift too much to distinguish it from the next.
     """
 
     rates: tuple[Rate, ...]
@@ -124,9 +124,10 @@ def throughput_of(seconds: Mapping[int, Sequence[float]], drift: float = 0.0) ->
         for size, of_size in sorted(seconds.items())
     ]
     smooth, error = _smoothed(rates)
-    error += drift if drift > DRIFT_ERRORS * max(rate.error for rate in rates) else 0
+    has_drifted = drift > DRIFT_ERRORS * max(rate.error for rate in rates)
+    error += drift * has_drifted
     low, knee, high = (_knee(smooth, margin) for margin in (error, 0, -error))
-    is_clear = knee - low <= 1 and high - knee <= 1
+    is_clear = max(knee - low, high - knee) <= (not has_drifted)
     return Throughput(tuple(rates), rates[knee].batch_size, is_clear)
 
 

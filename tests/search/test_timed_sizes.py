@@ -72,3 +72,9 @@ def test_a_machine_that_becomes_slower_or_faster_tells_no_knee(drift: float) -> 
 def test_without_a_reading_at_the_answer_there_is_nothing_to_compare() -> None:
     probe = Probe(8, Outcome.FITS, 1, 1.0, confirmed=True)
     assert measure_throughput(lambda *_: probe, [probe], 8) is None
+
+
+def test_a_drift_counts_also_where_only_two_sizes_were_timed() -> None:
+    throughput, sizes = measured(floor=0.1, drift=0.2, smallest=500)
+    assert {*sizes} == {500, 707}
+    assert not throughput.is_clear
