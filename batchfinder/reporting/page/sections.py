@@ -179,10 +179,11 @@ def _section(parts: Sequence[str]) -> str:
 
 
 def _picture(title: str, svg: str, legend: Mapping[str, str]) -> str:
-    """Return a figure: title, picture, and the meaning of its marks by their classes."""
+    """Return a figure: title, picture, and the meaning of the marks in it, by their classes."""
     keys = "".join(
         f'<li><svg viewBox="0 0 20 12" aria-hidden="true">{_swatch(style)}</svg>{escape(name)}</li>'
         for style, name in legend.items()
+        if f'class="{style}"' in svg
     )
     head = f"<h3>{escape(title)}</h3>" if title else ""
     keys = f'<ul class="legend">{keys}</ul>' if keys else ""
