@@ -128,6 +128,16 @@ def test_a_sweep_is_drawn_as_a_map_with_the_sizes_that_run_out() -> None:
     assert cells == ["20%", "30%", "50%", "90%", "OOM", "50%", "90%", "OOM", "OOM", "OOM"]
 
 
+def test_a_size_that_only_the_largest_allowed_one_kept_out_is_not_out_of_memory() -> None:
+    row = {"peak_bytes": 400, "note": "", "probes": [], "confirmed_steps": 3}
+    rows = [{**row, "seq_len": 128, "batch_size": 2, "per_sample_bytes": 100}]
+    sweep = {"over": ["seq_len"], "device": "cuda:0", "budget_bytes": 1000, "rows": rows}
+
+    page = page_of([sweep])
+
+    assert re.findall(r'text-anchor="middle">([0-9]+%|OOM)<', page) == ["30%", "40%", "60%"]
+
+
 def test_texts_of_the_user_are_no_markup() -> None:
     page = page_of([json.loads(result(device="<script>alert(1)</script>").to_json())])
 

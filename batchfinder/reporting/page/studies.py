@@ -11,6 +11,10 @@ from batchfinder.units import format_bytes
 # More columns leave no room for their numbers.
 MOST_COLUMNS = 8
 
+# Above its answer, a value runs out of memory if its line is above this share. A line below it was
+# cut off by --max-batch-size.
+FULL = 0.9
+
 Data = Mapping[str, Any]
 
 COMPARED = ("strategy", "max batch", "peak", "model states", "per sample", "samples/s", "note")
@@ -86,14 +90,10 @@ def memory_map(data: Data) -> str:
     most = max([data["budget_bytes"], *(row["peak_bytes"] for row in lines)])
     rows = []
     for row in lines:
-        shares = [
-            None
-            if size > row["batch_size"]
-            else (row["peak_bytes"] - (row["batch_size"] - size) * row["per_sample_bytes"]) / most
-            for size in sizes
-        ]
+        answer, peak, slope = (row[key] for key in ("batch_size", "peak_bytes", "per_sample_bytes"))
+        shares = [(size, max(0, peak + (size - answer) * slope) / most) for size in sizes]
         name = ", ".join(str(row[swept]) for swept in data["over"])
-        rows.append((name, [None if one is None else max(one, 0) for one in shares]))
+        rows.append((name, [None if n > answer and one > FULL else one for n, one in shares]))
     return heat_map("Share of the memory by batch size", [f"{size:,}" for size in sizes], rows)
 
 
