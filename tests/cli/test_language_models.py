@@ -105,6 +105,60 @@ def test_all_weights_or_preferences_are_trained(target: str, method: str) -> Non
     assert (estimate["batch_size"], estimate["seq"]) == (8, 128)
 
 
+TINY = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2}
+SEEN = {"model_type": "clip_vision_model", "image_size": 56, "patch_size": 14, **TINY}
+PATCHES = {"depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2}
+ROPE = {"rope_type": "default", "mrope_section": [4, 6, 6]}
+OTHERS = {
+    "BertForMaskedLM": {"model_type": "bert", "num_hidden_layers": 2, **TINY},
+    "BertForSequenceClassification": {"model_type": "bert", "num_hidden_layers": 2, **TINY},
+    "ModernBertForMaskedLM": {"model_type": "modernbert", "num_hidden_layers": 2, **TINY},
+    "T5ForConditionalGeneration": {"model_type": "t5", "d_model": 64, "num_layers": 2},
+    "LlavaForConditionalGeneration": {
+        "model_type": "llava",
+        "image_token_index": 500,
+        "text_config": CONFIG,
+        "vision_config": {"num_hidden_layers": 2, **SEEN},
+    },
+    "Qwen2_5_VLForConditionalGeneration": {
+        "model_type": "qwen2_5_vl",
+        "image_token_id": 500,
+        "text_config": {**CONFIG, "model_type": "qwen2_5_vl_text", **TINY, "rope_parameters": ROPE},
+        "vision_config": {**PATCHES, "out_hidden_size": 64, "fullatt_block_indexes": [1]},
+    },
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_model_is_the_one_that_its_configuration_names(target: str, name: str) -> None:
+    tokens = {"pad_token_id": 0, "decoder_start_token_id": 0}
+    described = {"architectures": [name], **tokens, **OTHERS[name]}
+    Path(target[3:], "config.json").write_text(json.dumps(described))
+    result = run(target, "--seq", "300", "--lora", "4", "--max-batch-size", "2", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["estimates"][0]["batch_size"] == 2
+    assert f"{name}, 0." in result.stderr
+    seen = "Llava" in name, "Qwen" in name
+    assert ("one image of 56 x 56 pixels in each example, 16 of 300" in result.stderr) == seen[0]
+    assert ("one image of 448 x 448 pixels in each example, 256 of 300" in result.stderr) == seen[1]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_more_tokens_than_positions_and_no_fewer_than_an_image_has(target: str) -> None:
+    for name, seq, why in (
+        ("BertForMaskedLM", "600", "positions for 512 tokens only. Try --seq 512."),
+        ("LlavaForConditionalGeneration", "16", "the image alone has 16 tokens"),
+    ):
+        Path(target[3:], "config.json").write_text(
+            json.dumps({"architectures": [name], **OTHERS[name]})
+        )
+        result = run(target, "--seq", seq)
+        assert result.exit_code == 2
+        assert why in result.output
+        assert "for causal language models" in run(target, "--method", "dpo").output
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_sweep_over_lengths_and_a_comparison_of_levers(target: str) -> None:
     small = ("--lora", "4", "--gpu", "t4", "--max-batch-size", "8", "--json")

@@ -13,7 +13,8 @@ from batchfinder.estimator import estimate_on_gpus
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.search.bounds import check_bounds
 from batchfinder.simulation.gpus import Gpu
-from batchfinder.training.frameworks.language_model import DEFAULT_RANK, DEFAULT_SEQ
+from batchfinder.training.frameworks.architecture import DEFAULT_SEQ
+from batchfinder.training.frameworks.language_model import DEFAULT_RANK
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.user_module import is_language_model
 

@@ -12,13 +12,13 @@ import functools
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from batchfinder.errors import TargetError, UsageError
+from batchfinder.errors import UsageError
+from batchfinder.training.frameworks.architecture import ATTENTION, TASKS, built, example
 from batchfinder.training.frameworks.quantization import (
     PREPARED,
     cast_adapters,
@@ -32,10 +32,8 @@ from batchfinder.training.source import KeptUntil, StepSource
 from batchfinder.training.user_module import PREFIX
 
 METHODS = ("full", "lora", "qlora", "dpo")
-ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "batchfinder_unmasked"}
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DEFAULT_RANK = 16  # of adapters, if they are needed and no rank is given
-DEFAULT_SEQ = 2048  # tokens in each example
 
 
 @contextlib.contextmanager
@@ -55,7 +53,7 @@ def _quiet_libraries() -> Iterator[None]:
 def language_model(
     config: str,
     *,
-    seq: int = DEFAULT_SEQ,
+    seq: int = 0,
     method: str = "",
     lora: int = 0,
     quantize: str = "",
@@ -67,12 +65,14 @@ def language_model(
     autocast: bool = True,
     prepare: str = "trl",
     double_quant: bool = True,
+    image_size: int = 0,
 ) -> TrainingSetup:
-    """Make the setup to fine-tune a causal language model as a Trainer of transformers does.
+    """Make the setup to fine-tune a language model as a Trainer of transformers does.
 
     Args:
         config: a folder with a ``config.json``, that file, or a name on the Hugging Face hub.
-        seq: the number of tokens in each example.
+        seq: the number of tokens in each example, with those of an image. Default: 2048, or as many
+            as the model has positions for.
         method: ``"full"``, ``"lora"``, ``"qlora"``, ``"dpo"``. Default: by ``lora``, ``quantize``.
         lora: the rank of the adapters; 0: 16 if ``method`` or ``quantize`` needs some, else none.
         quantize: ``"4bit"`` (nf4), ``"8bit"``, or ``""`` for no quantization.
@@ -88,9 +88,11 @@ def language_model(
             embeddings, norms and head fp32. ``"trl0"``: TRL before 1, where only the norms stayed
             fp32. ``"none"``: nothing, with adapters in fp32.
         double_quant: quantize the scales of 4-bit weights too.
+        image_size: pixels on each side of the image in each example. Default: what the
+            configuration says, or 448; none for a text model.
 
     Raises:
-        UsageError: an option is unknown.
+        UsageError: an option is unknown, or the model cannot take it.
         TargetError: a library is missing, or there is no such configuration.
     """
     _check(method, precision, attention, quantize, prepare)
@@ -100,12 +102,17 @@ def language_model(
     if method == "full" and (lora or quantize):
         raise UsageError("--method full trains all weights. Try it without --lora and --4bit.")
     dtype = torch.float32 if precision == "fp16" and not rank else _DTYPES[precision]
-    model = _made(config, dtype, ATTENTION[attention])
+    model, task = built(config, dtype, attention)
+    if is_dpo and task != "CausalLM":
+        raise UsageError(
+            "--method dpo is for causal language models. Try --method lora for this one."
+        )
+    batch = example(model, task, seq, image_size)
     if quantize:
         quantize_weights(model, quantize, dtype, double_quant)
         prepare_weights(model, prepare, dtype)
     if rank:
-        model = _with_adapters(model, rank, targets, dropout)
+        model = _with_adapters(model, rank, targets, dropout, TASKS[task])
         if quantize and prepare == "trl":
             cast_adapters(model)
     if checkpointing:
@@ -113,11 +120,15 @@ def language_model(
     model.train()
     reference = copy.deepcopy(model).requires_grad_(False).eval() if is_dpo and not rank else None
     lower = _DTYPES[precision] if autocast and precision != "fp32" else None
-    ids = torch.zeros(1, seq, dtype=torch.int64, device="cpu")
     if is_dpo:
         step: StepSource = PreferenceStep(lower, reference)
+        ids = batch["input_ids"]
         return TrainingSetup(model, {"chosen": ids, "rejected": ids}, step=step)
-    return TrainingSetup(model, {"input_ids": ids, "labels": ids}, step=LanguageModelStep(lower))
+    step = LanguageModelStep(lower)
+    if "image_grid_thw" not in batch:
+        return TrainingSetup(model, batch, step=step)
+    # The patches of all images follow each other, so an example has many rows.
+    return TrainingSetup(model, make_batch=functools.partial(_repeated, batch), step=step)
 
 
 class LanguageModelStep(StepSource):
@@ -194,61 +205,14 @@ def _check(method: str, precision: str, attention: str, quantize: str, prepare: 
             raise UsageError(f"{option} is {' or '.join(filter(None, known))}, not {value!r}")
 
 
-def _made(config: str, dtype: torch.dtype, attention: str) -> Any:
-    transformers = imported("transformers")
-    path = Path(config).expanduser()
-    place = path.parent if path.is_file() else path
-    if path.suffix == ".json" and not path.exists():  # no name on the hub ends so
-        raise TargetError(
-            f"there is no file {config}. Try {PREFIX}FOLDER with a config.json in it."
-        )
-    try:
-        known = transformers.AutoConfig.from_pretrained(str(place if place.exists() else config))
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise TargetError(
-            f"there is no configuration {config} ({reason}). Try {PREFIX}FOLDER with the model's "
-            "config.json in it."
-        ) from error
-    known.use_cache = False
-    if attention == ATTENTION["flash"]:
-        transformers.AttentionInterface.register(attention, _flash_attention)
-        transformers.AttentionMaskInterface.register(attention, lambda *_, **__: None)
-    try:
-        return transformers.AutoModelForCausalLM.from_config(
-            known, dtype=dtype, attn_implementation=attention
-        )
-    except ValueError as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise TargetError(
-            f"no causal language model from {config}: {reason} Try FILE.py:FUNCTION with a "
-            "function that returns (model, sample)."
-        ) from error
+def _repeated(batch: dict[str, Tensor], batch_size: int) -> dict[str, Tensor]:
+    return {name: torch.cat([part] * batch_size) for name, part in batch.items()}
 
 
-def _flash_attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """Run PyTorch's copy of FlashAttention, with no mask and without repeating grouped keys."""
-    output = nn.functional.scaled_dot_product_attention(
-        query, key, value, dropout_p=dropout, scale=scaling, is_causal=True, enable_gqa=True
-    )
-    return output.transpose(1, 2).contiguous(), None
-
-
-def _with_adapters(model: Any, rank: int, targets: str, dropout: float) -> Any:
+def _with_adapters(model: Any, rank: int, targets: str, dropout: float, task: str | None) -> Any:
     peft = imported("peft")
     names: Any = targets if targets == "all-linear" else targets.split(",")
-    config = peft.LoraConfig(
-        r=rank, target_modules=names, lora_dropout=dropout, task_type="CAUSAL_LM"
-    )
+    config = peft.LoraConfig(r=rank, target_modules=names, lora_dropout=dropout, task_type=task)
     return peft.get_peft_model(model, config)
 
 
@@ -271,12 +235,12 @@ def described(target: str, setup: TrainingSetup, **options: Any) -> str:
     model: Any = setup.model
     parameters = [*model.parameters()]
     trained = sum(p.numel() for p in parameters if p.requires_grad)
-    parts = [f"{target}: {trained / 1e6:,.1f} M parameters are trained"]
     config = getattr(model, "peft_config", {}).get("default")
+    model = model.get_base_model() if config is not None else model
+    parts = [f"{target}: {type(model).__name__}, {trained / 1e6:,.1f} M parameters are trained"]
     if config is not None:
         layers = ", ".join(sorted({name.rpartition(".")[2] for name in config.target_modules}))
         parts.append(f"LoRA of rank {config.r} on {layers}")
-    model = model.get_base_model() if config is not None else model
     parts += (
         f"weights in {kind} ({PREPARED[options.get('prepare', 'trl')]})"
         for kind in ("4bit", "8bit")
@@ -285,6 +249,22 @@ def described(target: str, setup: TrainingSetup, **options: Any) -> str:
     checkpointing = "with" if options.get("checkpointing") else "without"
     parts.append(f"{options.get('precision', 'bf16')}, as a Trainer runs it")
     parts.append(f"{checkpointing} checkpointing")
+    parts += _image_in(setup.sample or (setup.make_batch(1) if setup.make_batch else {}), model)
     if not parameters[0].is_meta:
         parts.append("random weights")
     return ", ".join(parts)
+
+
+def _image_in(batch: Any, model: Any) -> list[str]:
+    """Describe the image in each example, if there is one."""
+    if "pixel_values" not in batch:
+        return []
+    ids, pixels = batch["input_ids"], batch["pixel_values"]
+    tokens = int((ids == model.config.image_token_id).sum())
+    height, width = pixels.shape[-2:]
+    if "image_grid_thw" in batch:
+        patch = model.config.vision_config.patch_size
+        height, width = (patch * int(side) for side in batch["image_grid_thw"][0, 1:])
+    return [
+        f"one image of {height} x {width} pixels in each example, {tokens} of {ids.numel()} tokens"
+    ]

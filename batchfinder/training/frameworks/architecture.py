@@ -1,0 +1,179 @@
+"""Build the model that a configuration of transformers describes, and a batch for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from batchfinder.errors import TargetError, UsageError
+from batchfinder.training.frameworks.quantization import imported
+from batchfinder.training.user_module import PREFIX
+
+ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "batchfinder_unmasked"}
+TASKS = {
+    "CausalLM": "CAUSAL_LM",
+    "ImageTextToText": None,
+    "Seq2SeqLM": "SEQ_2_SEQ_LM",
+    "MaskedLM": None,
+    "SequenceClassification": "SEQ_CLS",
+}
+"""The tasks of transformers, and their names in PEFT. A model without a name gets the first."""
+DEFAULT_SEQ = 2048  # tokens in each example, if the model has positions for that many
+DEFAULT_IMAGE = 448  # pixels on each side, for models that take images of any size
+_OWN_FUNCTION = "Try FILE.py:FUNCTION with a function that returns (model, sample)."
+
+
+def built(config: str, dtype: torch.dtype, attention: str) -> tuple[Any, str]:
+    """Build the model named in a configuration, else the first one that transformers has for it.
+
+    Args:
+        config: a folder with a ``config.json``, that file, or a name on the Hugging Face hub.
+        dtype: the dtype of the weights.
+        attention: one of :data:`ATTENTION`.
+
+    Returns:
+        The model, and its task: one of :data:`TASKS`.
+
+    Raises:
+        TargetError: there is no such configuration, or no model for it.
+    """
+    transformers = imported("transformers")
+    known = _read(config)
+    known.use_cache = False
+    if attention == "flash":
+        name = ATTENTION[attention]
+        transformers.AttentionInterface.register(name, _flash_attention)
+        transformers.AttentionMaskInterface.register(name, lambda *_, **__: None)
+    autos = {task: getattr(transformers, f"AutoModelFor{task}") for task in TASKS}
+    able = [task for task, auto in autos.items() if type(known) in auto._model_mapping]
+    named = [task for task in able if _is_named(known, autos[task]._model_mapping[type(known)])]
+    task = next(iter([*named, *able, *TASKS]))
+    try:
+        model = autos[task].from_config(
+            known, dtype=dtype, attn_implementation=ATTENTION[attention]
+        )
+    except ValueError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise TargetError(f"no language model from {config}: {reason} {_OWN_FUNCTION}") from error
+    return model, task
+
+
+def example(model: Any, task: str, seq: int, image_size: int) -> dict[str, Any]:
+    """Return a batch of one example: text, and an image if the model reads images.
+
+    Args:
+        model: a model of :func:`built`.
+        task: its task.
+        seq: the number of tokens, of which an image has its share; 0: :data:`DEFAULT_SEQ`, or as
+            many as the model has positions for.
+        image_size: pixels on each side of the image; 0: what the configuration says.
+
+    Raises:
+        UsageError: the model does not have so many positions, or the image needs more tokens.
+        TargetError: the model's images need more than a size.
+    """
+    most = _positions(model)
+    seq = seq or min(DEFAULT_SEQ, most or DEFAULT_SEQ)
+    if most is not None and seq > most:
+        raise UsageError(f"the model has positions for {most} tokens only. Try --seq {most}.")
+    ids = torch.zeros(1, seq, dtype=torch.int64, device="cpu")
+    if task == "SequenceClassification":
+        is_class = model.config.num_labels > 1
+        labels = torch.zeros(1, dtype=torch.int64 if is_class else torch.float32, device="cpu")
+        return {"input_ids": ids, "labels": labels}
+    images, tokens = _image(model, image_size)
+    if tokens >= seq:
+        raise UsageError(
+            f"the image alone has {tokens} tokens, --seq {seq} includes them. Try --seq "
+            f"{2 * tokens}, or --arg image_size=PIXELS for another image."
+        )
+    if images:
+        ids[:, :tokens] = model.config.image_token_id
+    return {"input_ids": ids, "labels": ids, **images}
+
+
+def _read(config: str) -> Any:
+    path = Path(config).expanduser()
+    place = path.parent if path.is_file() else path
+    if path.suffix == ".json" and not path.exists():  # no name on the hub ends so
+        raise TargetError(
+            f"there is no file {config}. Try {PREFIX}FOLDER with a config.json in it."
+        )
+    try:
+        return imported("transformers").AutoConfig.from_pretrained(
+            str(place if place.exists() else config)
+        )
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise TargetError(
+            f"there is no configuration {config} ({reason}). Try {PREFIX}FOLDER with the model's "
+            "config.json in it."
+        ) from error
+
+
+def _is_named(config: Any, kinds: Any) -> bool:
+    kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+    return any(kind.__name__ in (config.architectures or ()) for kind in kinds)
+
+
+def _positions(model: Any) -> int | None:
+    """Return the most tokens that a table of positions has rows for; None without a table."""
+    most: int = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 0
+    words = model.get_input_embeddings()
+    for part in model.modules() if most else ():
+        if isinstance(part, nn.Embedding) and part is not words:
+            first = 0 if part.padding_idx is None else part.padding_idx + 1
+            if 0 <= part.num_embeddings - most <= 2:  # some tables start with unused rows
+                return min(most, part.num_embeddings - first)
+    return None
+
+
+def _image(model: Any, size: int) -> tuple[dict[str, Tensor], int]:
+    """Return an image as the model takes it, and its number of tokens; none for a text model."""
+    vision = getattr(model.config, "vision_config", None)
+    if vision is None:
+        return {}, 0
+    size = size or getattr(vision, "image_size", None) or DEFAULT_IMAGE
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    channels = getattr(vision, "num_channels", getattr(vision, "in_channels", 3))
+    merged = getattr(vision, "spatial_merge_size", None)
+    try:
+        if merged is None:
+            pixels = torch.zeros(1, channels, height, width, device="cpu")
+            where = model.get_input_embeddings().weight
+            with torch.no_grad():
+                seen = model.get_image_features(pixels.to(where.device, where.dtype))
+            seen = getattr(seen, "pooler_output", seen)
+            tokens = sum(part.shape[:-1].numel() for part in seen)
+            return {"pixel_values": pixels}, tokens
+        rows, columns = (side // vision.patch_size // merged * merged for side in (height, width))
+        numbers = channels * vision.temporal_patch_size * vision.patch_size**2
+        pixels = torch.zeros(rows * columns, numbers, device="cpu")
+        grid = torch.tensor([[1, rows, columns]], device="cpu")
+        return {"pixel_values": pixels, "image_grid_thw": grid}, rows * columns // merged**2
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise TargetError(
+            f"the images of {type(model).__name__} need more than a size ({error}). {_OWN_FUNCTION}"
+        ) from error
+
+
+def _flash_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Run PyTorch's copy of FlashAttention, with no mask and without repeating grouped keys."""
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    output = nn.functional.scaled_dot_product_attention(
+        query, key, value, dropout_p=dropout, scale=scaling, is_causal=is_causal, enable_gqa=True
+    )
+    return output.transpose(1, 2).contiguous(), None
