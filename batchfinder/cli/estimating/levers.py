@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import click
 
 from batchfinder.cli.request import Request
-from batchfinder.errors import BatchFinderError
+from batchfinder.errors import BatchFinderError, UsageError
 from batchfinder.estimator import estimate_on_gpus
+from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.search.bounds import check_bounds
 from batchfinder.simulation.gpus import Gpu
-from batchfinder.training.frameworks.architecture import DEFAULT_SEQ
+from batchfinder.simulation.kernels.attention import ComputeCapability
+from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.training.frameworks.language_model import DEFAULT_RANK
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.user_module import is_language_model
@@ -27,8 +31,8 @@ def what_to_change(
 ) -> str:
     """Return what to try, for a target of which nothing fits on any of the GPUs.
 
-    The options of a language model are tried one after the other, each beside those before it,
-    until the smallest size fits by the estimate. Each one is shown as it ends.
+    The options of a language model are added one after the other. Each one saves memory, so the
+    first with which the smallest size fits is found by bisection. Each try is shown as it ends.
 
     Args:
         request: the request of the command.
@@ -42,21 +46,48 @@ def what_to_change(
     given = {**request.source.arguments}
     if request.lengths:
         given["seq"] = min(request.lengths)
-    for levers in _ladder(given):
-        options = " ".join(_AS_OPTION.get(key, f"--{key} {value}") for key, value in levers.items())
-        source = request.source.with_arguments({**given, **levers})
+    given["seq"] = _tokens(load(request.source.with_arguments(given)))
+    ladder = [*_ladder(given)]
+    fitting: dict[str, bool] = {}
+
+    def ends(levers: dict[str, Any]) -> bool:
+        options = _as_options(levers)
         try:
+            setup = load(request.source.with_arguments({**given, **levers}))
             (estimate,) = estimate_on_gpus(
-                load(source), [gpu], request.options,
-                min_batch_size=smallest, max_batch_size=smallest,
+                setup, [gpu], request.options, min_batch_size=smallest, max_batch_size=smallest,
+                make_traces=partial(_traces_of_one_size, setup, request.options),
             )  # fmt: skip
         except BatchFinderError as error:
             click.echo(f"  with {options}: {error}", err=True)
-            continue
-        click.echo(f"  with {options}: {'fits' if estimate.batch_size else 'none fits'}", err=True)
-        if estimate.batch_size:
-            return f"Try {options}: batch size {smallest} fits with that, by the estimate."
+            return isinstance(error, UsageError)  # shorter than an image; look before this one
+        fitting[options] = estimate.batch_size > 0
+        click.echo(f"  with {options}: {'fits' if fitting[options] else 'none fits'}", err=True)
+        return fitting[options]
+
+    first = bisect_left(ladder, True, key=ends)
+    options = _as_options(ladder[first]) if first < len(ladder) else ""
+    if fitting.get(options):
+        return f"Try {options}: batch size {smallest} fits with that, by the estimate."
     return "Try a larger GPU, or --strategy fsdp --world-size 8: no lever above is enough."
+
+
+def _as_options(levers: Mapping[str, Any]) -> str:
+    return " ".join(_AS_OPTION.get(key, f"--{key} {value}") for key, value in levers.items())
+
+
+def _tokens(setup: TrainingSetup) -> int:
+    """Return the number of tokens in each example."""
+    batch = setup.make_batch(1) if setup.make_batch else setup.sample
+    return int(next(iter(batch.values())).shape[1])
+
+
+def _traces_of_one_size(
+    setup: TrainingSetup, options: ProbeOptions, capability: ComputeCapability
+) -> StepTraces:
+    traces = StepTraces(setup, options, capability)
+    traces.are_general = False  # no other size is asked for
+    return traces
 
 
 def _ladder(given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -71,7 +102,7 @@ def _ladder(given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         if not given.get(name) and not (name == "quantize" and given.get("method") == "full"):
             levers[name] = value
             yield {**levers}
-    seq = given.get("seq", DEFAULT_SEQ) // 2
+    seq = given["seq"] // 2
     while seq >= _SHORTEST:
         levers["seq"] = seq
         yield {**levers}

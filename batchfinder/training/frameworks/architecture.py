@@ -72,7 +72,7 @@ def example(model: Any, task: str, seq: int, image_size: int) -> dict[str, Any]:
         image_size: pixels on each side of the image; 0: what the configuration says.
 
     Raises:
-        UsageError: the model does not have so many positions, or the image needs more tokens.
+        UsageError: the model has fewer positions, or the image has more tokens.
         TargetError: the model's images need more than a size.
     """
     most = _positions(model)
