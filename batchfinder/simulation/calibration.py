@@ -32,11 +32,13 @@ class Measurement:
         gpu_name: the driver's name of the GPU.
         batch_size: examples per forward/backward pass.
         peak_reserved_bytes: most bytes that the caching allocator held.
+        outside_bytes: in use outside the allocator; 0 if unknown.
     """
 
     gpu_name: str
     batch_size: int
     peak_reserved_bytes: int
+    outside_bytes: int
 
 
 def read_measurement(path: Path) -> Measurement:
@@ -56,9 +58,11 @@ def read_measurement(path: Path) -> Measurement:
             gpu_name=str(result["device"]).partition(" ")[2],
             batch_size=int(best["batch_size"]),
             peak_reserved_bytes=int(best["peak_reserved_bytes"]),
+            outside_bytes=int(best.get("outside_bytes") or 0),
         )
-        numbers = (measured.batch_size, measured.peak_reserved_bytes)
-        if not measured.gpu_name or not all(1 <= number < _MOST_BYTES for number in numbers):
+        _, *numbers = dataclasses.astuple(measured)
+        is_sensible = min(numbers[:2]) >= 1 and min(numbers) >= 0 and max(numbers) < _MOST_BYTES
+        if not measured.gpu_name or not is_sensible:
             raise ValueError
         return measured
     except OSError as error:

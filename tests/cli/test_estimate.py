@@ -169,17 +169,22 @@ def test_errors_are_one_clear_line(
     assert message in result.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("allocator", [(), ("--expandable-segments",)])
-def test_a_measurement_corrects_the_overhead(train_file: Path, allocator: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("allocator", "outside_bytes"), [((), None), ((), 2**31), (("--expandable-segments",), None)]
+)
+def test_a_measurement_corrects_the_overhead(
+    train_file: Path, allocator: tuple[str, ...], outside_bytes: int | None
+) -> None:
     target = f"{train_file}:build_model"
     [before] = estimate(target, "--gpu", "h200", *allocator)
     half = str(before["batch_size"] // 2)  # with room to spare, where nothing flushes the cache
     [capped] = estimate(target, "--gpu", "h200", "--max-batch-size", half, *allocator)
     (probe,) = (p for p in capped["probes"] if p["batch_size"] == capped["batch_size"])
+    probe["peak_reserved_bytes"] += 2**30
     measured = {
         "budget_bytes": before["budget_bytes"],
         "device": "cuda:0 NVIDIA H200",
-        "probes": [{**probe, "peak_reserved_bytes": probe["peak_reserved_bytes"] + 2**30}],
+        "probes": [{**probe, "outside_bytes": outside_bytes}],
     }
     result_file = train_file.with_name("result.json")
     result_file.write_text(json.dumps(measured))
@@ -188,10 +193,22 @@ def test_a_measurement_corrects_the_overhead(train_file: Path, allocator: tuple[
     [kept] = estimate(target, "--gpu", "h200")
     [forgotten] = estimate(target, "--gpu", "h200", "--forget-calibration")
 
-    grown = after["gpu"]["overhead_bytes"] - before["gpu"]["overhead_bytes"]
-    assert abs(grown - 2**30) <= 2**21
+    overhead = outside_bytes or before["gpu"]["overhead_bytes"]
+    assert abs(after["gpu"]["overhead_bytes"] - overhead - 2**30) <= 2**21
     assert kept["gpu"] == after["gpu"]
     assert forgotten["gpu"] == before["gpu"]
+
+
+def test_a_measurement_that_lacks_the_overhead_is_said(train_file: Path) -> None:
+    result_file = train_file.with_name("result.json")
+    probe: dict[str, Any] = {"batch_size": 2, "outcome": "fits", "peak_reserved_bytes": 2**30}
+    measured = {"budget_bytes": 2**34, "device": "cuda:0 Tesla T4", "probes": [probe]}
+    for outside_bytes, line in ((None, "still assumed, as"), (2**29, "512.0 MiB, as measured")):
+        probe["outside_bytes"] = outside_bytes
+        result_file.write_text(json.dumps(measured))
+        target = f"{train_file}:build_model"
+        result = run("estimate", target, "--gpu", "t4", "--calibrate", str(result_file))
+        assert line in result.stderr
 
 
 def test_gpus_are_listed() -> None:

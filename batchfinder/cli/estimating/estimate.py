@@ -215,10 +215,17 @@ def _calibrate(
     traces = StepTraces(setup, options, gpu.compute_capability)
     run = SimulatedProber(traces, roomy, options, settings).replay(measured.batch_size)
     correction = measured.peak_reserved_bytes - run.peak_reserved_bytes
-    calibration.learn(gpu.name, correction)
+    outside = measured.outside_bytes or gpu.overhead_bytes
+    calibration.learn(gpu.name, correction + outside - gpu.overhead_bytes)
+    source = (
+        "as measured"
+        if measured.outside_bytes
+        else f"still assumed, as {path} does not say it. Try one of batchfinder find today"
+    )
     click.echo(
-        f"Calibrated for {gpu.name}: {format_bytes(correction)} added to the simulated memory; "
-        f"saved in {calibration.path}",
+        f"Calibrated for {gpu.name}: {format_bytes(correction)} added to the simulated memory, "
+        f"saved in {calibration.path}. Outside PyTorch's allocator: {format_bytes(outside)}, "
+        f"{source}",
         err=True,
     )
 
