@@ -147,6 +147,17 @@ def test_the_model_is_the_one_that_its_configuration_names(target: str, name: st
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_experts_that_are_not_quantized_are_said(target: str) -> None:
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    Path(target[3:], "config.json").write_text(
+        json.dumps({**CONFIG, **experts, "model_type": "mixtral"})
+    )
+    result = run(target, "--4bit", "--lora", "4", "--seq", "32", "--max-batch-size", "2")
+    assert result.exit_code == 0, result.output
+    assert "0.2 M of experts stay as they are: no linear layers" in result.stderr
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_no_more_tokens_than_positions_and_no_fewer_than_an_image_has(target: str) -> None:
     for name, seq, why in (
         ("BertForMaskedLM", "600", "positions for 512 tokens only. Try --seq 512."),

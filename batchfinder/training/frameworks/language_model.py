@@ -241,11 +241,12 @@ def described(target: str, setup: TrainingSetup, **options: Any) -> str:
     if config is not None:
         layers = ", ".join(sorted({name.rpartition(".")[2] for name in config.target_modules}))
         parts.append(f"LoRA of rank {config.r} on {layers}")
-    parts += (
-        f"weights in {kind} ({PREPARED[options.get('prepare', 'trl')]})"
-        for kind in ("4bit", "8bit")
-        if getattr(model, f"is_loaded_in_{kind}", False)
-    )
+    kind = next((k for k in ("4bit", "8bit") if getattr(model, f"is_loaded_in_{k}", False)), "")
+    if kind:
+        parts.append(f"weights in {kind} ({PREPARED[options.get('prepare', 'trl')]})")
+        experts = sum(p.numel() for p in parameters if p.dim() == 3 and p.is_floating_point())
+        if experts:
+            parts.append(f"{experts / 1e6:,.1f} M of experts stay as they are: no linear layers")
     checkpointing = "with" if options.get("checkpointing") else "without"
     parts.append(f"{options.get('precision', 'bf16')}, as a Trainer runs it")
     parts.append(f"{checkpointing} checkpointing")
