@@ -190,14 +190,19 @@ def _import_module(name: str) -> ModuleType:
 def _try_another(place: str, name: str = "") -> str:
     """Return the end of a message about a function that a file lacks."""
     functions = _functions_in_file(existing_file(place))
-    hint = did_you_mean(name, functions) or it_has(functions) + "."
+    if similar := did_you_mean(name, functions):
+        return similar
+    hint = f"{it_has(functions)}."
     run = f"batchfinder run -- python {place} --batch-size {{batch_size}}"
     return f"{hint} Try one that returns the model, or, for the script as it is, {run}"
 
 
 def _functions_in_file(path: Path) -> list[str]:
     """Return the public functions of a file, without running it: names with "model" come first."""
-    statements = ast.parse(path.read_bytes(), str(path)).body
+    try:
+        statements = ast.parse(path.read_bytes(), str(path)).body
+    except SyntaxError:
+        return []
     functions = [node.name for node in statements if isinstance(node, ast.FunctionDef)]
     public = [name for name in functions if not name.startswith("_")]
     return sorted(public, key=lambda name: "model" not in name)
