@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -91,8 +91,8 @@ def check_lines(trace: GeneralTrace, third: Trace) -> None:
 def alike(trace: GeneralTrace, other: Trace) -> GeneralTrace:
     """Return the trace at every batch size of more steps, or of other steps with the same passes.
 
-    The same line of the same module allocates the same in every forward and backward pass. What
-    an optimizer allocates does not depend on the batch.
+    The same line of the same module allocates the same in every forward and backward pass, in the
+    same order. What an optimizer allocates does not depend on the batch.
 
     Args:
         trace: a step, possibly with another optimizer or without gradient accumulation.
@@ -101,18 +101,24 @@ def alike(trace: GeneralTrace, other: Trace) -> GeneralTrace:
     Raises:
         NotGeneralError: the other passes allocate something else.
     """
-    known: dict[Any, set[tuple[Curve, ...]]] = defaultdict(set)
+    known: dict[Any, list[tuple[Curve, ...]]] = defaultdict(list)
     for index, storage in enumerate(trace.example.storages):
-        known[_origin(storage)].add(trace.ruled.get(index, (trace.curves[index],)))
+        known[_origin(storage)].append(trace.ruled.get(index, (trace.curves[index],)))
     each = []
+    seen: Counter[Any] = Counter()
     for index, storage in enumerate(other.storages):
-        found = known[_origin(storage)]
+        found = known[origin := _origin(storage)]
         constant = tuple(map(Curve, storage.amounts))
-        if storage.stage in (Stage.SETUP, Stage.OPTIMIZER) and found <= {constant}:
+        if storage.stage in (Stage.SETUP, Stage.OPTIMIZER) and {*found} <= {constant}:
             each.append(constant)
-        elif len(found) == 1 and other.batch_size == trace.example.batch_size:
-            each += found
+        elif found and other.batch_size == trace.example.batch_size:
+            each.append(found[seen[origin] % len(found)])
+            seen[origin] += 1
         else:
+            raise NotGeneralError(f"the steps differ{_place(other, index)}")
+    for index, storage in enumerate(other.storages):
+        found = known[origin := _origin(storage)]
+        if len({*found}) > 1 and seen[origin] % len(found):
             raise NotGeneralError(f"the steps differ{_place(other, index)}")
     ruled = {index: curves for index, curves in enumerate(each) if other.storages[index].rule}
     return GeneralTrace(sort_deaths(other), [curves[0] for curves in each], ruled)

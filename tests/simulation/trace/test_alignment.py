@@ -150,3 +150,18 @@ def test_steps_that_allocate_something_else_are_no_longer_told() -> None:
         alike(one, two_steps(8, cached=3))
     with pytest.raises(NotGeneralError):
         alike(one, two_steps(16))
+
+
+def two_passes(batch_size: int, *, constants: int = 1) -> Trace:
+    """Two steps; at size 8, a weight's gradient is as large as an activation of the same line."""
+    activation = Storage(10 * batch_size, stage=Stage.BACKWARD, line="model.py:1")
+    gradient = Storage(80, stage=Stage.BACKWARD, line="model.py:1")
+    storages = [activation, gradient, activation, *[gradient] * constants]
+    return Trace(batch_size, storages, [*range(len(storages))], steps=[0, 2])
+
+
+def test_storages_that_are_as_large_by_chance_keep_their_order() -> None:
+    one = align(*(first_step(two_passes(size)) for size in (4, 8)))
+    assert alike(one, two_passes(8)).sizes(100) == [1000, 80, 1000, 80]
+    with pytest.raises(NotGeneralError, match=r"differ \(model\.py:1\)"):
+        alike(one, two_passes(8, constants=2))
