@@ -8,6 +8,6 @@ prepare_environment test
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy
-# Three at a time, whatever the number of cores: the tests fill real memory, and some of them wait.
-# A worker that has run out of tests takes over some of the others.
-exec .venv/bin/python -m pytest -n 3 --dist worksteal "$@"
+# Two at a time, whatever the number of cores: the tests fill real memory.
+# A worker that has run out of tests takes over some of the other one.
+exec .venv/bin/python -m pytest -n 2 --dist worksteal "$@"
