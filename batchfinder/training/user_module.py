@@ -60,7 +60,11 @@ def check_target(target: str) -> None:
             source = existing_file(place).read_bytes()
             # A script would train before it turned out that it lacks the function.
             if name.encode() not in source and b"import *" not in source:
-                raise UsageError(f"{place} has no function {name}{_try_another(place, name)}")
+                try:
+                    another = _try_another(place, name)
+                except SyntaxError:
+                    return  # loading the file shows it
+                raise UsageError(f"{place} has no function {name}{another}")
 
 
 def split_target(target: str) -> tuple[str, str]:
@@ -199,10 +203,7 @@ def _try_another(place: str, name: str = "") -> str:
 
 def _functions_in_file(path: Path) -> list[str]:
     """Return the public functions of a file, without running it: names with "model" come first."""
-    try:
-        statements = ast.parse(path.read_bytes(), str(path)).body
-    except SyntaxError:
-        return []
+    statements = ast.parse(path.read_bytes(), str(path)).body
     functions = [node.name for node in statements if isinstance(node, ast.FunctionDef)]
     public = [name for name in functions if not name.startswith("_")]
     return sorted(public, key=lambda name: "model" not in name)
