@@ -27,26 +27,27 @@ class Recorder:
 
     def __init__(self, index: int, held: Mapping[int, tuple[int, int]]) -> None:
         self._index, self._held = index, held
+        self._trace: list[dict[str, Any]] = []  # up to the end of the last step
         self._ends, self._counts = [0], list[int]()
 
     def end_step(self) -> bool:
         """Note that a step has ended. Return True if steps after the first make other requests."""
-        step = self._trace()[self._ends[-1] :]
-        self._ends.append(self._ends[-1] + len(step))
+        self._trace = torch.cuda.memory._snapshot()["device_traces"][self._index]
+        step = self._trace[self._ends[-1] :]
+        self._ends.append(len(self._trace))
         self._counts.append(sum(entry["action"] == "alloc" for entry in step))
         return len(set(self._counts[1:])) > 1
 
     def recording(self) -> dict[str, Any] | None:
         """Return the fields of a ``Recording``; None if it has too many events."""
-        trace = self._trace()
-        if len(trace) > MOST_EVENTS:
+        if len(self._trace) > MOST_EVENTS:
             return None
         streams = [stream for _, stream in self._held.values()]
         numbers = {address: number for number, address in enumerate(self._held)}
         count, steps = len(numbers), []
         for start, end in pairwise(self._ends):
             events: list[int] = []
-            for entry in trace[start:end]:
+            for entry in self._trace[start:end]:
                 if entry["action"] == "alloc":
                     numbers[entry["addr"]] = count
                     count += 1
@@ -61,10 +62,6 @@ class Recorder:
             "steps": tuple(steps),
             "streams": tuple(order[stream] for stream in streams) if len(order) > 1 else (),
         }
-
-    def _trace(self) -> list[dict[str, Any]]:
-        trace: list[dict[str, Any]] = torch.cuda.memory._snapshot()["device_traces"][self._index]
-        return trace
 
 
 class NoRecorder:

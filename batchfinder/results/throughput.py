@@ -127,7 +127,8 @@ def throughput_of(seconds: Mapping[int, Sequence[float]], drift: float = 0.0) ->
     has_drifted = drift > DRIFT_ERRORS * max(rate.error for rate in rates)
     error += drift * has_drifted
     low, knee, high = (_knee(smooth, margin) for margin in (error, 0, -error))
-    is_clear = max(knee - low, high - knee) <= (not has_drifted)
+    off_by = 0 if has_drifted else 1  # sizes that the knee may be off by
+    is_clear = max(knee - low, high - knee) <= off_by
     return Throughput(tuple(rates), rates[knee].batch_size, is_clear)
 
 

@@ -46,7 +46,8 @@ def what_to_change(
     given = {**request.source.arguments}
     if request.lengths:
         given["seq"] = min(request.lengths)
-    given["seq"] = _tokens(load(request.source.with_arguments(given)))
+    if not given.get("seq"):
+        given["seq"] = _tokens(load(request.source))
     ladder = [*_ladder(given)]
     fitting: dict[str, bool] = {}
 

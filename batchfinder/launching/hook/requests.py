@@ -48,7 +48,7 @@ class Requests:
         self._readings += 1
         if self._readings > MOST_READINGS:
             self._recorder.end()
-            self._is_on = False
+            self._is_on, self._history = False, None
             return
         if self._history is None:
             self._history = self._recorder.Recorder(index, {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -104,22 +104,23 @@ def alike(trace: GeneralTrace, other: Trace) -> GeneralTrace:
     known: dict[Any, list[tuple[Curve, ...]]] = defaultdict(list)
     for index, storage in enumerate(trace.example.storages):
         known[_origin(storage)].append(trace.ruled.get(index, (trace.curves[index],)))
+    distinct = {origin: {*found} for origin, found in known.items()}
     each = []
-    seen: Counter[Any] = Counter()
+    places: dict[Any, list[int]] = defaultdict(list)
     for index, storage in enumerate(other.storages):
-        found = known[origin := _origin(storage)]
+        found = known.get(origin := _origin(storage), [])
         constant = tuple(map(Curve, storage.amounts))
-        if storage.stage in (Stage.SETUP, Stage.OPTIMIZER) and {*found} <= {constant}:
+        is_constant = distinct.get(origin, set()) <= {constant}
+        if storage.stage in (Stage.SETUP, Stage.OPTIMIZER) and is_constant:
             each.append(constant)
         elif found and other.batch_size == trace.example.batch_size:
-            each.append(found[seen[origin] % len(found)])
-            seen[origin] += 1
+            each.append(found[len(places[origin]) % len(found)])
+            places[origin].append(index)
         else:
             raise NotGeneralError(f"the steps differ{_place(other, index)}")
-    for index, storage in enumerate(other.storages):
-        found = known[origin := _origin(storage)]
-        if len({*found}) > 1 and seen[origin] % len(found):
-            raise NotGeneralError(f"the steps differ{_place(other, index)}")
+    for origin, indices in places.items():
+        if len(distinct[origin]) > 1 and len(indices) % len(known[origin]):
+            raise NotGeneralError(f"the steps differ{_place(other, indices[0])}")
     ruled = {index: curves for index, curves in enumerate(each) if other.storages[index].rule}
     return GeneralTrace(sort_deaths(other), [curves[0] for curves in each], ruled)
 
