@@ -204,7 +204,7 @@ def test_estimates(command: str, expected: str) -> None:
 
 @pytest.mark.parametrize("code", [text for kind, text in BLOCKS if kind == "python"])
 def test_python_blocks(code: str, folder: Path) -> None:
-    code = code.replace('"2GiB"', f"{idle_bytes() + 160 * MIB}")
+    code = code.replace('"2GiB"', f"{idle_bytes() + 400 * MIB}")
     run_python("-c", PREAMBLE + code + EPILOGUE, folder=folder)
 
 
