@@ -63,6 +63,22 @@ def test_an_affine_model_needs_few_probes() -> None:
     assert abs(result.memory_model.peak_bytes(result.batch_size) / peak - 1) < 0.05
 
 
+def test_a_model_that_skips_a_layer_now_and_then_is_confirmed_by_more_steps() -> None:
+    class Skipping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.steps = wide_model(), 0
+
+        def forward(self, rows: Tensor) -> Tensor:
+            self.steps += 1
+            return self.body(rows if self.steps % 3 else self.body[:2](rows))  # type: ignore[no-any-return]
+
+    sample = wide_sample()
+    result = find_max_batch(Skipping(), sample, device=DEVICE, memory_limit=LIMIT)
+
+    assert result.confirmed_steps >= 10
+
+
 def test_no_probe_ever_exceeds_the_budget() -> None:
     result = find_max_batch(wide_model(), wide_sample(), device=DEVICE, memory_limit=LIMIT)
 

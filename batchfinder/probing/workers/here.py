@@ -24,7 +24,7 @@ from batchfinder.probing.devices.versions import versions
 from batchfinder.probing.notes import Notes
 from batchfinder.probing.place import Place
 from batchfinder.probing.session import ProbeSession
-from batchfinder.probing.steadiness import CACHING_VARIED_STEPS
+from batchfinder.probing.steadiness import DIFFERING_STEPS
 from batchfinder.probing.workers.worker import Order
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.training.optimizer import find_optimizer
@@ -168,7 +168,7 @@ class Here:
             self._options = replace(self._options, warm_up_batch_size=batch_size)
         if attempt.recording is not None and steps_differ(attempt.recording):
             # Two steps may be alike by chance, so later confirmations run more from the start.
-            least_steps = max(CACHING_VARIED_STEPS, self._options.confirm_steps)
+            least_steps = max(DIFFERING_STEPS, self._options.confirm_steps)
             self._options = replace(self._options, confirm_steps=least_steps)
         return attempt
 
