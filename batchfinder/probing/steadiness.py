@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, stdev
 
-from batchfinder.results.probe import THRASHING_NOTE
+from batchfinder.results.probe import SHORT_LIVED_NOTE, THRASHING_NOTE
 from batchfinder.units import MIB, format_bytes
 
 # A confirmation runs until the peak has not grown for STEADY_STEPS steps in a row, and runs at most
@@ -131,7 +131,7 @@ class PeakWatch:
         self._noise_bytes = GROWTH_NOISE * budget_bytes
         self.peaks: list[int] = []
         self._flushes, self._last_flush = False, 0
-        self.is_settled = self.is_over = False
+        self.is_settled = self.is_over = self._runs_out = False
 
     @property
     def batch_number(self) -> int:
@@ -142,6 +142,11 @@ class PeakWatch:
     def may_end(self) -> bool:
         """True once the least number of steps has run."""
         return len(self.peaks) >= self._least_steps
+
+    @property
+    def may_end_next(self) -> bool:
+        """True once the next step may be the last."""
+        return len(self.peaks) >= max(2, self._least_steps - 1)
 
     def expect_variation(self) -> None:
         """Watch more steps, because batches of different shapes were seen, or will be."""
@@ -172,10 +177,21 @@ class PeakWatch:
             self.is_settled |= min(steady, quiet) >= STEADY_STEPS
         self.is_over |= self.is_settled
 
+    def run_out(self) -> None:
+        """Record that the next step would run out of memory."""
+        self._runs_out = self.is_over = True
+
+    @property
+    def is_refused(self) -> bool:
+        """True once a step ran out of memory, or flushed the cache too late."""
+        return self._runs_out or self._flushes
+
     def objection(self) -> str:
         """Return the reason why the size is not fit for training; "" if it is fit."""
         if self._flushes:
             return THRASHING_NOTE
+        if self._runs_out:
+            return SHORT_LIVED_NOTE
         if (excess := self._excess_bytes()) > 0:
             return (
                 "its peak memory differs from step to step, and would pass the budget by "

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from batchfinder.probing.devices.allocator.caching import (
     AllocatorSettings,
     DeviceFullError,
 )
 from batchfinder.probing.devices.allocator.expandable import allocator_of
-from batchfinder.probing.devices.allocator.recorded import counts_of, replayed, steps_differ
+from batchfinder.probing.devices.allocator.recorded import replayed
+from batchfinder.probing.devices.allocator.recorded_step import in_order, steps_differ, steps_of
 from batchfinder.probing.steadiness import with_room
 from batchfinder.search.prober import Recording
 
@@ -79,68 +79,10 @@ def in_other_orders(recording: Recording) -> Iterator[Recording]:
     """
     if not steps_differ(recording):
         return
-    first, *later = _steps_of(recording)
+    first, *later = steps_of(recording)
     pool = [step for step in later if step.is_like(first)]
     if len(pool) < 2:
         return
     for seed in range(ORDERS):
         draw = random.Random(seed)
-        order = [first, *(draw.choice(pool) for _ in range(ORDERED_STEPS))]
-        steps, start, old = [], len(recording.held), list[int]()
-        streams = [*recording.streams[:start]]
-        for step in order:
-            steps.append(step.at(start, old))
-            streams += recording.streams[step.start : step.start + step.count]
-            old = [start + block for block in step.left]
-            start += step.count
-        yield Recording(recording.held, steps, streams)
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A recorded step, and how it goes on from the one before.
-
-    Attributes:
-        events: the events, as in the recording.
-        start: the number of blocks before its first one.
-        count: the number of blocks that it requests.
-        old: the blocks of the step before that it releases.
-        left: its own blocks that the next step releases, counted from its first one. For the last
-            step, all that it does not release.
-        releases: how many blocks it releases that it did not request.
-        leaves: how many of its own blocks it does not release.
-    """
-
-    events: Sequence[int]
-    start: int
-    count: int
-    old: Sequence[int]
-    left: Sequence[int]
-    releases: int
-    leaves: int
-
-    def is_like(self, first: _Step) -> bool:
-        """Return True if this step can follow the first one, and itself."""
-        return self.releases == len(self.old) == self.leaves == len(first.left)
-
-    def at(self, start: int, old: Sequence[int]) -> list[int]:
-        """Return the events after ``start`` other blocks, of which ``old`` are to be released."""
-        new = dict(zip(self.old, old, strict=True))
-        moved = (new.get(~event, ~event - self.start + start) for event in self.events)
-        return [
-            event if event >= 0 else ~block for event, block in zip(self.events, moved, strict=True)
-        ]
-
-
-def _steps_of(recording: Recording) -> Iterator[_Step]:
-    start, old = len(recording.held), list[int]()
-    following = [*recording.steps[1:], None]
-    counts = counts_of(recording.steps)
-    for events, after, count in zip(recording.steps, following, counts, strict=True):
-        released = {~event for event in events if event < 0}
-        kept = [block for block in range(start, start + count) if block not in released]
-        left = kept if after is None else sorted({~e for e in after if e < 0} & set(kept))
-        releases = sum(block < start for block in released)
-        relative = [block - start for block in left]
-        yield _Step(events, start, count, old, relative, releases, len(kept))
-        start, old = start + count, left
+        yield in_order(recording, [first, *(draw.choice(pool) for _ in range(ORDERED_STEPS))])

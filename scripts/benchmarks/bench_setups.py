@@ -84,7 +84,8 @@ def row_of(setup: Setup, before: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         setup: what is trained.
-        before: an earlier row, of which bisection under the same budget is taken over.
+        before: an earlier row. What its loop did under the same budget is taken over: bisection,
+            and training at the same sizes.
     """
     os.environ["COUNTING_CUDA_TOTAL"] = str(int(setup.gib * GIB))
     row: dict[str, Any] = {"kind": setup.kind, "device": setup.device, "gib": setup.gib}
@@ -103,11 +104,14 @@ def row_of(setup: Setup, before: dict[str, Any]) -> dict[str, Any]:
     }
     answer = row["batch_size"]
     above = max(answer + 1, math.ceil(answer * NEXT_SIZE))
-    row["survival"] = trained(setup, row["budget_bytes"], "--batch-size", str(answer))
-    row["above"] = trained(setup, row["budget_bytes"], "--batch-size", str(above))
+    known = before if before.get("budget_bytes") == row["budget_bytes"] else {}
+    for part, size in (("survival", answer), ("above", above)):
+        same = known.get(part, {})
+        again = same.get("batch_size") != size
+        row[part] = trained_at(setup, row["budget_bytes"], size) if again else same
     row |= {"survives": survived(row["survival"]), "is_tight": ran_out(row["above"])}
-    if before.get("budget_bytes") == row["budget_bytes"] and "bisection" in before:
-        return row | {"bisection": before["bisection"]}
+    if "bisection" in known:
+        return row | {"bisection": known["bisection"]}
     bisection = trained(setup, row["budget_bytes"], "--bisect")
     if bisection.get("batch_size"):
         steps = bisection["samples"] / bisection["batch_size"]
@@ -127,7 +131,7 @@ def expandable_of(setup: Setup) -> dict[str, Any]:
     try:
         found = timed(find_command(setup), SEARCH_SECONDS)
         answer = found.get("batch_size", 0)
-        judged = trained(setup, found.get("budget_bytes", 0), "--batch-size", str(answer))
+        judged = trained_at(setup, found.get("budget_bytes", 0), answer)
     finally:
         del os.environ["PYTORCH_CUDA_ALLOC_CONF"]
     return {
@@ -148,6 +152,11 @@ def find_command(setup: Setup) -> list[str]:
     if setup.device == "cpu":
         command += ["--memory-limit", f"{setup.gib}GiB"]
     return command
+
+
+def trained_at(setup: Setup, budget: int, batch_size: int) -> dict[str, Any]:
+    """What a fresh process says that trains at one size."""
+    return trained(setup, budget, "--batch-size", str(batch_size))
 
 
 def trained(setup: Setup, budget: int, *options: str) -> dict[str, Any]:

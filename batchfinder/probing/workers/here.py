@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from batchfinder.errors import BatchTooSmallError, DeviceError
 from batchfinder.probing.attempt import Attempt
-from batchfinder.probing.devices.allocator.recorded import steps_differ
+from batchfinder.probing.devices.allocator.recorded_step import steps_differ
 from batchfinder.probing.devices.baseline import Baseline
 from batchfinder.probing.devices.choose_device import choose_device
 from batchfinder.probing.devices.collector import older_objects_spared

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -13,6 +13,12 @@ from batchfinder.probing.devices.allocator.caching import (
     DeviceFullError,
 )
 from batchfinder.probing.devices.allocator.expandable import allocator_of
+from batchfinder.probing.devices.allocator.recorded_step import (
+    counts_of,
+    in_order,
+    requests_of,
+    steps_of,
+)
 from batchfinder.probing.steadiness import PeakWatch
 from batchfinder.search.prober import Recording
 
@@ -55,24 +61,25 @@ def foreseen(
 ) -> PeakWatch:
     """Return a watch of a confirmation that also saw the steps that would follow, as simulated.
 
-    The simulation is believed if the last two steps made the same requests, and if it reproduces
-    the peak of each step that ran to the byte. If it is not, or if a later step would not fit, the
-    watch is returned as it is: real steps have to show it.
+    The simulation is believed if it reproduces the peak of each step that ran to the byte. One step
+    before a confirmation may end, it may show that steps like the last would run out of memory, or
+    flush the cache. That they stay quiet is only believed once the last two steps made the same
+    requests. Otherwise the watch is returned as it is: real steps have to show it.
 
     Args:
         record: returns the fields of a recording of the steps that ran; None if there is none.
         watch: what watched these steps. It is not changed.
         budget_bytes: the bytes that the allocator may reserve.
     """
-    if watch.is_over or not watch.may_end or not (recorded := record()):
+    if watch.is_over or not watch.may_end_next or not (recorded := record()):
         return watch
     recording = Recording(**recorded)
-    if len(set(map(requests_of, recording.steps[-2:]))) != 1:
-        return watch
-    allocator = allocator_of(budget_bytes, AllocatorSettings.of_this_process())
+    repeats = len(set(map(requests_of, recording.steps[-2:]))) == 1
     later = deepcopy(watch)
+    allocator = allocator_of(budget_bytes, AllocatorSettings.of_this_process())
+    steps = replayed(recording if repeats else going_on(recording), allocator, watch.most_steps)
     try:
-        for number, (peak, flushes) in enumerate(replayed(recording, allocator, watch.most_steps)):
+        for number, (peak, flushes) in enumerate(steps):
             if number >= len(watch.peaks):
                 later.note(peak, flushes)
             elif peak != watch.peaks[number]:
@@ -80,20 +87,14 @@ def foreseen(
             if later.is_over:
                 break
     except DeviceFullError:
-        return watch
-    return later if later.is_settled and not later.objection() else watch
+        later.run_out()
+    may_pass = watch.may_end and repeats and later.is_settled and not later.objection()
+    return later if later.is_refused or may_pass else watch
 
 
-def steps_differ(recording: Recording) -> bool:
-    """Return True if steps after the first do not all make the same number of requests."""
-    return len(set(counts_of(recording.steps[1:]))) > 1
-
-
-def counts_of(steps: Sequence[Sequence[int]]) -> list[int]:
-    """Return the number of blocks that each step requests."""
-    return [len(requests_of(step)) for step in steps]
-
-
-def requests_of(step: Sequence[int]) -> tuple[int, ...]:
-    """Return the bytes of each request of a step."""
-    return tuple(event for event in step if event >= 0)
+def going_on(recording: Recording) -> Recording:
+    """Return a recording with one more step like the last, if that step can follow itself."""
+    *_, before, last = [None, *steps_of(recording)]
+    if before is None or not last.is_like(last):
+        return recording
+    return in_order(recording, [*steps_of(recording), last])

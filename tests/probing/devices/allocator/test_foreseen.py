@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import assume, given
@@ -57,8 +58,7 @@ def test_steps_that_would_follow_are_foreseen() -> None:
 @pytest.mark.parametrize(
     "recording",
     [
-        pytest.param(recorded([100], [300, 100], kept=1), id="runs-out-later"),
-        pytest.param(recorded([100], [100, 30], count=2), id="too-few-steps"),
+        pytest.param(recorded([100], [100, 30], count=2), id="may-not-end-yet"),
         pytest.param(
             recorded([100], [100, 30])._replace(
                 steps=[[100 * MIB, ~0], [130 * MIB, ~1], [100 * MIB, 30 * MIB, ~2, ~3]]
@@ -83,17 +83,45 @@ def test_a_simulation_that_was_wrong_about_a_step_is_not_believed() -> None:
 sizes = st.lists(st.integers(1, 400), min_size=1, max_size=6)
 
 
-@given(sizes, sizes, st.integers(0, 1))
+@given(sizes, sizes, st.integers(0, 1), st.integers(2, 3))
 def test_a_foreseen_end_is_that_of_the_steps_themselves(
-    first: list[int], later: list[int], kept: int
+    first: list[int], later: list[int], kept: int, count: int
 ) -> None:
-    recording = recorded(first, later, kept)
+    recording = recorded(first, later, kept, count)
     try:
         watch = watched(recording)
     except DeviceFullError:
         assume(False)
     ahead = foreseen(recording._asdict, watch, BUDGET)
-    if ahead is not watch:
-        long = recorded(first, later, kept, len(ahead.peaks))
-        assert watched(long).is_settled
-        assert watched(long).peaks == ahead.peaks
+    if ahead is watch:
+        return
+    long = recorded(first, later, kept, max(len(ahead.peaks), watch.most_steps))
+    try:
+        end = watched(long)
+    except DeviceFullError:
+        assert ahead.is_refused
+        return
+    assert end.is_settled is not ahead.is_refused
+    assert end.peaks[: len(ahead.peaks)] == ahead.peaks
+
+
+def going_round(batch: int, count: int) -> Recording:
+    """Steps that keep a batch of some MiB until they have the next. The first makes states."""
+    steps, old, blocks = list[list[int]](), list[int](), 0
+    for step in range(count):
+        states = [] if step else [350 * MIB]
+        steps.append([batch * MIB, *old, 370 * MIB, ~(blocks + 1), *states])
+        old, blocks = [~blocks], blocks + 2 + len(states)
+    return Recording([], steps)
+
+
+@pytest.mark.parametrize(("batch", "runs_out"), [(100, False), (190, True)])
+def test_two_steps_show_that_the_third_runs_out_of_memory(batch: int, runs_out: bool) -> None:
+    """The old batch is then where 370 MiB were free, and the next one does not fit beside it."""
+    recording = going_round(batch, count=2)
+    watch = watched(recording)
+    ahead = foreseen(recording._asdict, watch, BUDGET)
+    assert ahead.is_refused is runs_out
+    assert (ahead is watch) is not runs_out
+    with pytest.raises(DeviceFullError) if runs_out else nullcontext():
+        watched(going_round(batch, count=3))

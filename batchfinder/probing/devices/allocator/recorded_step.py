@@ -1,0 +1,86 @@
+"""Recorded steps as parts that can follow each other in another order. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from batchfinder.search.prober import Recording
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """A recorded step, and how it goes on from the one before.
+
+    Attributes:
+        events: the events, as in the recording.
+        start: the number of blocks before its first one.
+        count: the number of blocks that it requests.
+        old: the blocks of the step before that it releases.
+        left: its own blocks that the next step releases, counted from its first one. For the last
+            step, all that it does not release.
+        releases: how many blocks it releases that it did not request.
+        leaves: how many of its own blocks it does not release.
+    """
+
+    events: Sequence[int]
+    start: int
+    count: int
+    old: Sequence[int]
+    left: Sequence[int]
+    releases: int
+    leaves: int
+
+    def is_like(self, first: RecordedStep) -> bool:
+        """Return True if this step can follow the first one, and itself."""
+        return self.releases == len(self.old) == self.leaves == len(first.left)
+
+    def at(self, start: int, old: Sequence[int]) -> list[int]:
+        """Return the events after ``start`` other blocks, of which ``old`` are to be released."""
+        new = dict(zip(self.old, old, strict=True))
+        moved = (new.get(~event, ~event - self.start + start) for event in self.events)
+        return [
+            event if event >= 0 else ~block for event, block in zip(self.events, moved, strict=True)
+        ]
+
+
+def steps_of(recording: Recording) -> Iterator[RecordedStep]:
+    """Yield the recorded steps, each with how it goes on from the one before."""
+    start, old = len(recording.held), list[int]()
+    following = [*recording.steps[1:], None]
+    counts = counts_of(recording.steps)
+    for events, after, count in zip(recording.steps, following, counts, strict=True):
+        released = {~event for event in events if event < 0}
+        kept = [block for block in range(start, start + count) if block not in released]
+        left = kept if after is None else sorted({~e for e in after if e < 0} & set(kept))
+        releases = sum(block < start for block in released)
+        relative = [block - start for block in left]
+        yield RecordedStep(events, start, count, old, relative, releases, len(kept))
+        start, old = start + count, left
+
+
+def in_order(recording: Recording, order: Iterable[RecordedStep]) -> Recording:
+    """Return a recording of the same steps in another order. Each can follow the one before."""
+    steps, start, old = [], len(recording.held), list[int]()
+    streams = [*recording.streams[:start]]
+    for step in order:
+        steps.append(step.at(start, old))
+        streams += recording.streams[step.start : step.start + step.count]
+        old = [start + block for block in step.left]
+        start += step.count
+    return Recording(recording.held, steps, streams)
+
+
+def steps_differ(recording: Recording) -> bool:
+    """Return True if steps after the first do not all make the same number of requests."""
+    return len(set(counts_of(recording.steps[1:]))) > 1
+
+
+def counts_of(steps: Sequence[Sequence[int]]) -> list[int]:
+    """Return the number of blocks that each step requests."""
+    return [len(requests_of(step)) for step in steps]
+
+
+def requests_of(step: Sequence[int]) -> tuple[int, ...]:
+    """Return the bytes of each request of a step."""
+    return tuple(event for event in step if event >= 0)
