@@ -54,8 +54,7 @@ def lasts(recording: Recording | None, budget_bytes: int, settings: AllocatorSet
 
 def limit_of(recording: Recording, budget_bytes: int) -> int:
     """Return the bytes that a replay may use: less of the budget if its steps differ."""
-    differs = next(in_other_orders(recording), None) is not None
-    return with_room(budget_bytes) if differs else budget_bytes
+    return with_room(budget_bytes) if steps_differ(recording) else budget_bytes
 
 
 def releasing_early(recording: Recording) -> Recording:
