@@ -18,6 +18,7 @@ import click
 from batchfinder.cli.cache import cache
 from batchfinder.cli.check import check
 from batchfinder.cli.options import (
+    DEVICE_OPTIONS,
     LANGUAGE_MODEL_OPTIONS,
     OUTPUT_OPTIONS,
     PLAN_OPTIONS,
@@ -52,11 +53,7 @@ def cli() -> None:
 
 @cli.command(short_help="Find it on this machine, by real training steps.")
 @click.argument("target")
-@click.option(
-    "--device", metavar="D", help="cuda:0, cpu, mps ... [default: an accelerator if there is one]"
-)
-@click.option("--memory-limit", metavar="SIZE", help="Use no more memory than this, such as 24GiB.")
-@with_options(*SHARED_OPTIONS)
+@with_options(*DEVICE_OPTIONS, *SHARED_OPTIONS)
 @click.option(
     "--strategy",
     type=click.Choice(["ddp", "fsdp"]),
@@ -100,7 +97,6 @@ def find(make_prober: Any, /, **options: Any) -> None:
     Exit status: 0 found, 1 error, 2 usage, 3 not even the smallest size fits, 130 Ctrl-C,
     143 SIGTERM.
     """
-    expect_no_numpy()
     exit_with("find:find_batch_size", **options, make_prober=make_prober)
 
 
@@ -121,7 +117,6 @@ def run_script(**options: Any) -> None:
     Exit status: 0 found, 1 error, 2 usage, 3 not even the smallest size fits, 130 Ctrl-C,
     143 SIGTERM.
     """
-    expect_no_numpy()
     exit_with("run:run_command", **options)
 
 
@@ -179,7 +174,6 @@ def estimate(**options: Any) -> None:
     Exit status: 0 estimated, 1 error, 2 usage, 3 not even the smallest size fits on any of the
     GPUs, 130 Ctrl-C.
     """
-    expect_no_numpy()
     exit_with("estimating.estimate:estimate_batch_size", **options)
 
 
@@ -236,11 +230,6 @@ for runner in (run_script, watch):
     runner.allow_interspersed_args = False  # options after COMMAND are its own
 
 
-def expect_no_numpy() -> None:
-    """Silence PyTorch's warning that NumPy is missing: nothing here needs it."""
-    warnings.filterwarnings("ignore", "Failed to initialize NumPy")
-
-
 def exit_with(command: Callable[..., int] | str, **options: Any) -> None:
     """Run a command and exit with its status, or with one line that says what is wrong.
 
@@ -248,6 +237,8 @@ def exit_with(command: Callable[..., int] | str, **options: Any) -> None:
         command: the function; or ``file:function`` below ``cli``, to import only now.
         options: the options of the function.
     """
+    # PyTorch's warning that NumPy is missing: nothing here needs it.
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")
     try:
         if isinstance(command, str):
             if "target" in options and "make_prober" not in options:

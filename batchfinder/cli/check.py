@@ -184,16 +184,12 @@ def _launcher(
 
 
 def _estimated(request: Request, batch_size: int, gpu: str, most: int | None) -> Check:
-    import contextlib
-    import sys
-
-    from batchfinder.cli.estimating.estimate import load, user_errors
+    from batchfinder.cli.estimating.estimate import load, user_code
     from batchfinder.estimator import estimate_peak_memory
     from batchfinder.units import format_bytes
 
     options = request.options
-    # Output of the target and its steps must not mix with the answer.
-    with contextlib.redirect_stdout(sys.stderr), user_errors():
+    with user_code():
         estimate = estimate_peak_memory(
             load(request.source, [], on_paper=True),
             batch_size=batch_size,
@@ -245,7 +241,6 @@ def check(**options: Any) -> None:
 
     Exit status: 0 it trains, 1 error, 2 usage, 3 it does not train, 130 Ctrl-C, 143 SIGTERM.
     """
-    from batchfinder.cli.app import exit_with, expect_no_numpy
+    from batchfinder.cli.app import exit_with
 
-    expect_no_numpy()
     exit_with(check_batch_size, **options)

@@ -22,6 +22,16 @@ def with_options(*options: Option) -> Option:
     return add
 
 
+DEVICE_OPTIONS = (
+    click.option(
+        "--device",
+        metavar="D",
+        help="cuda:0, cpu, mps ... [default: an accelerator if there is one]",
+    ),
+    click.option(
+        "--memory-limit", metavar="SIZE", help="Use no more memory than this, such as 24GiB."
+    ),
+)
 TARGET_OPTIONS = (
     click.option(
         "--sample",
@@ -123,17 +133,8 @@ STUDY_OPTIONS = (
 )
 """The training step and the sizes allowed, for commands that search several times."""
 
-SHARED_OPTIONS = (
-    *TARGET_OPTIONS,
-    headroom_option,
-    *STEP_OPTIONS,
-    *MODE_OPTIONS,
-    accumulate_option,
-    *SIZE_OPTIONS,
-)
+SHARED_OPTIONS = (*STUDY_OPTIONS, *MODE_OPTIONS)
 """The options of both `find` and `estimate`: the training step, and the sizes allowed."""
-
-HEADROOM_AND_SIZES = (headroom_option, *SIZE_OPTIONS)
 
 SEARCH_OPTIONS = (
     click.option(
@@ -206,7 +207,8 @@ RUN_OPTIONS = (
         "--device", metavar="D", help="cuda, cuda:1, cpu ... [default: a GPU if there is one]"
     ),
     click.option("--memory-limit", metavar="SIZE", help="Use no more than this, such as 24GiB."),
-    *HEADROOM_AND_SIZES,
+    headroom_option,
+    *SIZE_OPTIONS,
     click.option(
         "--global-batch-size",
         type=int,

@@ -91,8 +91,7 @@ def estimate_batch_size(
     runs: dict[int | None, Sequence[Estimate]] = {}
     jobs: list[ClusterEstimate] = []
     warnings: list[str] = []
-    # Output of the target and its steps must not mix with the answer.
-    with contextlib.redirect_stdout(sys.stderr), user_errors():
+    with user_code():
         for length in (*lengths,) or (None,):
             of_length = {} if length is None else {"seq": length}
             source = request.source.with_arguments(of_length)
@@ -128,7 +127,7 @@ def estimate_batch_size(
 def end(is_any: bool, request: Request, gpus: Sequence[Gpu]) -> int:
     """Return the exit status of estimates. If nothing fits, say what to change."""
     if gpus and not is_any:
-        with contextlib.redirect_stdout(sys.stderr), user_errors():
+        with user_code():
             advice = what_to_change(request, gpus, partial(load, warnings=[], on_paper=True))
         print_notes([advice])
     return FOUND if is_any else NOTHING_FITS
@@ -160,10 +159,11 @@ def load(source: SetupSource, warnings: list[str], *, on_paper: bool = False) ->
 
 
 @contextlib.contextmanager
-def user_errors() -> Iterator[None]:
-    """Raise errors of the user's code as ``UserCodeError``, with their traceback."""
+def user_code() -> Iterator[None]:
+    """Run the user's code: its errors are raised as ``UserCodeError``, with their traceback."""
     try:
-        yield
+        with contextlib.redirect_stdout(sys.stderr):  # its output must not mix with the answer
+            yield
     except BatchFinderError:
         raise
     except Exception as error:

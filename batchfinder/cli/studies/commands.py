@@ -20,9 +20,8 @@ def compare(**options: Any) -> None:
     Strategies are made of: fp32, bf16, fp16, pure-bf16, checkpointing, selective-checkpointing,
     accumulate, compile, ddp, fsdp, adamw-fused, adamw-8bit, and any class of torch.optim.
     """
-    from batchfinder.cli.app import exit_with, expect_no_numpy
+    from batchfinder.cli.app import exit_with
 
-    expect_no_numpy()
     exit_with("studies.compare:compare", **options)
 
 
@@ -36,7 +35,6 @@ def sweep(**options: Any) -> None:
     Every size is confirmed by real steps, and none is remembered; with --gpu or --memory it is
     estimated. For an hf: target, --seq 512,1024,2048 says it.
     """
-    from batchfinder.cli.app import exit_with, expect_no_numpy
+    from batchfinder.cli.app import exit_with
 
-    expect_no_numpy()
     exit_with("studies.sweep:sweep", **options)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from batchfinder.cli.estimating.estimate import end, gpus_of, load, user_errors
+from batchfinder.cli.estimating.estimate import end, gpus_of, load, user_code
 from batchfinder.cli.output import deliver, print_notes, width_of_table
 from batchfinder.cli.request import request_of
 from batchfinder.cli.signals import terminated_as_ctrl_c
@@ -60,8 +58,7 @@ def compare(
     comparisons: list[Comparison] = []
     warnings: list[str] = []
     status = 0
-    # Output of the target and its steps must not mix with the answer.
-    with contextlib.redirect_stdout(sys.stderr), user_errors():
+    with user_code():
         setup = load(request.source, warnings, on_paper=bool(gpus))
         for is_measured in [False] * bool(gpus) + [True] * measure:
             if is_measured and gpus and is_language_model(target):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context, set_start_method
@@ -37,17 +35,17 @@ def loader_rate(source: SetupSource) -> float:
 
 def _in_new_process(function: Callable[..., T], *given: Any) -> T:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
-        return processes.submit(_with_user_errors, function, *given).result()
+        return processes.submit(_as_user_code, function, *given).result()
 
 
 # The rest runs in the new process, which alone imports torch.
 
 
-def _with_user_errors(function: Callable[..., T], *given: Any) -> T:
-    from batchfinder.cli.estimating.estimate import user_errors
+def _as_user_code(function: Callable[..., T], *given: Any) -> T:
+    from batchfinder.cli.estimating.estimate import user_code
 
     set_start_method(None, force=True)  # a loader's workers start as they do in training
-    with contextlib.redirect_stdout(sys.stderr), user_errors():
+    with user_code():
         return function(*given)
 
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import click
 
-from batchfinder.cli.options import LANGUAGE_MODEL_OPTIONS, OUTPUT_OPTIONS, STUDY_OPTIONS
+from batchfinder.cli.options import (
+    DEVICE_OPTIONS,
+    LANGUAGE_MODEL_OPTIONS,
+    OUTPUT_OPTIONS,
+    STUDY_OPTIONS,
+)
 
 GPU_OPTIONS = (
     click.option(
         "--gpu", "gpu_names", metavar="NAME", multiple=True, help="Estimate for a GPU. Repeatable."
     ),
     click.option("--memory", metavar="SIZE", help="Estimate for any GPU with this much memory."),
-)
-DEVICE_OPTIONS = (
-    click.option(
-        "--device", metavar="D", help="cuda:0, cpu ... [default: an accelerator if there is one]"
-    ),
-    click.option(
-        "--memory-limit", metavar="SIZE", help="Use no more memory than this, such as 24GiB."
-    ),
 )
 COMPARE_OPTIONS = (
     *GPU_OPTIONS,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
-from batchfinder.cli.estimating.estimate import end, for_estimates, gpus_of, load, user_errors
+from batchfinder.cli.estimating.estimate import end, for_estimates, gpus_of, load, user_code
 from batchfinder.cli.output import deliver, print_notes, width_of_table
 from batchfinder.cli.request import request_of
 from batchfinder.errors import UsageError
@@ -53,8 +52,7 @@ def sweep(
     gpus = gpus_of(gpu_names, memory, None) if gpu_names or memory else []
     source = request.source
     warnings: list[str] = []
-    # Output of the target and its steps must not mix with the answer.
-    with contextlib.redirect_stdout(sys.stderr), user_errors():
+    with user_code():
         with for_estimates(target) if gpus else contextlib.nullcontext():
             of_batches = _names_for_batches(target, source.sample or source.loader, over)
 

@@ -43,14 +43,7 @@ def read_results(files: Sequence[str]) -> list[dict[str, Any]]:
             sections_of(data)
         except OSError as error:
             raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            IndexError,
-            OverflowError,
-        ) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise UsageError(
                 f"{file} is no result of batchfinder. "
                 "Try batchfinder find TARGET --json > result.json"
