@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from batchfinder.errors import UsageError
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.target import name_of, refuse_unknown_arguments
 from batchfinder.training.tree import named_tensors
-from batchfinder.training.user_module import did_you_mean, it_has
 
 MOST_ARGUMENTS = 2
 
@@ -38,31 +37,6 @@ def combinations(over: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
 
 
-def takes(function: Callable[..., Any] | None, name: str) -> bool:
-    """Return True if a function takes an argument by keyword."""
-    if function is None:
-        return False
-    parameters = inspect.signature(function).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return True
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return name in parameters and parameters[name].kind in kinds
-
-
-def refuse_unknown(names: Mapping[str, Any], function: Callable[..., Any]) -> None:
-    """Refuse a swept argument that a function does not take.
-
-    Raises:
-        UsageError: the function does not take it. The message names the nearest argument.
-    """
-    for name in names:
-        if not takes(function, name):
-            known = [*inspect.signature(function).parameters]
-            hint = did_you_mean(name, known) or it_has(known)
-            called = getattr(function, "__name__", "the function")
-            raise UsageError(f"{called} takes no argument {name}{hint}")
-
-
 def bound(setup: TrainingSetup, values: Mapping[str, Any]) -> TrainingSetup:
     """Return a setup that calls ``make_batch`` with the swept values.
 
@@ -76,7 +50,7 @@ def bound(setup: TrainingSetup, values: Mapping[str, Any]) -> TrainingSetup:
             f"nothing takes the argument {next(iter(values))}. Try a function that builds the "
             "model and its sample for it, or make_batch(batch_size, NAME=value)."
         )
-    refuse_unknown(values, setup.make_batch)
+    refuse_unknown_arguments(name_of(setup.make_batch), values, setup.make_batch)
     return dataclasses.replace(setup, make_batch=partial(setup.make_batch, **values))
 
 

@@ -17,12 +17,13 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds
 from batchfinder.simulation.gpus import Gpu, find_gpu
-from batchfinder.studies.over import bound, combinations, elements_of, refuse_unknown
+from batchfinder.studies.over import bound, combinations, elements_of
 from batchfinder.studies.study import reason_of
 from batchfinder.studies.sweeping import SizeSweep
 from batchfinder.studies.swept import Sweep, SweepRow
 from batchfinder.training.completion import completed
 from batchfinder.training.setup import MakeBatch, OptimizerSpec, TrainingSetup, setup_of
+from batchfinder.training.target import name_of, refuse_unknown_arguments
 from batchfinder.units import parse_bytes
 
 Load: TypeAlias = Callable[[Mapping[str, Any]], TrainingSetup]
@@ -103,7 +104,7 @@ def sweep_max_batch(
         setup = dataclasses.replace(fixed, make_batch=make_batch or fixed.make_batch)
         load: Load = lambda values: complete(bound(setup, values))  # noqa: E731
     else:
-        refuse_unknown(over, build)
+        refuse_unknown_arguments(name_of(build), over, build)
         function = build
         load = lambda values: complete(function(**values))  # noqa: E731
     bounds = whole_bounds(min_batch_size, max_batch_size, multiple_of)

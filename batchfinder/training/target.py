@@ -18,6 +18,7 @@ from batchfinder.training.user_module import (
     did_you_mean,
     it_has,
     load_module,
+    no_function,
     split_target,
 )
 
@@ -97,7 +98,7 @@ def call_with_arguments(function: Callable[..., Any], arguments: Mapping[str, ob
         >>> call_with_arguments(lambda width: width * 2, {"width": 4, "depth": 3})
         8
     """
-    name = getattr(function, "__name__", "the function")
+    name = name_of(function)
     missing = [
         key
         for key, parameter in _parameters(function).items()
@@ -108,7 +109,7 @@ def call_with_arguments(function: Callable[..., Any], arguments: Mapping[str, ob
     if missing:
         options = " ".join(f"--arg {key}=VALUE" for key in missing)
         raise UsageError(f"{name} needs {', '.join(missing)}; give it by {options}")
-    accepted = {key: value for key, value in arguments.items() if _accepts(function, key)}
+    accepted = {key: value for key, value in arguments.items() if accepts(function, key)}
     module = sys.modules.get(getattr(function, "__module__", ""))
     with as_script(name, file=getattr(module, "__file__", None)):
         return function(**accepted)
@@ -127,8 +128,12 @@ def _function(module: ModuleType, name: str, place: str) -> Callable[..., Any]:
         and not key.startswith("_")
         and getattr(value, "__module__", None) == module.__name__
     ]
-    hint = did_you_mean(name, functions) or it_has(functions)
-    raise UsageError(f"{place} has no function {name}{hint}")
+    raise no_function(place, name, functions)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a user's function, for messages."""
+    return getattr(function, "__name__", "the function")
 
 
 def refuse_unknown_arguments(
@@ -137,7 +142,7 @@ def refuse_unknown_arguments(
     """Raise a UsageError for the first argument that none of the functions accepts."""
     known = [function for function in functions if function is not None]
     for name in arguments:
-        if not any(_accepts(function, name) for function in known):
+        if not any(accepts(function, name) for function in known):
             names = list(dict.fromkeys(n for function in known for n in _parameters(function)))
             hint = did_you_mean(name, names) or it_has(names)
             raise UsageError(f"{target} takes no argument {name}{hint}")
@@ -150,7 +155,8 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         return {}
 
 
-def _accepts(function: Callable[..., Any], name: str) -> bool:
+def accepts(function: Callable[..., Any], name: str) -> bool:
+    """Return True if a function takes an argument by keyword."""
     parameters = _parameters(function)
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return True

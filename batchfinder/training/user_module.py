@@ -61,10 +61,10 @@ def check_target(target: str) -> None:
             # A script would train before it turned out that it lacks the function.
             if name.encode() not in source and b"import *" not in source:
                 try:
-                    another = _try_another(place, name)
+                    functions = _functions_in_file(place)
                 except SyntaxError:
                     return  # loading the file shows it
-                raise UsageError(f"{place} has no function {name}{another}")
+                raise no_function(place, name, functions, _or_run(place))
 
 
 def split_target(target: str) -> tuple[str, str]:
@@ -83,7 +83,9 @@ def split_target(target: str) -> tuple[str, str]:
         return place, name
     place = target.rstrip(":") if not place or not name else target
     if place.endswith(".py"):
-        raise UsageError(f"{target!r} names no function{_try_another(place)}")
+        raise UsageError(
+            f"{target!r} names no function{it_has(_functions_in_file(place))}{_or_run(place)}"
+        )
     if target and (_is_file(Path(target)) or _is_file(Path(target, "config.json"))):
         raise UsageError(f"{target!r} is no target. Try {PREFIX}{target} for a language model.")
     raise UsageError(f"{target!r} is no target; write FILE.py:FUNCTION or package.module:FUNCTION")
@@ -191,18 +193,21 @@ def _import_module(name: str) -> ModuleType:
     raise UsageError(f"no such module: {missing}{did_you_mean(missing, siblings)}")
 
 
-def _try_another(place: str, name: str = "") -> str:
-    """Return the end of a message about a function that a file lacks."""
-    functions = _functions_in_file(existing_file(place))
-    if similar := did_you_mean(name, functions):
-        return similar
-    hint = f"{it_has(functions)}."
+def no_function(place: str, name: str, functions: Sequence[str], advice: str = "") -> UsageError:
+    """Return the error for a function that a place lacks: it names the closest, or all."""
+    hint = did_you_mean(name, functions) or f"{it_has(functions)}{advice}"
+    return UsageError(f"{place} has no function {name}{hint}")
+
+
+def _or_run(place: str) -> str:
+    """Return the end of a message about a script without a function for the target."""
     run = f"batchfinder run -- python {place} --batch-size {{batch_size}}"
-    return f"{hint} Try one that returns the model, or, for the script as it is, {run}"
+    return f". Try one that returns the model, or, for the script as it is, {run}"
 
 
-def _functions_in_file(path: Path) -> list[str]:
+def _functions_in_file(place: str) -> list[str]:
     """Return the public functions of a file, without running it: names with "model" come first."""
+    path = existing_file(place)
     statements = ast.parse(path.read_bytes(), str(path)).body
     functions = [node.name for node in statements if isinstance(node, ast.FunctionDef)]
     public = [name for name in functions if not name.startswith("_")]

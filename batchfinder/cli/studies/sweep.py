@@ -15,12 +15,12 @@ from batchfinder.errors import UsageError
 from batchfinder.reporting.page.page import check_report
 from batchfinder.reporting.sweeps import paste_lines, sweep_table
 from batchfinder.results.result import SCHEMA_VERSION
-from batchfinder.studies.over import bound, combinations, takes
+from batchfinder.studies.over import bound, combinations
 from batchfinder.studies.sweep import sweep_on_device, sweep_on_gpus
 from batchfinder.studies.swept import SweepRow
 from batchfinder.training.arguments import parse_arguments
 from batchfinder.training.setup import TrainingSetup
-from batchfinder.training.target import load_function
+from batchfinder.training.target import accepts, load_function
 from batchfinder.training.user_module import is_language_model, load_module
 
 
@@ -116,7 +116,7 @@ def _names_for_batches(
     functions = [load_function(target), load_function(sample) if sample else None]
     if sample is None:
         functions.append(getattr(load_module(target.rpartition(":")[0]), "build_sample", None))
-    return [name for name in over if not any(takes(function, name) for function in functions)]
+    return [name for name in over if not any(f and accepts(f, name) for f in functions)]
 
 
 def _show(row: SweepRow) -> None:
