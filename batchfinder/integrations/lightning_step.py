@@ -87,9 +87,6 @@ class EvaluationStep(StepSource):
         with torch.no_grad():
             step(batch, 0) if takes_index(step) else step(batch)
 
-    def loss_of(self, output: Any, batch: Any) -> None:
-        """Return None: nothing follows the step."""
-
 
 def _nothing(*_: Any, **__: Any) -> None:
     """Log nothing."""

@@ -100,11 +100,7 @@ def _search(
         if global_batch_size is None:
             return result, Split(result.batch_size, steps, ranks)
         plan = result.accumulation_plan(global_batch_size, ranks)
-        splits = [split for split in (plan.below, plan.above) if split]
-        nearest = min(
-            splits, key=lambda s: abs(s.global_batch_size - global_batch_size), default=None
-        )
-        split = plan.exact or nearest
+        split = plan.exact or plan.nearest
         assert split is not None
         if split.gradient_accumulation_steps <= steps and split.batch_size <= result.batch_size:
             return result, split

@@ -21,8 +21,7 @@ def estimate_table(estimates: Sequence[Estimate], width: float = math.inf) -> li
     """Tabulate the estimates, one row per GPU; one line per value if ``width`` is too small."""
     rows = [("GPU", "memory", "max batch", "plausible", "peak", "model states", "per sample")]
     for estimate in estimates:
-        terms = estimate.explanation.terms
-        states = terms["parameters"] + terms["gradients"] + terms["optimizer states"]
+        states = estimate.explanation.model_state_bytes
         model = estimate.result.memory_model
         size, interval, peak = _answer(estimate)
         memory = format_bytes(estimate.gpu.total_bytes)

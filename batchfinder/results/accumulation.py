@@ -74,11 +74,15 @@ class AccumulationPlan:
         return f"{text}; fastest: {self.fastest}"
 
     @property
+    def nearest(self) -> Split | None:
+        """The nearer one of ``below`` and ``above``; None if neither is needed."""
+        splits = [split for split in (self.below, self.above) if split]
+        return min(splits, key=lambda s: abs(s.global_batch_size - self.requested), default=None)
+
+    @property
     def best(self) -> Split | None:
         """The split to use: the fastest, else the exact one, else the nearest."""
-        nearest = [split for split in (self.below, self.above) if split]
-        close = min(nearest, key=lambda s: abs(s.global_batch_size - self.requested), default=None)
-        return self.fastest or self.exact or close
+        return self.fastest or self.exact or self.nearest
 
 
 def plan_accumulation(

@@ -56,6 +56,12 @@ class Explanation:
     top_modules: tuple[tuple[str, float], ...]
     timeline: tuple[Moment, ...]
 
+    @property
+    def model_state_bytes(self) -> int:
+        """Bytes of parameters, gradients and optimizer states at the peak."""
+        states = (Kind.PARAMETER, Kind.GRADIENT, Kind.OPTIMIZER_STATE)
+        return sum(self.terms[kind.value] for kind in states)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as plain data, ready for JSON."""
         return {

@@ -13,8 +13,6 @@ from batchfinder.results.result import SCHEMA_VERSION, BatchSizeResult
 from batchfinder.results.throughput import interpolated
 from batchfinder.studies.strategies import Strategy
 
-STATES = ("parameters", "gradients", "optimizer states")
-
 
 @dataclass(frozen=True)
 class StrategyRow:
@@ -58,8 +56,8 @@ class StrategyRow:
 
     @property
     def split(self) -> Split | None:
-        """The split that reaches the global batch size: the exact one, or else the nearest."""
-        return nearest_split(self.plan) if self.plan else None
+        """The split to reach the global batch size: the exact one, unless it is wasteful."""
+        return (self.plan.nearest or self.plan.exact) if self.plan else None
 
     @property
     def samples_per_second(self) -> float | None:
@@ -152,14 +150,6 @@ class Comparison:
             "rows": [row.to_dict() for row in self.rows],
             "warnings": [*self.warnings],
         }
-
-
-def nearest_split(plan: AccumulationPlan) -> Split:
-    """Return the exact split of a plan, unless it is wasteful; then the nearest split."""
-    near = [split for split in (plan.below, plan.above) if split]
-    if plan.exact and not near:
-        return plan.exact
-    return min(near, key=lambda split: abs(split.global_batch_size - plan.requested))
 
 
 def seconds_of_step(result: BatchSizeResult, batch_size: int) -> float | None:

@@ -14,7 +14,7 @@ from batchfinder.simulation.tracing.cluster import Cluster
 from batchfinder.simulation.tracing.same_passes import SamePasses
 from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.studies.applied import applied
-from batchfinder.studies.comparison import STATES, Comparison, StrategyRow
+from batchfinder.studies.comparison import Comparison, StrategyRow
 from batchfinder.studies.strategies import Strategy
 from batchfinder.studies.study import Study, reason_of
 
@@ -129,13 +129,12 @@ def _with_same_kernels(strategy: Strategy, gpus: Sequence[Gpu]) -> Strategy:
 def _row(
     study: Study, strategy: Strategy, estimate: Estimate, blocks: str, note: str
 ) -> StrategyRow:
-    terms = estimate.explanation.terms
     return StrategyRow(
         strategy,
         estimate.result,
-        terms,
+        estimate.explanation.terms,
         estimate.peak_bytes if estimate.batch_size else None,
-        sum(terms[name] for name in STATES),
+        estimate.explanation.model_state_bytes,
         blocks,
         note,
         study.ranks_of(strategy),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 
 from batchfinder.probing.choose_prober import choose_prober
 from batchfinder.results.result import BatchSizeResult
@@ -13,13 +14,7 @@ from batchfinder.simulation.gpus import NO_GPU
 from batchfinder.simulation.rehearsal import head_start_of
 from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.studies.applied import Applied, applied
-from batchfinder.studies.comparison import (
-    STATES,
-    Comparison,
-    StrategyRow,
-    nearest_split,
-    seconds_of_step,
-)
+from batchfinder.studies.comparison import Comparison, StrategyRow, seconds_of_step
 from batchfinder.studies.strategies import Strategy
 from batchfinder.studies.study import Study, reason_of
 
@@ -80,21 +75,18 @@ def _measured(study: Study, strategy: Strategy) -> StrategyRow:
     with applied(strategy, study.setup, study.options) as step:
         result = _search(study, step)
         states = _model_states(step, max(result.batch_size, study.bounds[0]))
-    plan = study.plan_of(strategy, result.batch_size)
-    seconds = None
-    if plan is not None:
-        split = nearest_split(plan)
-        one = seconds_of_step(result, split.batch_size)
-        seconds = one and one * split.gradient_accumulation_steps
-    return StrategyRow(
+    row = StrategyRow(
         strategy,
         result,
         peak_bytes=_peak_bytes(result),
         model_state_bytes=states,
         blocks=step.blocks,
-        plan=plan,
-        split_seconds=seconds,
+        plan=study.plan_of(strategy, result.batch_size),
     )
+    one = row.split and seconds_of_step(result, row.split.batch_size)
+    if not row.split or not one:
+        return row
+    return replace(row, split_seconds=one * row.split.gradient_accumulation_steps)
 
 
 def _search(study: Study, step: Applied) -> BatchSizeResult:
@@ -113,8 +105,8 @@ def _model_states(step: Applied, batch_size: int) -> int | None:
     """Return the bytes of parameters, gradients and optimizer states; None if unknown."""
     with suppress(Exception):  # the user's model may fail here; the search already has its answer
         traces = StepTraces(step.setup, step.options, _ANY_CAPABILITY)
-        explanation = explain(traces.at(batch_size), batch_size, gpu=NO_GPU, reserved_bytes=0)
-        return sum(explanation.terms[name] for name in STATES)
+        peak = explain(traces.at(batch_size), batch_size, gpu=NO_GPU, reserved_bytes=0)
+        return peak.model_state_bytes
     return None
 
 

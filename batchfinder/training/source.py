@@ -62,7 +62,12 @@ class StepSource(Protocol):
         """Run the forward pass and return its output."""
 
     def loss_of(self, output: Any, batch: Any) -> Tensor | None:
-        """Return the loss of the output; None if the step has trained by itself."""
+        """Return the loss of the output, by default the output itself.
+
+        It is None if the step has trained by itself.
+        """
+        loss: Tensor | None = output
+        return loss
 
     def evaluate(self, model: nn.Module, batch: Any) -> Any:
         """Run forward pass and loss of a validation. Return the part kept until the next batch."""

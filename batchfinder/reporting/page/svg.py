@@ -63,12 +63,6 @@ class Chart:
         """Fill the polygon that the points surround."""
         self._marks.append(f'<polygon class="{style}" points="{self._path(points)}"/>')
 
-    def bar(self, left: float, right: float, low: float, high: float, style: str) -> None:
-        """Fill a rectangle."""
-        (x, y), (end, bottom) = self.at(left, high), self.at(right, low)
-        size = f'width="{max(end - x, 0):.1f}" height="{max(bottom - y, 0):.1f}"'
-        self._marks.append(f'<rect class="{style}" x="{x}" y="{y}" {size}/>')
-
     def dot(self, point: Point, style: str, tip: str, *, shape: str = "circle") -> None:
         """Mark a point: a circle, a ring or a cross; ``tip`` is shown on hover."""
         x, y = self.at(*point)

@@ -151,11 +151,6 @@ class LanguageModelStep(StepSource):
             loss: Tensor = model(**batch).loss
         return loss
 
-    def loss_of(self, output: Any, batch: Any) -> Tensor:
-        """Return the loss, which is all that the step returns."""
-        loss: Tensor = output
-        return loss
-
 
 class PreferenceStep(LanguageModelStep):
     """Direct preference optimization, as TRL's DPOTrainer computes it from all logits.

@@ -168,8 +168,8 @@ def batches_of_module(model: nn.Module, warn: Callable[[str], None]) -> DataBatc
         warn: called if its ``train_dataloader`` fails before training.
     """
     module: Any = unwrapped(model)
-    method = getattr(module, "train_dataloader", None)
-    if method is None or method.__module__.partition(".")[0] in _LIGHTNING:
+    method: Any = getattr(module, "train_dataloader", None)
+    if not _is_own(method):
         return None
     try:
         loader = method()

@@ -54,9 +54,6 @@ class ManualStep(StepSource):
         with methods_replaced(unwrapped(model), **_in_the_trainers_place(*self._configured)):
             call_training_step(model, batch)
 
-    def loss_of(self, output: Any, batch: Any) -> None:
-        """Return None: the step has trained by itself."""
-
     def evaluate(self, model: nn.Module, batch: Any) -> Any:
         """Return the result of ``validation_step``, or of the forward pass if there is none."""
         return call_validation_step(model, batch)

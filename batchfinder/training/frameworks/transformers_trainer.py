@@ -113,11 +113,6 @@ class TrainerStep(StepSource):
             loss: Tensor = acting.compute_loss(model, batch, **items)
         return loss
 
-    def loss_of(self, output: Any, batch: Any) -> Tensor:
-        """Return the loss, which is all that ``compute_loss`` returns."""
-        loss: Tensor = output
-        return loss
-
     def evaluate(self, model: nn.Module, batch: Any) -> Any:
         """Return loss, logits and labels as ``prediction_step`` does.
 
