@@ -13,7 +13,7 @@ from batchfinder.errors import UsageError, warn_of
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.results.result import Status
-from batchfinder.search.bounds import check_bounds, whole_bounds, whole_number
+from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds, whole_number
 from batchfinder.simulation.estimate import Estimate, PeakEstimate
 from batchfinder.simulation.explanation import explain
 from batchfinder.simulation.gpus import Gpu, find_gpu
@@ -132,9 +132,7 @@ def estimate_max_batch(
         [find_gpu(gpu) if isinstance(gpu, str) else gpu],
         options,
         AllocatorSettings(expandable_segments=expandable_segments),
-        min_batch_size=min_batch_size,
-        max_batch_size=max_batch_size,
-        multiple_of=multiple_of,
+        whole_bounds(min_batch_size, max_batch_size, multiple_of),
     )
     result = estimate.result
     result = dataclasses.replace(result, warnings=(*warnings, *result.warnings))
@@ -250,10 +248,8 @@ def estimate_on_gpus(
     gpus: Sequence[Gpu],
     options: ProbeOptions,
     settings: AllocatorSettings | None = None,
+    bounds: Bounds = (1, None, 1),
     *,
-    min_batch_size: int = 1,
-    max_batch_size: int | None = None,
-    multiple_of: int = 1,
     cluster: Cluster | None = None,
     make_traces: Callable[[ComputeCapability], StepTraces] | None = None,
 ) -> list[Estimate]:
@@ -266,17 +262,15 @@ def estimate_on_gpus(
         gpus: at least one.
         options: options of the steps and the budget.
         settings: settings of the caching allocator.
-        min_batch_size: the smallest size to try.
-        max_batch_size: the largest size to try.
-        multiple_of: only multiples of this are tried.
+        bounds: the smallest size, the largest or None, and what each size is a multiple of.
         cluster: the data-parallel job in which each GPU is one rank. Default: a GPU trains alone.
         make_traces: makes the traces for a GPU. Default: those of the setup and the options.
 
     Raises:
         UsageError, SampleError, DeviceError, StepError, Exception: as ``estimate_max_batch``.
     """
-    _, max_batch_size, multiple_of = whole_bounds(min_batch_size, max_batch_size, multiple_of)
-    smallest, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
+    smallest, _ = check_bounds(*bounds)
+    bounds = (smallest, *bounds[1:])
     make_traces = make_traces or partial(StepTraces, setup, options, cluster=cluster)
     made: list[StepTraces] = []
     estimates: list[Estimate] = []
@@ -287,7 +281,6 @@ def estimate_on_gpus(
             traces = make_traces(gpu.compute_capability)
             made.append(traces)
         prober = SimulatedProber(traces, gpu, options, settings)
-        bounds = (smallest, max_batch_size, multiple_of)
         bound = traces.at(smallest).upper_bound(prober.budget_bytes)
         result = search_on_paper(prober, bounds, expected_size(bound, answers))
         shown = result.batch_size or smallest

@@ -91,7 +91,6 @@ def _estimates(
     kernels = _with_same_kernels(strategy, gpus)
     passes = dataclasses.replace(kernels, optimizer=None, accumulate=False, parallel=None)
     same_passes = traced.setdefault(passes, [])
-    smallest, largest, multiple_of = study.bounds
     with applied(strategy, study.setup, study.options) as step:
 
         def make_traces(capability: ComputeCapability) -> StepTraces:
@@ -108,9 +107,7 @@ def _estimates(
             gpus,
             step.options,
             settings,
-            min_batch_size=smallest,
-            max_batch_size=largest,
-            multiple_of=multiple_of,
+            study.bounds,
             make_traces=make_traces,
         )
     return estimates, step.blocks

@@ -207,15 +207,7 @@ def sweep_on_gpus(
         try:
             setup = load(values)
             elements = elements_of(setup, options.batch_dim)
-            smallest, largest, multiple_of = bounds
-            estimates = estimate_on_gpus(
-                setup,
-                gpus,
-                options,
-                min_batch_size=smallest,
-                max_batch_size=largest,
-                multiple_of=multiple_of,
-            )
+            estimates = estimate_on_gpus(setup, gpus, options, bounds=bounds)
         except UsageError:
             raise
         except Exception as error:  # noqa: BLE001 - the user's code may fail for one value only

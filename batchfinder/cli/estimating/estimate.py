@@ -99,16 +99,14 @@ def estimate_batch_size(
             if calibrate is not None:
                 _calibrate(calibration, Path(calibrate), setup, options, settings)
             known = [calibration.applied(gpu) for gpu in gpus] if overhead is None else gpus
-            names = ("min_batch_size", "max_batch_size", "multiple_of")
-            bounds: dict[str, Any] = dict(zip(names, request.bounds, strict=True))
             if largest is not None:
                 adds_nccl = overhead is None
                 jobs += estimate_on_cluster(
-                    setup, known, options, settings, largest, adds_nccl=adds_nccl, **bounds
+                    setup, known, options, settings, request.bounds, largest, adds_nccl=adds_nccl
                 )
                 runs[length] = [job.estimate for job in jobs]
             else:
-                runs[length] = estimate_on_gpus(setup, known, options, settings, **bounds)
+                runs[length] = estimate_on_gpus(setup, known, options, settings, request.bounds)
     estimates = [estimate for run in runs.values() for estimate in run]
     if not as_json:
         _print(runs, jobs, explain=explain)

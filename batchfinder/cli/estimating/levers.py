@@ -56,7 +56,7 @@ def what_to_change(
         try:
             setup = load(request.source.with_arguments({**given, **levers}))
             (estimate,) = estimate_on_gpus(
-                setup, [gpu], request.options, min_batch_size=smallest, max_batch_size=smallest,
+                setup, [gpu], request.options, bounds=(smallest, smallest, 1),
                 make_traces=partial(_traces_of_one_size, setup, request.options),
             )  # fmt: skip
         except BatchFinderError as error:

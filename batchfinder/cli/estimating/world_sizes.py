@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from batchfinder.estimator import estimate_on_gpus
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.search.bounds import Bounds
 from batchfinder.simulation.estimate import ClusterEstimate
 from batchfinder.simulation.gpus import Gpu, nccl_bytes
 from batchfinder.simulation.tracing.cluster import Cluster
@@ -20,10 +20,10 @@ def estimate_on_cluster(
     gpus: Sequence[Gpu],
     options: ProbeOptions,
     settings: AllocatorSettings,
+    bounds: Bounds,
     largest: Cluster,
     *,
     adds_nccl: bool = True,
-    **bounds: Any,
 ) -> list[ClusterEstimate]:
     """Estimate jobs of 1, 2, 4, ... ranks, up to the largest; one rank of each is simulated.
 
@@ -32,9 +32,9 @@ def estimate_on_cluster(
         gpus: at least one GPU. All ranks of a job use the same kind.
         options: options of the steps and the budget.
         settings: settings of the caching allocator.
+        bounds: the smallest size, the largest or None, and what each size is a multiple of.
         largest: the job with the most ranks.
         adds_nccl: True to add the buffers of NCCL to the GPUs' overhead.
-        bounds: the arguments of ``estimate_on_gpus`` that bound the batch size.
 
     Returns:
         For each GPU, in the given order, the jobs from small to large.
@@ -49,7 +49,7 @@ def estimate_on_cluster(
         members = [
             dataclasses.replace(gpu, overhead_bytes=gpu.overhead_bytes + extra) for gpu in gpus
         ]
-        estimates = estimate_on_gpus(setup, members, options, settings, cluster=cluster, **bounds)
+        estimates = estimate_on_gpus(setup, members, options, settings, bounds, cluster=cluster)
         for row, estimate in zip(by_gpu, estimates, strict=True):
             row.append(ClusterEstimate(cluster, estimate))
     return [estimate for row in by_gpu for estimate in row]
