@@ -42,7 +42,7 @@ class HostWatch:
         self._processes = processes
         self._looked = 0.0
         # What is full before the launch says nothing about it.
-        self._kinds = [kind for kind in (_host, _shared) if not _is_short(*kind())]
+        self._kinds = [kind for kind in (host_memory, _shared) if not _is_short(*kind())]
 
     def shortage(self, trainers: Collection[int]) -> str:
         """Return why the launch has to end for lack of host memory; "" if it need not.
@@ -56,7 +56,7 @@ class HostWatch:
         for kind in self._kinds:
             total, free = kind()
             if _is_short(total, free):
-                name = "" if kind is _host else f" in {SHARED}"
+                name = "" if kind is host_memory else f" in {SHARED}"
                 workers = sum(_resident(pid) for pid in self._processes() if pid not in trainers)
                 shared_total, shared_free = _shared()
                 shared = shared_total - shared_free
@@ -82,10 +82,6 @@ def shortage_in(text: str) -> str:
 
 def _is_short(total: int, free: int) -> bool:
     return free < LEAST_FREE * total
-
-
-def _host() -> tuple[int, int]:
-    return host_memory()
 
 
 def _shared() -> tuple[int, int]:

@@ -79,7 +79,7 @@ class Launch:
         }
         order_file = self._folder / "order.json"
         order_file.write_text(json.dumps({**order, **paths}), encoding="utf-8")
-        filled = template.fill(batch_size, self._folder)
+        arguments, variables = template.fill(batch_size, self._folder)
         environment = {
             **os.environ,
             **TRACKERS_OFF,
@@ -88,7 +88,7 @@ class Launch:
             "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR")
             or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}",
             "TMPDIR": str(self._folder / "tmp"),
-            **filled.environment,
+            **variables,
             "BATCHFINDER": "1",
         }
         environment = hooked(order_file, environment)
@@ -96,7 +96,7 @@ class Launch:
         # With -I and -S it starts in 10 ms and does not load the hook.
         guardian = [sys.executable, "-I", "-S", str(GUARDIAN), str(self._exit_file)]
         self._guardian = subprocess.Popen(
-            [*guardian, *filled.arguments],
+            [*guardian, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

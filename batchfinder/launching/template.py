@@ -20,19 +20,6 @@ _PLACEHOLDER = re.compile(r"\{([\w-]+)\}")
 
 
 @dataclass(frozen=True)
-class Filled:
-    """A command at one batch size.
-
-    Attributes:
-        arguments: the program and its arguments.
-        environment: variables to add.
-    """
-
-    arguments: list[str]
-    environment: dict[str, str]
-
-
-@dataclass(frozen=True)
 class Template:
     """A command with placeholders.
 
@@ -47,8 +34,8 @@ class Template:
 
     Example:
         >>> template = Template(["train.py", "--bs={batch_size}"])
-        >>> template.fill(8, Path("scratch")).arguments
-        ['train.py', '--bs=8']
+        >>> template.fill(8, Path("scratch"))
+        (['train.py', '--bs=8'], {})
         >>> template.command(8)
         'train.py --bs=8'
     """
@@ -88,8 +75,11 @@ class Template:
         sizes = range(min(batch_size, self.global_batch_size), 0, -1)
         return next(size for size in sizes if self.global_batch_size % size == 0)
 
-    def fill(self, batch_size: int, folder: Path) -> Filled:
-        """Return the command at one batch size. ``folder`` gets copies of files and the scratch."""
+    def fill(self, batch_size: int, folder: Path) -> tuple[list[str], dict[str, str]]:
+        """Return the command at one batch size, and variables to add to its environment.
+
+        ``folder`` gets copies of files and the scratch.
+        """
         values = self._values(batch_size, str(folder / "scratch"))
         arguments = [_replaced(argument, values) for argument in self.arguments]
         for number, name in enumerate(self.files):
@@ -98,7 +88,7 @@ class Template:
             copy.write_text(_replaced(_read(name), values), encoding="utf-8")
             arguments = [argument.replace(name, str(copy)) for argument in arguments]
         environment = {name: _replaced(text, values) for name, text in self.environment.items()}
-        return Filled(arguments, environment)
+        return arguments, environment
 
     def command(self, batch_size: int) -> str:
         """Return the command at one batch size, for a shell."""

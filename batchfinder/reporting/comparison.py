@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from batchfinder.reporting.estimates import aligned, fitted
+from batchfinder.reporting.wording import bytes_or_dash
 from batchfinder.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def comparison_table(comparison: Comparison, width: float = math.inf) -> list[st
     rows = [head]
     base = comparison.rows[0]
     for row in comparison.rows:
-        cells = [row.strategy.name, _size(row), _gain(row, base), *map(_bytes, _memory(row))]
+        memory = (row.peak_bytes, row.model_state_bytes, row.per_sample_bytes)
+        cells = [row.strategy.name, _size(row), _gain(row, base), *map(bytes_or_dash, memory)]
         if comparison.is_measured:
             rate, seconds = row.samples_per_second, row.seconds_per_1000_samples
             cells += [f"{rate:.3g}" if rate else "-", format_seconds(seconds) if seconds else "-"]
@@ -80,14 +82,6 @@ def _gain(row: StrategyRow, base: StrategyRow) -> str:
     if not row.batch_size or not base.batch_size or row is base:
         return ""
     return f"x{row.batch_size / base.batch_size:.2f}"
-
-
-def _memory(row: StrategyRow) -> tuple[float | None, ...]:
-    return row.peak_bytes, row.model_state_bytes, row.per_sample_bytes
-
-
-def _bytes(size: float | None) -> str:
-    return "-" if size is None else format_bytes(size)
 
 
 def _split(row: StrategyRow) -> str:

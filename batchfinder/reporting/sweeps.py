@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from batchfinder.reporting.estimates import fitted
+from batchfinder.reporting.wording import bytes_or_dash
 from batchfinder.units import format_bytes
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def sweep_table(sweep: Sweep, width: float = math.inf) -> list[str]:
     for row in sweep.rows:
         tokens = [str(round(row.batch_size * (row.length or 0)))] if has_tokens else []
         cells = [*map(str, row.values.values()), _size(row), *tokens]
-        cells += [_bytes(row.peak_bytes), _bytes(row.per_sample_bytes)]
+        cells += [bytes_or_dash(row.peak_bytes), bytes_or_dash(row.per_sample_bytes)]
         cells += [str(len(row.probes)), _note(row)] if sweep.is_measured else [_note(row)]
         rows.append(cells)
     beside = "" if sweep.is_measured else " beside the context"
@@ -61,7 +62,3 @@ def _note(row: SweepRow) -> str:
     if row.note or not row.confirmed_steps:
         return row.note
     return f"confirmed by {row.confirmed_steps} steps"
-
-
-def _bytes(size: float | None) -> str:
-    return "-" if size is None else format_bytes(size)

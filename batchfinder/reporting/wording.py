@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from batchfinder.training.user_module import is_language_model
-from batchfinder.units import parse_bytes
+from batchfinder.units import format_bytes, parse_bytes
 
 # CUDA, HIP and XPU write "Tried to allocate 20.00 MiB", or "512 bytes" for small requests. MPS
 # writes "MB" for MiB. The CPU allocator writes "you tried to allocate 4096 bytes". Sources in
@@ -36,6 +36,11 @@ def label(warning: str) -> str:
         ('Note: ', 'Warning: ')
     """
     return "Note: " if is_language_model(warning) else "Warning: "
+
+
+def bytes_or_dash(size: float | None) -> str:
+    """Return a size as text; "-" if it is unknown."""
+    return "-" if size is None else format_bytes(size)
 
 
 def count(number: int, noun: str) -> str:

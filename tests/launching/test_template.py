@@ -16,16 +16,16 @@ def test_placeholders_are_replaced_anywhere(tmp_path: Path) -> None:
         {"BATCH": "{batch_size}"},
         global_batch_size=64,
     )
-    filled = template.fill(16, tmp_path)
+    arguments, variables = template.fill(16, tmp_path)
     scratch = str(tmp_path / "scratch")
-    assert filled.arguments == ["train.py", "model.batch_size=16", "--acc=4", f"{scratch}/a"]
-    assert filled.environment == {"BATCH": "16"}
+    assert arguments == ["train.py", "model.batch_size=16", "--acc=4", f"{scratch}/a"]
+    assert variables == {"BATCH": "16"}
     assert template.command(16) == "BATCH=16 train.py model.batch_size=16 --acc=4 scratch/a"
 
 
 def test_other_braces_are_left_alone(tmp_path: Path) -> None:
     template = Template(["train.py", '{"lr": 1}', "{learning_rate}", "{batch_size}"])
-    assert template.fill(2, tmp_path).arguments[1:3] == ['{"lr": 1}', "{learning_rate}"]
+    assert template.fill(2, tmp_path)[0][1:3] == ['{"lr": 1}', "{learning_rate}"]
 
 
 def test_a_file_is_copied_and_named_by_its_copy(
@@ -34,7 +34,7 @@ def test_a_file_is_copied_and_named_by_its_copy(
     monkeypatch.chdir(tmp_path)
     Path("config.yaml").write_text("bs: {batch_size}\nout: {scratch}\n")
     template = Template(["train.py", "--config=config.yaml"], files=("config.yaml",))
-    copy = Path(template.fill(8, tmp_path / "launch").arguments[1].partition("=")[2])
+    copy = Path(template.fill(8, tmp_path / "launch")[0][1].partition("=")[2])
     assert copy.read_text() == f"bs: 8\nout: {tmp_path}/launch/scratch\n"
     assert Path("config.yaml").read_text() == "bs: {batch_size}\nout: {scratch}\n"
     assert template.command(8) == (

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from batchfinder.reporting.page.svg import bars, heat_map
-from batchfinder.units import format_bytes
+from batchfinder.reporting.wording import bytes_or_dash
 
 # More columns leave no room for their numbers.
 MOST_COLUMNS = 8
@@ -17,6 +17,7 @@ FULL = 0.9
 
 Data = Mapping[str, Any]
 
+MEMORY = ("peak", "model_state", "per_sample")
 COMPARED = ("strategy", "max batch", "peak", "model states", "per sample", "samples/s", "note")
 
 
@@ -34,7 +35,7 @@ def comparison_rows(data: Data) -> list[tuple[str, ...]]:
             (
                 row["strategy"],
                 _size(row),
-                *(_bytes(row[f"{name}_bytes"]) for name in ("peak", "model_state", "per_sample")),
+                *(bytes_or_dash(row[f"{name}_bytes"]) for name in MEMORY),
                 f"{rate:.3g}" if rate else "-",
                 ", ".join([*marks, *filter(None, [row["note"]])]),
             )
@@ -51,7 +52,7 @@ def sweep_rows(data: Data) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [(*data["over"], "max batch", "peak", "per sample", "note")]
     for row in data["rows"]:
         values = [str(row[name]) for name in data["over"]]
-        memory = [_bytes(row[f"{name}_bytes"]) for name in ("peak", "per_sample")]
+        memory = [bytes_or_dash(row[f"{name}_bytes"]) for name in ("peak", "per_sample")]
         rows.append((*values, _size(row), *memory, row["note"]))
     return rows
 
@@ -99,7 +100,3 @@ def memory_map(data: Data) -> str:
 
 def _size(row: Data) -> str:
     return f"{row['batch_size']:,}" if row["batch_size"] else "-"
-
-
-def _bytes(size: float | None) -> str:
-    return "-" if size is None else format_bytes(size)
