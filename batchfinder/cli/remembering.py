@@ -66,9 +66,6 @@ class SearchMemory:
     def keep(self, result: BatchSizeResult) -> BatchSizeResult:
         """Save the answer of a search, unless it was remembered or cannot be.
 
-        Args:
-            result: the result of the search.
-
         Returns:
             The result, with a warning if something failed.
         """

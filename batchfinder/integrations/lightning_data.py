@@ -43,7 +43,6 @@ class Loaders:
 
         Raises:
             SampleError: there are no examples.
-            Exception: what data sets, collators and ``train_dataloader()`` raise.
         """
         combined = self._loaders()
         found = [_longest_of(loader) for loader in combined.flattened]

@@ -65,10 +65,6 @@ class StepInTrainer(StepSource):
 class EvaluationStep(StepSource):
     """A module's ``validation_step``, ``test_step`` or ``predict_step``, without gradients.
 
-    Args:
-        module: the Trainer's module.
-        stage: ``"validate"``, ``"test"`` or ``"predict"``.
-
     Attributes:
         optimizer: an optimizer that is never used, because a search needs one.
     """

@@ -25,11 +25,7 @@ NO_PYTHON = (
 
 
 class Patience:
-    """The limit on a launch's silence, in seconds. It is learned from earlier launches.
-
-    Args:
-        options: the options of all launches.
-    """
+    """The limit on a launch's silence, in seconds. It is learned from earlier launches."""
 
     def __init__(self, options: RunOptions) -> None:
         self.step = options.step

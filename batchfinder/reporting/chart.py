@@ -11,15 +11,9 @@ _LEAST_WIDTH, _MOST_WIDTH = 20, 80
 
 
 def memory_lines(result: BatchSizeResult, width: int, *, has_blocks: bool = True) -> list[str]:
-    """Draw every probe, the memory model's line and the budget.
+    """Draw every probe, the memory model's line and the budget; nothing if no size fits.
 
-    Args:
-        result: the answer of a search.
-        width: columns of the picture.
-        has_blocks: False to use ASCII only.
-
-    Returns:
-        Lines of text; none if no size fits.
+    Without ``has_blocks``, the picture is in ASCII only.
     """
     fitting = {probe.batch_size: probe.peak_bytes for probe in result.probes if probe.fits}
     peaks = {size: peak for size, peak in fitting.items() if peak is not None}

@@ -35,9 +35,6 @@ def guess_batch_size(
 
     Returns:
         The size, or None if the simulation cannot find one; and warnings for the user.
-
-    Raises:
-        Exception: whatever the user's code raises.
     """
     try:
         first, last = check_bounds(*bounds)

@@ -56,13 +56,7 @@ def replay(
 
     Tensors that a step leaves for the next one move to other addresses. Memory that is enough for
     two steps may therefore not be enough for the third. Steps are repeated until the reserved bytes
-    are steady and no step flushes the cache, as in a confirmation.
-
-    Args:
-        trace: a few training steps.
-        batch_size: examples per forward/backward pass.
-        allocator: a fresh allocator; it is changed.
-        gpu: the GPU that trains.
+    are steady and no step flushes the cache, as in a confirmation. The allocator has to be fresh.
     """
     sizes = trace.sizes(batch_size, gpu)
     blocks: list[Block | None] = [None] * len(sizes)

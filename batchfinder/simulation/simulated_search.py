@@ -141,13 +141,7 @@ def _memory_model(traces: StepTraces, at_answer: Probe) -> MemoryModel:
 def plausible_interval(
     result: BatchSizeResult, traces: StepTraces, bounds: Bounds
 ) -> tuple[int, int]:
-    """Return the batch sizes if the step needs more, or less, memory than simulated.
-
-    Args:
-        result: the result of the search.
-        traces: the traces that the search used.
-        bounds: the bounds of the search.
-    """
+    """Return the batch sizes if the step needs more, or less, memory than simulated."""
     answer = result.batch_size
     _, max_batch_size, multiple_of = bounds
     # If nothing ran out of memory, the end of the search does not depend on the step's memory.

@@ -45,11 +45,6 @@ class Applied:
 def applied(strategy: Strategy, setup: TrainingSetup, options: ProbeOptions) -> Iterator[Applied]:
     """Apply a strategy, and restore the model when the block ends.
 
-    Args:
-        strategy: what to change.
-        setup: the user's setup.
-        options: the user's options of the steps.
-
     Raises:
         StepError: this model or this environment does not support the strategy.
     """

@@ -33,10 +33,6 @@ def measure_strategies(
 ) -> Comparison:
     """Search with every strategy on the device.
 
-    Args:
-        study: the comparison to make.
-        on_end: called with each row as it ends.
-
     Raises:
         Exception: the error of the first strategy, which changes nothing.
     """

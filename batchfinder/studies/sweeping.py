@@ -73,9 +73,6 @@ class SizeSweep:
         Args:
             prober: the prober that trains on examples of this size.
             x: the example size; None if it is not a number. Then a whole search runs.
-
-        Raises:
-            Exception: whatever the prober raises.
         """
         if x is None or not self.scaling.per_sample_bytes:
             return self._searched(prober, x, Answer())

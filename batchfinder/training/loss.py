@@ -27,7 +27,6 @@ def call_model(model: nn.Module, batch: Any) -> Any:
 
     Raises:
         StepError: the model's forward does not accept these arguments.
-        Exception: what the model raises.
     """
     inputs = batch[0] if _is_pair(batch) or _is_single(batch) else batch
     keywords = dict(inputs) if isinstance(inputs, Mapping) else {}
@@ -67,12 +66,7 @@ def _refused_call(model: nn.Module, positional: tuple[Any, ...], keywords: dict[
 
 
 def call_loss(loss_fn: LossFunction, output: Any, batch: Any) -> Tensor:
-    """Call the user's loss function.
-
-    Raises:
-        Exception: what it raises. The losses of ``torch.nn`` expect only the targets. If this one
-            may do so too, the text says what it got.
-    """
+    """Call the user's loss function. Its errors get a hint, as those of ``torch.nn`` differ."""
     try:
         return loss_fn(output, batch)
     except (TypeError, AttributeError) as error:

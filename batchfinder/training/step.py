@@ -174,7 +174,6 @@ class TrainingStep:
 
         Raises:
             StepError: the loss is not a scalar that requires a gradient, or had its backward pass.
-            Exception: what the model raises, including out-of-memory errors.
         """
         loss = self.forward(batch)
         if loss is None:
@@ -200,7 +199,6 @@ class TrainingStep:
 
         Raises:
             StepError: the loss is not a scalar that requires a gradient.
-            Exception: what the model raises, including out-of-memory errors.
         """
         if self._compiled:
             for _, tensor in named_tensors(batch):

@@ -92,7 +92,6 @@ def call_with_arguments(function: Callable[..., Any], arguments: Mapping[str, ob
     Raises:
         UsageError: the function needs arguments that are missing.
         TargetError: the function called ``sys.exit``.
-        Exception: whatever the function raised, unchanged.
 
     Example:
         >>> call_with_arguments(lambda width: width * 2, {"width": 4, "depth": 3})

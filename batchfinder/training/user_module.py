@@ -31,7 +31,6 @@ def load_module(place: str) -> ModuleType:
     Raises:
         UsageError: there is no such file or module.
         TargetError: the user's code called ``sys.exit``.
-        Exception: whatever the user's own code raised, unchanged.
 
     Example:
         >>> load_module("math").sqrt(9)

@@ -146,9 +146,6 @@ def load(source: SetupSource, warnings: list[str], *, on_paper: bool = False) ->
         source: the target and its arguments.
         warnings: gets the warnings for the user.
         on_paper: load it for a GPU that is not there.
-
-    Raises:
-        Exception: what :func:`load_setup` raises.
     """
     with for_estimates(source.target) if on_paper else contextlib.nullcontext():
         setup, remarks = load_setup(**vars(source))

@@ -33,11 +33,6 @@ def what_to_change(
 
     The options of a language model are added one after the other. Each one saves memory, so the
     first with which the smallest size fits is found by bisection. Each try is shown as it ends.
-
-    Args:
-        request: the request of the command.
-        gpus: its GPUs. The largest one is tried.
-        load: loads the setup for an estimate.
     """
     if not is_language_model(request.source.target):
         return f"Try batchfinder compare {request.source.target}, for what each lever saves."

@@ -13,10 +13,7 @@ MOST_READINGS = 12
 class Requests:
     """Record the requests of this process from its first one, so that they can be replayed.
 
-    Args:
-        torch: the PyTorch module.
-        recorder: the module that reads PyTorch's history (probing/recording.py).
-        report: ``report(event, **facts)``.
+    ``recorder`` is the module that reads PyTorch's history, probing/recording.py.
     """
 
     def __init__(self, torch: ModuleType, recorder: Any, report: Any) -> None:

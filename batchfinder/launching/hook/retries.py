@@ -8,12 +8,7 @@ from typing import Any
 
 
 class Retries:
-    """The flushes of this process, reported after an optimizer step if their number has changed.
-
-    Args:
-        torch: the PyTorch module.
-        report: ``report(event, **facts)``.
-    """
+    """The flushes of this process, reported after an optimizer step if their number has changed."""
 
     def __init__(self, torch: ModuleType, report: Any) -> None:
         self._torch: Any = torch

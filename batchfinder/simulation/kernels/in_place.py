@@ -34,12 +34,7 @@ _NODES: dict[Any, set[str]] = {
 
 
 def works_in_place(func: Any, args: Any) -> bool:
-    """Return True if an operator that is about to run would change its first argument on CUDA.
-
-    Args:
-        func: the operator.
-        args: its arguments.
-    """
+    """Return True if an operator that is about to run would change its first argument on CUDA."""
     nodes = _NODES.get(func)
     if nodes is None:
         return False

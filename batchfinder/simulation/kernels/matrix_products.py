@@ -43,10 +43,6 @@ def workspace_bytes(gpu: Gpu, torch_version: tuple[int, int]) -> int:
 
     https://docs.nvidia.com/cuda/cublas/#results-reproducibility
 
-    Args:
-        gpu: the GPU that multiplies.
-        torch_version: the version of PyTorch to simulate.
-
     Example:
         >>> from batchfinder.simulation.gpus import find_gpu
         >>> [workspace_bytes(find_gpu(name), (2, 11)) for name in ("rtx3090", "h100", "b200")]
@@ -58,11 +54,7 @@ def workspace_bytes(gpu: Gpu, torch_version: tuple[int, int]) -> int:
 
 
 class MatrixProducts:
-    """Notes the workspaces at the first product of each thread. Use one instance per trace.
-
-    Args:
-        torch_version: the version of PyTorch to simulate.
-    """
+    """Notes the workspaces at the first product of each thread. Use one instance per trace."""
 
     def __init__(self, torch_version: tuple[int, int]) -> None:
         self._version = torch_version

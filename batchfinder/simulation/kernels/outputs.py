@@ -218,13 +218,7 @@ if hasattr(_aten, "_grouped_mm"):  # since 2.8
 
 
 def outputs_of(func: OpOverload, args: Any, kwargs: Any) -> Any:
-    """Return the outputs of an operator, when called below autograd.
-
-    Args:
-        func: the operator.
-        args: its arguments.
-        kwargs: its keyword arguments.
-    """
+    """Return the outputs of an operator, when called below autograd."""
     if works_in_place(func, args):
         return args[0]
     rule = _OUTPUTS.get(func)

@@ -139,12 +139,7 @@ class GeneralTrace:
         return self.example.events
 
     def sizes(self, batch_size: int, gpu: Gpu = NO_GPU) -> list[int]:
-        """Return the bytes of each storage at a batch size.
-
-        Args:
-            batch_size: examples per forward/backward pass.
-            gpu: the GPU that trains.
-        """
+        """Return the bytes of each storage at a batch size."""
         sizes, lines, parabolas = self._parts
         sizes = sizes.copy()
         for index, fixed, slope in lines:

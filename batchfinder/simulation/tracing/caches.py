@@ -31,9 +31,6 @@ class Caches:
     a simulated step must not reach a real step. It must not reach the next simulated step either,
     which would then allocate too little.
 
-    Args:
-        model: the model to simulate.
-
     Example:
         >>> caches = Caches(nn.Linear(1, 1))
         >>> caches.note()

@@ -44,9 +44,6 @@ def copied(thing: T, memo: dict[int, Any]) -> T:
         thing: what to copy, or a container of such things.
         memo: existing copies, by the id of the original, as for ``copy.deepcopy``.
 
-    Raises:
-        Exception: whatever ``copy.deepcopy`` raises for models and optimizers.
-
     Example:
         >>> counter = {"steps": 0}
         >>> def count() -> int:

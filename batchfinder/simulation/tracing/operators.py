@@ -18,12 +18,8 @@ def run_operator(
 ) -> Any:
     """Run an operator below autograd, record the known values of its output, and return it.
 
-    Args:
-        func: the operator.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        found: called with each tensor of indices that replaces a mask.
-        in_optimizer: True inside an optimizer, whose values no step reads.
+    ``found`` is called with each tensor of indices that replaces a mask. No step reads the values
+    in an optimizer.
     """
     output = outcome(func, args, kwargs)
     if output is not None:

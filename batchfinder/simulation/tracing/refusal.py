@@ -88,12 +88,7 @@ def explained(names: dict[int, str]) -> Iterator[None]:
 
 
 def without_cuda(error: BaseException, names: Mapping[int, str] | None = None) -> StepError | None:
-    """Return the error to raise if PyTorch finds no CUDA; None for other errors.
-
-    Args:
-        error: the error that was raised.
-        names: the names of modules, by module id.
-    """
+    """Return the error to raise if PyTorch finds no CUDA; None for other errors."""
     if not any(text in str(error) for text in _NO_CUDA):
         return None
     return StepError(
@@ -131,9 +126,7 @@ def _is_users(error: BaseException) -> bool:
 def place(error: BaseException, names: Mapping[int, str]) -> str:
     """Return where in the user's code an error was raised, as " in NAME at FILE:LINE".
 
-    Args:
-        error: the error that was raised.
-        names: the names of modules, by module id.
+    ``names`` has the names of modules, by module id.
     """
     module = line = ""
     for frame, number in traceback.walk_tb(error.__traceback__):

@@ -84,11 +84,6 @@ def _asked_by_pytorch() -> bool:
 def has_unknown(func: OpOverload, args: Any, values: Any) -> bool:
     """Return True if an operator computes with an unknown number.
 
-    Args:
-        func: the operator.
-        args: its arguments.
-        values: the known values of its tensors.
-
     Raises:
         ValueUnknownError: the number is the size of a result.
     """

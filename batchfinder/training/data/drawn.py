@@ -42,12 +42,7 @@ class DataBatches:
 
 
 class Collated:
-    """``make_batch(batch_size) -> batch``: repeats some examples in turn, through a collator.
-
-    Args:
-        collate: the user's collate function.
-        examples: the examples, at least one.
-    """
+    """``make_batch(batch_size) -> batch``: repeats some examples in turn, through a collator."""
 
     def __init__(self, collate: Collate, examples: list[Any]) -> None:
         self._collate = collate
@@ -100,7 +95,6 @@ def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> Data
 
     Raises:
         SampleError: there are no examples.
-        Exception: what data set, collator and sampler raise.
     """
     if not len(dataset):
         raise SampleError(f"the data set of {owner} has no examples. Try one with at least one.")

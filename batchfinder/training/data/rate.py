@@ -24,9 +24,6 @@ def samples_per_second(loader: Any, seconds: float = SECONDS) -> float:
     Args:
         loader: a DataLoader, a data set, or ``(data set, collate function)``.
         seconds: the time to read for.
-
-    Raises:
-        Exception: whatever the data set and the collate function raise.
     """
     if not hasattr(loader, "dataset"):
         dataset, collate, _ = parts_of(loader, "the loader")

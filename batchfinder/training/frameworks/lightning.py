@@ -96,7 +96,6 @@ def call_training_step(model: nn.Module, batch: Any, method: str = "training_ste
 
     Raises:
         StepError: the module is compiled, or asks for its Trainer.
-        Exception: what ``training_step`` raises, including out-of-memory errors.
     """
     module: Any = unwrapped(model)
     # By name, because importing the class takes a second.
@@ -118,7 +117,6 @@ def call_validation_step(model: nn.Module, batch: Any) -> Any:
 
     Raises:
         StepError: the module is compiled, or asks for its Trainer.
-        Exception: what the method raises, including out-of-memory errors.
     """
     if not _is_own(getattr(unwrapped(model), "validation_step", None)):
         return call_model(model, batch)
@@ -188,7 +186,6 @@ def own_optimizer(model: nn.Module) -> Optimizer:
 
     Raises:
         StepError: there is no optimizer, or more than one; or the module asks for its Trainer.
-        Exception: what ``configure_optimizers`` raises.
     """
     optimizers, _ = own_optimizers(model)
     if len(optimizers) > 1:
@@ -204,7 +201,6 @@ def own_optimizers(model: nn.Module) -> tuple[list[Optimizer], list[Any]]:
 
     Raises:
         StepError: there is no optimizer; or the module asks for its Trainer.
-        Exception: what ``configure_optimizers`` raises.
     """
     module: Any = unwrapped(model)
     with _explained(

@@ -36,7 +36,6 @@ class ManualStep(StepSource):
 
     Raises:
         StepError: the module is compiled, asks for its Trainer, or configures no optimizer.
-        Exception: what the module raises, including out-of-memory errors.
     """
 
     name = "training_step"

@@ -19,9 +19,6 @@ def sample_from_model(model: nn.Module) -> Any:
     (Transformers; with labels if the model computes a loss from them), and ``pretrained_cfg`` or
     ``default_cfg`` (timm; images and class labels). It imports none of these libraries.
 
-    Args:
-        model: any module.
-
     Returns:
         The batch, or None if the model carries no example input.
 

@@ -24,7 +24,6 @@ def batches_of_trainer(trainer: Trainer) -> DataBatches:
 
     Raises:
         SampleError: there are no examples.
-        Exception: what data set and collator raise.
     """
     if hasattr(trainer.train_dataset, "__len__") and not len(trainer.train_dataset):
         raise SampleError("the Trainer's train_dataset has no examples; give it at least one")
@@ -40,7 +39,6 @@ def batches_of_its_loader(loader: Any) -> DataBatches:
 
     Raises:
         SampleError: there are no examples.
-        Exception: what data set and collator raise.
     """
     dataset: Any = getattr(loader, "dataset", None)
     collate = getattr(loader, "collate_fn", None)

@@ -66,17 +66,7 @@ class GatheredEvaluation:
             self._old = []
 
     def with_last_batch(self, acting: Any, loss: Any, logits: Any, labels: Any) -> Any:
-        """Return the results of the last batch as the Trainer gathers them.
-
-        Args:
-            acting: the Trainer.
-            loss: the loss of the batch.
-            logits: the logits of the batch.
-            labels: the labels of the batch.
-
-        Raises:
-            Exception: what ``preprocess_logits_for_metrics`` raises; out-of-memory errors.
-        """
+        """Return the results of the last batch as the Trainer gathers them."""
         if logits is not None and acting.preprocess_logits_for_metrics is not None:
             logits = acting.preprocess_logits_for_metrics(logits, labels)
         tensors = [tensor for _, tensor in named_tensors((logits, labels))]

@@ -36,11 +36,7 @@ class Evaluation:
             yield next_batch()
 
     def forward(self, batch: Any) -> None:
-        """Run one batch that is on the device.
-
-        Raises:
-            Exception: what the model raises, including out-of-memory errors.
-        """
+        """Run one batch that is on the device."""
         with in_eval_mode(self._model), torch.no_grad(), self._autocast():
             self._kept[0] = batch
             self._kept[1] = self._run(self._model, batch)
