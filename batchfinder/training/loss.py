@@ -66,7 +66,7 @@ def _refused_call(model: nn.Module, positional: tuple[Any, ...], keywords: dict[
 
 
 def call_loss(loss_fn: LossFunction, output: Any, batch: Any) -> Tensor:
-    """Call the user's loss function. Its errors get a hint, as those of ``torch.nn`` differ."""
+    """Call the user's loss function. Many take the targets alone, so an error says what it got."""
     try:
         return loss_fn(output, batch)
     except (TypeError, AttributeError) as error:
