@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from batchfinder.studies.comparison import Comparison
     from batchfinder.studies.noise import noise_scale
     from batchfinder.studies.sweep import sweep_max_batch
-    from batchfinder.studies.swept import Sweep
+    from batchfinder.studies.sweep_result import Sweep
     from batchfinder.studies.worst_batch import worst_batch
     from batchfinder.training.setup import TrainingSetup
 
@@ -82,7 +82,7 @@ _MODULES = {
     "Probe": "results.probe",
     "Split": "results.accumulation",
     "Status": "results.result",
-    "Sweep": "studies.swept",
+    "Sweep": "studies.sweep_result",
     "TrainingSetup": "training.setup",
     "compare_strategies": "studies.compare",
     "estimate_max_batch": "estimator",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from click.core import ParameterSource
 
+from batchfinder.cli.exit_status import FOUND, NOTHING_FITS
 from batchfinder.cli.options import (
     LANGUAGE_MODEL_OPTIONS,
     MODE_OPTIONS,
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from batchfinder.launching.prober import LaunchProber
     from batchfinder.results.probe import Probe
     from batchfinder.search.prober import Prober
-
-TRAINS, DOES_NOT = 0, 3
 
 
 class Check(NamedTuple):
@@ -133,7 +132,7 @@ def check_batch_size(
         click.echo(json.dumps(data, allow_nan=False))
     else:
         click.echo(str(found))
-    return TRAINS if found.trains else DOES_NOT
+    return FOUND if found.trains else NOTHING_FITS
 
 
 def _judged(probe: Probe, prober: Prober, most: int | None) -> Check:

@@ -9,7 +9,8 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import TypeVar
 
-from batchfinder.cli.signals import TIME_IS_UP, terminated_as_ctrl_c
+from batchfinder.cli.exit_status import FOUND, NOTHING_FITS, TIME_IS_UP
+from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import BatchFinderError, TimeLimitError
 from batchfinder.probing.place import prices_for
 from batchfinder.reporting.terminal import TerminalReporter
@@ -23,13 +24,6 @@ from batchfinder.search.head_start import HeadStart
 from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Prober
 from batchfinder.search.run import run_search
-
-EXIT_STATUS = {
-    Status.FOUND: 0,
-    Status.CAPPED: 0,
-    Status.TIME_LIMIT: 0,
-    Status.NOTHING_FITS: 3,
-}
 
 # The alarm rings at this share of the time limit, because ending the processes needs some time.
 ALARM = 0.95
@@ -105,13 +99,13 @@ def search_in_terminal(
                         remembered=recall(prober),
                     )
         except _TimeIsUp:
-            return EXIT_STATUS[Status.TIME_LIMIT]
+            return FOUND
         except KeyboardInterrupt:
             if deadline is not None and why[-1] == TIME_IS_UP:
                 raise TimeLimitError(deadline.seconds) from None
             return why[-1]
         report(prober, result)
-    return EXIT_STATUS[result.status]
+    return NOTHING_FITS if result.status is Status.NOTHING_FITS else FOUND
 
 
 class _TimeIsUp(KeyboardInterrupt):

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-CTRL_C = 130
-TERMINATED = 143
-TIME_IS_UP = 124
+from batchfinder.cli.exit_status import CTRL_C, TERMINATED, TIME_IS_UP
 
 
 @contextmanager

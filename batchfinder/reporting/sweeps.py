@@ -10,7 +10,7 @@ from batchfinder.reporting.wording import bytes_or_dash
 from batchfinder.units import format_bytes
 
 if TYPE_CHECKING:
-    from batchfinder.studies.swept import Sweep, SweepRow
+    from batchfinder.studies.sweep_result import Sweep, SweepRow
 
 
 def sweep_table(sweep: Sweep, width: float = math.inf) -> list[str]:

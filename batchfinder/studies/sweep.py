@@ -17,10 +17,10 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds
 from batchfinder.simulation.gpus import Gpu, find_gpu
-from batchfinder.studies.over import bound, combinations, elements_of
+from batchfinder.studies.size_sweep import SizeSweep
 from batchfinder.studies.study import reason_of
-from batchfinder.studies.sweeping import SizeSweep
-from batchfinder.studies.swept import Sweep, SweepRow
+from batchfinder.studies.sweep_result import Sweep, SweepRow
+from batchfinder.studies.sweep_values import bound, combinations, elements_of
 from batchfinder.training.completion import completed
 from batchfinder.training.setup import MakeBatch, OptimizerSpec, TrainingSetup, setup_of
 from batchfinder.training.target import name_of, refuse_unknown_arguments

@@ -15,6 +15,7 @@ import torch
 
 from batchfinder.cli.estimating.levers import what_to_change
 from batchfinder.cli.estimating.world_sizes import estimate_on_cluster
+from batchfinder.cli.exit_status import FOUND, NOTHING_FITS
 from batchfinder.cli.output import deliver, print_notes, width_of_table
 from batchfinder.cli.request import Request, request_of
 from batchfinder.errors import BatchFinderError, UsageError, UserCodeError
@@ -46,7 +47,6 @@ from batchfinder.training.user_module import is_language_model
 from batchfinder.training.user_traceback import user_traceback
 from batchfinder.units import format_bytes, parse_bytes
 
-FOUND, NOTHING_FITS = 0, 3
 TOO_LITTLE = (
     "this machine has too little memory to run the target. Try to build the model with "
     "torch.device('meta'), which needs no memory, and a sample of fewer examples"

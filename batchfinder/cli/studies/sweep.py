@@ -15,9 +15,9 @@ from batchfinder.errors import UsageError
 from batchfinder.reporting.page.page import check_report
 from batchfinder.reporting.sweeps import paste_lines, sweep_table
 from batchfinder.results.result import SCHEMA_VERSION
-from batchfinder.studies.over import bound, combinations
 from batchfinder.studies.sweep import sweep_on_device, sweep_on_gpus
-from batchfinder.studies.swept import SweepRow
+from batchfinder.studies.sweep_result import SweepRow
+from batchfinder.studies.sweep_values import bound, combinations
 from batchfinder.training.arguments import parse_arguments
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.target import accepts, load_function

@@ -14,10 +14,10 @@ from batchfinder.errors import UsageError
 from batchfinder.estimator import estimate_max_batch
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.search.run import run_search
-from batchfinder.studies.over import combinations
+from batchfinder.studies.size_sweep import SizeSweep
 from batchfinder.studies.sweep import sweep_max_batch
-from batchfinder.studies.sweeping import SizeSweep
-from batchfinder.studies.swept import Sweep, SweepRow
+from batchfinder.studies.sweep_result import Sweep, SweepRow
+from batchfinder.studies.sweep_values import combinations
 
 LENGTHS = (128, 256, 384, 512, 768, 1024, 1536, 2048)
 BUDGET = 24 * 2**30
