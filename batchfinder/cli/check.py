@@ -110,12 +110,11 @@ def check_batch_size(
     else:
         with terminated_as_ctrl_c() as why:
             try:
+                prober: Prober
                 if is_target:
                     prober = worker_prober(request.source, request.options, show_output=verbose)
                 else:
-                    _refuse_options_of_targets()
                     prober = _launcher(words, batch_size, request, settings, verbose)
-                    prober.settle(batch_size)
                 with closing(prober):
                     probe = prober.probe(batch_size, confirm=True)
                     found = _judged(probe, prober, most)
@@ -169,6 +168,7 @@ def _launcher(
     from batchfinder.launching.template import Template
     from batchfinder.search.plan import Prices
 
+    _refuse_options_of_targets()
     template = Template([*words], parse_settings(settings))
     given = request.options
     options = RunOptions(
@@ -179,7 +179,9 @@ def _launcher(
         mode=given.mode,
         show_output=verbose,
     )
-    return LaunchProber(template, options, batch_size, Prices(confirm=1))
+    launcher = LaunchProber(template, options, batch_size, Prices(confirm=1))
+    launcher.settle(batch_size)
+    return launcher
 
 
 def _estimated(request: Request, batch_size: int, gpu: str, most: int | None) -> Check:

@@ -29,14 +29,12 @@ from batchfinder.reporting.terminal import TerminalReporter
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.remembered import Remembered
 from batchfinder.results.result import BatchSizeResult, Status
-from batchfinder.search.bounds import Bounds
 from batchfinder.search.deadline import deadline_in
-from batchfinder.search.prober import Prober
 from batchfinder.search.remarks import loader_remarks
 from batchfinder.simulation.rehearsal import head_start_of
 from batchfinder.training.user_module import check_target
 
-MakeProber = Callable[[SetupSource, ProbeOptions], Prober]
+MakeProber = Callable[[SetupSource, ProbeOptions], Supervisor]
 """``make_prober(source, options)`` makes the prober that the options describe."""
 
 # A name, because only the worker imports it: it needs torch.
@@ -102,7 +100,7 @@ def find_batch_size(
     noise = noise_scale_on_data(source, options) if noise_scale else None
     rate = loader_rate(source) if throughput and source.loader and is_rank_0 else None
 
-    def tell(_: Prober, result: BatchSizeResult) -> None:
+    def tell(_: Supervisor, result: BatchSizeResult) -> None:
         if not is_rank_0:
             return
         result = replace(result, mode=options.mode, eval_batch_size=options.eval_batch_size)
@@ -144,7 +142,7 @@ def find_batch_size(
             make_head_start=lambda prober: head_start_of(
                 prober,
                 options.confirm_steps,
-                partial(_estimate_of, prober) if start_from_estimate else None,
+                (lambda *_: prober.estimate()) if start_from_estimate else None,
             ),
         )
 
@@ -158,9 +156,9 @@ def _check_plan(global_batch_size: int | None, mode: str, is_noise_unknown: bool
         raise UsageError(NOISE_NEEDS_DATA)
 
 
-def _recalled(memory: SearchMemory, prober: Prober) -> Remembered | None:
+def _recalled(memory: SearchMemory, prober: Supervisor) -> Remembered | None:
     """Return the answer of an earlier search for this setup; None if there is none."""
-    fingerprint = prober.fingerprint() if isinstance(prober, Supervisor) else None
+    fingerprint = prober.fingerprint()
     if fingerprint is None:
         return None
     capacity_bytes = prober.capacity_bytes
@@ -186,7 +184,7 @@ def worker_prober(
     probe_timeout_seconds: float | None = None,
     show_output: bool = False,
     estimate: EstimateOrder | None = None,
-) -> Prober:
+) -> Supervisor:
     """Make the prober of a target: one with a worker process, or one for all ranks.
 
     Args:
@@ -217,12 +215,3 @@ def worker_prober(
         show_output=show_output,
         estimate=estimate,
     )
-
-
-def _estimate_of(
-    prober: Prober, device: str, budget_bytes: int, bounds: Bounds
-) -> tuple[int | None, list[str]]:
-    """Return the estimate that the prober's worker makes besides its steps."""
-    if not isinstance(prober, Supervisor):
-        return None, []
-    return prober.estimate()
