@@ -34,9 +34,6 @@ def parse_bytes(text: str | int, least: int = 1) -> int:
             number of bytes. In text, a number below 2**20 needs its unit.
         least: the smallest valid size.
 
-    Returns:
-        The size in bytes.
-
     Raises:
         UsageError: the text is not a size, or the size is out of range.
 

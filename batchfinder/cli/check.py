@@ -81,14 +81,7 @@ def check_batch_size(
     verbose: bool,
     **shared: Any,
 ) -> int:
-    """Run the command; see ``batchfinder check --help`` for the options.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        BatchFinderError: the size cannot be tried.
-    """
+    """Run ``batchfinder check`` and return the exit status."""
     # Imported late, because --help must be fast.
     import json
     from contextlib import closing

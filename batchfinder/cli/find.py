@@ -70,15 +70,9 @@ def find_batch_size(
     make_prober: MakeProber | None = None,
     **shared: Any,
 ) -> int:
-    """Run the command; see ``batchfinder find --help`` for the options.
+    """Run ``batchfinder find`` and return the exit status.
 
     ``make_prober`` makes the prober. Default: one with a worker process, or one for all ranks.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        BatchFinderError: the search cannot be made, or has failed.
     """
     with refusals_told():
         check_report(report)

@@ -46,14 +46,7 @@ def width_of_table() -> float:
 
 
 def report_results(files: Sequence[str], *, output: str) -> int:
-    """Run ``batchfinder report``: one page about the results in some JSON files.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        UsageError: a file holds no result, or the page cannot be written.
-    """
+    """Run ``batchfinder report`` and return the exit status."""
     from batchfinder.reporting.page.page import check_report, read_results, write_page
 
     check_report(output)

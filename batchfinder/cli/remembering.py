@@ -64,11 +64,7 @@ class SearchMemory:
         return None
 
     def keep(self, result: BatchSizeResult) -> BatchSizeResult:
-        """Save the answer of a search, unless it was remembered or cannot be.
-
-        Returns:
-            The result, with a warning if something failed.
-        """
+        """Save the answer, unless it was remembered. Return it, with a warning on a failure."""
         is_new = result.remembered_from is None and Remembered.is_worth_it(result)
         if self._cache is not None and self.key and is_new:
             try:

@@ -58,14 +58,7 @@ def run_command(
     quiet: bool,
     verbose: bool,
 ) -> int:
-    """Run the command; see ``batchfinder run --help`` for the options.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        BatchFinderError: the search cannot be made, or has failed.
-    """
+    """Run ``batchfinder run`` and return the exit status."""
     check_report(report)
     if global_batch_size is not None:
         max_batch_size = min(max_batch_size or global_batch_size, global_batch_size)

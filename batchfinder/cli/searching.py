@@ -45,7 +45,7 @@ def search_in_terminal(
     measures_throughput: bool = False,
     recall: Callable[[P], Remembered | None] = lambda _: None,
 ) -> int:
-    """Search and report the result, even if the search is cut short.
+    """Search and report the result, even if it is cut short; return the exit status.
 
     Args:
         make_prober: makes the prober, which is closed at the end.
@@ -59,9 +59,6 @@ def search_in_terminal(
         deadline: ends the search in time; None without a limit.
         measures_throughput: True to also time steps at smaller sizes once the answer is known.
         recall: finds the answer of an earlier search.
-
-    Returns:
-        The exit status.
 
     Raises:
         TimeLimitError: no size was confirmed in time.

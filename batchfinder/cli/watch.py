@@ -26,14 +26,7 @@ _CLEAR = "\r\x1b[K"
 def watch_training(
     command_line: Sequence[str], *, pid: int | None, every: float, as_json: bool
 ) -> int:
-    """Run the command; see ``batchfinder watch --help`` for the options.
-
-    Returns:
-        The exit status of the command, or 0.
-
-    Raises:
-        UsageError: there is no such process or command.
-    """
+    """Run ``batchfinder watch`` and return the exit status, that of the command if there is one."""
     if (pid is None) == (not command_line):
         raise UsageError(
             "watch a process or a command. Try --pid 1234, or batchfinder watch -- python train.py"

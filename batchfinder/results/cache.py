@@ -131,10 +131,7 @@ class AnswerCache:
             connection.execute("COMMIT")
 
     def clear(self) -> int:
-        """Remove all answers, and a file that is damaged.
-
-        Returns:
-            The number of answers that there were.
+        """Remove all answers, and a file that is damaged. Return how many there were.
 
         Raises:
             CacheError: the file cannot be written.

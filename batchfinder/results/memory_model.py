@@ -140,16 +140,13 @@ def _rounded(line: PhaseModel | MemoryModel) -> dict[str, float]:
 
 
 def fit(readings: Iterable[tuple[int, Mapping[Phase, float]]]) -> MemoryModel | None:
-    """Fit one line per phase to the peaks read at several batch sizes.
+    """Fit one line per phase to the peaks read at several batch sizes; None for fewer than two.
 
     Readings are weighted by their batch size: at small sizes, the allocator's rounding and the
     model states hide the slope.
 
     Args:
         readings: pairs of a batch size and the peak of each phase, in bytes.
-
-    Returns:
-        The model, or None for fewer than two batch sizes.
     """
     points: dict[Phase, dict[int, float]] = {}
     for batch_size, peaks in readings:

@@ -43,9 +43,6 @@ def load_target(
         arguments: keyword arguments, as read by ``parse_arguments``.
         use_build_sample: False if the user gave another sample.
 
-    Returns:
-        The setup; without a sample if there is none.
-
     Raises:
         UsageError: there is no such file, module or function, or the arguments do not fit it.
         TargetError: the function returned something other than a model, ``(model, sample)``, a

@@ -34,9 +34,6 @@ def map_leaves(
         path: the path of the tree itself.
         is_leaf: returns True for containers that count as leaves.
 
-    Returns:
-        The new tree.
-
     Example:
         >>> map_leaves(lambda path, leaf: f"{path}={leaf}", {"a": 1, "b": (2, 3)})
         {'a': "['a']=1", 'b': ("['b'][0]=2", "['b'][1]=3")}

@@ -69,14 +69,7 @@ def estimate_batch_size(
     report: str | None,
     **shared: Any,
 ) -> int:
-    """Run the command; see ``batchfinder estimate --help`` for the options.
-
-    Returns:
-        The exit status: 0, or 3 if nothing fits on any of the GPUs.
-
-    Raises:
-        BatchFinderError: the estimate cannot be made.
-    """
+    """Run ``batchfinder estimate`` and return the exit status."""
     request = request_of(target, shared, one_length=False)
     largest = _cluster(strategy, world_size)
     check_report(report)

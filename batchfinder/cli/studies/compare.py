@@ -40,14 +40,7 @@ def compare(
     report: str | None,
     **shared: Any,
 ) -> int:
-    """Run the command; see ``batchfinder compare --help`` for the options.
-
-    Returns:
-        The exit status: 0, or 3 if nothing fits by any strategy.
-
-    Raises:
-        BatchFinderError: the comparison cannot be made.
-    """
+    """Run ``batchfinder compare`` and return the exit status."""
     if not (gpu_names or memory or measure):
         raise UsageError("no device is given. Try --gpu rtx3090, --memory 24GiB, or --measure.")
     if explain and not (gpu_names or memory):

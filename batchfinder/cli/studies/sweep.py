@@ -34,14 +34,7 @@ def sweep(
     report: str | None,
     **shared: Any,
 ) -> int:
-    """Run the command; see ``batchfinder sweep --help`` for the options.
-
-    Returns:
-        The exit status: 0, or 3 if nothing fits at any value.
-
-    Raises:
-        BatchFinderError: the sweep cannot be made.
-    """
+    """Run ``batchfinder sweep`` and return the exit status."""
     request = request_of(target, shared, one_length=False)
     seq = [f"seq={','.join(map(str, request.lengths))}"] if request.lengths else []
     over = parse_swept([*swept, *seq])

@@ -91,9 +91,6 @@ def call_training_step(model: nn.Module, batch: Any, method: str = "training_ste
         batch: a batch as the DataLoader yields it.
         method: the name of the method, if it is another one with the same arguments.
 
-    Returns:
-        The result of the method.
-
     Raises:
         StepError: the module is compiled, or asks for its Trainer.
     """

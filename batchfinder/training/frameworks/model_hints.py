@@ -13,14 +13,11 @@ from batchfinder.training.input_spec import parse_input_spec
 
 
 def sample_from_model(model: nn.Module) -> Any:
-    """Make a small batch from the example input that a model carries.
+    """Make a small batch from the example input that a model carries; None if it carries none.
 
     The function reads, in this order, ``example_input_array`` (Lightning), ``dummy_inputs``
     (Transformers; with labels if the model computes a loss from them), and ``pretrained_cfg`` or
     ``default_cfg`` (timm; images and class labels). It imports none of these libraries.
-
-    Returns:
-        The batch, or None if the model carries no example input.
 
     Example:
         >>> model = nn.Linear(4, 2)
