@@ -110,6 +110,14 @@ def test_a_script_without_the_function_does_not_run(
     assert not Path("trained").exists()
 
 
+def test_a_loader_whose_process_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data.py").write_text("import os\n\ndef load():\n    os.kill(os.getpid(), 9)\n")
+    done = find(GOOD, "--loader", "data.py:load", "--throughput")
+    assert "was killed, most likely for lack of host memory. Try fewer" in error_of(done)
+    assert done.exit_code == 1
+
+
 def test_a_script_that_python_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("def build(:\n")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, set_start_method
 from typing import Any, TypeVar
 
+from batchfinder.errors import WorkerError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.results.noise_scale import NoiseScale
@@ -35,7 +37,13 @@ def loader_rate(source: SetupSource) -> float:
 
 def _in_new_process(function: Callable[..., T], *given: Any) -> T:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
-        return processes.submit(_as_user_code, function, *given).result()
+        try:
+            return processes.submit(_as_user_code, function, *given).result()
+        except BrokenProcessPool:
+            raise WorkerError(
+                "the process that measures the loader's data was killed, most likely for lack of "
+                "host memory. Try fewer loader workers."
+            ) from None
 
 
 # The rest runs in the new process, which alone imports torch.

@@ -1,5 +1,7 @@
 """The memory that CUDA's attention kernels use while they run, besides their outputs.
 
+Queries and keys are ``(batch, heads, length, head size)``.
+
 Sources: ``aten/src/ATen/native/transformers/cuda/attention_backward.cu`` and
 ``.../cuda/flash_attn/flash_api.cpp`` of PyTorch. The tile sizes of the memory-efficient kernel
 were derived from the requests to PyTorch's own allocator. The requests cover every generation of
@@ -27,10 +29,6 @@ def flash_backward_bytes(query: Tensor, key: Tensor) -> list[int]:
 
     They are the gradient's row sums and the query's fp32 gradient. If several heads share a key,
     the gradients of keys and values exist for each head too, before they are added up.
-
-    Args:
-        query: the queries, ``(batch, heads, length, head size)``.
-        key: the keys, with the same order of dimensions.
     """
     batch, heads, length, head_size = query.shape
     rows = batch * heads * round_up(length, 128)
@@ -77,13 +75,7 @@ class EfficientBackward(NamedTuple):
 def efficient_backward(
     query: Tensor, key: Tensor, capability: ComputeCapability
 ) -> EfficientBackward:
-    """Return the memory that the backward pass of the memory-efficient kernel uses.
-
-    Args:
-        query: the queries, ``(batch, heads, length, head size)``.
-        key: the keys, with the same order of dimensions.
-        capability: the compute capability of the target GPU.
-    """
+    """Return the memory that the backward pass of the memory-efficient kernel uses."""
     length, head_size = query.shape[2:]
     half = query.element_size() < _FLOAT_BYTES
     rows, columns = 64, 64
