@@ -26,6 +26,9 @@ from batchfinder.cli.options import (
     SEARCH_OPTIONS,
     SHARED_OPTIONS,
     chart_option,
+    flag,
+    number,
+    seconds,
     with_options,
 )
 from batchfinder.cli.studies.commands import compare, sweep
@@ -59,32 +62,24 @@ def cli() -> None:
     type=click.Choice(["ddp", "fsdp"]),
     help="Train on all ranks of a job that torchrun started.",
 )
-@click.option("--throughput", is_flag=True, help="Also find the smallest size that is as fast.")
-@click.option("--compile", "compiled", is_flag=True, help="Train through torch.compile.")
-@click.option(
+@flag("--throughput", help="Also find the smallest size that is as fast.")
+@flag("--compile", "compiled", help="Train through torch.compile.")
+@number(
     "--confirm-steps",
-    type=int,
-    metavar="N",
     default=3,
     show_default=True,
     help="Confirm the answer by at least this many full steps; at least 6 on the CPU.",
 )
-@click.option(
+@seconds(
     "--probe-timeout",
-    type=float,
-    metavar="S",
     help="Give up on a probe after this many seconds. [default: from the steps seen]",
 )
-@click.option(
-    "--start-from-estimate",
-    is_flag=True,
-    help="Start from what `estimate` expects of this GPU.",
-)
+@flag("--start-from-estimate", help="Start from what `estimate` expects of this GPU.")
 @with_options(
     *PLAN_OPTIONS, *LANGUAGE_MODEL_OPTIONS, *SEARCH_OPTIONS, *OUTPUT_OPTIONS, chart_option
 )
-@click.option("-q", "--quiet", is_flag=True, help="Print only the answer.")
-@click.option("-v", "--verbose", is_flag=True, help="Show more, and what the target prints.")
+@flag("-q", "--quiet", help="Print only the answer.")
+@flag("-v", "--verbose", help="Show more, and what the target prints.")
 @click.pass_obj
 def find(make_prober: Any, /, **options: Any) -> None:
     """Find the largest batch size that really trains, by real training steps.
@@ -140,26 +135,20 @@ def run_script(**options: Any) -> None:
     help="Memory outside PyTorch's allocator. [default: the GPU's]",
 )
 @with_options(*SHARED_OPTIONS, *LANGUAGE_MODEL_OPTIONS)
-@click.option(
-    "--expandable-segments",
-    is_flag=True,
-    help="Simulate PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
-)
+@flag("--expandable-segments", help="Simulate PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.")
 @click.option(
     "--strategy",
     type=click.Choice(["ddp", "fsdp", "zero1", "zero2"]),
     help="Simulate one rank of a job; needs --world-size.",
 )
-@click.option(
-    "--world-size", type=int, metavar="N", help="Ranks of the job; also shows 1, 2, 4 ... ranks."
-)
+@number("--world-size", help="Ranks of the job; also shows 1, 2, 4 ... ranks.")
 @click.option(
     "--calibrate",
     metavar="JSON",
     help="Learn from a result of `find --json` on your GPU with the same target and options.",
 )
-@click.option("--forget-calibration", is_flag=True, help="Remove what --calibrate learned.")
-@click.option("--explain", is_flag=True, help="Show what uses the memory, and where.")
+@flag("--forget-calibration", help="Remove what --calibrate learned.")
+@flag("--explain", help="Show what uses the memory, and where.")
 @with_options(*OUTPUT_OPTIONS)
 def estimate(**options: Any) -> None:
     """Estimate the largest batch size on GPUs you do not have; no GPU is needed.
@@ -195,15 +184,8 @@ def report(**options: Any) -> None:
 @cli.command(short_help="Show the memory of a training while it runs.")
 @click.argument("command_line", metavar="[COMMAND]...", nargs=-1, type=click.UNPROCESSED)
 @click.option("--pid", type=int, metavar="P", help="Watch this process and its children.")
-@click.option(
-    "--every",
-    type=float,
-    metavar="S",
-    default=1.0,
-    show_default=True,
-    help="Seconds between lines.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line on stdout.")
+@seconds("--every", default=1.0, show_default=True, help="Seconds between lines.")
+@flag("--json", "as_json", help="Print one JSON object a line on stdout.")
 def watch(**options: Any) -> None:
     """Show the memory of one training: GPUs (through NVML) and host, by it and by others.
 
@@ -213,7 +195,7 @@ def watch(**options: Any) -> None:
 
 
 @cli.command(short_help="List the GPUs that can be simulated.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON array on stdout.")
+@flag("--json", "as_json", help="Print one JSON array on stdout.")
 def gpus(**options: Any) -> None:
     """List the GPUs that `estimate` knows, with the sources of their facts.
 

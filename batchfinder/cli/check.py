@@ -15,7 +15,9 @@ from batchfinder.cli.options import (
     STEP_OPTIONS,
     TARGET_OPTIONS,
     accumulate_option,
+    flag,
     headroom_option,
+    number,
     with_options,
 )
 from batchfinder.errors import UsageError
@@ -204,7 +206,7 @@ def _estimated(request: Request, batch_size: int, gpu: str, most: int | None) ->
 
 
 CHECK_OPTIONS = (
-    click.option("--batch-size", type=int, metavar="N", required=True, help="Try this size."),
+    number("--batch-size", required=True, help="Try this size."),
     click.option("--gpu", metavar="NAME", help="Estimate it for this GPU, as a10g."),
     click.option("--device", metavar="D", help="cuda:0, cpu ... [default: an accelerator]"),
     click.option("--memory-limit", metavar="SIZE", help="Use no more memory than this."),
@@ -215,12 +217,12 @@ CHECK_OPTIONS = (
     *MODE_OPTIONS,
     accumulate_option,
     *LANGUAGE_MODEL_OPTIONS,
-    click.option("--compile", "compiled", is_flag=True, help="Train through torch.compile."),
+    flag("--compile", "compiled", help="Train through torch.compile."),
     click.option(
         "--env", "settings", metavar="NAME=VALUE", multiple=True, help="Set it for COMMAND."
     ),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout."),
-    click.option("-v", "--verbose", is_flag=True, help="Show what the code prints."),
+    flag("--json", "as_json", help="Print one JSON object on stdout."),
+    flag("-v", "--verbose", help="Show what the code prints."),
 )
 
 

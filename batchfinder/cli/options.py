@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 import click
 
 Option: TypeAlias = Callable[[Callable[..., None]], Callable[..., None]]
 """What ``click.option()`` returns: it adds the option to a command."""
+
+
+number = partial(click.option, type=int, metavar="N")
+seconds = partial(click.option, type=float, metavar="S")
+flag = partial(click.option, is_flag=True)
 
 
 def with_options(*options: Option) -> Option:
@@ -88,41 +94,16 @@ MODE_OPTIONS = (
         show_default=True,
         help="Run forward passes only: beside a training's states (eval), or without (inference).",
     ),
-    click.option(
-        "--eval-batch-size",
-        type=int,
-        metavar="N",
-        help="Also validate after every step, with batches of N examples.",
-    ),
+    number("--eval-batch-size", help="Also validate after every step, with batches of N examples."),
 )
-accumulate_option = click.option(
+accumulate_option = flag(
     "--accumulate",
-    is_flag=True,
     help="Measure with gradient accumulation: gradients stay alive in the next forward pass.",
 )
 SIZE_OPTIONS = (
-    click.option(
-        "--min-batch-size",
-        type=int,
-        metavar="N",
-        default=1,
-        show_default=True,
-        help="Try no smaller size.",
-    ),
-    click.option(
-        "--max-batch-size",
-        type=int,
-        metavar="N",
-        help="Try no larger size, for example the size of the data set.",
-    ),
-    click.option(
-        "--multiple-of",
-        type=int,
-        metavar="N",
-        default=1,
-        show_default=True,
-        help="Try only multiples of this.",
-    ),
+    number("--min-batch-size", default=1, show_default=True, help="Try no smaller size."),
+    number("--max-batch-size", help="Try no larger size, for example the size of the data set."),
+    number("--multiple-of", default=1, show_default=True, help="Try only multiples of this."),
 )
 STUDY_OPTIONS = (
     *TARGET_OPTIONS,
@@ -137,38 +118,26 @@ SHARED_OPTIONS = (*STUDY_OPTIONS, *MODE_OPTIONS)
 """The options of both `find` and `estimate`: the training step, and the sizes allowed."""
 
 SEARCH_OPTIONS = (
-    click.option(
-        "--time-limit",
-        type=float,
-        metavar="S",
-        help="End within S seconds, with the largest size confirmed by then.",
-    ),
-    click.option(
-        "--no-cache",
-        is_flag=True,
-        help="Neither use the answer of an earlier search nor remember this one.",
-    ),
+    seconds("--time-limit", help="End within S seconds, with the largest size confirmed by then."),
+    flag("--no-cache", help="Neither use the answer of an earlier search nor remember this one."),
 )
 """The time limit of a search, and whether its answer is remembered."""
 
 
 PLAN_OPTIONS = (
-    click.option(
+    number(
         "--global-batch-size",
-        type=int,
-        metavar="N",
         help="Also show how to reach this size by gradient accumulation. Add --accumulate.",
     ),
-    click.option(
+    flag(
         "--noise-scale",
-        is_flag=True,
         help="Also measure beyond how many examples larger batches stop helping; needs --loader.",
     ),
 )
 """The plan for an optimizer step."""
 
 OUTPUT_OPTIONS = (
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout."),
+    flag("--json", "as_json", help="Print one JSON object on stdout."),
     click.option("--report", metavar="FILE.html", help="Also write a page with pictures."),
 )
 
@@ -186,20 +155,18 @@ LANGUAGE_MODEL_OPTIONS = (
         "[default: 2048]",
     ),
     click.option("--lora", type=int, metavar="RANK", help="hf: train adapters of this rank."),
-    click.option("--4bit", "four_bit", is_flag=True, help="hf: quantize the weights (nf4)."),
+    flag("--4bit", "four_bit", help="hf: quantize the weights (nf4)."),
     click.option(
         "--method",
         type=click.Choice(METHODS),
         help="hf: train all weights, LoRA, LoRA on 4-bit weights, or DPO.",
     ),
-    click.option(
-        "--checkpointing", is_flag=True, help="hf: recompute activations in the backward."
-    ),
+    flag("--checkpointing", help="hf: recompute activations in the backward."),
     click.option("--attention", type=click.Choice(ATTENTION), help="hf: [default: sdpa]"),
 )
 """The options for a language model named by its configuration (``hf:``)."""
 
-chart_option = click.option("--chart", is_flag=True, help="Also draw memory against batch size.")
+chart_option = flag("--chart", help="Also draw memory against batch size.")
 
 
 RUN_OPTIONS = (
@@ -209,10 +176,8 @@ RUN_OPTIONS = (
     click.option("--memory-limit", metavar="SIZE", help="Use no more than this, such as 24GiB."),
     headroom_option,
     *SIZE_OPTIONS,
-    click.option(
+    number(
         "--global-batch-size",
-        type=int,
-        metavar="N",
         help="Replace {accumulation} so that its product with {batch_size} is N.",
     ),
     click.option(
@@ -244,15 +209,13 @@ RUN_OPTIONS = (
         show_default=True,
         help="Count forward passes without gradients as steps (eval, inference).",
     ),
-    click.option(
+    seconds(
         "--timeout",
-        type=float,
-        metavar="S",
         help="Seconds without a step after which a launch counts as hung. [default: by the first]",
     ),
     *SEARCH_OPTIONS,
     *OUTPUT_OPTIONS,
     chart_option,
-    click.option("-q", "--quiet", is_flag=True, help="Print only the answer."),
-    click.option("-v", "--verbose", is_flag=True, help="Show more, and what the script prints."),
+    flag("-q", "--quiet", help="Print only the answer."),
+    flag("-v", "--verbose", help="Show more, and what the script prints."),
 )

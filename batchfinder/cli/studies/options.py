@@ -9,6 +9,8 @@ from batchfinder.cli.options import (
     LANGUAGE_MODEL_OPTIONS,
     OUTPUT_OPTIONS,
     STUDY_OPTIONS,
+    flag,
+    number,
 )
 
 GPU_OPTIONS = (
@@ -19,9 +21,7 @@ GPU_OPTIONS = (
 )
 COMPARE_OPTIONS = (
     *GPU_OPTIONS,
-    click.option(
-        "--measure", is_flag=True, help="Run each strategy on this machine, as `find` does."
-    ),
+    flag("--measure", help="Run each strategy on this machine, as `find` does."),
     click.option(
         "--strategy",
         "strategies",
@@ -33,20 +33,12 @@ COMPARE_OPTIONS = (
     *DEVICE_OPTIONS,
     *STUDY_OPTIONS,
     *LANGUAGE_MODEL_OPTIONS,
-    click.option(
-        "--world-size",
-        type=int,
-        metavar="N",
-        default=1,
-        help="Also compare ddp and fsdp on N ranks.",
-    ),
-    click.option(
+    number("--world-size", default=1, help="Also compare ddp and fsdp on N ranks."),
+    number(
         "--global-batch-size",
-        type=int,
-        metavar="N",
         help="Show how each strategy reaches this size, and which is the fastest at it.",
     ),
-    click.option("--explain", is_flag=True, help="Fill in the memory equation, side by side."),
+    flag("--explain", help="Fill in the memory equation, side by side."),
     *OUTPUT_OPTIONS,
 )
 
