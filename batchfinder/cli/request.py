@@ -53,11 +53,12 @@ def request_of(target: str, given: Mapping[str, Any], *, one_length: bool = True
     """
     bounds = (given["min_batch_size"], given["max_batch_size"], given["multiple_of"])
     smallest, _ = check_bounds(*bounds)
-    lengths: list[int] = []
-    if one_length:
-        chosen, precision = of_one_length(target, given["precision"], given)
-    else:
-        chosen, lengths, precision = of_language_model(target, given["precision"], given)
+    chosen, lengths, precision = _of_language_model(target, given)
+    if one_length and len(lengths) > 1:
+        listed = ",".join(map(str, lengths))
+        raise UsageError(f"--seq is one length here. Try batchfinder sweep {target} --seq {listed}")
+    if one_length and lengths:
+        chosen["seq"] = lengths.pop()
     limit = given.get("memory_limit")
     options = ProbeOptions(
         memory_limit=None if limit is None else parse_bytes(limit),
@@ -71,22 +72,13 @@ def request_of(target: str, given: Mapping[str, Any], *, one_length: bool = True
     return Request(source, options, bounds, lengths)
 
 
-def of_language_model(
-    target: str, precision: str, options: Mapping[str, Any]
+def _of_language_model(
+    target: str, options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[int], str]:
-    """Return what the options say of a language model.
+    """Return the arguments of a language model, its lengths, and the precision of the steps.
 
-    Args:
-        target: the target of the command. The options are for ``hf:`` only.
-        precision: the value of --precision. A language model takes it as an argument, if given.
-        options: the values of :data:`.LANGUAGE_MODEL_OPTIONS`.
-
-    Returns:
-        The arguments of the target, the lengths, and the precision of the steps. The step of a
-        language model has its own autocast, so its precision is ``"fp32"``.
-
-    Raises:
-        UsageError: an option is given for another target, or a length is no number.
+    A language model takes --precision as an argument, if given. Its step has its own autocast, so
+    the precision of the steps is ``"fp32"``.
     """
     given: dict[str, Any] = {
         "lora": options["lora"],
@@ -99,29 +91,14 @@ def of_language_model(
     sizes = [_length(text) for listed in options["lengths"] for text in listed.split(",")]
     if is_language_model(target):
         if _is_given("precision"):
-            given["precision"] = precision
+            given["precision"] = options["precision"]
         return given, [*dict.fromkeys(sizes)], "fp32"
     if given or sizes:
         raise UsageError(
             "--seq, --lora, --4bit, --method, --checkpointing and --attention are for a model "
             "named by its configuration. Try hf:meta-llama/Llama-3.1-8B as the target."
         )
-    return {}, [], precision
-
-
-def of_one_length(
-    target: str, precision: str, options: Mapping[str, Any]
-) -> tuple[dict[str, Any], str]:
-    """Return the arguments with the length, and the precision, for a command that takes one length.
-
-    Raises:
-        UsageError: there are several lengths, or as :func:`of_language_model`.
-    """
-    arguments, lengths, precision = of_language_model(target, precision, options)
-    if len(lengths) > 1:
-        listed = ",".join(map(str, lengths))
-        raise UsageError(f"--seq is one length here. Try batchfinder sweep {target} --seq {listed}")
-    return arguments | ({"seq": lengths[0]} if lengths else {}), precision
+    return {}, [], options["precision"]
 
 
 def _is_given(option: str) -> bool:
