@@ -43,16 +43,13 @@ def align(*traces: Trace) -> GeneralTrace:
                 f"the steps at batch sizes {first.batch_size} and {other.batch_size} part"
                 f"{_place(other, _parting(first.events, other.events))}"
             )
-    large, batch_sizes = traces[1], [trace.batch_size for trace in traces]
-    curves = []
-    ruled = {}
-    for index, storage in enumerate(large.storages):
-        curves.append(_curve(traces, index, [_point(trace, index) for trace in traces]))
-        if storage.rule:
-            numbers = zip(*(trace.storages[index].amounts for trace in traces), strict=True)
-            points = [list(zip(batch_sizes, amounts, strict=True)) for amounts in numbers]
-            ruled[index] = tuple(_curve(traces, index, of_one) for of_one in points)
-    return GeneralTrace(large, curves, ruled)
+    batch_sizes = [trace.batch_size for trace in traces]
+    each = []
+    for index in range(len(traces[1].storages)):
+        numbers = zip(*(trace.storages[index].amounts for trace in traces), strict=True)
+        points = (list(zip(batch_sizes, amounts, strict=True)) for amounts in numbers)
+        each.append(tuple(_curve(traces, index, of_one) for of_one in points))
+    return GeneralTrace.of(traces[1], each)
 
 
 def _curve(traces: Sequence[Trace], index: int, points: Sequence[tuple[int, int]]) -> Curve:
@@ -121,8 +118,7 @@ def alike(trace: GeneralTrace, other: Trace) -> GeneralTrace:
     for origin, indices in places.items():
         if len(distinct[origin]) > 1 and len(indices) % len(known[origin]):
             raise NotGeneralError(f"the steps differ{_place(other, indices[0])}")
-    ruled = {index: curves for index, curves in enumerate(each) if other.storages[index].rule}
-    return GeneralTrace(sort_deaths(other), [curves[0] for curves in each], ruled)
+    return GeneralTrace.of(sort_deaths(other), each)
 
 
 def first_step(trace: Trace) -> Trace:

@@ -133,6 +133,12 @@ class GeneralTrace:
     curves: Sequence[Curve]
     ruled: Mapping[int, tuple[Curve, ...]] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, example: Trace, amounts: Sequence[tuple[Curve, ...]]) -> GeneralTrace:
+        """Return a trace from the curves of each storage's amounts."""
+        ruled = {i: curves for i, curves in enumerate(amounts) if example.storages[i].rule}
+        return cls(example, [curves[0] for curves in amounts], ruled)
+
     @property
     def events(self) -> list[int]:
         """The births and deaths. They are the same at every size, as in :class:`Trace`."""

@@ -112,9 +112,7 @@ class StepTraces:
         if self._general is not None:
             return self._general
         trace = self._at(batch_size, STEPS)
-        each = [tuple(map(Curve, storage.amounts)) for storage in trace.storages]
-        ruled = {i: curves for i, curves in enumerate(each) if trace.storages[i].rule}
-        return GeneralTrace(trace, [curves[0] for curves in each], ruled)
+        return GeneralTrace.of(trace, [tuple(map(Curve, s.amounts)) for s in trace.storages])
 
     def hold_at(self, batch_size: int) -> bool:
         """Check the trace at a large size; return False if every size now needs its own trace."""
