@@ -15,10 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from batchfinder.errors import StepError
-from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.setup import DTYPES, TrainingSetup
 
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-_LOWER_PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def is_wrapped(model: nn.Module) -> bool:
@@ -96,7 +95,7 @@ def shard(
         options["reshard_after_forward"] = False
     if precision != "fp32":
         options["mp_policy"] = fsdp.MixedPrecisionPolicy(
-            param_dtype=_LOWER_PRECISIONS[precision], reduce_dtype=torch.float32
+            param_dtype=DTYPES[precision], reduce_dtype=torch.float32
         )
     for block in repeated_blocks(model):
         fsdp.fully_shard(block, **options)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -15,6 +16,9 @@ from batchfinder.training.state.reach import hooks_of
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 StepFunction: TypeAlias = Callable[[nn.Module, Any], Any]
 MakeBatch: TypeAlias = Callable[..., Any]
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""The precisions of a step, by name."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from batchfinder.training.modes.evaluation import Evaluation
 from batchfinder.training.optimizer import make_optimizer, remarks_on_optimizers
 from batchfinder.training.parallel import is_wrapped, parallelized, unwrapped
 from batchfinder.training.placement import homes_of, move_beside, move_to_device
-from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.setup import DTYPES, TrainingSetup
 from batchfinder.training.source import (
     KeptUntil,
     OldOutput,
@@ -26,8 +26,6 @@ from batchfinder.training.source import (
 )
 from batchfinder.training.state.reach import reachable
 from batchfinder.training.tree import named_tensors
-
-AUTOCAST_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class TrainingStep:
@@ -77,7 +75,7 @@ class TrainingStep:
         is_sharded: bool = False,
         eval_batch_size: int | None = None,
     ) -> None:
-        if precision not in AUTOCAST_DTYPES:
+        if precision not in DTYPES:
             raise UsageError(f"precision is fp32, bf16 or fp16, not {precision!r}")
         # Sharding moves the model to the device itself, block by block, and casts by itself.
         is_sharded_here = strategy == "fsdp" and not is_wrapped(setup.model)
@@ -107,7 +105,8 @@ class TrainingStep:
             "sharding": is_sharded or is_sharded_here,
         }
         self._added = [option for option, is_asked in asked.items() if is_asked]
-        self._autocast_dtype = None if is_sharded_here else AUTOCAST_DTYPES[precision]
+        is_plain = is_sharded_here or precision == "fp32"
+        self._autocast_dtype = None if is_plain else DTYPES[precision]
         # A scale of 1 keeps the first step from overflowing. An overflow would skip it, and the
         # optimizer would have no states. The scale changes no tensor's size.
         self._scaler = (

@@ -27,12 +27,11 @@ from batchfinder.training.frameworks.quantization import (
     quantize_weights,
 )
 from batchfinder.training.frameworks.transformers_trainer import in_precision
-from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.setup import DTYPES, TrainingSetup
 from batchfinder.training.source import KeptUntil, StepSource
 from batchfinder.training.user_module import PREFIX
 
 METHODS = ("full", "lora", "qlora", "dpo")
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DEFAULT_RANK = 16  # of adapters, if they are needed and no rank is given
 
 
@@ -101,7 +100,7 @@ def language_model(
     rank = lora or (DEFAULT_RANK if method in ("lora", "qlora") or quantize else 0)
     if method == "full" and (lora or quantize):
         raise UsageError("--method full trains all weights. Try it without --lora and --4bit.")
-    dtype = torch.float32 if precision == "fp16" and not rank else _DTYPES[precision]
+    dtype = torch.float32 if precision == "fp16" and not rank else DTYPES[precision]
     model, task = built(config, dtype, attention)
     if is_dpo and task != "CausalLM":
         raise UsageError(
@@ -119,7 +118,7 @@ def language_model(
         _checkpoint(model)
     model.train()
     reference = copy.deepcopy(model).requires_grad_(False).eval() if is_dpo and not rank else None
-    lower = _DTYPES[precision] if autocast and precision != "fp32" else None
+    lower = precision if autocast and precision != "fp32" else None
     if is_dpo:
         step: StepSource = PreferenceStep(lower, reference)
         ids = batch["input_ids"]
@@ -135,19 +134,18 @@ class LanguageModelStep(StepSource):
     """``step(model, batch) -> loss`` as ``Trainer.training_step`` makes it.
 
     Args:
-        lower: the dtype of autocast in the forward pass, with outputs in fp32; None: no autocast.
+        precision: that of autocast in the forward pass, with outputs in fp32; None: no autocast.
     """
 
     name = "the language model"
     kept_until = KeptUntil.BACKWARD
 
-    def __init__(self, lower: torch.dtype | None) -> None:
-        self._lower = lower
-        self.precision = next((name for name, each in _DTYPES.items() if each is lower), None)
+    def __init__(self, precision: str | None) -> None:
+        self.precision = precision
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the loss that the model computes."""
-        with in_precision(model, self._lower):
+        with in_precision(model, self.precision):
             loss: Tensor = model(**batch).loss
         return loss
 
@@ -156,14 +154,14 @@ class PreferenceStep(LanguageModelStep):
     """Direct preference optimization, as TRL's DPOTrainer computes it from all logits.
 
     Args:
-        lower: the dtype of autocast; None: no autocast.
+        precision: that of autocast; None: no autocast.
         reference: the frozen model; None: the model without its adapters.
     """
 
     name = "the DPO loss"
 
-    def __init__(self, lower: torch.dtype | None, reference: nn.Module | None) -> None:
-        super().__init__(lower)
+    def __init__(self, precision: str | None, reference: nn.Module | None) -> None:
+        super().__init__(precision)
         self._reference = reference
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
@@ -179,7 +177,7 @@ class PreferenceStep(LanguageModelStep):
         return loss
 
     def _log_probabilities(self, model: nn.Module, ids: Tensor) -> Tensor:
-        with in_precision(model, self._lower):
+        with in_precision(model, self.precision):
             logits = model(input_ids=ids, use_cache=False).logits
         logits, next_ids = logits[:, :-1], ids[:, 1:]
         chosen = logits.gather(-1, next_ids.unsqueeze(-1)).squeeze(-1)
@@ -191,7 +189,7 @@ class PreferenceStep(LanguageModelStep):
 def _check(method: str, precision: str, attention: str, quantize: str, prepare: str) -> None:
     for option, value, known in (
         ("method", method, ("", *METHODS)),
-        ("precision", precision, _DTYPES),
+        ("precision", precision, DTYPES),
         ("attention", attention, ATTENTION),
         ("quantize", quantize, ("", "4bit", "8bit")),
         ("prepare", prepare, PREPARED),

@@ -27,7 +27,7 @@ from batchfinder.training.frameworks.methods import methods_replaced
 from batchfinder.training.frameworks.trainer_evaluation import GatheredEvaluation
 from batchfinder.training.loss import call_model
 from batchfinder.training.parallel import unwrapped
-from batchfinder.training.setup import Trainer
+from batchfinder.training.setup import DTYPES, Trainer
 from batchfinder.training.source import KeptUntil, StepSource
 from batchfinder.training.tree import named_tensors
 
@@ -86,9 +86,7 @@ class TrainerStep(StepSource):
             for name, value in vars(self._trainer).items()
             if isinstance(value, nn.Module | Tensor) and name not in ("model", "model_wrapped")
         }
-        lower = _lower_precision(trainer)
-        names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-        self.precision = None if lower is None else names[lower]
+        self.precision = _lower_precision(trainer)
         micro_batches = getattr(trainer.args, "gradient_accumulation_steps", 1)
         self.accumulates = micro_batches > 1
         self.batches_ahead = micro_batches if hasattr(trainer, "get_batch_samples") else None
@@ -109,7 +107,7 @@ class TrainerStep(StepSource):
         items = _items_in(acting, batch)
         if hasattr(acting, "_prepare_inputs"):
             batch = acting._prepare_inputs(batch)
-        with in_precision(module, _lower_precision(self._trainer)):
+        with in_precision(module, self.precision):
             loss: Tensor = acting.compute_loss(model, batch, **items)
         return loss
 
@@ -123,7 +121,7 @@ class TrainerStep(StepSource):
             return call_model(model, batch)
         only_loss = not acting.compute_metrics or acting.args.prediction_loss_only
         gathered = self._evaluation or GatheredEvaluation()
-        with gathered.before_last_batch(), in_precision(acting.model, _lower_precision(acting)):
+        with gathered.before_last_batch(), in_precision(acting.model, self.precision):
             results = acting.prediction_step(model, batch, only_loss)
             if not only_loss:
                 results = gathered.with_last_batch(acting, *results)
@@ -254,28 +252,27 @@ def _save_activations(module: Any, args: Any) -> None:
         )
 
 
-def _lower_precision(trainer: Any) -> torch.dtype | None:
-    """Return the dtype of autocast, from the arguments or from ``accelerate launch``; or None."""
-    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
-        if getattr(trainer.args, name, False):
-            return dtype
-        accelerator: Any = getattr(trainer, "accelerator", None)
-        if getattr(accelerator, "native_amp", False) and accelerator.mixed_precision == name:
-            return dtype
+def _lower_precision(trainer: Any) -> str | None:
+    """Return the precision of autocast, by the arguments or ``accelerate launch``; or None."""
+    accelerator: Any = getattr(trainer, "accelerator", None)
+    for name in ("bf16", "fp16"):
+        is_set = getattr(accelerator, "native_amp", False) and accelerator.mixed_precision == name
+        if is_set or getattr(trainer.args, name, False):
+            return name
     return None
 
 
 def in_precision(
-    module: nn.Module, dtype: torch.dtype | None
+    module: nn.Module, precision: str | None
 ) -> contextlib.AbstractContextManager[Any]:
-    """Run only a model's forward pass in lower precision, and convert its outputs to fp32."""
-    if dtype is None:
+    """Run only a model's forward pass under autocast, and convert its outputs to fp32."""
+    if precision is None:
         return contextlib.nullcontext()
     forward = module.forward
     device = next(module.parameters()).device.type
 
     def in_autocast(*arguments: Any, **options: Any) -> Any:
-        with torch.autocast(device, dtype=dtype):
+        with torch.autocast(device, dtype=DTYPES[precision]):
             output = forward(*arguments, **options)
         return _in_fp32(output)
 
