@@ -58,7 +58,7 @@ def clear_answers() -> int:
     """Remove all answers; return the exit status."""
     cache = _cache()
     count = cache.clear()
-    click.echo(f"Removed {count} answer{'' if count == 1 else 's'} from {cache.path}")
+    click.echo(f"Removed {count} answer{'s' * (count != 1)} from {cache.path}")
     return 0
 
 

@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 LOOK_SECONDS = 0.02  # between two looks at the command
 
 # How long to wait for processes to end, in seconds. A device driver may hold one in the kernel.

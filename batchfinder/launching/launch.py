@@ -24,7 +24,7 @@ from batchfinder.probing.workers.process import NO_RESERVES
 HOOK = Path(__file__).parent / "hook"
 RECORDER = Path(__file__).parents[1] / "probing" / "recording.py"  # its import would need torch
 GUARDIAN = Path(__file__).parent / "guardian.py"
-LOOK_SECONDS = 0.02
+LOOK_SECONDS = 0.02  # between two looks at the reports
 # Lines of output that are kept, and bytes of each: enough for a traceback, but bounded.
 KEPT_LINES, KEPT_LINE_LENGTH = 60, 2000
 # Experiment trackers must not record launches: they are not training runs.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.units import format_bytes
 
-_ROWS = 12
-_LABEL = 10
-_LEAST_WIDTH, _MOST_WIDTH = 20, 80
+_ROWS = 12  # of the picture: half a usual terminal
+_LABEL = 10  # columns, as for "1023.9 MiB"
+_LEAST_WIDTH, _MOST_WIDTH = 20, 80  # columns
 
 
 def memory_lines(result: BatchSizeResult, width: int, *, has_blocks: bool = True) -> list[str]:

@@ -13,8 +13,8 @@ from batchfinder.probing.devices.allocator.rounding import MIN_BLOCK_BYTES, roun
 from batchfinder.simulation.gpus import Gpu
 from batchfinder.simulation.trace.trace import EMPTY_CACHE, GeneralTrace, Kind, Stage
 
-TIMELINE_POINTS = 60
-TOP_MODULES = 10
+TIMELINE_POINTS = 60  # at most, one for each column in a terminal
+TOP_MODULES = 10  # to list
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 

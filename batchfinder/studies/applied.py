@@ -23,7 +23,7 @@ from batchfinder.training.source import own_precision
 from batchfinder.training.tree import map_leaves
 
 PURE = "pure-bf16"
-MOMENTUM = 0.9
+MOMENTUM = 0.9  # the usual one; the size of SGD's states does not depend on it
 
 
 @dataclass(frozen=True)

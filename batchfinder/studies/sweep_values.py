@@ -14,7 +14,7 @@ from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.target import name_of, refuse_unknown_arguments
 from batchfinder.training.tree import named_tensors
 
-MOST_ARGUMENTS = 2
+MOST_ARGUMENTS = 2  # rows grow with the product of all values
 
 
 def combinations(over: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

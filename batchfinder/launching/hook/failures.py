@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-_LAST_LINES = 40
+_LAST_LINES = 40  # of a traceback in a report: enough for the innermost ten calls
 
 # Marks errors that were reported.
 SEEN = "_batchfinder_seen"

@@ -9,7 +9,7 @@ from html import escape
 
 from batchfinder.units import GIB, KIB, MIB, TIB
 
-WIDTH, HEIGHT = 720, 330
+WIDTH, HEIGHT = 720, 330  # pixels
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 16, 14, 46
 # Wide enough for a label of 7 characters beside the next one.
 _TICKS = 6
