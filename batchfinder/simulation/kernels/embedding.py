@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from batchfinder.simulation.gpus import NO_GPU, Gpu
-from batchfinder.simulation.trace.recorder import Recorder, copied_sizes, take
+from batchfinder.simulation.trace.recorder import copied_sizes
 from batchfinder.simulation.trace.trace import Rule
 
 _ROWS_OF_A_GROUP = 10
@@ -49,22 +49,19 @@ def group_bytes(
     return (rows // _ROWS_OF_A_GROUP + min(rows, entries)) * width * sum_bytes
 
 
-def note_embedding_backward(recorder: Recorder, args: Any, output: Tensor) -> None:
-    """Note the memory that ``aten::embedding_dense_backward`` uses."""
+def embedding_backward_sizes(args: Any, output: Tensor) -> list[int | Rule]:
+    """Return the bytes that ``aten::embedding_dense_backward`` uses."""
     gradient, indices, _, _, scales = args
-    _note(recorder, gradient, indices, output, 0 if scales else _FEW_ROWS)
+    return _sizes(gradient, indices, output, 0 if scales else _FEW_ROWS)
 
 
-def note_embedding_bag_backward(recorder: Recorder, args: Any, output: Tensor) -> None:
-    """Note the memory that ``aten::_embedding_bag_backward`` uses, unless its mode is "max"."""
+def embedding_bag_backward_sizes(args: Any, output: Tensor) -> list[int | Rule]:
+    """Return the bytes that ``aten::_embedding_bag_backward`` uses, unless its mode is "max"."""
     gradient, indices, mode, is_sparse = args[0], args[1], args[8], args[9]
-    if mode != _LARGEST and not is_sparse:
-        _note(recorder, gradient, indices, output, 0)
+    return [] if mode == _LARGEST or is_sparse else _sizes(gradient, indices, output, 0)
 
 
-def _note(
-    recorder: Recorder, gradient: Tensor, indices: Tensor, output: Tensor, at_once: int
-) -> None:
+def _sizes(gradient: Tensor, indices: Tensor, output: Tensor, at_once: int) -> list[int | Rule]:
     entries, width = output.shape
     sorting = functools.partial(_index_bytes, each=indices.element_size(), at_once=at_once)
     summing = functools.partial(
@@ -73,7 +70,7 @@ def _note(
     )  # fmt: skip
     # The sorted indices, the place that each came from, and the start of each group of equal ones.
     rows = (indices.numel(),)
-    take(recorder, [*copied_sizes([gradient]), *(Rule(rows, r) for r in (*[sorting] * 3, summing))])
+    return [*copied_sizes([gradient]), *(Rule(rows, r) for r in (*[sorting] * 3, summing))]
 
 
 def _index_bytes(rows: int, _: Gpu, *, each: int, at_once: int) -> int:
@@ -84,8 +81,8 @@ def _index_bytes(rows: int, _: Gpu, *, each: int, at_once: int) -> int:
 _SORTED_AT_ONCE, _IN_ONE_PASS = 2048, 256
 
 
-def note_index_put(recorder: Recorder, args: Any, output: Any) -> None:
-    """Note the memory of ``aten::index_put`` if it accumulates: the gradient of ``weight[ids]``.
+def index_put_sizes(args: Any, _: Any) -> list[int | Rule]:
+    """Return the bytes of ``aten::index_put`` if it accumulates: the gradient of ``weight[ids]``.
 
     It uses the indices as int64, sorted; the place that each came from; a range; and two more
     buffers for the sort. These were read from PyTorch's own allocator. Source:
@@ -94,12 +91,12 @@ def note_index_put(recorder: Recorder, args: Any, output: Any) -> None:
     table, indices = args[:2]
     given = [(at, index) for at, index in enumerate(indices) if index is not None]
     if len(args) < 4 or not args[3] or any(index.dtype is torch.bool for _, index in given):
-        return
+        return []
     entries = math.prod(table.size(at) for at, _ in given)
     shape = torch.broadcast_shapes(*(index.shape for _, index in given))  # type: ignore[no-untyped-call]
     rows = (math.prod(shape),)
     sorting = functools.partial(_sort_bytes, entries=entries)
-    take(recorder, [*[8 * rows[0]] * 4, Rule(rows, sorting), *copied_sizes(args[2:3])])
+    return [*[8 * rows[0]] * 4, Rule(rows, sorting), *copied_sizes(args[2:3])]
 
 
 def _sort_bytes(rows: int, _: Gpu, *, entries: int) -> int:

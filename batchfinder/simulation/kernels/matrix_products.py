@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload
 
 from batchfinder.simulation.gpus import Gpu
-from batchfinder.simulation.trace.recorder import Recorder, take
+from batchfinder.simulation.trace.recorder import Recorder
 from batchfinder.simulation.trace.trace import Rule
 from batchfinder.units import MIB
 
@@ -79,11 +79,12 @@ class MatrixProducts:
         return is_first
 
 
-def note_quantized(recorder: Recorder, func: OpOverload, args: Any, output: Any) -> None:
-    """Note the weight that a 4-bit product of bitsandbytes dequantizes, in the input's dtype.
+def quantized_sizes(func: OpOverload, args: Any, output: Any) -> list[int]:
+    """Return the bytes of the weight that a 4-bit product of bitsandbytes dequantizes.
 
-    Below 1536 rows, some GPUs run a kernel that does not dequantize; the weight is counted anyway.
-    With double quantization, the scales are dequantized first, and an offset is added.
+    It has the input's dtype. Below 1536 rows, some GPUs run a kernel that does not dequantize; the
+    weight is counted anyway. With double quantization, the scales are dequantized first, and an
+    offset is added.
     https://github.com/bitsandbytes-foundation/bitsandbytes/blob/main/bitsandbytes/backends/cuda/ops.py
     """
     if func._opname == "gemm_4bit":
@@ -91,6 +92,7 @@ def note_quantized(recorder: Recorder, func: OpOverload, args: Any, output: Any)
         scales = rows * columns // block * 4
         is_nested = len(args) > 7 and args[7] is not None
         nested = [scales, scales] if is_nested else []
-        take(recorder, [*nested, rows * columns * inputs.element_size()])
-    elif func._opname == "int8_scaled_mm":
-        take(recorder, [output.numel() * 4])  # the product in int32
+        return [*nested, rows * columns * inputs.element_size()]
+    if func._opname == "int8_scaled_mm":
+        return [output.numel() * 4]  # the product in int32
+    return []

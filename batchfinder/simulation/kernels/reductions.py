@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from batchfinder.simulation.gpus import Gpu
-from batchfinder.simulation.trace.recorder import Recorder, held, take
+from batchfinder.simulation.trace.recorder import held
 from batchfinder.simulation.trace.trace import Rule
 
 _LARGEST_TENSOR = 1 << 31  # bytes that a kernel with 32-bit indices can address
@@ -187,25 +187,24 @@ def _power_of_2(number: int) -> int:
     return 1 << max(0, number.bit_length() - 1)
 
 
-def _note_sum(recorder: Recorder, args: Any, output: Any) -> None:
-    """Note a sum's buffers, and the copy of its tensor if the sum computes in another type.
+def _sum_sizes(args: Any, output: Any) -> list[int | Rule]:
+    """Return a sum's buffers, and the copy of its tensor if the sum computes in another type.
 
     Source: ``make_reduction`` in ``aten/src/ATen/native/ReduceOpsUtils.h`` of PyTorch.
     """
     tensor, dtype = held(args[0]), output.dtype
     widens = tensor.element_size() == 2 and dtype is torch.float32
     if tensor.dtype == dtype or widens:
-        take(recorder, _buffers(tensor, args[1:2], tensor.element_size(), SUM))
-    else:
-        copied = tensor.numel() * dtype.itemsize
-        take(recorder, [copied, *_buffers(tensor, args[1:2], dtype.itemsize, SUM)])
+        return _buffers(tensor, args[1:2], tensor.element_size(), SUM)
+    copied = tensor.numel() * dtype.itemsize
+    return [copied, *_buffers(tensor, args[1:2], dtype.itemsize, SUM)]
 
 
-def _note(part: Part, recorder: Recorder, args: Any, output: Any, *, dims_at: int = 1) -> None:
-    """Note the buffers of a reduction that reads its tensor without a copy."""
+def _sizes(part: Part, args: Any, output: Any, *, dims_at: int = 1) -> list[int | Rule]:
+    """Return the buffers of a reduction that reads its tensor without a copy."""
     tensor = held(args[0])
     dims = args[dims_at : dims_at + 1]
-    take(recorder, _buffers(tensor, dims, tensor.element_size(), part))
+    return _buffers(tensor, dims, tensor.element_size(), part)
 
 
 def _buffers(
@@ -221,27 +220,27 @@ def _buffers(
 
 
 _aten: Any = torch.ops.aten
-REDUCTIONS: dict[Any, Callable[[Recorder, Any, Any], None]] = {
+REDUCTIONS: dict[Any, Callable[[Any, Any], Sequence[int | Rule]]] = {
     **dict.fromkeys(
         (
             _aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim,
             _aten.prod.default, _aten.prod.dim_int,
         ),
-        _note_sum,
+        _sum_sizes,
     ),
     **dict.fromkeys(
         (_aten.max.dim, _aten.min.dim, _aten.argmax.default, _aten.argmin.default),
-        partial(_note, PLACE),
+        partial(_sizes, PLACE),
     ),
     **dict.fromkeys(
         (_aten.max.default, _aten.min.default, _aten.amax.default, _aten.amin.default),
-        partial(_note, EXTREME),
+        partial(_sizes, EXTREME),
     ),
     **dict.fromkeys(
         (_aten.var.correction, _aten.std.correction, _aten.var_mean.correction,
          _aten.std_mean.correction),
-        partial(_note, MOMENTS),
+        partial(_sizes, MOMENTS),
     ),
-    _aten.linalg_vector_norm.default: partial(_note, SUM, dims_at=2),
+    _aten.linalg_vector_norm.default: partial(_sizes, SUM, dims_at=2),
 }  # fmt: skip
-"""The functions that note an operator's memory, from its arguments and its output."""
+"""The bytes that an operator uses, from its arguments and its output."""

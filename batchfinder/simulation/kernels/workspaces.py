@@ -27,12 +27,12 @@ from batchfinder.simulation.kernels.attention_memory import (
 from batchfinder.simulation.kernels.convolution import compute_format
 from batchfinder.simulation.kernels.convolution_workspaces import Convolution, Direction
 from batchfinder.simulation.kernels.embedding import (
-    note_embedding_backward,
-    note_embedding_bag_backward,
-    note_index_put,
+    embedding_backward_sizes,
+    embedding_bag_backward_sizes,
+    index_put_sizes,
 )
 from batchfinder.simulation.kernels.losses import COPYING_LOSSES, CTC_BACKWARDS
-from batchfinder.simulation.kernels.matrix_products import PRODUCTS, MatrixProducts, note_quantized
+from batchfinder.simulation.kernels.matrix_products import PRODUCTS, MatrixProducts, quantized_sizes
 from batchfinder.simulation.kernels.reductions import REDUCTIONS
 from batchfinder.simulation.kernels.torch_version import TORCH_VERSION
 from batchfinder.simulation.trace.recorder import Recorder, copied_sizes, size_of, take, taken
@@ -44,8 +44,8 @@ _CONVOLUTION_BACKWARD = _aten.convolution_backward.default
 _EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward.default
 _HALF = (torch.float16, torch.bfloat16)
 
-_Note: TypeAlias = Callable[[Recorder, Any, Any], None]
-"""A function that notes a kernel's memory, from the kernel's arguments and its output."""
+_Sizes: TypeAlias = Callable[[Any, Any], Sequence[int | Rule]]
+"""A function that returns the bytes a kernel uses at once, from its arguments and its output."""
 
 
 class CudaWorkspaces:
@@ -99,9 +99,9 @@ class CudaWorkspaces:
         elif func is _EFFICIENT_BACKWARD:
             self._attention_backward(recorder, *args[:4])
         elif func.namespace == "bitsandbytes":
-            note_quantized(recorder, func, args, output)
+            take(recorder, quantized_sizes(func, args, output))
         elif func in _KERNELS:
-            _KERNELS[func](recorder, args, output)
+            take(recorder, _KERNELS[func](args, output))
 
     def _attention_backward(
         self, recorder: Recorder, grad: Tensor, query: Tensor, key: Tensor, value: Tensor
@@ -157,52 +157,43 @@ class CudaWorkspaces:
             recorder.empty_cache()
 
 
-def _contiguous(*places: int) -> _Note:
-    """Return a note for kernels that copy these arguments if they are not contiguous."""
-    return lambda recorder, args, _: take(recorder, copied_sizes(args[at] for at in places))
+def _contiguous(*places: int) -> _Sizes:
+    """Return the sizes for kernels that copy these arguments if they are not contiguous."""
+    return lambda args, _: copied_sizes(args[at] for at in places)
 
 
-def _take_values(recorder: Recorder, args: Any, output: Any) -> None:
-    """Note a loss's value for each element, if the loss is reduced."""
-    if not output.dim():
-        take(recorder, [size_of(args[0])])
+def _values(args: Any, output: Any) -> list[int]:
+    """Return the bytes of a loss's value for each element, if the loss is reduced."""
+    return [] if output.dim() else [size_of(args[0])]
 
 
-def _logits(recorder: Recorder, args: Any, output: Any) -> None:
+def _logits(args: Any, output: Any) -> list[int]:
     # The logarithms of the sigmoid; and the loss for each element, unless that is the output.
     # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Loss.cpp
-    take(recorder, [size_of(args[0])] * (1 if output.dim() else 2))
+    return [size_of(args[0])] * (1 if output.dim() else 2)
 
 
-def _flash_backward(recorder: Recorder, args: Any, output: Any) -> None:
+def _flash_backward(args: Any, _: Any) -> list[int]:
     # The kernel reads these by rows of heads.
     read = [x for x in (args[0], args[4]) if not x.transpose(1, 2).is_contiguous()]
-    take(recorder, [*map(size_of, read), *flash_backward_bytes(*args[1:3])])
+    return [*map(size_of, read), *flash_backward_bytes(*args[1:3])]
 
 
-def _efficient(recorder: Recorder, args: Any, output: Any) -> None:
-    take(recorder, [efficient_forward_bytes(args[0], args[2])])
-
-
-def _unfold(recorder: Recorder, args: Any, output: Any) -> None:
+def _unfold(args: Any, _: Any) -> list[int]:
     # The output is allocated at the input's size first, and again at its own, larger size.
-    take(recorder, [*copied_sizes(args[:1]), size_of(args[0])])
+    return [*copied_sizes(args[:1]), size_of(args[0])]
 
 
-def _softmax_backward(recorder: Recorder, args: Any, output: Any) -> None:
+def _softmax_backward(args: Any, _: Any) -> list[int]:
     # The product of both is computed first, whatever kernel sums it up.
     # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/SoftMax.cu
-    take(recorder, [max(size_of(args[0]), size_of(args[1]))])
+    return [max(size_of(args[0]), size_of(args[1]))]
 
 
-def _soft_margin_backward(recorder: Recorder, args: Any, output: Any) -> None:
+def _soft_margin_backward(_: Any, output: Any) -> list[int]:
     # -target, -target * input, and its exponential are alive at once.
     # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Loss.cpp
-    take(recorder, [size_of(output)] * 2)
-
-
-def _ctc_backward(recorder: Recorder, args: Any, output: Any) -> None:
-    take(recorder, [size_of(args[6])])
+    return [size_of(output)] * 2
 
 
 _COPIED_FIRST = {
@@ -211,24 +202,26 @@ _COPIED_FIRST = {
 }
 """Arguments that are made contiguous before the outputs are allocated."""
 
-_KERNELS: dict[Any, _Note] = {
+_KERNELS: dict[Any, _Sizes] = {
     _aten.native_layer_norm_backward.default: _contiguous(0),
     _aten._softmax_backward_data.default: _softmax_backward,
     _aten.soft_margin_loss_backward.default: _soft_margin_backward,
     _aten.binary_cross_entropy_with_logits.default: _logits,
     _aten._log_softmax_backward_data.default: _contiguous(0),
     _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
-    _aten._scaled_dot_product_efficient_attention.default: _efficient,
-    _aten.embedding_dense_backward.default: note_embedding_backward,
-    _aten._embedding_bag_backward.default: note_embedding_bag_backward,
+    _aten._scaled_dot_product_efficient_attention.default: lambda args, _: [
+        efficient_forward_bytes(args[0], args[2])
+    ],
+    _aten.embedding_dense_backward.default: embedding_backward_sizes,
+    _aten._embedding_bag_backward.default: embedding_bag_backward_sizes,
     **dict.fromkeys(
         (_aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default),
-        note_index_put,
+        index_put_sizes,
     ),
     _aten.im2col.default: _unfold,
     _aten.col2im.default: _contiguous(0),
-    **dict.fromkeys(CTC_BACKWARDS, _ctc_backward),
+    **dict.fromkeys(CTC_BACKWARDS, lambda args, _: [size_of(args[6])]),
     **REDUCTIONS,
-    **dict.fromkeys(COPYING_LOSSES, _take_values),
+    **dict.fromkeys(COPYING_LOSSES, _values),
 }
-"""The functions that note a kernel's memory where only the GPU's number of threads matters."""
+"""The bytes that each kernel uses, where only the GPU's number of threads matters."""
