@@ -156,7 +156,7 @@ def _recalled(memory: SearchMemory, prober: Supervisor) -> Remembered | None:
     if fingerprint is None:
         return None
     capacity_bytes = prober.capacity_bytes
-    return memory.recall_for(prober, setup=fingerprint, capacity_bytes=capacity_bytes)
+    return memory.recall(prober, setup=fingerprint, capacity_bytes=capacity_bytes)
 
 
 def _planned(

@@ -10,7 +10,7 @@ from typing import Any
 
 from batchfinder.errors import CacheError
 from batchfinder.probing.code import surroundings
-from batchfinder.results.cache import AnswerCache, CachedAnswer
+from batchfinder.results.cache import AnswerCache
 from batchfinder.results.remembered import Remembered
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.results.version import VERSION
@@ -35,29 +35,21 @@ class SearchMemory:
         self._cache: AnswerCache | None = AnswerCache()
         self.key = ""
 
-    def recall(self, **facts: Any) -> CachedAnswer | None:
-        """Return the answer of an earlier search; None if there is none.
-
-        Args:
-            facts: further facts that the answer depends on.
-        """
-        self._facts.update(facts)
-        text = json.dumps(self._facts, sort_keys=True, default=str)
-        self.key = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
-        try:
-            return self._cache.recall(self.key) if self._cache else None
-        except CacheError as error:
-            self._give_up(error)
-            return None
-
-    def recall_for(self, prober: Prober, **facts: Any) -> Remembered | None:
+    def recall(self, prober: Prober, **facts: Any) -> Remembered | None:
         """Return the answer of an earlier search on as much memory; None if there is none.
 
         Args:
             prober: the prober of the search.
             facts: further facts that the answer depends on, besides the prober's device.
         """
-        answer = self.recall(device=prober.device, versions=dict(prober.versions), **facts)
+        self._facts |= {"device": prober.device, "versions": dict(prober.versions), **facts}
+        text = json.dumps(self._facts, sort_keys=True, default=str)
+        self.key = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+        try:
+            answer = self._cache.recall(self.key) if self._cache else None
+        except CacheError as error:
+            self._give_up(error)
+            return None
         found = answer.remembered() if answer else None
         if found and found.suits(prober.budget_bytes, is_repeatable=prober.is_repeatable):
             return found

@@ -121,7 +121,7 @@ def run_command(
             prices=prices,
             deadline=deadline,
             recall=lambda prober: (
-                memory.recall_for(prober, processes=prober.processes) if memory else None
+                memory.recall(prober, processes=prober.processes) if memory else None
             ),
         )
 

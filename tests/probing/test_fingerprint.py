@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import FakeProber
 from torch import nn
 
 from batchfinder.cli.remembering import SearchMemory
@@ -59,7 +60,7 @@ def setups() -> Iterator[Callable[[], TrainingSetup]]:
 
 def key(facts: dict[str, Any], **options: Any) -> str:
     memory = SearchMemory("find", {"options": asdict(ProbeOptions(**options))})
-    memory.recall(setup=facts)
+    memory.recall(FakeProber(), setup=facts)
     return memory.key
 
 
