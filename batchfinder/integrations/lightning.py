@@ -21,7 +21,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from batchfinder.errors import NothingFitsError, UsageError
@@ -185,11 +184,11 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
         most = min(self._max_val, self._init_val * 2 ** (self._max_trials - 1))
         if loaders.examples is not None:
             most = max(1, min(most, loaders.examples // trainer.world_size))
-        is_fit = trainer.training
+        is_fit, wrapped = trainer.training, trainer.strategy.model
         with self._undisturbed(trainer, module):
             result = find_max_batch(
                 TrainingSetup(
-                    _wrapped(trainer.strategy.model, module),
+                    wrapped if isinstance(wrapped, DistributedDataParallel) else module,
                     sample=longest.sample,
                     make_batch=longest.make_batch,
                     **self._step_and_optimizer(trainer, module),
@@ -260,8 +259,3 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
         while 2 * power <= size:
             power *= 2
         return power
-
-
-def _wrapped(model: Any, module: nn.Module) -> nn.Module:
-    """Return the module as the Trainer's strategy wraps it for training."""
-    return model if isinstance(model, DistributedDataParallel) else module

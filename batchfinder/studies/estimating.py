@@ -56,7 +56,8 @@ def estimate_strategies(
             continue
         for of_gpu, estimate in zip(rows, estimates, strict=True):
             told = estimate.result.warnings
-            note = "" if strategy == study.strategies[0] else _first_new(told, warnings)
+            new = (text for text in told if text not in warnings)
+            note = "" if strategy == study.strategies[0] else next(new, "")
             row = _row(study, strategy, estimate, blocks, note)
             of_gpu.append(_checked(row, of_gpu))
         if strategy == study.strategies[0]:
@@ -149,7 +150,3 @@ def _checked(row: StrategyRow, before: Sequence[StrategyRow]) -> StrategyRow:
     if grown is None or known is None or grown < known * (1 - _SAME):
         return row
     return dataclasses.replace(row, note=f"{SAVES_NOTHING} ({row.blocks})")
-
-
-def _first_new(texts: Sequence[str], known: Sequence[str]) -> str:
-    return next((text for text in texts if text not in known), "")

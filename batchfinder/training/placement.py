@@ -39,24 +39,19 @@ def move_to_device(setup: TrainingSetup, device: torch.device) -> None:
         )
     for module in modules:
         _move_module(module, device)
-        for part in _in_evaluation(module):
+        for part in untrained_bases(module) if module.training else [module]:
             part.train()
     if isinstance(setup.optimizer, Optimizer):
         _move_optimizer(setup.optimizer, device)
     move_beside(setup, device, homes)
 
 
-def _in_evaluation(module: nn.Module) -> list[nn.Module]:
-    """Return the modules to put into training mode: the whole, or the base below an adapter.
+def untrained_bases(module: nn.Module) -> list[nn.Module]:
+    """Return the transformers models in evaluation mode below a root that trains parts of them.
 
     ``from_pretrained()`` returns a model in evaluation mode. ``get_peft_model()`` puts it below a
     root in training mode without changing it. Dropout and checkpointing are off in such a model.
     """
-    return [module] if not module.training else untrained_bases(module)
-
-
-def untrained_bases(module: nn.Module) -> list[nn.Module]:
-    """Return the transformers models in evaluation mode below a root that trains parts of them."""
     return [
         part
         for part in (module.modules() if module.training else ())

@@ -141,7 +141,7 @@ class TrainerStep(StepSource):
             model_wrapped=model,
             current_gradient_accumulation_steps=getattr(args, "gradient_accumulation_steps", 1),
             # The batch is already on its device, which may differ from the arguments' device.
-            _prepare_input=_unchanged,
+            _prepare_input=lambda data: data,
             compute_loss_context_manager=contextlib.nullcontext,  # see in_precision
         )
 
@@ -190,10 +190,6 @@ def _own(value: Any) -> Any:
             own[key] = _own(item)
         return own
     return value
-
-
-def _unchanged(data: Any) -> Any:
-    return data
 
 
 def _items_in(acting: Any, batch: Any) -> dict[str, Any]:
