@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,3 +127,9 @@ class Probe:
                 "steps_seconds": tuple(data.get("steps_seconds", ())),
             }
         )
+
+
+def peak_at(probes: Iterable[Probe], batch_size: int) -> int | None:
+    """Return the highest peak of the probes that fit at a size; None if none was read."""
+    peaks = (probe.peak_bytes for probe in probes if probe.fits and probe.batch_size == batch_size)
+    return max(filter(None, peaks), default=None)

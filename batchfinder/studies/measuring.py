@@ -7,6 +7,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 
 from batchfinder.probing.choose_prober import choose_prober
+from batchfinder.results.probe import peak_at
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.search.run import run_search
 from batchfinder.simulation.explanation import explain
@@ -74,7 +75,7 @@ def _measured(study: Study, strategy: Strategy) -> StrategyRow:
     row = StrategyRow(
         strategy,
         result,
-        peak_bytes=_peak_bytes(result),
+        peak_bytes=peak_at(result.probes, result.batch_size),
         model_state_bytes=states,
         blocks=step.blocks,
         plan=study.plan_of(strategy, result.batch_size),
@@ -104,8 +105,3 @@ def _model_states(step: Applied, batch_size: int) -> int | None:
         peak = explain(traces.at(batch_size), batch_size, gpu=NO_GPU, reserved_bytes=0)
         return peak.model_state_bytes
     return None
-
-
-def _peak_bytes(result: BatchSizeResult) -> int | None:
-    at_answer = [p for p in result.probes if p.fits and p.batch_size == result.batch_size]
-    return max((p.peak_bytes for p in at_answer if p.peak_bytes), default=None)

@@ -15,6 +15,7 @@ from batchfinder.estimator import estimate_on_gpus
 from batchfinder.probing.choose_prober import choose_prober
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.source import SetupSource
+from batchfinder.results.probe import peak_at
 from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds
 from batchfinder.simulation.gpus import Gpu, find_gpu
 from batchfinder.studies.size_sweep import SizeSweep
@@ -141,7 +142,6 @@ def sweep_on_device(
         Exception: no value can be trained on; the error of the first one tried.
     """
     values = combinations(over)
-    check_bounds(*bounds)
     finder = SizeSweep(bounds, options.confirm_steps)
     sizes = _ExampleSizes(finder)
     rows: list[SweepRow] = [SweepRow(each) for each in values]
@@ -166,15 +166,13 @@ def sweep_on_device(
             on_row(rows[index])
             continue
         warnings += answer.warnings
-        at_answer = [p for p in answer.probes if p.fits and p.batch_size == answer.batch_size]
-        peaks = [p.peak_bytes or 0 for p in at_answer]
         slope = None if x is None else finder.scaling.per_sample_bytes.get(x)
         rows[index] = SweepRow(
             row.values,
             answer.batch_size,
             tuple(answer.probes),
             elements,
-            max(peaks, default=None),
+            peak_at(answer.probes, answer.batch_size),
             slope,
         )
         on_row(rows[index])
@@ -198,7 +196,6 @@ def sweep_on_gpus(
     Raises:
         Exception: no value can be trained on; the error of the first one.
     """
-    check_bounds(*bounds)
     rows: list[list[SweepRow]] = [[] for _ in gpus]
     budgets = [0] * len(gpus)
     warnings: list[str] = []
