@@ -105,23 +105,29 @@ class Calibration:
             BatchFinderError: the file cannot be written.
         """
         self.corrections[gpu_name] = correction_bytes
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(json.dumps(self.corrections, indent=2), "utf-8")
-        except OSError as error:
-            raise _not_kept(self.path, error) from error
+        self._save()
 
     def forget(self) -> None:
-        """Remove all corrections.
+        """Remove all corrections, and the file.
 
         Raises:
             BatchFinderError: the file cannot be removed.
         """
         self.corrections.clear()
+        self._save()
+
+    def _save(self) -> None:
         try:
-            self.path.unlink(missing_ok=True)
+            if not self.corrections:
+                self.path.unlink(missing_ok=True)
+                return
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(json.dumps(self.corrections, indent=2), "utf-8")
         except OSError as error:
-            raise _not_kept(self.path, error) from error
+            raise BatchFinderError(
+                f"the calibration in {self.path} cannot be changed ({error.strerror}). "
+                "Try setting BATCHFINDER_CACHE to a writable folder."
+            ) from error
 
     def applied(self, gpu: Gpu) -> Gpu:
         """Return the GPU with its overhead corrected."""
@@ -140,10 +146,3 @@ class Calibration:
             f"the overhead of {gpu.name} is corrected by {format_bytes(correction)} ({self.path}). "
             "Try --forget-calibration to remove the correction"
         )
-
-
-def _not_kept(path: Path, error: OSError) -> BatchFinderError:
-    return BatchFinderError(
-        f"the calibration in {path} cannot be changed ({error.strerror}). "
-        "Try setting BATCHFINDER_CACHE to a writable folder."
-    )
