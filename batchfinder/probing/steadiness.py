@@ -153,7 +153,7 @@ class PeakWatch:
         self.expect(self._varied_steps)
 
     def expect(self, least_steps: int) -> None:
-        """Watch at least so many steps."""
+        """Watch at least this number of steps."""
         self._least_steps = max(self._least_steps, least_steps)
         self.most_steps = max(self.most_steps, self._least_steps + STEADY_STEPS)
 

@@ -109,7 +109,7 @@ def row_of(setup: Setup, before: dict[str, Any]) -> dict[str, Any]:
         same = known.get(part, {})
         again = same.get("batch_size") != size
         row[part] = trained_at(setup, row["budget_bytes"], size) if again else same
-    row |= {"survives": survived(row["survival"]), "is_tight": ran_out(row["above"])}
+    row |= {"survives": survived(row["survival"]), "is_tight": is_refused(row["above"])}
     if "bisection" in known:
         return row | {"bisection": known["bisection"]}
     bisection = trained(setup, row["budget_bytes"], "--bisect")
@@ -117,6 +117,11 @@ def row_of(setup: Setup, before: dict[str, Any]) -> dict[str, Any]:
         steps = bisection["samples"] / bisection["batch_size"]
         bisection["full_size_steps"] = round(steps, 2)
     return row | {"bisection": bisection}
+
+
+def is_refused(above: dict[str, Any]) -> bool:
+    """Whether a size does not train: it runs out of memory, or PyTorch cannot run it at all."""
+    return above.get("outcome") in ("oom", "error")
 
 
 def expandable_of(setup: Setup) -> dict[str, Any]:

@@ -87,6 +87,9 @@ def survived(row: Row) -> bool:
     return bool(report.get("outcome") == "survived" and report["steps"] > 0)
 
 
+ENDS = {"oom": "out of memory", "error": "another error", "survived": "**survives**"}
+
+
 def setups(rows: Mapping[str, Row]) -> str:
     """Show searches on set-ups as people have them, next to doubling and bisection."""
     header = ("set-up", "device", "answer", "30 steps", "2 % more", "full-size steps", "time")
@@ -99,7 +102,7 @@ def setups(rows: Mapping[str, Row]) -> str:
                 row["device"],
                 row["batch_size"] or "error",
                 "survives" if row["survives"] else "**dies**",
-                "out of memory" if row["is_tight"] else "**survives**",
+                ENDS.get(row.get("above", {}).get("outcome"), "-"),
                 row.get("full_size_steps", "-"),
                 f"{row['seconds']:.0f} s",
                 other.get("batch_size", "-"),
