@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from batchfinder.probing.devices.cpu import host_memory
@@ -20,7 +20,9 @@ LOOK_SECONDS = 0.25
 
 # Reasons of failures begin with this if the host decides, not the device.
 HOST = "the host's memory ran out"
-ADVICE = "the host's memory decides, not the device's. Try fewer or less eager loader workers"
+ADVICE = (
+    "the host's memory decides, not the device's. Try fewer loader workers, or end other processes"
+)
 
 # How PyTorch says that a loader worker got no shared memory, or was killed for lack of memory:
 # torch/utils/data/_utils/signal_handling.py, aten/src/ATen/MapAllocator.cpp.
@@ -44,12 +46,8 @@ class HostWatch:
         # What is full before the launch says nothing about it.
         self._kinds = [kind for kind in (host_memory, _shared) if not _is_short(*kind())]
 
-    def shortage(self, trainers: Collection[int]) -> str:
-        """Return why the launch has to end for lack of host memory; "" if it need not.
-
-        Args:
-            trainers: the processes that train. All others count as loader workers.
-        """
+    def shortage(self) -> str:
+        """Return why the launch has to end for lack of host memory; "" if it need not."""
         if time.monotonic() < self._looked + LOOK_SECONDS:
             return ""
         self._looked = time.monotonic()
@@ -57,13 +55,14 @@ class HostWatch:
             total, free = kind()
             if _is_short(total, free):
                 name = "" if kind is host_memory else f" in {SHARED}"
-                workers = sum(_resident(pid) for pid in self._processes() if pid not in trainers)
+                # Which of them train is known only after their first step.
+                used = sum(map(_resident, self._processes()))
                 shared_total, shared_free = _shared()
                 shared = shared_total - shared_free
                 return (
                     f"{HOST}{name}: {format_bytes(free)} of {format_bytes(total)} were left, while "
-                    f"processes that do not train, such as loader workers, used "
-                    f"{format_bytes(workers)}, and {SHARED} {format_bytes(shared)}"
+                    f"the command's processes used {format_bytes(used)}, and {SHARED} "
+                    f"{format_bytes(shared)}"
                 )
         return ""
 

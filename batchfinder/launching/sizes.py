@@ -99,7 +99,7 @@ def remark_on(
     if seen is Honored.IGNORED:
         return (
             f"the script ignores the batch size: its steps had {examples} examples at "
-            f"{batch_size} as at another size. Try another place for {{batch_size}}"
+            f"every size. Try another place for {{batch_size}}"
         )
     if seen is Honored.DIVIDED:
         advice = f". Try --multiple-of {ranks}" if multiple_of % ranks else ""

@@ -54,7 +54,7 @@ def watch(launch: Launch, record: Record, steps: int, patience: Patience) -> str
     for report in launch.reports():
         if report is not None:
             record.add(report)
-        elif shortage := host.shortage(record.trainers):
+        elif shortage := host.shortage():
             record.add({"event": "out_of_memory", "text": shortage})
         elif hung := _silence(launch, record, patience):
             return hung

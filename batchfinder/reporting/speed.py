@@ -15,7 +15,7 @@ def speed_verdict(throughput: Throughput, batch_size: int) -> str:
         rate = throughput.rates[0].samples_per_second
         return f"{format_rate(rate)} samples/s"
     size = "no smaller size" if throughput.knee >= batch_size else throughput.knee
-    return f"{size} trains as fast{'' if throughput.is_clear else ', by and large'}"
+    return f"{'' if throughput.is_clear else 'perhaps '}{size} trains as fast"
 
 
 def speed_details(throughput: Throughput) -> list[str]:

@@ -28,6 +28,9 @@ POWERS = (1, 2, 4, 8)
 OFF_CURVE = 0.02
 OFF_ERRORS = 3.5
 
+# With a larger standard error, no curve is fitted and no knee is clear.
+MOST_ERROR = 0.1
+
 # A size timed twice has drifted if its medians differ by more than this many standard errors.
 DRIFT_ERRORS = 3
 
@@ -128,7 +131,7 @@ def throughput_of(seconds: Mapping[int, Sequence[float]], drift: float = 0.0) ->
     error += drift * has_drifted
     low, knee, high = (_knee(smooth, margin) for margin in (error, 0, -error))
     off_by = 0 if has_drifted else 1  # sizes that the knee may be off by
-    is_clear = max(knee - low, high - knee) <= off_by
+    is_clear = max(knee - low, high - knee) <= off_by and error <= MOST_ERROR
     return Throughput(tuple(rates), rates[knee].batch_size, is_clear)
 
 
@@ -151,7 +154,7 @@ def _smoothed(rates: Sequence[Rate]) -> tuple[list[float], float]:
     """Return the rates on a curve through them, if one is close enough, and their error."""
     measured = [rate.samples_per_second for rate in rates]
     error = max(rate.error for rate in rates)
-    if len(rates) < 4:
+    if len(rates) < 4 or error > MOST_ERROR:
         return measured, error
     fits = [_fit(rates, power) for power in POWERS]
     curve = min(fits, key=lambda fit: _distance(measured, fit))

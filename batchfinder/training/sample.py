@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 import numbers
 import sys
 from collections import Counter
@@ -273,9 +274,9 @@ def common_size(sample: Any, batch_dim: int) -> int:
             f"{batch_dim} does not count the examples, else give make_batch(batch_size), which "
             "returns a batch of that size"
         )
-    if size == 0:
+    if size == 0 or not any(math.prod(x.shape) for _, x in tensors):
         shapes = described_shapes(tensors)
-        raise SampleError(f"the sample has no examples: {shapes}; give at least one")
+        raise SampleError(f"the sample is empty: {shapes}; give at least one example with data")
     return size
 
 

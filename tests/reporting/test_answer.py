@@ -72,7 +72,7 @@ def test_the_limiting_rank_is_named_if_there_is_one() -> None:
         limiting_rank=1,
     )
     failed = Probe(9, Outcome.OOM, steps=1, seconds=1.0, note="out of memory", limiting_rank=1)
-    peaks = "Peak memory by rank: 3.0 GiB, 2.0 GiB."
+    peaks = "Peak memory by rank: 3.0 GiB, 2.0 GiB. Each rank has this batch size: 16 in all."
     capped = result(batch_size=8, status=Status.CAPPED, probes=(probe,), next_failure=None)
     assert details(capped)[-1] == f"2 ranks. {peaks}"
     failure = NextFailure(9, Outcome.OOM, "out of memory")

@@ -55,6 +55,12 @@ def test_steps_that_differ_by_half_tell_no_knee() -> None:
     assert sum(clear) <= 5
 
 
+def test_steps_that_vary_by_half_do_not_hide_a_faster_size_behind_a_curve() -> None:
+    seconds = {12: [1.4, 0.8, 2.0], 17: [2.5, 1.2, 4.0], 25: [1.3, 0.7, 1.9], 27: [3.6, 1.8, 5.0]}
+    throughput = throughput_of(seconds)
+    assert (throughput.knee, throughput.is_clear) == (25, False)
+
+
 def test_a_rate_between_two_sizes_is_by_their_times() -> None:
     throughput = throughput_of({100: [1.0], 200: [1.5]})
     assert throughput.rate_at(150) == pytest.approx(150 / 1.25)

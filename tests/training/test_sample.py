@@ -242,7 +242,8 @@ def test_tensors_of_too_many_elements_have_no_data() -> None:
             ([torch.ones(3, 8, 8)] * 2, [{"boxes": torch.ones(7, 4), "labels": torch.ones(7)}] * 2),
             r"a list of dicts whose tensors disagree about the batch size.*one for each example",
         ),
-        (torch.zeros(0, 3), r"the sample has no examples: sample \[0, 3\]"),
+        (torch.zeros(0, 3), r"the sample is empty: sample \[0, 3\]"),
+        (torch.zeros(2, 0), r"the sample is empty: sample \[2, 0\]"),
         ((torch.ones(2, 2).to_sparse(), 1), r"sample\[0\] is a sparse tensor.*make_batch"),
         (torch.zeros(2, device="meta"), "sample is a meta tensor.*make_batch"),
         (

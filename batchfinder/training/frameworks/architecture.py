@@ -98,9 +98,10 @@ def example(model: Any, task: str, seq: int, image_size: int) -> dict[str, Any]:
 def _read(config: str) -> Any:
     path = Path(config).expanduser()
     place = path.parent if path.is_file() else path
-    if path.suffix == ".json" and not path.exists():  # no name on the hub ends so
+    # No name on the hub looks so.
+    if not path.exists() and (path.suffix == ".json" or config.startswith(("/", ".", "~"))):
         raise TargetError(
-            f"there is no file {config}. Try {PREFIX}FOLDER with a config.json in it."
+            f"there is no file or folder {config}. Try {PREFIX}FOLDER with a config.json in it."
         )
     try:
         return imported("transformers").AutoConfig.from_pretrained(
