@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import uuid
@@ -21,6 +22,12 @@ settings.load_profile("usual")
 # Shells start background jobs with Ctrl-C ignored, and child processes inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _imports_are_no_garbage() -> None:
+    """Let no collection look at what is imported, as commands do: it takes most of the time."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

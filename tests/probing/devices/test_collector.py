@@ -22,7 +22,7 @@ class Cycle:
 def _nothing_set_aside() -> Iterator[None]:
     gc.unfreeze()
     yield
-    gc.unfreeze()
+    gc.freeze()
 
 
 def test_what_is_made_inside_is_collected_inside() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,14 @@ class Positioned(nn.Module):
 def traces(model: nn.Module) -> StepTraces:
     sample = torch.randn(2, ROWS, 4), torch.randn(2, ROWS, 4)
     return StepTraces(TrainingSetup(model, sample), ProbeOptions(), (8, 0))
+
+
+@pytest.fixture(autouse=True)
+def _caches_are_looked_at() -> Iterator[None]:
+    """Undo what spares the imports: the caches here are among them."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 CACHES = pytest.mark.parametrize(
