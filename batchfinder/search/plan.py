@@ -98,6 +98,7 @@ def plan(belief: Belief, known: Bracket, sizes: list[int], prices: Prices) -> Mo
     odds_later = [0.0] * count if probes_prove else _odds_from(later, sizes)
     expected = max((n for n, share in zip(sizes, shares, strict=False) if share > 0.5), default=0)
     each = (OVERHEAD + prices.launch) * expected
+    ends = [known.resolution_at(size) for size in sizes]
     thrashes = known.failure is not None and known.failure.is_thrashing
     failed_probe, failed_confirm = (THRASHING_PROBE, prices.confirm) if thrashes else (1, 1)
     was_confirmed = sizes[0] in known.confirmed
@@ -106,7 +107,7 @@ def plan(belief: Belief, known: Bracket, sizes: list[int], prices: Prices) -> Mo
     for i, j in ((i, i + width) for width in range(1, count) for i in range(count - width)):
         low, high = sizes[i], sizes[j]
         is_open = known.failure is None and j == count - 1
-        end = known.unit if is_open else known.resolution_at(high)
+        end = known.unit if is_open else ends[j]
         if j == i + 1 or high - low <= end:
             rest = max(0.0, math.log2((high - low) / end)) * min(high, 2 * low)
             costs[i][j] = rest + (prices.confirm + doubt) * low + each, rest
