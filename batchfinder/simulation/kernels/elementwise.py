@@ -64,9 +64,11 @@ def _lies_in(operand: Tensor | None, widest: Tensor, layout: torch.memory_format
         return False
     if operand.shape == widest.shape:
         return operand.stride() == widest.stride() or _layout(operand) is layout
-    # Expanded over the first dimensions, like a bias.
-    is_tail = operand.shape == widest.shape[widest.dim() - operand.dim() :]
-    return is_tail and operand.is_contiguous() and layout is torch.contiguous_format
+    if operand.dim() > widest.dim() or layout is not torch.contiguous_format:
+        return False
+    # Expanded over the first dimensions, like a bias, or over others, like a norm's factors.
+    sides = zip(reversed(operand.shape), reversed(widest.shape), strict=False)
+    return all(own in (1, whole) for own, whole in sides) and operand.is_contiguous()
 
 
 def cast(

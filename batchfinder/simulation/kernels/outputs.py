@@ -131,6 +131,15 @@ def _addmm(bias: Tensor, left: Tensor, right: Tensor, **scales: Any) -> Tensor:
     return output
 
 
+def _mm(left: Tensor, right: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Return the rows of the left matrix by the columns of the right one."""
+    is_plain = left.dim() == right.dim() == 2 and not (args or kwargs)
+    if is_plain and left.shape[1] == right.shape[0] and left.dtype is right.dtype:
+        return new_tensor(left, [left.shape[0], right.shape[1]])
+    output: Tensor = run_on_shapes(_MM, (left, right, *args), kwargs)
+    return output
+
+
 def _dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:  # noqa: A002
     return new_like(input), new_like(input, dtype=torch.bool)
 
@@ -190,9 +199,11 @@ _COPIES = {
 _ADDMM = _aten.addmm.default
 _COL2IM = _aten.col2im.default
 _CONVOLUTION = _aten.convolution.default
+_MM = _aten.mm.default
 _EFFICIENT_ATTENTION = _aten._scaled_dot_product_efficient_attention.default
 _OUTPUTS: dict[Any, Callable[..., Any]] = {
     _ADDMM: _addmm,
+    _MM: _mm,
     _CONVOLUTION: convolution,
     _aten.convolution_backward.default: convolution_backward,
     _aten.native_batch_norm.default: _batch_norm,

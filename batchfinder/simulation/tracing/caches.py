@@ -62,9 +62,10 @@ class Caches:
     def forget_survivors(self, survivors: Iterable[weakref.ref[Any]]) -> None:
         """Remove the tensors of simulated steps from all caches, if there are any.
 
-        Objects of a trace are young, because the collector was off. Collecting those first is fast.
+        Objects of a trace are mostly young, because the collector was off. Collecting those first
+        is fast. A search for holders is far slower than collecting everything.
         """
-        for collect in (partial(gc.collect, 1), self.forget_fakes):
+        for collect in (partial(gc.collect, 1), gc.collect, self.forget_fakes):
             if all(survivor() is None for survivor in survivors):
                 return
             collect()

@@ -151,8 +151,11 @@ def _is_simple(func: OpOverload) -> bool:
     """Return True if the "meta" kernel alone gives the whole result.
 
     That holds for pointwise operators, views, and operators that only change their arguments. It
-    does not hold for ``out=`` variants, which resize their output.
+    does not hold for ``out=`` variants, which resize their output. The "meta" kernels of
+    bitsandbytes only make empty tensors.
     """
+    if func.namespace == "bitsandbytes":
+        return not func._schema.is_mutable
     if func.namespace != "aten" or torch.Tag.data_dependent_output in func.tags:
         return False
     if any(argument.is_out for argument in func._schema.arguments):

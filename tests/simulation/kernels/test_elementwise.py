@@ -49,6 +49,24 @@ def test_sums_of_images_with_holes(
         assert [told.stride(side) for side in sides] == [expected.stride(side) for side in sides]
 
 
+@given(SIZES, st.tuples(*[st.booleans()] * 4), LAYOUTS, st.integers(0, 2))
+def test_products_with_factors_of_some_sides(
+    sizes: tuple[int, ...], ones: tuple[bool, ...], layout: torch.memory_format, spare: int
+) -> None:
+    first = images(sizes, layout, spare, torch.float32)
+    factors = torch.zeros([1 if one else side for one, side in zip(ones, sizes, strict=True)])
+    expected = first * factors
+    with MODE:
+        told = elementwise((MODE.from_tensor(first), MODE.from_tensor(factors)), {})
+
+    if layout is torch.contiguous_format and min(sizes) > 1:
+        assert told is not None
+    if told is not None:
+        assert told.shape == expected.shape
+        sides = [side for side, size in enumerate(sizes) if size > 1]
+        assert [told.stride(side) for side in sides] == [expected.stride(side) for side in sides]
+
+
 def test_what_is_spread_is_left_to_pytorch() -> None:
     with MODE:
         spread = MODE.from_tensor(torch.zeros(1, 3)).expand(4, 3)
