@@ -27,7 +27,7 @@ from batchfinder.probing.devices.oom_table import Tier
 from batchfinder.probing.host_batches import make_on_host
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.recording import recording
-from batchfinder.probing.steadiness import DIFFERING_STEPS, PeakWatch, left_behind, with_room
+from batchfinder.probing.steadiness import PeakWatch, left_behind, with_room
 from batchfinder.probing.too_small import needs_more_than_one_sample, too_small
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import IN_VALIDATION, LEAK_WARNING, THRASHING_NOTE
@@ -240,7 +240,7 @@ class ProbeSession:
             for _ in range(watch.most_steps):
                 peak = self._step(batch_size, partial(next_batch, watch.batch_number), run)
                 if recorder.end_step():  # the model skips layers at random, for example
-                    watch.expect(DIFFERING_STEPS)
+                    watch.expect_variation()
                 watch.note(peak, run.allocation_retries)
                 watch = foreseen(recorder.recording, watch, self.budget_bytes)
                 # Ranks end together. Each rank is still judged on its own peaks.

@@ -20,10 +20,10 @@ MAX_CONFIRM_STEPS = 10
 VARIED_STEPS = 8
 CACHING_VARIED_STEPS = 5
 
-# Least number of steps to confirm if the model's requests differ from step to step, because it
-# skips layers at random, for example: no step is known to be the largest, and few steps leave few
-# kinds to replay in other orders. With 5, set-up wav2vec2-80 was answered 288, which ran out of
-# memory in step 4 with one of three seeds; with 10, 270, which trained 30 steps with each.
+# Least number of steps of later confirmations once one showed that the model makes other requests
+# in each step, because it skips layers at random, for example. No step is known to be the largest,
+# and few steps leave few kinds to replay in other orders. With 5, set-up wav2vec2-80 was answered
+# 288, which ran out of memory in step 4 with one of three seeds; with 10, 270, which did with none.
 DIFFERING_STEPS = MAX_CONFIRM_STEPS
 
 # Fraction of the budget kept free on a caching allocator if batches vary in length, because other
@@ -150,11 +150,7 @@ class PeakWatch:
 
     def expect_variation(self) -> None:
         """Watch more steps, because batches of different shapes were seen, or will be."""
-        self.expect(self._varied_steps)
-
-    def expect(self, least_steps: int) -> None:
-        """Watch at least this number of steps."""
-        self._least_steps = max(self._least_steps, least_steps)
+        self._least_steps = max(self._least_steps, self._varied_steps)
         self.most_steps = max(self.most_steps, self._least_steps + STEADY_STEPS)
 
     def note(self, peak_bytes: int, flushes: int = 0) -> None:
