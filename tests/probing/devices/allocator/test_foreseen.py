@@ -78,6 +78,7 @@ def test_a_simulation_that_was_wrong_about_a_step_is_not_believed() -> None:
     watch.peaks[1] += 512
     assert foreseen(recording._asdict, watch, BUDGET) is watch
     assert foreseen(lambda: None, watch, BUDGET) is watch
+    assert foreseen(recording._asdict, watched(recording), 120 * MIB).is_refused is False
 
 
 sizes = st.lists(st.integers(1, 400), min_size=1, max_size=6)
