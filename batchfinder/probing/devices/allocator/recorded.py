@@ -96,7 +96,6 @@ def foreseen(
 
 def going_on(recording: Recording) -> Recording:
     """Return a recording with one more step like the last, if that step can follow itself."""
-    *_, before, last = [None, *steps_of(recording)]
-    if before is None or not last.is_like(last):
-        return recording
-    return in_order(recording, [*steps_of(recording), last])
+    steps = [*steps_of(recording)]
+    can_follow = len(steps) > 1 and steps[-1].is_like(steps[-1])
+    return in_order(recording, [*steps, steps[-1]]) if can_follow else recording
