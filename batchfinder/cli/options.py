@@ -173,7 +173,11 @@ RUN_OPTIONS = (
     click.option(
         "--device", metavar="D", help="cuda, cuda:1, cpu ... [default: a GPU if there is one]"
     ),
-    click.option("--memory-limit", metavar="SIZE", help="Use no more than this, such as 24GiB."),
+    click.option(
+        "--memory-limit",
+        metavar="SIZE",
+        help="Use no more than this, such as 24GiB. Without it, the CPU gets 10 minutes.",
+    ),
     headroom_option,
     *SIZE_OPTIONS,
     number(

@@ -15,11 +15,12 @@ from batchfinder.cli.remembering import SearchMemory
 from batchfinder.cli.searching import search_in_terminal
 from batchfinder.errors import UsageError
 from batchfinder.launching.leftovers import files_in, left_behind
-from batchfinder.launching.options import RunOptions
+from batchfinder.launching.options import RunOptions, choose_kind
 from batchfinder.launching.template import Template
 from batchfinder.probing.code import digests, modules_beside
 from batchfinder.reporting.page.page import check_report
 from batchfinder.reporting.terminal import TerminalReporter
+from batchfinder.results.result import Status
 from batchfinder.search.bounds import Bounds, check_bounds
 from batchfinder.search.deadline import deadline_in
 from batchfinder.search.plan import Prices
@@ -28,6 +29,14 @@ from batchfinder.units import parse_bytes, parse_percentage
 # The width of the final bracket, as a share of the size. A narrower one would need one to three
 # more launches of 5 to 20 seconds each (scripts/results/scripts.json).
 RESOLUTION = 0.03
+
+# A step that fills all of a CPU's memory may take minutes, and every launch runs six or more. So a
+# search without a limit on memory or time ends after this many seconds.
+CPU_SECONDS = 600
+TOO_SLOW = (
+    f"without --memory-limit, a search on the CPU ends after {CPU_SECONDS // 60} min. Try "
+    f"--memory-limit 4GiB for what fits there, or --time-limit {12 * CPU_SECONDS} for more memory"
+)
 
 if TYPE_CHECKING:
     from batchfinder.launching.prober import LaunchProber
@@ -84,6 +93,11 @@ def run_command(
     # Late, because PyTorch is slow to import: mistakes in the options are reported before.
     from batchfinder.launching.prober import LaunchProber
 
+    has_limit = time_limit is not None or memory_limit is not None
+    is_hurried = not has_limit and choose_kind(device)[0] == "cpu"
+    if is_hurried:
+        deadline = deadline_in(CPU_SECONDS)
+
     def launch() -> LaunchProber:
         reporter.probing(first)
         return LaunchProber(template, options, first, prices)
@@ -95,7 +109,9 @@ def run_command(
         shown = len(prober.launched)
 
     def tell(prober: LaunchProber, result: BatchSizeResult) -> None:
-        warnings = filter(None, [left_behind(before, files_in(Path.cwd()))])
+        is_late = is_hurried and result.status is Status.TIME_LIMIT
+        remarks = [TOO_SLOW if is_late else "", left_behind(before, files_in(Path.cwd()))]
+        warnings = filter(None, remarks)
         result = prober.conclude(result)
         if memory is not None:
             result = memory.keep(result)

@@ -175,7 +175,9 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
         if _parsing.lightning_hasattr(module, self._batch_arg_name):
             _parsing.lightning_setattr(module, self._batch_arg_name, size)
         loaders.reload(size)
-        _rank_zero.rank_zero_info(f"batchfinder: {self._batch_arg_name} is set to {size}")
+        is_all = self.result is not None and self.result.batch_size == loaders.examples
+        why = f": the data set has only {loaders.examples} examples for a rank" if is_all else ""
+        _rank_zero.rank_zero_info(f"batchfinder: {self._batch_arg_name} is set to {size}{why}")
 
     def _largest(self, trainer: Any, module: Any, loaders: Loaders) -> BatchSizeResult:
         """Find the largest size that fits within the bounds."""
@@ -183,7 +185,7 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
         longest = loaders.longest()
         most = min(self._max_val, self._init_val * 2 ** (self._max_trials - 1))
         if loaders.examples is not None:
-            most = max(1, min(most, loaders.examples // trainer.world_size))
+            most = min(most, loaders.examples)
         is_fit, wrapped = trainer.training, trainer.strategy.model
         with self._undisturbed(trainer, module):
             result = find_max_batch(

@@ -31,12 +31,13 @@ class Loaders:
 
     @property
     def examples(self) -> int | None:
-        """The number of examples in the data set; None if it has no length."""
+        """The number of examples of a rank, at least 1; None if the data set has no length."""
         try:
             length: int = self._loaders()._dataset_length()
         except NotImplementedError:  # what Lightning raises for iterable data sets
             return None
-        return length
+        ranks: int = self._loop.trainer.world_size
+        return max(1, length // ranks)
 
     def longest(self) -> DataBatches:
         """Return a batch of the longest examples, as the loaders make one.

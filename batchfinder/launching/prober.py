@@ -241,8 +241,8 @@ class LaunchProber:
             is_odd = "divisible" in said
             advice = "--multiple-of for such sizes only" if is_odd else "the command by itself"
             raise UserCodeError(
-                f"the script failed at batch size {size}, not for lack of memory: {probe.note}. "
-                f"Try {advice}",
+                f"the script failed at batch size {size}, not for lack of memory: "
+                f"{probe.note.rstrip('.')}. Try {advice}",
                 said,
             )
         if probe.fits and verdict.ended_by_itself:

@@ -221,3 +221,11 @@ def test_every_process_ends_with_the_driver(number: int, folder: Path) -> None:
     driver.communicate(timeout=PATIENCE_SECONDS)
     assert eventually(lambda: all(map(is_gone, started)))
     assert eventually(lambda: not [*(folder.parent / "temporary").glob("batchfinder-*")])
+
+
+def test_without_a_limit_a_search_on_the_cpu_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batchfinder.cli.run.CPU_SECONDS", 2)
+    command = (*PYTHON, "--manner", "hangs", "--batch-size", "{batch_size}")
+    result = run("--device", "cpu", "--max-batch-size", "16", "--", *command)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "no batch size was confirmed within the time limit of 2 s" in result.stderr

@@ -221,3 +221,12 @@ def test_fast_dev_run_leaves_the_size_as_it_is() -> None:
     module = Module(3)
     fitted(module, finder := BatchSizeFinder(), fast_dev_run=True)
     assert (module.batch_size, finder.optimal_batch_size) == (3, None)
+
+
+@pytest.mark.parametrize(("fits", "why"), [(10**9, "only 48 examples for a rank"), (20, "to 16\n")])
+def test_the_log_says_if_the_data_set_is_the_limit(
+    fits: int, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        fitted(Module(fits=fits), BatchSizeFinder(), max_epochs=1)
+    assert why in "".join(f"{record.message}\n" for record in caplog.records)
