@@ -7,8 +7,10 @@ model and kernels. The simulated allocator shows whether those requests fit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 from batchfinder.probing.devices.allocator.caching import (
     AllocatorSettings,
@@ -34,6 +36,9 @@ ALIKE = 6
 # are one FINENESS-th apart, STRETCH of them below must fit, and FURTHEST above the end of bisection
 # are tried.
 FINENESS, STRETCH, FURTHEST = 200, 3, 10
+
+# If more examples would fit, the recorded requests do not grow.
+MOST_EXAMPLES = 2**40
 
 
 def head_start_of(
@@ -89,26 +94,30 @@ def rehearsed(
     rehearsal = Rehearsal(sizes[0], recordings[sizes[0]], sizes[1], recordings[sizes[1]])
     limit_bytes = limit_of(recordings[sizes[1]], budget_bytes)
 
+    @cache
     def fits(batch_size: int) -> bool:
         return rehearsal.fits(batch_size, allocator_of(limit_bytes, settings), least_steps)
 
-    low = max(sizes[1], at_least)
-    high = 2 * low
-    if not fits(low):
+    low, end = max(sizes[1], at_least), rehearsal.end_of_tensors(limit_bytes)
+    if end < low or end > MOST_EXAMPLES or not fits(low):
         return None
-    while fits(high):
-        low, high = high, 2 * high
-        if high > 2**40 // sizes[1]:
-            return None  # the recorded requests do not grow
-    while high - low > max(1, high // 1000):
-        middle = (low + high) // 2
+    # Most allocators lose little, so look near the end of the tensors first.
+    high = math.floor(end) + 1
+    near = width = max(1, high // 1000)
+    while high - low > width:
+        middle = max((low + high) // 2, high - near)
         low, high = (middle, high) if fits(middle) else (low, middle)
+        near *= 2
     # Bisection ends at any of the boundaries. Take the last one that many fitting sizes lead to.
-    step, found, in_a_row = max(1, low // FINENESS), low, 0
-    for size in range(low - STRETCH * step, low + FURTHEST * step, step):
-        in_a_row = in_a_row + 1 if fits(size) else 0
-        found = size if in_a_row > STRETCH else found
-    return Guess(found, rehearsal.is_matched)
+    step = max(1, low // FINENESS)
+    top = min(FURTHEST - 1, math.floor(end - low) // step)
+    while top > 0:
+        stretch = sorted(range(top - STRETCH, top + 1), key=lambda place: place <= 0)
+        gap = next((place for place in stretch if not fits(low + place * step)), None)
+        if gap is None:
+            return Guess(low + top * step, rehearsal.is_matched)
+        top = gap - 1
+    return Guess(low, rehearsal.is_matched)
 
 
 class Rehearsal:
@@ -161,6 +170,24 @@ class Rehearsal:
         except DeviceFullError:
             return False
         return not watch.objection()
+
+    def end_of_tensors(self, limit_bytes: int) -> float:
+        """Return the batch size beyond which even the sum of all requests passes a limit."""
+        # The bytes of each block, and those that an example adds to it.
+        blocks = [(size, 0.0) for size in self._model.held]
+        total, added, more = sum(self._model.held), 0.0, math.inf
+        for step, growth in zip(self._model.steps, self._growth, strict=True):
+            each = iter(growth)
+            for event in step:
+                if event < 0:
+                    size, per_example = blocks[~event]
+                    total, added = total - size, added - per_example
+                else:
+                    blocks.append((event, next(each)))
+                    total, added = total + event, added + blocks[-1][1]
+                    if added > 0:
+                        more = min(more, (limit_bytes - total) / added)
+        return self._large + more
 
     def at(self, batch_size: int) -> Recording:
         """Return what a confirmation at a size would request."""
