@@ -30,7 +30,7 @@ from batchfinder.results.probe import Outcome, Probe
 from batchfinder.training.optimizer import find_optimizer
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
-from batchfinder.training.state.process_settings import generator, undone
+from batchfinder.training.state.process_settings import generator, host_numbers, undone
 from batchfinder.training.state.reach import reachable
 from batchfinder.training.state.snapshot import Snapshot, preserved_state
 from batchfinder.training.step import TrainingStep
@@ -91,6 +91,7 @@ class Here:
         self._baseline: Baseline | None = None
         self._is_open = False
         self._was_clean = True
+        self._differs: bool | None = None  # whether steps do; None before a confirmation
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -98,6 +99,7 @@ class Here:
 
     def start(self, order: Order) -> Place:
         self._options = options = order.options
+        self._least_steps = options.confirm_steps
         self._device = choose_device(options.device, self._setup.model)
         gc.collect()  # frees tensors in cycles that an earlier failure left
         # A model that stays on the device until the process ends needs no copy.
@@ -155,6 +157,7 @@ class Here:
     def _tried(self, batch_size: int, confirm: bool) -> Attempt:
         session = self._session
         assert session is not None
+        drawn = host_numbers()
         try:
             attempt = session.confirm(batch_size) if confirm else session.probe(batch_size)
         except BatchTooSmallError:
@@ -166,10 +169,14 @@ class Here:
             raise self._given_up(attempt.probe)
         if attempt.probe.fits and self._options.warm_up_batch_size is None:
             self._options = replace(self._options, warm_up_batch_size=batch_size)
-        if attempt.recording is not None and steps_differ(attempt.recording):
-            # Two steps may be alike by chance, so later confirmations run more from the start.
-            least_steps = max(DIFFERING_STEPS, self._options.confirm_steps)
-            self._options = replace(self._options, confirm_steps=least_steps)
+        if attempt.recording is not None:
+            self._differs = self._differs or steps_differ(attempt.recording)
+        # Two steps may be alike by chance, so confirmations run more steps of a model that skips
+        # layers at random. To do so it draws numbers on the host. The first confirmation shows it.
+        may_differ = drawn != host_numbers() if self._differs is None else self._differs
+        least_steps = DIFFERING_STEPS if may_differ and self._device.leaves_no_trace else 0
+        least_steps = max(least_steps, self._least_steps)
+        self._options = replace(self._options, confirm_steps=least_steps)
         return attempt
 
     def estimate(self) -> tuple[int | None, list[str]]:

@@ -47,6 +47,13 @@ def process_settings() -> list[Undo]:
     return undo
 
 
+def host_numbers() -> object:
+    """Return the state of the host's random generators. It changes with each number drawn."""
+    numpy = sys.modules.get("numpy")
+    _, words, *others = numpy.random.get_state() if numpy else ("", b"")
+    return random.getstate(), bytes(words), others, torch.get_rng_state().numpy().tobytes()
+
+
 def read_switches() -> dict[str, Any]:
     """Return PyTorch's process-wide settings that affect the memory of a training step, by name.
 
