@@ -91,7 +91,7 @@ class Here:
         self._baseline: Baseline | None = None
         self._is_open = False
         self._was_clean = True
-        self._differs: bool | None = None  # whether steps do; None before a confirmation
+        self._differs = self._is_shown = False  # whether steps make the same requests
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -169,11 +169,13 @@ class Here:
             raise self._given_up(attempt.probe)
         if attempt.probe.fits and self._options.warm_up_batch_size is None:
             self._options = replace(self._options, warm_up_batch_size=batch_size)
-        if attempt.recording is not None:
-            self._differs = self._differs or steps_differ(attempt.recording)
+        if confirm and attempt.probe.fits:
+            recorded = attempt.recording
+            self._differs |= recorded is not None and steps_differ(recorded)
+            self._is_shown = True
         # Two steps may be alike by chance, so confirmations run more steps of a model that skips
         # layers at random. To do so it draws numbers on the host. The first confirmation shows it.
-        may_differ = drawn != host_numbers() if self._differs is None else self._differs
+        may_differ = self._differs or (not self._is_shown and drawn != host_numbers())
         least_steps = DIFFERING_STEPS if may_differ and self._device.leaves_no_trace else 0
         least_steps = max(least_steps, self._least_steps)
         self._options = replace(self._options, confirm_steps=least_steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -117,6 +118,19 @@ def test_each_confirmation_starts_from_the_same_weights(worker: Here) -> None:
     probed, first, second = SEEN[:2], SEEN[2:5], SEEN[5:8]
     assert first == second  # three steps each, the optimizer without states
     assert probed == first[:2]
+
+
+def test_of_a_model_that_draws_on_the_host_the_first_confirmation_takes_ten_steps(
+    worker: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Net.forward
+
+    def drawing(net: Net, rows: Tensor) -> Tensor:
+        return plain(net, rows) * (1 + random.random())
+
+    monkeypatch.setattr(Net, "forward", drawing)
+    assert worker.attempt(2, confirm=False).probe.fits
+    assert [worker.attempt(size, confirm=True).probe.steps for size in (2, 4)] == [10, 3]
 
 
 def test_a_size_that_runs_out_leaves_a_process_fit_for_the_next(worker: Here) -> None:
