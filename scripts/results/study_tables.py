@@ -51,12 +51,12 @@ def knees(rows: Mapping[str, Row]) -> str:
             row["batch_size"],
             row["knee"] if row["is_clear"] else f"{row['knee']}, unclear",
             row["knee_of_sweep"],
-            f"{row['share_of_best']:.1%}",
-            f"{row['spread']:.1%}",
+            f"{row['share_of_best']:.1%} ± {row['error']:.1%}",
+            "yes" if row["is_as_fast"] else "**no**",
         )
         for name, row in rows.items()
     ]
-    header = ("model", "largest", "as fast", "by a sweep", "of the best rate", "steps vary by")
+    header = ("model", "largest", "as fast", "by a sweep", "of the sweep's best rate", "right")
     return markdown_table(header, lines)
 
 
