@@ -47,6 +47,11 @@ def set_max_batch(
         >>> result = set_max_batch(trainer, global_batch_size=256)  # doctest: +SKIP
         >>> trainer.train()  # doctest: +SKIP
     """
+    if not isinstance(trainer, Trainer):
+        raise UsageError(
+            f"set_max_batch takes a transformers.Trainer, not an object of type "
+            f"{type(trainer).__name__}. Try find_max_batch(model, sample)"
+        )
     args = trainer.args
     if getattr(args, "n_gpu", 1) > 1:
         raise UsageError(

@@ -251,8 +251,8 @@ def common_size(sample: Any, batch_dim: int) -> int:
     if not tensors:
         raise SampleError(
             f"the sample, a {type(sample).__name__}, holds no tensors; give a batch as your "
-            "DataLoader yields it, next(iter(loader)), or make_batch(batch_size), which returns "
-            "one; or a DataLoader or data set as loader= or --loader FILE.py:FUNCTION"
+            "DataLoader yields it. Try next(iter(loader)), or give the loader itself: loader= in "
+            "Python, --loader FILE.py:FUNCTION"
         )
     sizes = Counter(size for _, x in tensors if (size := size_at(x, batch_dim)) is not None)
     if not sizes:

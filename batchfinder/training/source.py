@@ -216,7 +216,8 @@ def checked_loss(loss: Any, source: StepSource) -> Tensor:
     """
     if not isinstance(loss, Tensor):
         raise StepError(
-            f"{source.name} gave {type(loss).__name__} as the loss, not a tensor; {_advice(source)}"
+            f"{source.name} gave an object of type {type(loss).__name__} as the loss, not a "
+            f"tensor; {_advice(source)}"
         )
     if loss.numel() != 1:
         raise StepError(

@@ -172,9 +172,11 @@ def _as_setup(target: str, returned: Any) -> TrainingSetup:
         setup = TrainingSetup(returned)
     if isinstance(setup.model, nn.Module | Trainer):
         return setup
+    flat = isinstance(returned, tuple) and isinstance(next(iter(returned), None), nn.Module)
+    hint = ". Try return model, (inputs, targets)" if flat else ""
     raise TargetError(
         f"{target} returned {_described(returned)}; it must return the model (a torch.nn.Module), "
-        "(model, sample), a batchfinder.TrainingSetup or a transformers.Trainer"
+        f"(model, sample), a batchfinder.TrainingSetup or a transformers.Trainer{hint}"
     )
 
 

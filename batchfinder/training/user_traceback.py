@@ -8,14 +8,17 @@ from types import TracebackType
 # Modules between the entry point and the user's code. Tenacity passes exceptions on in a future
 # of concurrent.
 _OUR_MODULES = frozenset({"batchfinder", "click", "concurrent", "importlib", "runpy", "tenacity"})
+# A module's call adds two or three frames of PyTorch before its forward. They explain no error.
+_CALLS_OF_MODULES = frozenset({"_wrapped_call_impl", "_call_impl", "inner"})
 
 
 def user_traceback(error: BaseException) -> str:
     """Format an exception as Python prints it, from the user's first frame on.
 
     The text looks as if the user had run the code directly. It leaves out batchfinder's frames, the
-    frames between it and the user's code, and frames that simulate an operation of PyTorch. A
-    traceback that never passed through batchfinder stays whole.
+    frames between it and the user's code, frames in which a module calls its ``forward``, and
+    frames that simulate an operation of PyTorch. A traceback that never passed through batchfinder
+    has all its other frames.
 
     Example:
         >>> try:
@@ -30,6 +33,12 @@ def user_traceback(error: BaseException) -> str:
         return "".join(traceback.format_exception_only(type(error), error))
     shown = traceback.TracebackException(type(error), error, first)
     del shown.stack[_frames_to_our_simulation(first) :]
+    shown.stack[:] = [
+        frame
+        for frame in shown.stack
+        if frame.name not in _CALLS_OF_MODULES
+        or not frame.filename.endswith("torch/nn/modules/module.py")
+    ]
     return "".join(shown.format())
 
 

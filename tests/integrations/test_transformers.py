@@ -120,3 +120,8 @@ def test_what_cannot_be_searched_is_refused_and_nothing_is_set(
 def test_a_global_batch_size_below_one_is_refused() -> None:
     with pytest.raises(UsageError, match="at least 1, not 0"):
         found(Trained(), 0)
+
+
+def test_a_model_is_no_trainer() -> None:
+    with pytest.raises(UsageError, match=r"not an object of type Linear. Try find_max_batch\("):
+        set_max_batch(torch.nn.Linear(1, 1))  # type: ignore[arg-type]

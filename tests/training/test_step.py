@@ -201,7 +201,10 @@ def test_a_loss_that_is_no_number_is_a_warning(value: float) -> None:
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (lambda output, batch: None, "loss_fn gave NoneType as the loss, not a tensor"),
+        (
+            lambda output, batch: None,
+            "loss_fn gave an object of type NoneType as the loss, not a tensor",
+        ),
         (lambda output, batch: output, r"loss_fn gave a loss of shape \(3, 2\); reduce it"),
         (lambda output, batch: output.sum().detach(), "nothing to train; look for torch.no_grad"),
     ],

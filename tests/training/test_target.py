@@ -214,6 +214,8 @@ def test_other_returns_are_refused_in_one_line(returned: str, said: str) -> None
     with pytest.raises(TargetError, match=f"^train.py:build {said}.*must return the model") as info:
         load_target("train.py:build")
     assert "\n" not in str(info.value)
+    advice = "Try return model, (inputs, targets)"
+    assert str(info.value).endswith(advice) == returned.startswith("(nn.")
 
 
 def test_setup_without_a_module_is_refused() -> None:

@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from batchfinder.errors import UsageError
 from batchfinder.training.target import load_target
@@ -81,3 +83,13 @@ def test_tracebacks_without_our_frames_stay_whole() -> None:
 
 def test_error_that_was_never_raised() -> None:
     assert user_traceback(ValueError("x")) == "ValueError: x\n"
+
+
+def test_calls_of_modules_are_left_out_but_not_the_forward() -> None:
+    model = nn.Sequential(nn.Linear(4, 2))
+    with pytest.raises(RuntimeError) as info:
+        model(torch.randn(1, 3))
+    text = user_traceback(info.value)
+    assert "_call_impl" not in text
+    assert "container.py" in text
+    assert "linear.py" in text

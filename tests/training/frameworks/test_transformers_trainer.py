@@ -268,7 +268,8 @@ def test_its_loss_is_named_where_it_is_none(monkeypatch: pytest.MonkeyPatch) -> 
     trainer = Trainer()
     monkeypatch.setattr(trainer, "compute_loss", lambda model, inputs: "low")
     setup, _ = opened(trainer)
-    with pytest.raises(StepError, match="compute_loss of the Trainer gave str as the loss"):
+    said = "compute_loss of the Trainer gave an object of type str as the loss"
+    with pytest.raises(StepError, match=said):
         TrainingStep(setup, CPU).forward_backward(setup.sample)
 
 
