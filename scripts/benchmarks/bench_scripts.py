@@ -101,7 +101,7 @@ def row_of(script: Script, folder: Path, device: str) -> dict[str, Any]:
     answer = row["batch_size"]
     row["probes"] = [[p["batch_size"], p["outcome"], p["steps"]] for p in found["probes"]]
     row["warnings"] = found["warnings"]
-    row["command"] = found["command"]
+    row["command"] = found["command"].replace(str(folder), "FOLDER")
     row["next_size"] = max(answer + 1, math.ceil(answer * NEXT_SIZE))
     row["survival"] = judged(script, folder, device, answer)
     row["survives"] = row["survival"]["outcome"] == "survived" and not thrashes(row["survival"])
