@@ -51,7 +51,7 @@ def host_numbers() -> object:
     """Return the state of the host's random generators. It changes with each number drawn."""
     numpy = sys.modules.get("numpy")
     _, words, *others = numpy.random.get_state() if numpy else ("", b"")
-    return random.getstate(), bytes(words), others, torch.get_rng_state().numpy().tobytes()
+    return random.getstate(), bytes(words), others, torch.get_rng_state().tolist()
 
 
 def read_switches() -> dict[str, Any]:

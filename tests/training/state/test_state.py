@@ -6,6 +6,7 @@ import collections
 import hashlib
 import random
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR, SequentialLR, StepLR
 
 from batchfinder.errors import DeviceError, StepError
+from batchfinder.training.state.process_settings import host_numbers
 from batchfinder.training.state.snapshot import preserved_state
 
 
@@ -239,6 +241,23 @@ def test_the_random_stream_is_unchanged() -> None:
         return random.random(), np.random.rand(), nn.Dropout(0.5)(torch.ones(9)).tolist()
 
     assert draw(searched=True) == draw(searched=False)
+
+
+@pytest.mark.parametrize("has_numpy", [True, False])
+def test_a_number_drawn_on_the_host_is_noticed(
+    has_numpy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draws: list[Callable[[], object]] = [random.random, lambda: torch.rand(1)]
+    if has_numpy:
+        draws.append(np.random.rand)
+    else:
+        monkeypatch.delitem(sys.modules, "numpy")
+        monkeypatch.setattr(Tensor, "numpy", None)  # it fails without the package
+    for draw in draws:
+        before = host_numbers()
+        assert host_numbers() == before
+        draw()
+        assert host_numbers() != before
 
 
 def test_a_generator_of_the_model_is_restored() -> None:
