@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import pickle
 import random
 import sys
 import warnings
@@ -47,11 +48,11 @@ def process_settings() -> list[Undo]:
     return undo
 
 
-def host_numbers() -> object:
+def host_numbers() -> bytes:
     """Return the state of the host's random generators. It changes with each number drawn."""
     numpy = sys.modules.get("numpy")
-    _, words, *others = numpy.random.get_state() if numpy else ("", b"")
-    return random.getstate(), bytes(words), others, torch.get_rng_state().tolist()
+    of_numpy = numpy.random.get_state() if numpy else None
+    return pickle.dumps((random.getstate(), of_numpy, torch.get_rng_state().tolist()))
 
 
 def read_switches() -> dict[str, Any]:
