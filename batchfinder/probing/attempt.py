@@ -144,6 +144,7 @@ class Run:
     where: str = ""
     note: str = ""
     recording: Recording | None = None
+    steps_differ: bool = False
 
     @property
     def is_only_probable(self) -> bool:
@@ -179,4 +180,5 @@ def to_probe(run: Run, batch_size: int, confirm: bool, seconds: float) -> Probe:
         allocation_retries=run.allocation_retries if run.failure is None else 0,
         confirmed=confirm,
         note=note,
+        steps_differ=run.steps_differ,
     )

@@ -13,8 +13,8 @@ from batchfinder.search.prober import Prober, Recording
 
 # Prices of a search whose batches vary in length, on a caching allocator. A confirmation that fits
 # runs CACHING_VARIED_STEPS; one that fails does so in step 1 to 3. Fragmentation costs about 1 %
-# besides VARIED_ROOM (probing/steadiness.py). Within 2.5 %, the order of the batches decides.
-VARIED_PRICES = Prices(confirm=CACHING_VARIED_STEPS, resolution=0.025, room=VARIED_ROOM + 0.01)
+# besides VARIED_ROOM (probing/steadiness.py).
+VARIED_PRICES = Prices(confirm=CACHING_VARIED_STEPS, room=VARIED_ROOM + 0.01)
 
 
 @dataclass(frozen=True)

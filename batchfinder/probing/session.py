@@ -70,10 +70,9 @@ class ProbeSession:
         all_agree: Callable[[bool], bool] = bool,
         make_step: Callable[..., TrainingStep] | None = None,
     ) -> None:
-        self.setup = setup
+        self.setup, self.batches, self.device = setup, batches, device
         self.on_step, self.all_agree = on_step, all_agree
         self.make_step = make_step or STEP_OF_MODE[options.mode]
-        self.batches, self.device = batches, device
         self.budget_bytes, self.options = budget_bytes, options
         self.is_used, self._leaks = False, list[str]()
         self._made_step: TrainingStep | None = None
@@ -138,9 +137,9 @@ class ProbeSession:
         return Attempt(probe, is_believed, is_reusable, is_broken, recording=run.recording)
 
     def _run(self, batch_size: int, confirm: bool) -> Run:
-        run = Run()
         handled = sys.exc_info()[1]  # the caller handles it: not an error of the step
         varies = self.batches.varies and self.device.leaves_no_trace
+        run = Run(steps_differ=varies)
         limit = self.device.limited_to(with_room(self.budget_bytes)) if varies else nullcontext()
         try:
             with torch.inference_mode(False), torch.enable_grad(), limit:
@@ -239,7 +238,8 @@ class ProbeSession:
         with recording(None if self.batches.varies else self.device.torch_device) as recorder:
             for _ in range(watch.most_steps):
                 peak = self._step(batch_size, partial(next_batch, watch.batch_number), run)
-                if recorder.end_step():  # the model skips layers at random, for example
+                run.steps_differ |= recorder.end_step()  # by layers skipped at random, for example
+                if run.steps_differ:
                     watch.expect_variation()
                 watch.note(peak, run.allocation_retries)
                 watch = foreseen(recorder.recording, watch, self.budget_bytes)

@@ -54,6 +54,8 @@ class Probe:
         note: the reason for a failure, or a remark.
         most_examples: the most examples that a step can have, if there are fewer than
             ``batch_size``; else None.
+        steps_differ: True if its steps were seen to make different requests of a caching allocator,
+            because batches vary in length, or layers are skipped at random.
         rank_peak_bytes: the peak of each rank, by rank; None where it was not read. Empty if one
             process trains alone.
         limiting_rank: the rank that failed first or has the least room left. The probe's readings
@@ -77,6 +79,7 @@ class Probe:
     steps_seconds: tuple[float, ...] = ()
     outside_bytes: int | None = None
     most_examples: int | None = None
+    steps_differ: bool = False
 
     def __str__(self) -> str:
         verdict = f"{self.outcome.value}, {self.note}" if self.note else self.outcome.value

@@ -16,6 +16,10 @@ from batchfinder.results.throughput import interpolated
 # scripts/results/search_simulated_gpu.json).
 FRAGMENTED_RESOLUTION = 1 / 100
 
+# The width where steps differ. Closer to the limit, the order of the steps decides: with BERT, one
+# of 20 orders ran out of memory at batch size 124, and 15 at 127 (probing/steadiness.py).
+DIFFERING_RESOLUTION = 1 / 40
+
 # The allocator is fragmented if it holds more than this share of the budget beyond its tensors.
 FRAGMENTED = 1 / 200
 
@@ -46,6 +50,7 @@ class Bracket:
         fits: the probes that fit, by size.
         confirmed: the confirmations that fit, by size.
         failure: the smallest size that failed; None if none has.
+        steps_differ: True once steps of one size were seen to make different requests.
         is_fragmented: True once the allocator was seen to hold clearly more than its tensors.
         refuted: the size at which a confirmation refuted what probes show; 0 if none has. From then
             on only confirmations count.
@@ -68,7 +73,7 @@ class Bracket:
         self.fits: dict[int, Probe] = {}
         self.confirmed: dict[int, Probe] = {}
         self.failure: Probe | None = None
-        self._failed_when_confirmed = self.is_fragmented = False
+        self._failed_when_confirmed = self.is_fragmented = self.steps_differ = False
         self.probes = self.refuted = self._refutations = 0
 
     @property
@@ -108,6 +113,7 @@ class Bracket:
         thrashes = self.failure is not None and self.failure.is_thrashing
         is_loose = self.is_fragmented or self.refuted or thrashes or not self.verdicts_repeat
         share = max(self._coarseness, FRAGMENTED_RESOLUTION if is_loose else 0)
+        share = max(share, DIFFERING_RESOLUTION if self.steps_differ else 0)
         if not self.verdicts_repeat:
             share = max(share, min(MOST_RESOLUTION, DIFFERENCES * self.spread))
         return max(self.unit, math.floor(share * size / self.unit) * self.unit)
@@ -169,6 +175,7 @@ class Bracket:
         self.probes += 1
         vars(self).pop("spread", None)
         unused = (probe.peak_reserved_bytes or 0) - (probe.peak_allocated_bytes or 0)
+        self.steps_differ |= probe.steps_differ
         self.is_fragmented |= unused > FRAGMENTED * self.budget_bytes
         if probe.fits:
             (self.confirmed if confirm else self.fits)[size] = probe

@@ -19,10 +19,12 @@ from batchfinder.probing.devices.allocator.caching import (
 )
 from batchfinder.probing.devices.allocator.expandable import allocator_of
 from batchfinder.probing.devices.allocator.recorded import replayed
-from batchfinder.probing.steadiness import MAX_CONFIRM_STEPS, PeakWatch
+from batchfinder.probing.devices.allocator.recorded_step import steps_differ
+from batchfinder.probing.steadiness import PeakWatch
+from batchfinder.search.belief import APART
 from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
 from batchfinder.search.prober import Prober, Recording
-from batchfinder.simulation.lasting import in_other_orders, lasts, limit_of
+from batchfinder.simulation.lasting import lasts, limit_of
 
 # Two requests match if the larger has grown at most by the ratio of the batch sizes, plus this
 # rounding in bytes. After a mismatch, up to MOST_SKIPPED requests are skipped in each step, until
@@ -77,7 +79,8 @@ def rehearsed(
     """Guess the largest size, by whose steps fit when they are replayed.
 
     Args:
-        recordings: at least two confirmations, by size; the two largest sizes are used.
+        recordings: confirmations, by size. The largest is used, and the largest of those that are
+            far enough from it.
         budget_bytes: the bytes that the allocator may reserve.
         settings: settings of the allocator.
         least_steps: the fewest steps of a confirmation.
@@ -88,15 +91,20 @@ def rehearsed(
         steps of the larger size made other requests than those of the smaller, as kernels differ
         with the size.
     """
-    sizes = sorted(recordings)[-2:]
-    if len(sizes) < 2 or not all(recordings[size].steps for size in sizes):
+    sizes = [size for size in recordings if size <= APART * max(recordings)]
+    sizes = [max(sizes, default=0), max(recordings, default=0)]
+    if not sizes[0] or not all(recordings[size].steps for size in sizes):
         return None
     rehearsal = Rehearsal(sizes[0], recordings[sizes[0]], sizes[1], recordings[sizes[1]])
     limit_bytes = limit_of(recordings[sizes[1]], budget_bytes)
 
     @cache
     def fits(batch_size: int) -> bool:
-        return rehearsal.fits(batch_size, allocator_of(limit_bytes, settings), least_steps)
+        if not rehearsal.fits(batch_size, allocator_of(limit_bytes, settings), least_steps):
+            return False
+        # Steps that differ have to last in other orders too.
+        recording = rehearsal.at(batch_size)
+        return not steps_differ(recording) or lasts(recording, budget_bytes, settings)
 
     low, end = max(sizes[1], at_least), rehearsal.end_of_tensors(limit_bytes)
     if end < low or end > MOST_EXAMPLES or not fits(low):
@@ -158,14 +166,10 @@ class Rehearsal:
         """
         assert allocator.capacity_bytes is not None
         watch = PeakWatch(allocator.capacity_bytes, least_steps=least_steps, peaks_wander=False)
-        recording = self.at(batch_size)
-        # Steps that differ are replayed in one of the orders that the confirmation has to last.
-        order = next(in_other_orders(recording), recording)
-        most_steps = max(MAX_CONFIRM_STEPS, len(order.steps))
         try:
-            for peak, flushes in replayed(order, allocator, most_steps):
+            for peak, flushes in replayed(self.at(batch_size), allocator, watch.most_steps):
                 watch.note(peak, flushes)
-                if watch.is_over and order is recording:
+                if watch.is_over:
                     break
         except DeviceFullError:
             return False

@@ -76,6 +76,7 @@ def test_the_json_has_every_value_in_raw_units() -> None:
                 "confirmed": True,
                 "note": "NaN loss",
                 "most_examples": None,
+                "steps_differ": False,
                 "rank_peak_bytes": [],
                 "limiting_rank": None,
                 "steps_seconds": [],

@@ -13,3 +13,13 @@ def test_the_bend_between_a_validation_and_the_training_is_no_noise() -> None:
         peaks = {Phase.VALIDATION: 600, Phase.FORWARD_BACKWARD: 100 + 10 * size}
         known.record(Probe(size, Outcome.FITS, 1, 0.0, phase_peak_bytes=peaks), False)
     assert known.spread == pytest.approx(0)
+
+
+@pytest.mark.parametrize(("differs", "resolution"), [(False, 1), (True, 20)])
+def test_the_bracket_of_steps_that_differ_ends_where_their_order_decides(
+    differs: bool, resolution: int
+) -> None:
+    known = Bracket(1, 1000, 1, 1000)
+    known.record(Probe(600, Outcome.FITS, 10, 0.0, steps_differ=differs), True)
+    known.record(Probe(800, Outcome.OOM, 1, 0.0), True)
+    assert known.resolution == resolution
