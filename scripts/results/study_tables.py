@@ -77,3 +77,36 @@ def sweeps(rows: Mapping[str, Row]) -> str:
         "model", "values", "probes", "of 8 searches", "answers (of a search)", "least share",
     )  # fmt: skip
     return markdown_table(header, lines)
+
+
+def validations(rows: list[Row]) -> str:
+    """Show whether training and validation run at the answers without and with the option."""
+    lines = [
+        (
+            NAMES[row["family"]],
+            f"{row['limit_gib']} GiB",
+            row["eval_batch_size"],
+            *(
+                f"{row['batch_sizes'][name] or 'nothing fits'}"
+                + (f", **dies in {row[name]['part']}**" if row[name]["outcome"] == "oom" else "")
+                for name in ("without", "with")
+            ),
+        )
+        for row in rows
+    ]
+    header = ("model", "limit", "validation batch", "answer without the option", "with it")
+    return markdown_table(header, lines)
+
+
+def validation_batches(rows: list[Row]) -> str:
+    """Show the largest validation batches by searches, and by bisection in a loop."""
+    lines = [
+        (
+            NAMES[row["family"]],
+            row["batch_size"],
+            row["largest"],
+            f"{row['batch_size'] / row['largest']:.1%}",
+        )
+        for row in rows
+    ]
+    return markdown_table(("model", "`--mode eval`", "by bisection", "share"), lines)
