@@ -26,7 +26,7 @@ from batchfinder.training.frameworks.transformers_trainer import (
 )
 from batchfinder.training.input_spec import parse_input_spec
 from batchfinder.training.placement import untrained_bases
-from batchfinder.training.setup import OptimizerOfModel, Trainer, TrainingSetup
+from batchfinder.training.setup import OptimizerOfModel, Trainer, TrainingSetup, check_functions
 from batchfinder.training.target import call_with_arguments
 from batchfinder.training.tree import described_shapes, named_tensors
 
@@ -58,8 +58,8 @@ def completed(  # noqa: C901 - one branch per source of batches
 
     Raises:
         SampleError: there is no sample.
-        UsageError: the input text cannot be read, the function needs more arguments, or the setup
-            has both a loader and a sample.
+        UsageError: the input text cannot be read, a function takes other arguments than it is
+            called with, or the setup has both a loader and a sample.
 
     Example:
         >>> setup = TrainingSetup(torch.nn.Linear(4, 2))
@@ -67,6 +67,7 @@ def completed(  # noqa: C901 - one branch per source of batches
         >>> tuple(setup.sample.shape), warnings
         ((2, 4), [])
     """
+    check_functions(setup)
     trainer = setup.model if isinstance(setup.model, Trainer) else None
     warnings: list[str] = []
     if trainer is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from batchfinder.errors import StepError
-from batchfinder.training.setup import LossFunction
+from batchfinder.training.setup import LossFunction, refused_call
 
 MEAN_LOSS_WARNING = (
     "the loss is the mean of the model's outputs, because the batch has no targets that fit them. "
@@ -35,7 +34,7 @@ def call_model(model: nn.Module, batch: Any) -> Any:
         return model(*positional, **keywords)
     except (TypeError, AttributeError) as error:
         # If forward accepts the arguments, the error comes from inside the model.
-        problem = isinstance(error, TypeError) and _refused_call(model, positional, keywords)
+        problem = isinstance(error, TypeError) and refused_call(model.forward, positional, keywords)
         if not problem:
             if isinstance(inputs, tuple | list) and inputs is batch:
                 error.args = (
@@ -50,19 +49,6 @@ def call_model(model: nn.Module, batch: Any) -> Any:
             f"the model is called as model({call}), which {type(model).__name__}.forward does not "
             f"take ({problem}); give step(model, batch), which calls it and returns the loss"
         ) from error
-
-
-def _refused_call(model: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any]) -> str:
-    """Return why the signature of a model's forward refuses a call; "" if it accepts it."""
-    try:
-        signature = inspect.signature(model.forward)
-    except (TypeError, ValueError):  # compiled and built-in functions may have none
-        return ""
-    try:
-        signature.bind(*positional, **keywords)
-    except TypeError as error:
-        return str(error)
-    return ""
 
 
 def call_loss(loss_fn: LossFunction, output: Any, batch: Any) -> Tensor:

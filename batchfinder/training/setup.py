@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
@@ -98,6 +99,47 @@ class TrainingSetup:
     def functions(self) -> list[Any]:
         """The user's functions that a step runs: step, loss function, and the model's hooks."""
         return [self.step, self.loss_fn, *hooks_of(self.model)]
+
+
+def refused_call(
+    function: Callable[..., Any], positional: Sequence[Any], keywords: Mapping[str, Any]
+) -> str:
+    """Return why the signature of a function refuses a call; "" if it accepts it, or is unknown.
+
+    Example:
+        >>> refused_call(lambda batch: None, ("model", "batch"), {})
+        'too many positional arguments'
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # compiled and built-in functions may have none
+        return ""
+    try:
+        signature.bind(*positional, **keywords)
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+def check_functions(setup: TrainingSetup) -> None:
+    """Check that the user's functions take the arguments that they are called with.
+
+    Raises:
+        UsageError: one of them does not.
+    """
+    calls: dict[str, list[tuple[str, ...]]] = {
+        "step": [("model", "batch")],
+        "loss_fn": [("output", "batch")],
+        "make_batch": [("batch_size",), ("batch_size", "step")],
+        "optimizer": [("parameters",)],
+    }
+    for name, ways in calls.items():
+        function = getattr(setup, name)
+        if callable(function) and all(refused_call(function, way, {}) for way in ways):
+            raise UsageError(
+                f"{name} is called as {name}({', '.join(ways[0])}), but it takes "
+                f"{inspect.signature(function)}. Try a function that takes ({', '.join(ways[0])})"
+            )
 
 
 def setup_of(model: nn.Module | Trainer | TrainingSetup, *given: Any) -> TrainingSetup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -98,3 +99,32 @@ def test_the_example_input_of_a_module_is_no_batch_for_its_training_step() -> No
     model = OwnStep(4, 2)
     model.example_input_array = torch.zeros(1, 4)
     assert completed(TrainingSetup(model))[0].step is None
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"step": lambda batch: batch}, r"step\(model, batch\), but it takes \(batch\)"),
+        ({"loss_fn": lambda output: output}, r"loss_fn\(output, batch\), but it takes \(output\)"),
+        ({"make_batch": lambda: torch.zeros(2, 4)}, r"make_batch\(batch_size\), but it takes \(\)"),
+        ({"optimizer": lambda: None}, r"optimizer\(parameters\), but it takes \(\)"),
+    ],
+)
+def test_a_function_with_other_arguments_is_refused(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        completed(TrainingSetup(nn.Linear(4, 2), torch.zeros(2, 4), **given))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"step": lambda *arguments: arguments},
+        {"loss_fn": nn.CrossEntropyLoss()},
+        {"make_batch": lambda n, step: torch.zeros(n, 4 + step)},
+        {"optimizer": torch.optim.SGD},
+        {"optimizer": functools.partial(torch.optim.SGD, lr=0.1)},
+    ],
+)
+def test_a_function_that_takes_its_arguments_is_accepted(given: dict[str, Any]) -> None:
+    setup = TrainingSetup(nn.Linear(4, 2), torch.zeros(2, 4), **given)
+    assert completed(setup)[0].step is given.get("step")
