@@ -122,7 +122,8 @@ def find_max_batch(
         on_probe: called with each :class:`Probe` as it ends, such as ``print``.
 
     Returns:
-        The answer with its evidence. If not even the smallest size fits, ``status`` is
+        The answer with its evidence. Its ``accumulation_plan(4096)`` reaches a global batch of
+        4096. If not even the smallest size fits, ``status`` is
         ``NOTHING_FITS`` and ``batch_size`` is 0. After a time limit, ``status`` is ``TIME_LIMIT``.
 
     Warns:
