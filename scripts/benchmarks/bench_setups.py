@@ -4,15 +4,17 @@
     scripts/counting_cuda/run.sh python scripts/benchmarks/bench_setups.py --only clip-80
     python scripts/benchmarks/bench_setups.py --device cpu
     scripts/counting_cuda/run.sh python scripts/benchmarks/bench_setups.py --expandable
+    scripts/counting_cuda/run.sh python scripts/benchmarks/bench_setups.py --judge
     python scripts/benchmarks/bench_setups.py --table
 
 For each set-up: the answer by ``batchfinder find``; then the set-up's own loop (``setups/``), at
 module level, in a fresh process that may use no more memory than the search: 30 steps at the
 answer, which must survive, and at the next size up (2 %), which must not. Beside it, doubling and
-bisection in the same loop, in one process. Writes each row as it comes to
-scripts/results/setups.json; rows that are there are not run again, unless named by ``--only``.
-``--expandable`` adds to each row what a search under ``expandable_segments:True`` answers, and
-what a search without it said of that.
+bisection in the same loop, in one process; and 30 steps at their answer, in a fresh one. Writes
+each row as it comes to scripts/results/setups.json; rows that are there are not run again, unless
+named by ``--only``. ``--judge`` trains again at the answers that are there. ``--expandable`` adds
+to each row what a search under ``expandable_segments:True`` answers, and what a search without it
+said of that.
 
 CUDA set-ups run on the counting runtime (kernels do nothing, memory is counted by PyTorch's own
 allocator); they need transformers, timm, diffusers, peft, trl and pytorch-lightning.
@@ -54,6 +56,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no row after these")
     parser.add_argument("--output", type=Path, default=RESULT_FILE)
     parser.add_argument("--expandable", action="store_true", help="for the rows that are there")
+    parser.add_argument("--judge", action="store_true", help="the answers that are there")
     parser.add_argument("--table", action="store_true", help="of the rows that are there")
     options = parser.parse_args()
     rows: dict[str, Any] = {}
@@ -65,11 +68,15 @@ def main() -> None:
         if setup.device != options.device or not (named if options.only else True):
             continue
         row = rows.get(setup.name, {})
-        done = "expandable" in row or not row if options.expandable else bool(row)
+        done = not options.judge and bool(row)
+        if options.expandable:
+            done = "expandable" in row or not row
         if (done and not named) or time.monotonic() - started > options.seconds:
             continue
         if options.expandable:
             rows[setup.name] = row | {"expandable": expandable_of(setup)}
+        elif options.judge:
+            rows[setup.name] = judged(setup, row, row)
         else:
             rows[setup.name] = row_of(setup, row)
         print(setup.name, rows[setup.name], file=sys.stderr, flush=True)
@@ -102,21 +109,38 @@ def row_of(setup: Setup, before: dict[str, Any]) -> dict[str, Any]:
         "full_size_steps": round(samples / row["batch_size"], 2),
         "parts": found.get("seconds_by_part"),
     }
+    known = before if before.get("budget_bytes") == row["budget_bytes"] else {}
+    if "bisection" in known:
+        row["bisection"] = known["bisection"]
+    else:
+        row["bisection"] = bisection = trained(setup, row["budget_bytes"], "--bisect")
+        if bisection.get("batch_size"):
+            steps = bisection["samples"] / bisection["batch_size"]
+            bisection["full_size_steps"] = round(steps, 2)
+    return judged(setup, row, known)
+
+
+def judged(setup: Setup, row: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+    """Train at the answer, at the next size up, and at the answer of bisection.
+
+    Args:
+        setup: what is trained.
+        row: its row, with both answers.
+        known: an earlier row of the same budget. What trained at the same sizes is taken over.
+    """
+    os.environ["COUNTING_CUDA_TOTAL"] = str(int(setup.gib * GIB))
     answer = row["batch_size"]
     above = max(answer + 1, math.ceil(answer * NEXT_SIZE))
-    known = before if before.get("budget_bytes") == row["budget_bytes"] else {}
-    for part, size in (("survival", answer), ("above", above)):
-        same = known.get(part, {})
-        again = same.get("batch_size") != size
-        row[part] = trained_at(setup, row["budget_bytes"], size) if again else same
-    row |= {"survives": survived(row["survival"]), "is_tight": is_refused(row["above"])}
-    if "bisection" in known:
-        return row | {"bisection": known["bisection"]}
-    bisection = trained(setup, row["budget_bytes"], "--bisect")
-    if bisection.get("batch_size"):
-        steps = bisection["samples"] / bisection["batch_size"]
-        bisection["full_size_steps"] = round(steps, 2)
-    return row | {"bisection": bisection}
+    sizes = {"survival": answer, "above": above}
+    if row["bisection"].get("batch_size"):
+        sizes["bisection_survival"] = row["bisection"]["batch_size"]
+    done = [known[part] for part in sizes if "flushing_steps" in known.get(part, {})]
+    reports = {report["batch_size"]: report for report in done}
+    for part, size in sizes.items():
+        if size not in reports:
+            reports[size] = trained_at(setup, row["budget_bytes"], size)
+        row[part] = reports[size]
+    return row | {"survives": survived(row["survival"]), "is_tight": is_refused(row["above"])}
 
 
 def is_refused(above: dict[str, Any]) -> bool:

@@ -90,6 +90,13 @@ def survived(row: Row) -> bool:
 ENDS = {"oom": "out of memory", "error": "another error", "survived": "**survives**"}
 
 
+def _end_of(judgement: Row) -> str:
+    """Say how a judgement ended, and how often it flushed the allocator's cache."""
+    flushing = judgement.get("flushing_steps")
+    end = ENDS.get(judgement.get("outcome", ""), "-")
+    return f"{end}, flushing in {flushing} steps" if flushing and "survives" in end else end
+
+
 def setups(rows: Mapping[str, Row]) -> str:
     """Show searches on set-ups as people have them, next to doubling and bisection."""
     header = ("set-up", "device", "answer", "30 steps", "2 % more", "full-size steps", "time")
@@ -102,15 +109,16 @@ def setups(rows: Mapping[str, Row]) -> str:
                 row["device"],
                 row["batch_size"] or "error",
                 "survives" if row["survives"] else "**dies**",
-                ENDS.get(row.get("above", {}).get("outcome"), "-"),
+                _end_of(row.get("above", {})),
                 row.get("full_size_steps", "-"),
                 f"{row['seconds']:.0f} s",
                 other.get("batch_size", "-"),
+                _end_of(row.get("bisection_survival", {})),
                 other.get("full_size_steps", "-"),
                 f"{other['wall_seconds']:.0f} s" if other else "-",
             )
         )
-    return markdown_table((*header, "by bisection", "full-size steps", "time"), lines)
+    return markdown_table((*header, "by bisection", "30 steps", "full-size steps", "time"), lines)
 
 
 def expandable(rows: Mapping[str, Row]) -> str:

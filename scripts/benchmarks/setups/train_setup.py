@@ -5,7 +5,8 @@
 
 Runs the file as a script, so that its loop is at module level: all names of one step live on until
 the next step replaces them. Knows nothing of batchfinder. Prints one JSON object: outcome
-("survived", "oom", "error"), steps that ended, reason; or, with ``--bisect``, the batch size that
+("survived", "oom", "error"), steps that ended, how many after the second flushed the allocator's
+cache to find room, reason; or, with ``--bisect``, the batch size that
 doubling and bisection find (3 steps at each size, as people write it by hand), steps and samples.
 """
 
@@ -36,22 +37,31 @@ from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E40
 # At each size that doubling and bisection try; as peers.py.
 BISECTION_STEPS = 3
 
+# The allocator may flush its cache while it fills, until the optimizer's states are there too.
+STEPS_THAT_MAY_FLUSH = 2
+
 
 class Loop:
     """The loop of a set-up, and how many steps it has ended.
 
     Args:
         file: the set-up's.
+
+    Attributes:
+        flushing_steps: the steps after the second that flushed the allocator's cache.
     """
 
     def __init__(self, file: str) -> None:
         self.file = str(FOLDER / file)
         self._by_optimizer: Counter[int] = Counter()
+        self._flushes = 0
+        self.flushing_steps: set[int] = set()
         register_optimizer_step_post_hook(self._count)
 
     def run(self, batch_size: int, steps: int) -> tuple[int, BaseException | None]:
         """Train; return the number of steps that ended, and the error that ended them."""
         self._by_optimizer.clear()
+        self.flushing_steps.clear()
         setup_loop.batch_size, setup_loop.steps = batch_size, steps
         try:
             with contextlib.redirect_stdout(sys.stderr):
@@ -62,6 +72,10 @@ class Loop:
 
     def _count(self, optimizer: Any, *_: Any) -> None:
         self._by_optimizer[id(optimizer)] += 1
+        flushes = torch.cuda.memory_stats().get("num_alloc_retries", 0)
+        if flushes > self._flushes and self._steps() > STEPS_THAT_MAY_FLUSH:
+            self.flushing_steps.add(self._steps())
+        self._flushes = flushes
 
     def _steps(self) -> int:
         return max(self._by_optimizer.values(), default=0)
@@ -79,6 +93,7 @@ def judge(loop: Loop, batch_size: int, steps: int) -> dict[str, Any]:
         "batch_size": batch_size,
         "outcome": outcome,
         "steps": ended,
+        "flushing_steps": len(loop.flushing_steps),
         "reason": first_line(error) if error else "",
     }
 
