@@ -164,7 +164,9 @@ def _ranks(result: BatchSizeResult) -> list[str]:
         line += f" Peak memory: {format_bytes(min(peaks))} to {format_bytes(max(peaks))}."
     elif peaks:
         line += f" Peak memory by rank: {', '.join(map(format_bytes, peaks))}."
-    if result.batch_size:
+    if result.is_divided:
+        line += f" They share this batch size: each has {result.batch_size // result.world_size}."
+    elif result.batch_size:
         line += f" Each rank has this batch size: {result.batch_size * result.world_size} in all."
     return [line]
 

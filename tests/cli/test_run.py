@@ -173,10 +173,15 @@ def test_files_are_named_after_a_failed_search_and_a_check_too(folder: Path) -> 
     assert message in CliRunner().invoke(cli, [*options, "--", sys.executable, *command]).stderr
 
 
-def test_a_script_that_wants_sizes_divisible_by_its_ranks_is_advised() -> None:
-    result = run_script("--manner", "divides")
+@pytest.mark.parametrize(
+    ("manner", "error"), [("divides", "not divisible by 2 ranks"), ("shares", "got batch_size=0")]
+)
+def test_a_script_that_wants_sizes_divisible_by_its_ranks_is_advised(
+    manner: str, error: str
+) -> None:
+    result = run_script("--manner", manner)
     assert result.exit_code == 1
-    assert "not divisible by 2 ranks. Try --multiple-of" in result.stderr
+    assert f"{error}. Try --multiple-of with the number of ranks" in result.stderr
 
 
 def test_a_script_that_never_steps_is_named_and_all_its_processes_end() -> None:
