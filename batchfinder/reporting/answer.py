@@ -157,7 +157,7 @@ def _ranks(result: BatchSizeResult) -> list[str]:
     if result.world_size == 1 or result.limiting_rank is None:
         return []
     line = f"{result.world_size} ranks."
-    if result.status is not Status.CAPPED:
+    if result.next_failure is not None:
         line = f"Rank {result.limiting_rank} of {result.world_size} is the limit."
     peaks = [peak for peak in result.rank_peak_bytes if peak is not None]
     if len(peaks) > _RANKS_SHOWN:
