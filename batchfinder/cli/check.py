@@ -86,9 +86,10 @@ def check_batch_size(
     """Run ``batchfinder check`` and return the exit status."""
     # Imported late, because --help must be fast.
     import json
-    from contextlib import closing
+    from contextlib import closing, nullcontext
 
     from batchfinder.cli.find import worker_prober
+    from batchfinder.cli.output import leftovers_named
     from batchfinder.cli.request import request_of
     from batchfinder.cli.signals import terminated_as_ctrl_c
     from batchfinder.results.result import SCHEMA_VERSION
@@ -103,7 +104,8 @@ def check_batch_size(
     if gpu is not None:
         found = _estimated(request, batch_size, gpu, most)
     else:
-        with terminated_as_ctrl_c() as why:
+        named = nullcontext() if is_target else leftovers_named()
+        with named, terminated_as_ctrl_c() as why:
             try:
                 prober: Prober
                 if is_target:

@@ -1,4 +1,4 @@
-"""Deliver the answer of any command: print it as JSON, write it as a page."""
+"""Deliver the answer of any command, and name the files that its launches left."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
+
+from batchfinder.launching.leftovers import Leftovers
 
 
 def deliver(data: Mapping[str, Any], *, as_json: bool, report: str | None) -> None:
@@ -53,3 +57,14 @@ def report_results(files: Sequence[str], *, output: str) -> int:
     write_page(read_results(files), output)
     click.echo(f"Wrote {output}")
     return 0
+
+
+@contextmanager
+def leftovers_named() -> Iterator[Leftovers]:
+    """Name on standard error, at the end, the files that launches have left, once each."""
+    leftovers = Leftovers(Path.cwd())
+    try:
+        yield leftovers
+    finally:
+        if text := leftovers.warning():
+            click.echo(f"Warning: {text}", err=True)

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from batchfinder.cli.output import deliver
+from batchfinder.cli.output import deliver, leftovers_named
 from batchfinder.cli.remembering import SearchMemory
 from batchfinder.cli.searching import search_in_terminal
 from batchfinder.errors import UsageError
-from batchfinder.launching.leftovers import files_in, left_behind
 from batchfinder.launching.options import RunOptions, choose_kind
 from batchfinder.launching.template import Template
 from batchfinder.probing.code import digests, modules_beside
@@ -86,7 +85,6 @@ def run_command(
     deadline = deadline_in(time_limit)
     bounds = (min_batch_size, max_batch_size, multiple_of)
     memory = None if no_cache else _memory_of(template, options, bounds)
-    before = files_in(Path.cwd())
     prices = Prices(confirm=1, resolution=RESOLUTION)  # each launch confirms
     shown = 0
 
@@ -110,7 +108,7 @@ def run_command(
 
     def tell(prober: LaunchProber, result: BatchSizeResult) -> None:
         is_late = is_hurried and result.status is Status.TIME_LIMIT
-        remarks = [TOO_SLOW if is_late else "", left_behind(before, files_in(Path.cwd()))]
+        remarks = [TOO_SLOW if is_late else "", leftovers.warning()]
         warnings = filter(None, remarks)
         result = prober.conclude(result)
         if memory is not None:
@@ -125,7 +123,10 @@ def run_command(
         more = {"launches": len(result.probes), "command": command}
         deliver({**result.to_dict(), **more}, as_json=as_json, report=report)
 
-    with TerminalReporter(quiet=quiet, verbose=verbose) as reporter:
+    with (
+        leftovers_named() as leftovers,
+        TerminalReporter(quiet=quiet, verbose=verbose) as reporter,
+    ):
         return search_in_terminal(
             launch,
             reporter,

@@ -12,23 +12,57 @@ MOST_FILES = 20_000
 _SHOWN = 5
 
 
+class Leftovers:
+    """The files that are made or changed in a folder from now on."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._before = files_in(folder)
+
+    def warning(self) -> str:
+        """Return a warning that names new and changed files, each once; "" if there are none."""
+        before, self._before = self._before, files_in(self._folder)
+        if before is None or self._before is None:
+            return ""
+        new = sorted(name for name, time in self._before.items() if before.get(name) != time)
+        if not new:
+            return ""
+        shown = ", ".join(new[:_SHOWN]) + (" ..." if len(new) > _SHOWN else "")
+        files = f"{len(new)} file" if len(new) == 1 else f"{len(new)} files"
+        return f"the launches left or changed {files}: {shown}. Try {{scratch}} for outputs"
+
+
 def files_in(folder: Path) -> dict[str, int] | None:
     """Return each file in a folder with its time of change, in ns; None if there are too many.
 
-    Files that this process itself writes its output to are left out.
+    Links to folders elsewhere are followed, because outputs often go to another disk; not if they
+    have too many files. Files that this process itself writes its output to are left out.
     """
+    links: list[Path] = []
+    found = _walk(folder, links)
+    whole = folder.resolve()
+    for link in links:
+        target = link.resolve()
+        if found is not None and not (target.is_relative_to(whole) or whole.is_relative_to(target)):
+            linked = _walk(link, []) or {}
+            found |= {f"{link.relative_to(folder)}/{file}": time for file, time in linked.items()}
+    return found
+
+
+def _walk(folder: Path, links: list[Path]) -> dict[str, int] | None:
+    """Do the same, without following links to folders, which are added to the list."""
     found: dict[str, int] = {}
     own = {_identity(os.fstat(number)) for number in _open_outputs()}
     for path, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in _SKIPPED and name[0] != "."]
+        links += [place for place in map(Path(path).joinpath, folders) if place.is_symlink()]
         for name in names:
-            file = os.path.relpath(os.path.join(path, name), folder)  # noqa: PTH118 - many
             try:
-                status = os.stat(os.path.join(path, name))  # noqa: PTH116, PTH118
+                status = os.stat(f"{path}/{name}")  # noqa: PTH116 - many
             except OSError:
                 continue
             if _identity(status) not in own:
-                found[file] = status.st_mtime_ns
+                found[os.path.relpath(f"{path}/{name}", folder)] = status.st_mtime_ns
         if len(found) > MOST_FILES:
             return None
     return found
@@ -41,15 +75,3 @@ def _open_outputs() -> list[int]:
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
-
-
-def left_behind(before: dict[str, int] | None, after: dict[str, int] | None) -> str:
-    """Return a warning that names new and changed files; "" if there are none."""
-    if before is None or after is None:
-        return ""
-    new = sorted(name for name, changed in after.items() if before.get(name) != changed)
-    if not new:
-        return ""
-    shown = ", ".join(new[:_SHOWN]) + (" ..." if len(new) > _SHOWN else "")
-    files = "file" if len(new) == 1 else "files"
-    return f"the launches left or changed {len(new)} {files}: {shown}. Try {{scratch}} for outputs"

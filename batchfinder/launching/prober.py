@@ -26,6 +26,9 @@ from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Recording
 from batchfinder.simulation.rehearsal import head_start_of
 
+# A DataLoader's error for a size of 0, as of a script that divides 1 by its ranks.
+NO_EXAMPLE = "but got batch_size=0"
+
 
 class LaunchProber:
     """Try sizes by launching a script. The first launch, at the smallest size, shows the device.
@@ -152,6 +155,7 @@ class LaunchProber:
             memory_model=fit((probe.batch_size, probe.phase_peak_bytes) for probe in fits),
             next_failure=failure,
             confirmed_steps=probes[size].steps if size in probes else 0,
+            is_divided=Honored.DIVIDED.value in self._warnings,
             cost_full_size_steps=round(sum(p.samples for p in self.launched) / max(1, size), 2),
         )
 
@@ -238,8 +242,9 @@ class LaunchProber:
             and not any(launched.fits for launched in self.launched)
         ):
             said = f"{verdict.last_words.rstrip()}\n".lstrip()
-            is_odd = "divisible" in said
-            advice = "--multiple-of for such sizes only" if is_odd else "the command by itself"
+            advice = "the command by itself"
+            if "divisible" in said or NO_EXAMPLE in said:
+                advice = "--multiple-of with the number of ranks, for sizes that they can share"
             raise UserCodeError(
                 f"the script failed at batch size {size}, not for lack of memory: "
                 f"{probe.note.rstrip('.')}. Try {advice}",

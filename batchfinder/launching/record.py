@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from batchfinder.probing.steadiness import PeakWatch
@@ -23,6 +24,7 @@ class Trainer:
         allocated: the most bytes that its tensors held.
         phases: the highest peak of each phase, in bytes.
         recording: what it has requested from CUDA's allocator; None if that is unknown.
+        seconds: the duration of each of its steps.
         retries: how often the last step flushed the allocator's cache; 0 for the first step.
     """
 
@@ -30,6 +32,7 @@ class Trainer:
     facts: dict[str, Any] = field(default_factory=dict)
     shapes: set[tuple[int, ...]] = field(default_factory=set)
     peaks: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
     allocated: int = 0
     phases: dict[Phase, int] = field(default_factory=dict)
     retries: int = 0
@@ -44,10 +47,16 @@ class Trainer:
         # The first step may flush memory that start-up left in the cache.
         self.retries = report["retries"] if self.peaks else 0
         self.peaks.append(report["reserved"])
+        self.seconds.append(report["seconds"])
         self.allocated = max(self.allocated, report["allocated"])
         for name, peak in report["phases"].items():
             self.phases[Phase(name)] = max(peak, self.phases.get(Phase(name), 0))
         self.watch.note(report["reserved"], self.retries)
+
+    @property
+    def step_seconds(self) -> float:
+        """The median duration of its steps after the first: the last of an epoch may be short."""
+        return median(self.seconds[1:] or self.seconds)
 
     @property
     def is_over(self) -> bool:

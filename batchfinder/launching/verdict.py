@@ -108,7 +108,7 @@ def _probe(record: Record, outcome: Outcome, note: str) -> Probe:
         steps=steps,
         seconds=seconds,
         samples=record.batch_size * steps,
-        step_seconds=worst.facts["seconds"] if worst else None,
+        step_seconds=worst.step_seconds if worst else None,
         peak_allocated_bytes=max(failed.get("allocated", 0), worst.allocated if worst else 0)
         or None,
         peak_reserved_bytes=max(failed.get("reserved", 0), _peak(worst) if worst else 0) or None,

@@ -157,14 +157,16 @@ def _ranks(result: BatchSizeResult) -> list[str]:
     if result.world_size == 1 or result.limiting_rank is None:
         return []
     line = f"{result.world_size} ranks."
-    if result.status is not Status.CAPPED:
+    if result.next_failure is not None:
         line = f"Rank {result.limiting_rank} of {result.world_size} is the limit."
     peaks = [peak for peak in result.rank_peak_bytes if peak is not None]
     if len(peaks) > _RANKS_SHOWN:
         line += f" Peak memory: {format_bytes(min(peaks))} to {format_bytes(max(peaks))}."
     elif peaks:
         line += f" Peak memory by rank: {', '.join(map(format_bytes, peaks))}."
-    if result.batch_size:
+    if result.is_divided:
+        line += f" They share this batch size: each has {result.batch_size // result.world_size}."
+    elif result.batch_size:
         line += f" Each rank has this batch size: {result.batch_size * result.world_size} in all."
     return [line]
 

@@ -41,7 +41,8 @@ class Probe:
         steps: training steps started at this size, including a failing one.
         samples: examples run through the model, including warm-up steps at a smaller size.
         seconds: duration of the whole probe.
-        step_seconds: duration of the last complete step; None if none was completed.
+        step_seconds: duration of the last complete step, or in ``run`` of the median one; None if
+            none was completed.
         steps_seconds: duration of each complete step at this size.
         peak_allocated_bytes: most bytes that tensors held at any moment; None if not read.
         peak_reserved_bytes: most bytes that the caching allocator held; None if not read.

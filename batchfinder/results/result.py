@@ -82,6 +82,7 @@ class BatchSizeResult:
             of the ``rest``. Empty if not measured.
         remembered_from: the time of the earlier search that found this answer, in ISO 8601; None
             if this search found it. It is confirmed now, but its failure is the earlier one.
+        is_divided: True if the ranks of a script share the batch size; else each has it.
     """
 
     batch_size: int
@@ -103,6 +104,7 @@ class BatchSizeResult:
     seconds_by_part: Mapping[str, float] = field(default_factory=dict)
     remembered_from: str | None = None
     throughput: Throughput | None = None
+    is_divided: bool = False
 
     def __int__(self) -> int:
         return self.batch_size

@@ -54,19 +54,23 @@ def main() -> None:
     if options.cost:
         print_costs(folder)
         return
-    rows: dict[str, Any] = {}
-    if options.output.exists():
-        rows = json.loads(options.output.read_text())
+    rows = rows_in(options.output)
     for script in SCRIPTS:
         named = any(name.lower() in script.name.lower() for name in options.only or ())
         if not (named if options.only else script.name not in rows):
             continue
-        rows[script.name] = row_of(script, folder, script.device or options.device)
-        print(script.name, rows[script.name], file=sys.stderr, flush=True)
+        row = row_of(script, folder, script.device or options.device)
+        print(script.name, row, file=sys.stderr, flush=True)
+        rows = rows_in(options.output) | {script.name: row}  # another run may have added its rows
         save(options.output, {each.name: rows[each.name] for each in SCRIPTS if each.name in rows})
     good = [name for name, row in rows.items() if row["survives"] and row["next_fails"]]
     print(f"{len(good)} of {len(rows)}: the answer survives, the next size up does not")
     sys.exit(len(good) < len(rows))
+
+
+def rows_in(file: Path) -> dict[str, Any]:
+    """Return the rows that are in a file; none if it does not exist."""
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def how_to_get(folder: Path) -> list[str]:

@@ -29,7 +29,8 @@ cudaError_t counting::fail(cudaError_t error) { return last_error = error; }
 int counting::current_device() { return ::current_device; }
 int counting::devices() {
   static const char* text = getenv("COUNTING_CUDA_DEVICES");
-  static const int value = text ? atoi(text) : 1;
+  static const char* visible = getenv("CUDA_VISIBLE_DEVICES");
+  static const int value = visible && !*visible ? 0 : text ? atoi(text) : 1;
   return value < kMostDevices ? value : kMostDevices;
 }
 void* counting::new_handle() { return (void*)(last_handle += 16); }
@@ -38,7 +39,7 @@ void* counting::new_handle() { return (void*)(last_handle += 16); }
 
 API cudaError_t cudaGetDeviceCount(int* count) {
   *count = counting::devices();
-  return cudaSuccess;
+  return *count ? cudaSuccess : fail(cudaErrorNoDevice);
 }
 API cudaError_t cudaGetDevice(int* current) { *current = current_device; return cudaSuccess; }
 API cudaError_t cudaSetDevice(int chosen) {

@@ -164,10 +164,24 @@ def test_a_script_that_fails_at_once_shows_its_last_lines() -> None:
     assert "ValueError: there is no data set in this folder" in result.stderr
 
 
-def test_a_script_that_wants_sizes_divisible_by_its_ranks_is_advised() -> None:
-    result = run_script("--manner", "divides")
+def test_files_are_named_after_a_failed_search_and_a_check_too(folder: Path) -> None:
+    command = ("-c", "open('log.txt', 'w'); raise SystemExit('bad {batch_size}')")
+    message = "Warning: the launches left or changed 1 file: log.txt."
+    assert message in run(*ON_THE_CPU, "--", sys.executable, *command).stderr
+    (folder / "log.txt").unlink()
+    options = ("check", "--batch-size", "2", "--device", "cpu", "--memory-limit", "1GiB")
+    assert message in CliRunner().invoke(cli, [*options, "--", sys.executable, *command]).stderr
+
+
+@pytest.mark.parametrize(
+    ("manner", "error"), [("divides", "not divisible by 2 ranks"), ("shares", "got batch_size=0")]
+)
+def test_a_script_that_wants_sizes_divisible_by_its_ranks_is_advised(
+    manner: str, error: str
+) -> None:
+    result = run_script("--manner", manner)
     assert result.exit_code == 1
-    assert "not divisible by 2 ranks. Try --multiple-of" in result.stderr
+    assert f"{error}. Try --multiple-of with the number of ranks" in result.stderr
 
 
 def test_a_script_that_never_steps_is_named_and_all_its_processes_end() -> None:

@@ -39,7 +39,7 @@ def main() -> None:
     options = _options()
     size, manner = options.batch_size, options.manner
     refuse(manner, size)
-    size = {"ignores": 3, "caps": min(size, LIMIT)}.get(manner, size)
+    size = {"ignores": 3, "caps": min(size, LIMIT), "shares": size // 2}.get(manner, size)
     is_large = size > LIMIT
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8) if manner == "norm" else nn.ReLU())
     optimizer = None if manner == "by_hand" else torch.optim.Adam(model.parameters())

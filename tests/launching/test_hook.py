@@ -12,6 +12,7 @@ import pytest
 
 from batchfinder.launching.launch import HOOK
 
+HOOK_FILE = HOOK / "sitecustomize.py"
 PTH = (HOOK / "batchfinder_run.pth").read_text()
 
 
@@ -26,10 +27,22 @@ def test_the_hook_enters_once_by_the_pth_file_or_by_the_path(
         **os.environ,
         "PYTHONPATH": str(HOOK),
         "BATCHFINDER_RUN": str(order),
-        "BATCHFINDER_HOOK": str(HOOK / "sitecustomize.py"),
+        "BATCHFINDER_HOOK": str(HOOK_FILE),
     }
     subprocess.run([sys.executable, *flags, "-c", PTH], env=environment, check=True)
     assert [json.loads(line)["event"] for line in reports.read_text().splitlines()] == ["alive"]
+
+
+def test_the_hook_imports_nothing_before_pytorch(tmp_path: Path) -> None:
+    (tmp_path / "reports").touch()
+    (tmp_path / "order").write_text("{}")
+    show = [sys.executable, "-I", "-S", "-c", "import sys; exec(sys.argv[1]); print(*sys.modules)"]
+    hooked = {"BATCHFINDER_RUN": str(tmp_path / "order"), "BATCHFINDER_HOOK": str(HOOK_FILE)}
+    bare, more = (
+        {*subprocess.check_output([*show, PTH], env=environment, text=True).split()}
+        for environment in ({}, hooked)
+    )
+    assert more - bare == {"__future__", "_batchfinder_hook"}
 
 
 def test_without_a_launch_the_pth_file_does_nothing() -> None:

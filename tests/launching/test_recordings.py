@@ -62,7 +62,7 @@ def test_the_driver_keeps_the_last_recording_of_a_process() -> None:
     record = Record(4, steps=3, headroom=0.05, cpu_budget_bytes=None)
     record.add({"event": "recording", "pid": 7, "held": [], "steps": [[512]], "streams": []})
     step = {"device": "cuda:0", "budget_bytes": 2**30, "reserved": 2**20, "allocated": 2**20}
-    more = {"processes": 1, "retries": 0, "phases": {}, "shapes": [[4, 8]]}
+    more = {"processes": 1, "retries": 0, "seconds": 0.1, "phases": {}, "shapes": [[4, 8]]}
     record.add({"event": "step", "pid": 7, **step, **more})
     recording = record.trainers[7].recording
     assert recording is not None
@@ -75,7 +75,13 @@ def test_batches_of_different_shapes_need_more_steps(sizes: tuple[int, ...], ste
     step = {"device": "cuda:0", "budget_bytes": 2**30, "reserved": 2**20, "allocated": 2**20}
     for size in sizes:
         if not record.is_over:
-            more = {"processes": 1, "retries": 0, "phases": {}, "shapes": [[size, 8]]}
+            more = {
+                "processes": 1,
+                "retries": 0,
+                "seconds": 0.1,
+                "phases": {},
+                "shapes": [[size, 8]],
+            }
             record.add({"event": "step", "pid": 7, **step, **more})
     assert record.steps == steps
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from reporting.fake_search import OOM_NOTE, PROBES, RESULT, result
 
@@ -74,10 +76,13 @@ def test_the_limiting_rank_is_named_if_there_is_one() -> None:
     failed = Probe(9, Outcome.OOM, steps=1, seconds=1.0, note="out of memory", limiting_rank=1)
     peaks = "Peak memory by rank: 3.0 GiB, 2.0 GiB. Each rank has this batch size: 16 in all."
     capped = result(batch_size=8, status=Status.CAPPED, probes=(probe,), next_failure=None)
-    assert details(capped)[-1] == f"2 ranks. {peaks}"
+    stopped = replace(capped, status=Status.INTERRUPTED)
+    assert details(capped)[-1] == details(stopped)[-1] == f"2 ranks. {peaks}"
     failure = NextFailure(9, Outcome.OOM, "out of memory")
     found = result(batch_size=8, probes=(probe, failed), next_failure=failure)
     assert details(found)[-1] == f"Rank 1 of 2 is the limit. {peaks}"
+    shared = details(replace(found, is_divided=True))[-1]
+    assert shared.endswith("3.0 GiB, 2.0 GiB. They share this batch size: each has 4.")
 
 
 @pytest.mark.parametrize(

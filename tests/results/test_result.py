@@ -92,6 +92,7 @@ def test_the_json_has_every_value_in_raw_units() -> None:
         "mode": "train",
         "eval_batch_size": None,
         "remembered_from": None,
+        "is_divided": False,
         "is_final": True,
         "throughput": None,
         "notes": [],

@@ -3,25 +3,23 @@
 Python imports the first ``sitecustomize`` on its path. This one leaves ``sys.path``, so that it
 hides no module of the script, then runs the ``sitecustomize`` that it has hidden. If PYTHONPATH is
 ignored or replaced, the wheel's ``batchfinder_run.pth`` runs this file. Nothing here may end the
-script.
+script, and before PyTorch is imported nothing is imported that Python has not imported itself.
 """
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
-import json
 import os
-import signal
 import sys
 import time
-from collections.abc import Sequence
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
-HERE = str(Path(__file__).parent)
+TYPE_CHECKING = False  # that of typing, whose import takes milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+HERE = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120 - pathlib is slow to import
 ORDER = "BATCHFINDER_RUN"
 ENTERED = "_batchfinder_hook"
 
@@ -35,9 +33,18 @@ class Reports:
     def __init__(self, path: str) -> None:
         self._path = path
 
+    def alive(self) -> None:
+        """Report that the hook has entered this process."""
+        self._append(f'{{"event": "alive", "pid": {os.getpid()}}}\n')
+
     def __call__(self, event: str, **facts: Any) -> None:
-        """Append one line. A single write in append mode never mixes with another process's."""
-        line = json.dumps({"event": event, "pid": os.getpid(), **facts}, default=str) + "\n"
+        """Append one line."""
+        import json
+
+        self._append(json.dumps({"event": event, "pid": os.getpid(), **facts}, default=str) + "\n")
+
+    def _append(self, line: str) -> None:
+        """Append a line. A single write in append mode never mixes with another process's."""
         try:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
         except OSError:  # the launch is over
@@ -50,31 +57,26 @@ class Reports:
     def pause(self) -> None:
         """Wait for a moment. End this process at once if the launch is over and has left it."""
         time.sleep(LOOK_SECONDS)
-        if not Path(self._path).exists():
-            os.kill(os.getpid(), signal.SIGKILL)
+        if not os.path.exists(self._path):  # noqa: PTH110 - as above
+            os.kill(os.getpid(), 9)
 
 
-class AfterTorch(importlib.abc.MetaPathFinder):
-    """Let PyTorch load as usual, then install the hook.
+class AfterTorch:
+    """A finder that lets PyTorch load as usual, then installs the hook.
 
     The hook waits for the loading, because Transformers looks for PyTorch without importing it.
     """
 
-    def __init__(self, order: dict[str, Any], report: Reports) -> None:
+    def __init__(self, order: str, report: Reports) -> None:
         self._order, self._report = order, report
-        self._is_looking = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    ) -> ModuleSpec | None:
         """Let the other finders find PyTorch, and install the hook after their loader."""
-        if name != "torch" or self._is_looking:
+        if name != "torch":
             return None
-        self._is_looking = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._is_looking = False
+        spec = spec_of(name, path, target, without=self)
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
             original = loader.exec_module
@@ -89,24 +91,43 @@ class AfterTorch(importlib.abc.MetaPathFinder):
         return spec
 
     def _install(self, torch: ModuleType) -> None:
+        import json
+
         try:
-            if self._order["is_only_watched"]:
+            with open(self._order, encoding="utf-8") as file:  # noqa: PTH123 - as above
+                order = json.load(file)
+        except OSError:  # the launch is over
+            return
+        try:
+            if order["is_only_watched"]:
                 load("retries").Retries(torch, self._report).install()
                 return
-            memory = load("memory").Memory(torch, self._order)
-            failures = load("failures").Failures(torch, self._order, self._report, memory)
-            requests = load("requests").Requests(
-                torch, load("recording", self._order["recorder"]), self._report
-            )
-            load("steps").Steps(
-                torch, self._order, self._report, memory, failures, requests
-            ).install()
+            memory = load("memory").Memory(torch, order)
+            failures = load("failures").Failures(torch, order, self._report, memory)
+            recorder = load("recording", order["recorder"])
+            requests = load("requests").Requests(torch, recorder, self._report)
+            load("steps").Steps(torch, order, self._report, memory, failures, requests).install()
         except Exception as error:  # noqa: BLE001 - the script must run on in any case
             self._report("hook_failed", text=f"{type(error).__name__}: {error}")
 
 
+def spec_of(
+    name: str,
+    path: Sequence[str] | None = None,
+    target: ModuleType | None = None,
+    *,
+    without: AfterTorch | None = None,
+) -> ModuleSpec | None:
+    """Return the first spec that the finders find, apart from one of them."""
+    finders = [each for each in sys.meta_path if each is not without]
+    found = (each.find_spec(name, path, target) for each in finders if hasattr(each, "find_spec"))
+    return next(filter(None, found), None)
+
+
 def load(name: str, path: str | None = None) -> Any:
     """Load a file under a name that no script uses; without a path, one of this folder."""
+    import importlib.util
+
     full = f"_batchfinder_hook_{name}"
     spec = importlib.util.spec_from_file_location(full, path or f"{HERE}/{name}.py")
     assert spec is not None
@@ -118,8 +139,10 @@ def load(name: str, path: str | None = None) -> Any:
 
 def run_hidden() -> None:
     """Run the ``sitecustomize`` that this one hides, if there is one."""
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
+    spec = spec_of("sitecustomize")
     if spec is not None and spec.loader is not None:
+        import importlib.util
+
         module = sys.modules["sitecustomize"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
 
@@ -127,15 +150,13 @@ def run_hidden() -> None:
 def enter() -> None:
     """Start to watch this process, if it belongs to a launch."""
     sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder or ".") != HERE]
-    if ENTERED in sys.modules:
+    order = os.environ.get(ORDER, "")
+    if ENTERED in sys.modules or not os.path.exists(order):  # noqa: PTH110 - as above
         return
-    try:
-        order = json.loads(Path(os.environ[ORDER]).read_text(encoding="utf-8"))
-    except (KeyError, OSError, ValueError):  # no launch, or one that is over
-        return
-    sys.modules[ENTERED] = ModuleType(ENTERED)
-    report = Reports(order["reports"])
-    report("alive")
+    sys.modules[ENTERED] = type(sys)(ENTERED)
+    # The driver makes both files in one folder.
+    report = Reports(os.path.join(os.path.dirname(order), "reports"))  # noqa: PTH118, PTH120
+    report.alive()
     sys.meta_path.insert(0, AfterTorch(order, report))
 
 
