@@ -248,7 +248,7 @@ class LaunchProber:
             raise UserCodeError(
                 f"the script failed at batch size {size}, not for lack of memory: "
                 f"{probe.note.rstrip('.')}. Try {advice}",
-                said,
+                said if "\n" in said.strip() else "",  # the note ends with its last line
             )
         if probe.fits and verdict.ended_by_itself:
             self._warnings["short"] = (

@@ -72,13 +72,16 @@ def check_bounds(smallest: int, largest: int | None, multiple_of: int) -> tuple[
     if multiple_of < 1:
         raise UsageError(f"multiple_of must be at least 1, not {multiple_of}")
     if largest is not None and smallest > largest:
-        raise UsageError(f"the smallest batch size, {smallest}, is above the largest, {largest}")
+        raise UsageError(
+            f"the smallest batch size, {smallest}, is above the largest, {largest}. "
+            f"Try a smallest size of {largest} or less"
+        )
     first = -(-smallest // multiple_of) * multiple_of
     last = (largest if largest is not None else max(UNLIMITED_BATCH_SIZE, first)) // multiple_of
     last *= multiple_of
     if first > last:
         raise UsageError(
             f"no multiple of {multiple_of} lies between the smallest batch size {smallest} and "
-            f"the largest {largest}; change one of the three"
+            f"the largest {largest}. Try another of the three"
         )
     return first, last

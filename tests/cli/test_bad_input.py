@@ -44,8 +44,8 @@ def error_of(done: Result) -> str:
         (("--multiple-of", "0"), "multiple_of must be at least 1, not 0"),
         (
             ("--multiple-of", "64", "--max-batch-size", "32"),
-            "no multiple of 64 lies between the smallest batch size 1 and the largest 32; "
-            "change one of the three",
+            "no multiple of 64 lies between the smallest batch size 1 and the largest 32. "
+            "Try another of the three",
         ),
         (("--confirm-steps", "0"), "confirm_steps must be at least 1, not 0"),
         *(

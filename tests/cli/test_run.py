@@ -56,6 +56,12 @@ def test_a_plain_loop_is_answered_with_a_command_and_leaves_nothing(folder: Path
     assert [*(folder.parent / "temporary").glob("batchfinder*")] == []
 
 
+def test_a_missing_script_is_named_once() -> None:
+    result = run(*ON_THE_CPU, "--", sys.executable, "missing.py", "{batch_size}")
+    assert result.exit_code != 0
+    assert result.output.count("missing.py") == 1, result.output
+
+
 def test_json_is_that_of_find_with_launches_and_command() -> None:
     answer = answer_of(run_script(options=("--json", "--min-batch-size", "16")))
     assert (answer["batch_size"], answer["launches"], answer["status"]) == (16, 1, "capped")
