@@ -49,7 +49,7 @@ def main() -> None:
     """Try the architectures asked for, and end with the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--task", choices=TASKS, action="append")
-    parser.add_argument("--only", help="the type of a model, such as llama")
+    parser.add_argument("--only", action="append", help="the type of a model, such as llama")
     parser.add_argument("--seconds", type=int, default=60, help="that each may take")
     parser.add_argument("--output", type=Path, default=RESULTS / "coverage.json")
     options = parser.parse_args()
@@ -57,26 +57,26 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     tasks = options.task or [*TASKS]
     before = json.loads(options.output.read_text())["rows"] if options.output.exists() else []
-    rows = [row for row in before if row["task"] not in tasks]
-    content = {
-        "versions": {**versions(), "transformers": transformers.__version__},
-        "gpu": GPU,
-        "precision": PRECISION,
-        "rows": rows,
-    }
+    rows = {(row["task"], row["model_type"]): row for row in before}
     for task in tasks:
         classes = getattr(modeling_auto, TASKS[task].mapping)
         for model_type in sorted(classes):
-            if options.only not in (None, model_type):
+            if model_type not in (options.only or (model_type,)):
                 continue
-            row = {"task": task, "model_type": model_type}
-            row |= tried(classes[model_type], model_type, TASKS[task], options.seconds)
-            rows.append(row)
+            outcome = tried(classes[model_type], model_type, TASKS[task], options.seconds)
+            row = {"task": task, "model_type": model_type, **outcome}
+            rows[task, model_type] = row
             print(row, file=sys.stderr, flush=True)
-            if options.only is None:
-                rows.sort(key=lambda row: [*TASKS].index(row["task"]))
-                save(options.output, content)
-    print(coverage(rows))
+            # In the order of the tasks, and of the names within each.
+            ordered = sorted(rows.items(), key=lambda item: ([*TASKS].index(item[0][0]), item[0]))
+            content = {
+                "versions": {**versions(), "transformers": transformers.__version__},
+                "gpu": GPU,
+                "precision": PRECISION,
+                "rows": [row for _, row in ordered],
+            }
+            save(options.output, content)
+    print(coverage([*rows.values()]))
 
 
 class Task(NamedTuple):
