@@ -233,13 +233,15 @@ def with_adapters(model: Any) -> Any:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
     # PEFT refuses some of Mamba's output projections, whose weight their kernels read themselves,
-    # and cannot add to what layers with a forward of their own return, such as Llama 4's router.
-    excluded = [
-        f"{name}.out_proj" if hasattr(part, "conv1d") else name
-        for name, part in model.named_modules()
-        if hasattr(part, "conv1d")
-        or (isinstance(part, nn.Linear) and type(part).forward is not nn.Linear.forward)
-    ]
+    # and cannot add to what some layers with a forward of their own return, such as Llama 4's
+    # router. Falcon has no others.
+    linear = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+    head = model.get_output_embeddings()
+    own = [n for n, part in linear.items() if type(part).forward is not nn.Linear.forward]
+    has_others = any(part is not head and name not in own for name, part in linear.items())
+    convolutions = [name for name, part in model.named_modules() if hasattr(part, "conv1d")]
+    excluded = [*convolutions, *(f"{name}.out_proj" for name in convolutions)]
+    excluded += own if has_others else []
     adapters = peft.LoraConfig(
         r=16, target_modules="all-linear", exclude_modules=excluded, task_type="CAUSAL_LM"
     )

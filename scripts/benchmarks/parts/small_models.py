@@ -27,6 +27,23 @@ ALIKE = {**SMALL, "num_key_value_heads": 4, "num_experts_per_tok": 2, "n_group":
 WIDTHS = ("hidden_size", "heads", "d_model", "n_embd", "n_head", "intermediate", "ffn", "embedding")
 SHALLOW = {name: size for name, size in ALIKE.items() if not any(w in name for w in WIDTHS)}
 
+# What some classes need besides, because their defaults are not those of any model.
+NEEDED: dict[str, dict[str, Any]] = {
+    "dots1": {"n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "hunyuan_v1_dense": {"head_dim": 64},
+    "hunyuan_v1_moe": {"head_dim": 64},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "ministral": {"head_dim": 64},
+    "moshi": {"audio_vocab_size": 64},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {
+        "num_hidden_layers": 3,
+        "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+    },
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"]},
+}
+
 
 def small_configs(name: str) -> Iterator[Any]:
     """Yield functions that make configurations of a class of models, the smallest first."""
@@ -36,14 +53,15 @@ def small_configs(name: str) -> Iterator[Any]:
 
 
 def _known(kind: Any, sizes: dict[str, int]) -> dict[str, Any]:
-    """Return the sizes that a configuration has, and those of its parts, such as a text model."""
+    """Return what a configuration needs, and its parts, such as a text model."""
     usual = kind()
     parts = {
         name: _known(part, sizes)
         for name, part in kind.sub_configs.items()
         if hasattr(part, "sub_configs") and hasattr(usual, name)
     }
-    return {name: size for name, size in sizes.items() if hasattr(usual, name)} | parts
+    own = {name: size for name, size in sizes.items() if hasattr(usual, name)}
+    return own | parts | NEEDED.get(kind.model_type, {})
 
 
 def small_config(model_type: str) -> Any:
