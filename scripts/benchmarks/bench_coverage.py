@@ -56,9 +56,15 @@ def main() -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     tasks = options.task or [*TASKS]
-    before = json.loads(options.output.read_text())["rows"] if options.output.exists() else []
-    rows = {(row["task"], row["model_type"]): row for row in before}
+    content = {"gpu": GPU, "precision": PRECISION, "versions_by_task": {}, "rows": []}
+    if options.output.exists():
+        content = json.loads(options.output.read_text())
+    rows = {(row["task"], row["model_type"]): row for row in content["rows"]}
     for task in tasks:
+        content["versions_by_task"][task] = {
+            **versions(),
+            "transformers": transformers.__version__,
+        }
         classes = getattr(modeling_auto, TASKS[task].mapping)
         for model_type in sorted(classes):
             if model_type not in (options.only or (model_type,)):
@@ -69,12 +75,7 @@ def main() -> None:
             print(row, file=sys.stderr, flush=True)
             # In the order of the tasks, and of the names within each.
             ordered = sorted(rows.items(), key=lambda item: ([*TASKS].index(item[0][0]), item[0]))
-            content = {
-                "versions": {**versions(), "transformers": transformers.__version__},
-                "gpu": GPU,
-                "precision": PRECISION,
-                "rows": [row for _, row in ordered],
-            }
+            content["rows"] = [row for _, row in ordered]
             save(options.output, content)
     print(coverage([*rows.values()]))
 
