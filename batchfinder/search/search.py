@@ -42,8 +42,8 @@ LARGEST_REHEARSED = 1 / 2
 RECORDED_AGAIN, MOST_RECORDED = 1 / 3, 4
 
 # Until a size above CLOSE times the predicted answer has run, a reading at APPROACH times pays for
-# itself. Where lines are unsure, sizes grow by SURE_GROWTH. Small sizes are trusted to the share
-# NOISE of the budget, because allocators round.
+# itself. Where lines are unsure, sizes grow by SURE_GROWTH; where guesses are, their steps do.
+# Small sizes are trusted to the share NOISE of the budget, because allocators round.
 CLOSE, APPROACH, SURE_GROWTH, NOISE = 0.5, 0.75, 4, 1 / 1000
 
 # Steps of a confirmation, on a device whose verdicts repeat and on others (probing/steadiness.py).
@@ -140,6 +140,7 @@ def search(
         coarseness=prices.resolution,
     )
     estimate: int | None = None
+    beyond = 0  # sizes tried although their guess was smaller
     for probe in confirmed:
         known.record(probe, True)
     while not known.is_closed:
@@ -151,7 +152,8 @@ def search(
                 share = min(LARGEST_REHEARSED, REHEARSED * (1 + prices.launch))
                 move = _rehearsal(known, share, found) or move
             if move is None:
-                move = _at_guess(known, found, rehearses)
+                move = _at_guess(known, found, rehearses, beyond)
+                beyond += bool(found and move and move.size > found.size)
                 estimate = found.size if found and move else None
                 # Guess again later: recordings of a larger size are more exact.
                 guess = guess if rehearses and move else None
@@ -226,18 +228,26 @@ def _rehearsal(known: Bracket, share: float, guess: Guess | None) -> Move | None
     return Move(size, True) if size < min(end, known.high) else None
 
 
-def _at_guess(known: Bracket, guess: Guess | None, rehearses: bool) -> Move | None:
-    """Return the confirmation of a guess, or of a size that makes it sure; None if of no use."""
+def _at_guess(known: Bracket, guess: Guess | None, rehearses: bool, beyond: int) -> Move | None:
+    """Return the confirmation of a guess, or of a size that makes it sure; None if of no use.
+
+    Args:
+        known: the bracket so far.
+        guess: the answer by the recordings so far; None if they do not determine it.
+        rehearses: whether it comes from recordings of this search.
+        beyond: how many sizes above their guesses were tried before.
+    """
     if guess is None:
         return None
     size = guess.size
     is_cheap = 2 * known.low <= RECORDED_AGAIN * size and len(known.confirmed) < MOST_RECORDED
     if is_cheap and not guess.is_sure:
         return _at(known, 2 * known.low, confirm=True)
-    above = known.low + known.resolution_at(known.low)
-    if rehearses and known.low in known.confirmed and known.low <= size < above:
-        # Confirm the size above: recordings distinguish it from this one, a probe does not.
-        return _at(known, above, confirm=True)
+    resolution = known.resolution_at(known.low)
+    if rehearses and known.low in known.confirmed and 0 <= size - known.low < resolution:
+        # Confirm the size above: recordings distinguish it from this one, a probe does not. Where
+        # guesses are too small again and again, go on faster than they do.
+        return _at(known, known.low + resolution * SURE_GROWTH**beyond, confirm=True)
     # The tensors' line leaves no room for a larger answer, but recordings know better.
     most = known.high if rehearses else min(known.high, lines_of(known)[0].end + 1)
     return _at(known, size, confirm=True) if known.low < size < most else None

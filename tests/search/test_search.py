@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
@@ -31,10 +31,13 @@ def run_search(
     smallest: int = 1,
     largest: int | None = None,
     unit: int = 1,
-    guess: Guess | None = None,
+    guess: Guess | Callable[[list[Probe]], Guess] | None = None,
     rehearses: bool = False,
 ) -> tuple[Finding, list[Probe]]:
     probes: list[Probe] = []
+
+    def guessed() -> Guess | None:
+        return guess(probes) if callable(guess) else guess
 
     def run(batch_size: int, confirm: bool) -> Probe:
         probes.append(prober.probe(batch_size, confirm=confirm))
@@ -47,7 +50,7 @@ def run_search(
         largest=largest,
         multiple_of=unit,
         is_repeatable=prober.is_repeatable,
-        guess=None if guess is None else lambda: guess,
+        guess=None if guess is None else guessed,
         rehearses=rehearses,
     )
     return finding, probes
@@ -433,6 +436,19 @@ def test_a_guess_however_wrong_changes_no_answer(guess: int) -> None:
 
     assert size_of(finding) == 990
     assert len(probes) <= 8
+
+
+@pytest.mark.parametrize("answer", [905, 990, 1700])
+def test_guesses_that_never_exceed_what_ran_are_left_behind(answer: int) -> None:
+    """The allocator may have room for more than replays of smaller sizes show."""
+
+    def guess(probes: list[Probe]) -> Guess:
+        return Guess(max([900, *(probe.batch_size for probe in probes)]))
+
+    finding, probes = run_search(exact_device(answer), guess=guess, rehearses=True)
+
+    assert size_of(finding) == answer
+    assert sum(probe.samples for probe in probes) <= 25 * answer
 
 
 @pytest.mark.parametrize("guess", [3, 30, 300])
