@@ -49,6 +49,13 @@ def load(name: str) -> Any:
     return json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
 
 
+def _of_bisection(rows: list[Row]) -> str:
+    """Say how many answers of doubling and bisection train; nothing where none was tried."""
+    ends = [row["bisection_survival"] for row in rows if "bisection_survival" in row]
+    trained = sum(end["outcome"] == "survived" for end in ends)
+    return f"; of doubling and bisection {trained} of {len(ends)}" if ends else ""
+
+
 def headlines() -> str:
     """Show one line for each claim of README.md, with the file that has the figures."""
     counted, estimated = (
@@ -71,7 +78,8 @@ def headlines() -> str:
         *(
             (
                 f"{name}: set-ups of which the answer trains",
-                share([row for row in set_ups if row["device"] == device], "survives"),
+                share([row for row in set_ups if row["device"] == device], "survives")
+                + _of_bisection([row for row in set_ups if row["device"] == device]),
                 "setups",
             )
             for device, name in {"cuda": "CUDA allocator, counted", "cpu": "CPU"}.items()
