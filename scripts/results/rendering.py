@@ -87,14 +87,17 @@ def survived(row: Row) -> bool:
     return bool(report.get("outcome") == "survived" and report["steps"] > 0)
 
 
-ENDS = {"oom": "out of memory", "error": "another error", "survived": "**survives**"}
+ENDS = {"oom": "out of memory", "error": "another error", "survived": "survives"}
 
 
-def _end_of(judgement: Row) -> str:
-    """Say how a judgement ended, and how often it flushed the allocator's cache."""
-    flushing = judgement.get("flushing_steps")
-    end = ENDS.get(judgement.get("outcome", ""), "-")
-    return f"{end}, flushing in {flushing} steps" if flushing and "survives" in end else end
+def _end_of(judgement: Row, *, expected: str) -> str:
+    """Say how a judgement ended, in bold if not as expected; and if it flushed the cache."""
+    outcome, flushing = judgement.get("outcome"), judgement.get("flushing_steps", 0)
+    end = ENDS.get(outcome or "", "-")
+    is_other = outcome is not None and (outcome == "survived") != (expected == "survived")
+    steps = "1 step" if flushing == 1 else f"{flushing} steps"
+    told = f", flushing in {steps}" if flushing and outcome == "survived" else ""
+    return (f"**{end}**" if is_other else end) + told
 
 
 def setups(rows: Mapping[str, Row]) -> str:
@@ -109,11 +112,11 @@ def setups(rows: Mapping[str, Row]) -> str:
                 row["device"],
                 row["batch_size"] or "error",
                 "survives" if row["survives"] else "**dies**",
-                _end_of(row.get("above", {})),
+                _end_of(row.get("above", {}), expected="oom"),
                 row.get("full_size_steps", "-"),
                 f"{row['seconds']:.0f} s",
                 other.get("batch_size", "-"),
-                _end_of(row.get("bisection_survival", {})),
+                _end_of(row.get("bisection_survival", {}), expected="survived"),
                 other.get("full_size_steps", "-"),
                 f"{other['wall_seconds']:.0f} s" if other else "-",
             )
