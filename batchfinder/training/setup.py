@@ -102,16 +102,27 @@ class TrainingSetup:
 
 
 def refused_call(
-    function: Callable[..., Any], positional: Sequence[Any], keywords: Mapping[str, Any]
+    function: Callable[..., Any],
+    positional: Sequence[Any],
+    keywords: Mapping[str, Any],
+    *,
+    follow_wrapped: bool = True,
 ) -> str:
     """Return why the signature of a function refuses a call; "" if it accepts it, or is unknown.
+
+    Args:
+        function: what is called.
+        positional: the positional arguments.
+        keywords: the others.
+        follow_wrapped: True to look at the function that a decorator wraps. It may take other
+            arguments than the decorated one, so only a call that failed tells that it matters.
 
     Example:
         >>> refused_call(lambda batch: None, ("model", "batch"), {})
         'too many positional arguments'
     """
     try:
-        signature = inspect.signature(function)
+        signature = inspect.signature(function, follow_wrapped=follow_wrapped)
     except (TypeError, ValueError):  # compiled and built-in functions may have none
         return ""
     try:
@@ -135,10 +146,14 @@ def check_functions(setup: TrainingSetup) -> None:
     }
     for name, ways in calls.items():
         function = getattr(setup, name)
-        if callable(function) and all(refused_call(function, way, {}) for way in ways):
+        if callable(function) and all(
+            refused_call(function, way, {}, follow_wrapped=False) for way in ways
+        ):
+            wanted = ", ".join(ways[0])
+            taken = inspect.signature(function, follow_wrapped=False)
             raise UsageError(
-                f"{name} is called as {name}({', '.join(ways[0])}), but it takes "
-                f"{inspect.signature(function)}. Try a function that takes ({', '.join(ways[0])})"
+                f"{name} is called as {name}({wanted}), but it takes {taken}. "
+                f"Try a function that takes ({wanted})"
             )
 
 

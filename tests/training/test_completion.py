@@ -115,10 +115,21 @@ def test_a_function_with_other_arguments_is_refused(given: dict[str, Any], text:
         completed(TrainingSetup(nn.Linear(4, 2), torch.zeros(2, 4), **given))
 
 
+def decorated(function: Any) -> Any:
+    """A decorator that gives the function other arguments than it gets itself."""
+
+    @functools.wraps(function)
+    def step(model: nn.Module, batch: Tensor) -> Any:
+        return function(batch)
+
+    return step
+
+
 @pytest.mark.parametrize(
     "given",
     [
         {"step": lambda *arguments: arguments},
+        {"step": decorated(lambda batch: batch)},
         {"loss_fn": nn.CrossEntropyLoss()},
         {"make_batch": lambda n, step: torch.zeros(n, 4 + step)},
         {"optimizer": torch.optim.SGD},
