@@ -72,11 +72,7 @@ class Launch:
         self._exit_file = self._folder / "exit"
         reports = self._folder / "reports"
         reports.touch()
-        paths = {
-            "reports": str(reports),
-            "allowed": str(self._allowed),
-            "recorder": str(RECORDER),
-        }
+        paths = {"allowed": str(self._allowed), "recorder": str(RECORDER)}
         order_file = self._folder / "order.json"
         order_file.write_text(json.dumps({**order, **paths}), encoding="utf-8")
         arguments, variables = template.fill(batch_size, self._folder)

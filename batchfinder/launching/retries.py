@@ -39,7 +39,6 @@ def counted_retries() -> Iterator[Retries]:
     with TemporaryDirectory(prefix="batchfinder-") as folder:
         reports, order = Path(folder, "reports"), Path(folder, "order.json")
         reports.touch()
-        what = {"reports": str(reports), "is_only_watched": True}
-        order.write_text(json.dumps(what), encoding="utf-8")
+        order.write_text(json.dumps({"is_only_watched": True}), encoding="utf-8")
         with reports.open(encoding="utf-8") as file:
             yield Retries(file, hooked(order))

@@ -240,9 +240,10 @@ def with_adapters(model: Any) -> Any:
     head = model.get_output_embeddings()
     own = [n for n, part in linear.items() if type(part).forward is not nn.Linear.forward]
     has_others = any(part is not head and name not in own for name, part in linear.items())
-    convolutions = [name for name, part in model.named_modules() if hasattr(part, "conv1d")]
-    excluded = [*convolutions, *(f"{name}.out_proj" for name in convolutions)]
-    excluded += own if has_others else []
+    excluded = own if has_others else []
+    excluded += [
+        f"{name}.out_proj" for name, part in model.named_modules() if hasattr(part, "conv1d")
+    ]
     adapters = peft.LoraConfig(
         r=16, target_modules="all-linear", exclude_modules=excluded, task_type="CAUSAL_LM"
     )

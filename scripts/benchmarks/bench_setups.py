@@ -68,7 +68,7 @@ def main() -> None:
         if setup.device != options.device or not (named if options.only else True):
             continue
         row = rows.get(setup.name, {})
-        done = not options.judge and bool(row)
+        done = not row.get("batch_size") if options.judge else bool(row)
         if options.expandable:
             done = "expandable" in row or not row
         if (done and not named) or time.monotonic() - started > options.seconds:
@@ -160,14 +160,14 @@ def expandable_of(setup: Setup) -> dict[str, Any]:
     try:
         found = timed(find_command(setup), SEARCH_SECONDS)
         answer = found.get("batch_size", 0)
-        judged = trained_at(setup, found.get("budget_bytes", 0), answer)
+        judgement = trained_at(setup, found.get("budget_bytes", 0), answer)
     finally:
         del os.environ["PYTORCH_CUDA_ALLOC_CONF"]
     return {
         "without": plain.get("batch_size", 0),
         "told": int(told[1]) if told else None,
         "batch_size": answer,
-        "survives": survived(judged),
+        "survives": survived(judgement),
     }
 
 

@@ -49,11 +49,12 @@ def load(name: str) -> Any:
     return json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def _of_bisection(rows: list[Row]) -> str:
-    """Say how many answers of doubling and bisection train; nothing where none was tried."""
+def _trained(rows: list[Row]) -> str:
+    """Say how many answers train, and how many of doubling and bisection where they were tried."""
     ends = [row["bisection_survival"] for row in rows if "bisection_survival" in row]
-    trained = sum(end["outcome"] == "survived" for end in ends)
-    return f"; of doubling and bisection {trained} of {len(ends)}" if ends else ""
+    trained = sum(end.get("outcome") == "survived" for end in ends)
+    theirs = f"; of doubling and bisection {trained} of {len(ends)}" if ends else ""
+    return share(rows, "survives") + theirs
 
 
 def headlines() -> str:
@@ -78,8 +79,7 @@ def headlines() -> str:
         *(
             (
                 f"{name}: set-ups of which the answer trains",
-                share([row for row in set_ups if row["device"] == device], "survives")
-                + _of_bisection([row for row in set_ups if row["device"] == device]),
+                _trained([row for row in set_ups if row["device"] == device]),
                 "setups",
             )
             for device, name in {"cuda": "CUDA allocator, counted", "cpu": "CPU"}.items()

@@ -22,7 +22,7 @@ def test_the_hook_enters_once_by_the_pth_file_or_by_the_path(
 ) -> None:
     reports, order = tmp_path / "reports", tmp_path / "order"
     reports.touch()
-    order.write_text(json.dumps({"reports": str(reports)}))
+    order.write_text("{}")
     environment = {
         **os.environ,
         "PYTHONPATH": str(HOOK),
