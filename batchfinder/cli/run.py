@@ -100,9 +100,9 @@ def run_command(
         reporter.probing(first)
         return LaunchProber(template, options, first, prices)
 
-    def show_launches(prober: LaunchProber, _: Probe) -> None:
+    def show_launches(prober: LaunchProber, probe: Probe) -> None:
         nonlocal shown
-        for launched in prober.launched[shown:]:
+        for launched in prober.judged([probe])[shown:]:
             reporter.probe(launched)
         shown = len(prober.launched)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from batchfinder.launching.price import LaunchPrice
 from batchfinder.launching.record import Record
 from batchfinder.launching.sizes import Honored, SizesSeen, remark_on
 from batchfinder.launching.template import Template
-from batchfinder.launching.verdict import Verdict, judge, last_line, limiting
+from batchfinder.launching.verdict import Verdict, advice_on, judge, last_line, limiting, overruled
 from batchfinder.launching.watching import NO_PYTHON, Patience, watch
 from batchfinder.probing.place import may_expand
 from batchfinder.probing.too_small import too_small
@@ -25,9 +26,6 @@ from batchfinder.search.head_start import HeadStart
 from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Recording
 from batchfinder.simulation.rehearsal import head_start_of
-
-# A DataLoader's error for a size of 0, as of a script that divides 1 by its ranks.
-NO_EXAMPLE = "but got batch_size=0"
 
 
 class LaunchProber:
@@ -132,9 +130,15 @@ class LaunchProber:
     def close(self) -> None:
         pass  # each launch ends before the next begins
 
+    def judged(self, probes: Iterable[Probe]) -> list[Probe]:
+        """Return all launches; as failures where these probes of the search say so."""
+        refused = {self._template.allowed(p.batch_size): p for p in probes if not p.fits}
+        return [overruled(each, refused.get(each.batch_size)) for each in self.launched]
+
     def conclude(self, result: BatchSizeResult) -> BatchSizeResult:
         """Return the result with each launch once: the search may have asked for one twice."""
-        probes = {probe.batch_size: probe for probe in self.launched}
+        launched = self.judged(result.probes)
+        probes = {probe.batch_size: probe for probe in launched}
         size = self._template.allowed(result.batch_size) if result.batch_size else 0
         failure = result.next_failure
         if failure is not None and self._template.allowed(failure.batch_size) in probes:
@@ -150,13 +154,13 @@ class LaunchProber:
             result,
             warnings=warnings,
             batch_size=size,
-            seconds=max(result.seconds, sum(probe.seconds for probe in self.launched)),
-            probes=tuple(self.launched),
+            seconds=max(result.seconds, sum(probe.seconds for probe in launched)),
+            probes=tuple(launched),
             memory_model=fit((probe.batch_size, probe.phase_peak_bytes) for probe in fits),
             next_failure=failure,
             confirmed_steps=probes[size].steps if size in probes else 0,
             is_divided=Honored.DIVIDED.value in self._warnings,
-            cost_full_size_steps=round(sum(p.samples for p in self.launched) / max(1, size), 2),
+            cost_full_size_steps=round(sum(p.samples for p in launched) / max(1, size), 2),
         )
 
     def _start(self, size: int) -> None:
@@ -242,12 +246,9 @@ class LaunchProber:
             and not any(launched.fits for launched in self.launched)
         ):
             said = f"{verdict.last_words.rstrip()}\n".lstrip()
-            advice = "the command by itself"
-            if "divisible" in said or NO_EXAMPLE in said:
-                advice = "--multiple-of with the number of ranks, for sizes that they can share"
             raise UserCodeError(
                 f"the script failed at batch size {size}, not for lack of memory: "
-                f"{probe.note.rstrip('.')}. Try {advice}",
+                f"{probe.note.rstrip('.')}. Try {advice_on(said)}",
                 said if "\n" in said.strip() else "",  # the note ends with its last line
             )
         if probe.fits and verdict.ended_by_itself:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from batchfinder.launching.host_memory import HOST, shortage_in
 from batchfinder.launching.record import Record, Trainer
@@ -16,6 +16,9 @@ from batchfinder.results.probe import Outcome, Probe
 # What torchrun and torch.multiprocessing print when a rank was killed.
 _KILLED = re.compile(r"exitcode *: -9\b|terminated with signal SIGKILL")
 _SIGKILL = -9
+
+# A DataLoader's error for a size of 0, as of a script that divides 1 by its ranks.
+_NO_EXAMPLE = "but got batch_size=0"
 
 
 @dataclass(frozen=True)
@@ -123,3 +126,27 @@ def _probe(record: Record, outcome: Outcome, note: str) -> Probe:
 
 def _peak(trainer: Trainer) -> int:
     return max(trainer.peaks)
+
+
+def overruled(launched: Probe, judgement: Probe | None) -> Probe:
+    """Return a launch as the search judged it, which refuses requests that do not last.
+
+    Args:
+        launched: the launch.
+        judgement: the probe of the search at this size; None if it refused none.
+
+    Example:
+        >>> fits = Probe(8, Outcome.FITS, steps=3, seconds=9.0)
+        >>> overruled(fits, Probe(8, Outcome.OOM, 1, 9.0, note="does not last")).note
+        'does not last'
+    """
+    if judgement is None or not launched.fits:
+        return launched
+    return replace(launched, outcome=judgement.outcome, note=judgement.note)
+
+
+def advice_on(said: str) -> str:
+    """Return what to try after a script failed with these last words."""
+    if "divisible" in said or _NO_EXAMPLE in said:
+        return "--multiple-of with the number of ranks, for sizes that they can share"
+    return "the command by itself"

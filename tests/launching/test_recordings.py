@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from batchfinder.launching.hook.requests import MOST_READINGS, Requests
+from batchfinder.launching.options import RunOptions
+from batchfinder.launching.prober import LaunchProber
 from batchfinder.launching.record import Record
+from batchfinder.launching.template import Template
 from batchfinder.results.memory_model import Phase
-from batchfinder.results.probe import Outcome, Probe
-from batchfinder.search.head_start import Guess
+from batchfinder.results.probe import SHORT_LIVED_NOTE, Outcome, Probe
+from batchfinder.results.result import Status
+from batchfinder.search.head_start import Guess, HeadStart
 from batchfinder.search.plan import Prices
+from batchfinder.search.run import run_search
 from batchfinder.search.search import search
+from batchfinder.units import GIB
 
 
 class FakeRecorder:
@@ -126,3 +135,17 @@ def test_recordings_overrule_a_line_through_peaks_that_hardly_grow() -> None:
         prices=prices,
     )
     assert sizes == [1, 2, 10, 20, 21]
+
+
+def test_a_launch_whose_requests_do_not_last_is_shown_as_refused() -> None:
+    command = [sys.executable, str(Path(__file__).with_name("script.py")), "--batch-size"]
+    options = RunOptions(device="cpu", memory_limit=4 * GIB)
+    prober = LaunchProber(Template([*command, "{batch_size}"]), options, 1, Prices(confirm=1))
+    head_start = HeadStart(lasts=lambda batch_size: batch_size < 3)
+    found = run_search(prober, max_batch_size=3, head_start=head_start)
+    result = prober.conclude(found)
+    assert result.batch_size == 2
+    refused = {probe.batch_size: probe.note for probe in result.probes if not probe.fits}
+    assert refused == {3: SHORT_LIVED_NOTE}
+    in_time = replace(found, batch_size=1, status=Status.TIME_LIMIT)
+    assert prober.conclude(in_time).batch_size == 2
