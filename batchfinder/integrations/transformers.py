@@ -62,7 +62,7 @@ def set_max_batch(
         raise UsageError(f"global_batch_size must be at least 1, not {global_batch_size}")
     before = args.gradient_accumulation_steps
     try:
-        result, split = _search(trainer, global_batch_size, options)
+        result, split, largest = _search(trainer, global_batch_size, options)
     finally:
         args.gradient_accumulation_steps = before
     if split is None:
@@ -74,6 +74,8 @@ def set_max_batch(
         f"set per_device_train_batch_size={split.batch_size}, gradient_accumulation_steps="
         f"{split.gradient_accumulation_steps}: {split.global_batch_size} examples per step"
     )
+    if largest > split.batch_size:
+        note += f". A batch of {largest} fits too, but does not divide {global_batch_size} evenly"
     warnings = []
     if global_batch_size not in (None, split.global_batch_size):
         warnings.append(
@@ -86,28 +88,34 @@ def set_max_batch(
 
 def _search(
     trainer: Trainer, global_batch_size: int | None, options: dict[str, Any]
-) -> tuple[BatchSizeResult, Split | None]:
+) -> tuple[BatchSizeResult, Split | None, int]:
     """Search until the answer was measured with the accumulation steps that it needs.
 
     More micro-batches per optimizer step need more memory: gradients stay during the forward pass,
     and a Trainer moves all micro-batches of a step to the device at once.
+
+    Returns:
+        The result, the numbers to set, and the largest batch size that fitted with the fewest
+        accumulation steps.
     """
     args = trainer.args
     ranks = getattr(args, "world_size", 1)
     if global_batch_size is not None:
         per_rank = max(1, global_batch_size // ranks)
         options["max_batch_size"] = min(options.get("max_batch_size") or per_rank, per_rank)
+    largest = 0
     while True:
         result = find_max_batch(trainer, **options)
+        largest = max(largest, result.batch_size)
         if not result.batch_size:
-            return result, None
+            return result, None, largest
         steps = args.gradient_accumulation_steps
         if global_batch_size is None:
-            return result, Split(result.batch_size, steps, ranks)
+            return result, Split(result.batch_size, steps, ranks), largest
         plan = result.accumulation_plan(global_batch_size, ranks)
         split = plan.exact or plan.nearest
         assert split is not None
         if split.gradient_accumulation_steps <= steps and split.batch_size <= result.batch_size:
-            return result, split
+            return result, split, largest
         args.gradient_accumulation_steps = split.gradient_accumulation_steps
         options["max_batch_size"] = split.batch_size

@@ -69,6 +69,7 @@ def test_a_global_batch_size_is_kept_exactly() -> None:
     # 32 x 3: found again with three accumulation steps, as they need more memory than one.
     assert numbers_of(trainer) == (32, 3, 32)
     assert result.batch_size == 32
+    assert "A batch of 40 fits too" in result.notes[-1]
     assert trainer.train() == Trained(32, 3).train()
 
 
