@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from reporting.fake_search import OOM_NOTE, PROBES, RESULT, result
 
-from batchfinder.reporting.answer import LEVERS, details, headline
+from batchfinder.reporting.answer import details, headline, levers
 from batchfinder.results.memory_model import MemoryModel, Phase, PhaseModel
-from batchfinder.results.probe import Outcome, Probe
+from batchfinder.results.probe import IN_VALIDATION, Outcome, Probe
 from batchfinder.results.result import BatchSizeResult, NextFailure, Status
 from batchfinder.units import GIB, MIB
 
@@ -122,7 +122,7 @@ def test_nothing_fits_says_how_much_is_missing_and_what_to_try() -> None:
     assert details(nothing) == [
         "It needs at least 204.8 MiB more than the budget. It held 7.0 GiB and requested 1.2 GiB "
         "more.",
-        LEVERS,
+        levers(1),
     ]
 
 
@@ -134,16 +134,16 @@ def test_nothing_fits_uses_phase_peaks_without_allocated_bytes() -> None:
 def test_nothing_fits_because_of_fragmentation_claims_no_shortage() -> None:
     assert details(nothing_fits(OOM_NOTE, allocated=6 * GIB)) == [
         "It held 6.0 GiB and requested 1.2 GiB more.",
-        LEVERS,
+        levers(1),
     ]
 
 
 @pytest.mark.parametrize(
     ("reason", "lines"),
     [
-        ("killed by SIGKILL", ["Why: killed by SIGKILL", LEVERS]),
-        (OOM_NOTE, [f"Why: {OOM_NOTE}", LEVERS]),
-        ("out of memory", [LEVERS]),
+        ("killed by SIGKILL", ["Why: killed by SIGKILL", levers(1)]),
+        (OOM_NOTE, [f"Why: {OOM_NOTE}", levers(1)]),
+        ("out of memory", [levers(1)]),
     ],
 )
 def test_nothing_fits_without_readings(reason: str, lines: list[str]) -> None:
@@ -151,8 +151,18 @@ def test_nothing_fits_without_readings(reason: str, lines: list[str]) -> None:
 
 
 def test_the_levers_are_named() -> None:
-    for lever in ("--precision", "--optimizer", "checkpointing", "accumulation", "--memory-limit"):
-        assert lever in LEVERS
+    for lever in ("--precision", "--optimizer", "checkpointing", "--memory-limit"):
+        assert lever in levers(1)
+    # Below a batch of one example there is nothing to accumulate.
+    assert "accumulation" in levers(2)
+    assert "accumulation" not in levers(1)
+
+
+def test_a_validation_that_does_not_fit_needs_smaller_batches() -> None:
+    nothing = replace(nothing_fits(f"{IN_VALIDATION}{OOM_NOTE}"), eval_batch_size=512)
+    assert details(nothing) == [
+        "Its validation, with batches of 512, runs out of memory. Try a smaller one."
+    ]
 
 
 @pytest.mark.parametrize(
