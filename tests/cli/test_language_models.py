@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,23 @@ def test_a_missing_configuration_or_library_is_one_line(tmp_path: Path) -> None:
     result = run(f"hf:{tmp_path}")
     assert result.exit_code == 1
     assert "Try" in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("reformer", "it has no attention kernel for sdpa. Try --attention eager."),
+        ("musicgen", r"AttributeError: .* \(.*modeling_musicgen\.py:\d+\)\. Try FILE\.py:FUNCTION"),
+    ],
+)
+def test_a_configuration_that_cannot_be_built_is_one_line(
+    target: str, tmp_path: Path, name: str, line: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
+    result = run(target, "--seq", "64")
+    assert result.exit_code == 1
+    assert re.search(line, result.output)
     assert "Traceback" not in result.output
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,17 @@ TASKS = {
 DEFAULT_SEQ = 2048  # tokens in each example, if the model has positions for that many
 DEFAULT_IMAGE = 448  # pixels on each side, for models that take images of any size
 _OWN_FUNCTION = "Try FILE.py:FUNCTION with a function that returns (model, sample)."
+# What a model's code raises for a configuration that it cannot be built from. No RuntimeError: the
+# device may be full.
+_UNBUILDABLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
 
 
 def built(config: str, dtype: torch.dtype, attention: str) -> tuple[Any, str]:
@@ -55,9 +67,16 @@ def built(config: str, dtype: torch.dtype, attention: str) -> tuple[Any, str]:
         model = autos[task].from_config(
             known, dtype=dtype, attn_implementation=ATTENTION[attention]
         )
-    except ValueError as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise TargetError(f"no language model from {config}: {reason} {_OWN_FUNCTION}") from error
+    except _UNBUILDABLE as error:
+        hint = _OWN_FUNCTION
+        if "attn_implementation" in str(error):
+            reason, hint = f"it has no attention kernel for {attention}.", "Try --attention eager."
+        else:
+            frames = traceback.extract_tb(error.__traceback__)
+            place = next((at for at in reversed(frames) if "modeling_" in at.filename), frames[-1])
+            text = str(error).strip().partition("\n")[0]
+            reason = f"{type(error).__name__}: {text} ({place.filename}:{place.lineno})."
+        raise TargetError(f"no language model from {config}: {reason} {hint}") from error
     return model, task
 
 
