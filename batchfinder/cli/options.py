@@ -154,7 +154,12 @@ LANGUAGE_MODEL_OPTIONS = (
         help="hf: tokens in each example. Repeatable, or 1024,4096: a table of lengths.  "
         "[default: 2048]",
     ),
-    click.option("--lora", type=int, metavar="RANK", help="hf: train adapters of this rank."),
+    click.option(
+        "--lora",
+        type=click.IntRange(min=1),
+        metavar="RANK",
+        help="hf: train adapters of this rank.",
+    ),
     flag("--4bit", "four_bit", help="hf: quantize the weights (nf4)."),
     click.option(
         "--method",

@@ -148,6 +148,15 @@ def test_nothing_fits_exits_with_3(train_file: Path) -> None:
     assert "none fits" in result.stdout
 
 
+def test_a_gpu_on_which_nothing_fits_beside_a_larger_one_is_named(train_file: Path) -> None:
+    target = f"{train_file}:build_model"
+    gpus = ("--gpu", "t4", "--gpu", "h200")
+    result = run("estimate", target, *gpus, "--overhead", "14GiB", "--arg", "width=1000000")
+
+    assert result.exit_code == 0
+    assert "Note: nothing fits on T4. Try --gpu T4 alone" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [

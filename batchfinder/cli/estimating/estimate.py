@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -110,8 +111,8 @@ def estimate_batch_size(
     ]
     deliver({"schema_version": SCHEMA_VERSION, "estimates": rows}, as_json=as_json, report=report)
     warnings += [text for estimate in estimates for text in estimate.result.warnings]
-    notes = (calibration.note(gpu) for gpu in gpus if overhead is None)
-    print_notes([*warnings, *notes])
+    notes = [calibration.note(gpu) for gpu in gpus if overhead is None]
+    print_notes([*warnings, *notes, _too_small(estimates)])
     return end(any(estimate.batch_size for estimate in estimates), request, gpus)
 
 
@@ -122,6 +123,18 @@ def end(is_any: bool, request: Request, gpus: Sequence[Gpu]) -> int:
             advice = what_to_change(request, gpus, partial(load, warnings=[], on_paper=True))
         print_notes([advice])
     return FOUND if is_any else NOTHING_FITS
+
+
+def _too_small(estimates: Sequence[Estimate]) -> str:
+    """Return what to do about GPUs on which nothing fits, beside others on which something does."""
+    fitting = {estimate.gpu.name for estimate in estimates if estimate.batch_size}
+    rest = [name for name in dict.fromkeys(e.gpu.name for e in estimates) if name not in fitting]
+    if not fitting or not rest:
+        return ""
+    alone = shlex.quote(rest[0])
+    return (
+        f"nothing fits on {', '.join(rest)}. Try --gpu {alone} alone, to see what would change that"
+    )
 
 
 @contextlib.contextmanager
