@@ -9,8 +9,8 @@ from html import escape
 
 from batchfinder.units import GIB, KIB, MIB, TIB
 
-WIDTH, HEIGHT = 720, 330  # pixels
-_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 16, 14, 46
+WIDTH, HEIGHT = 720, 350  # pixels
+_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 16, 34, 46
 # Wide enough for a label of 7 characters beside the next one.
 _TICKS = 6
 
@@ -100,9 +100,8 @@ class Chart:
             yield f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{value:,g}</text>'
         yield f'<path class="axis" d="M{left} {bottom}H{right}"/>'
         y_label = f"{self.y_label}, {name}" if name else self.y_label
-        middle = (top + bottom) / 2
-        turned = f'x="16" y="{middle}" transform="rotate(-90 16 {middle})"'
-        yield f'<text class="label" {turned} text-anchor="middle">{escape(y_label)}</text>'
+        # Level, above the axis: beside it, wide numbers would touch it on a phone.
+        yield f'<text class="label" x="8" y="{top - 14}">{escape(y_label)}</text>'
         x_label = f'x="{(left + right) / 2}" y="{bottom + 38}" text-anchor="middle"'
         yield f'<text class="label" {x_label}>{escape(self.x_label)}</text>'
 
