@@ -29,14 +29,25 @@ class Recorder:
         self._index, self._held = index, held
         self._trace: list[dict[str, Any]] = []  # up to the end of the last step
         self._ends, self._counts = [0], list[int]()
+        self._validations = 0
 
     def end_step(self) -> bool:
         """Note that a step has ended. Return True if steps after the first make other requests."""
-        self._trace = torch.cuda.memory._snapshot()["device_traces"][self._index]
-        step = self._trace[self._ends[-1] :]
-        self._ends.append(len(self._trace))
+        step = self._end()
         self._counts.append(sum(entry["action"] == "alloc" for entry in step))
         return len(set(self._counts[1:])) > 1
+
+    def end_validation(self) -> None:
+        """Note that a validation and the step after it have ended. They follow all other steps."""
+        self._end()
+        self._validations += 1
+
+    def _end(self) -> list[dict[str, Any]]:
+        """Read the history, and return what was added to it."""
+        self._trace = torch.cuda.memory._snapshot()["device_traces"][self._index]
+        added = self._trace[self._ends[-1] :]
+        self._ends.append(len(self._trace))
+        return added
 
     def recording(self) -> dict[str, Any] | None:
         """Return the fields of a ``Recording``; None if it has too many events."""
@@ -57,10 +68,12 @@ class Recorder:
                     events.append(~numbers.pop(entry["addr"]))
             steps.append(tuple(events))
         order = {stream: number for number, stream in enumerate(dict.fromkeys(streams))}
+        end = len(steps) - self._validations
         return {
             "held": tuple(size for size, _ in self._held.values()),
-            "steps": tuple(steps),
+            "steps": tuple(steps[:end]),
             "streams": tuple(order[stream] for stream in streams) if len(order) > 1 else (),
+            "validations": tuple(steps[end:]),
         }
 
 
@@ -70,6 +83,9 @@ class NoRecorder:
     def end_step(self) -> bool:
         """Return False: nothing is known of the steps."""
         return False
+
+    def end_validation(self) -> None:
+        """Do nothing."""
 
     def recording(self) -> None:
         """Return None."""

@@ -246,11 +246,12 @@ class ProbeSession:
                 # Ranks end together. Each rank is still judged on its own peaks.
                 if self.all_agree(watch.is_over):
                     break
-            if recorded := recorder.recording():
-                run.recording = Recording(**recorded)
             for _ in range(VALIDATIONS if self._step_of_setup.eval_batch_size else 0):
                 self._validate(run)
                 self._step(batch_size, partial(next_batch, 0), run)
+                recorder.end_validation()
+            if recorded := recorder.recording():
+                run.recording = Recording(**recorded)
         run.note = watch.objection()
 
     def _step(self, batch_size: int, next_batch: Callable[[], Any], run: Run) -> int:

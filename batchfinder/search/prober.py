@@ -14,13 +14,17 @@ class Recording(NamedTuple):
     Attributes:
         held: the size in bytes of each block that was in use before, ordered by address.
         steps: the events of each step. An event is the number of bytes requested, or ``~i`` for the
-            release of the i-th block. Blocks are counted through ``held`` and then all steps.
+            release of the i-th block. Blocks are counted through ``held``, then all steps, and then
+            all validations.
         streams: the number of the stream that requested each block; empty if there is one stream.
+        validations: the events of each validation that ran after the steps, and of the step after
+            it.
     """
 
     held: Sequence[int]
     steps: Sequence[Sequence[int]]
     streams: Sequence[int] = ()
+    validations: Sequence[Sequence[int]] = ()
 
 
 class Prober(Protocol):

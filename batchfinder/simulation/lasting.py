@@ -10,7 +10,7 @@ from batchfinder.probing.devices.allocator.caching import (
     DeviceFullError,
 )
 from batchfinder.probing.devices.allocator.expandable import allocator_of
-from batchfinder.probing.devices.allocator.recorded import replayed
+from batchfinder.probing.devices.allocator.recorded import Replay
 from batchfinder.probing.devices.allocator.recorded_step import in_order, steps_differ, steps_of
 from batchfinder.probing.steadiness import STEPS_THAT_MAY_FLUSH
 from batchfinder.search.prober import Recording
@@ -50,8 +50,9 @@ def lasts(recording: Recording | None, budget_bytes: int, settings: AllocatorSet
     try:
         for variant in (recording, releasing_early(recording), *in_other_orders(recording)):
             steps = max(LASTING_STEPS, len(variant.steps))
-            replay = replayed(variant, allocator_of(limit_bytes, settings), steps)
-            flushes = [count for _, count in replay][STEPS_THAT_MAY_FLUSH:]
+            replay = Replay(variant, allocator_of(limit_bytes, settings))
+            flushes = [count for _, count in replay.steps(steps)][STEPS_THAT_MAY_FLUSH:]
+            replay.validations()
             if steps_differ(recording) and any(flushes):
                 return False
     except DeviceFullError:

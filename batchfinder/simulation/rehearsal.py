@@ -18,8 +18,8 @@ from batchfinder.probing.devices.allocator.caching import (
     DeviceFullError,
 )
 from batchfinder.probing.devices.allocator.expandable import allocator_of
-from batchfinder.probing.devices.allocator.recorded import replayed
-from batchfinder.probing.devices.allocator.recorded_step import steps_differ
+from batchfinder.probing.devices.allocator.recorded import Replay
+from batchfinder.probing.devices.allocator.recorded_step import requests_of, steps_differ
 from batchfinder.probing.steadiness import PeakWatch
 from batchfinder.search.belief import APART
 from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
@@ -142,13 +142,14 @@ class Rehearsal:
 
     def __init__(self, small: int, recorded: Recording, large: int, model: Recording) -> None:
         self._large, self._model = large, model
-        self._growth = []
+        self._steps, self._growth = [*model.steps, *model.validations], []
         self.is_matched = True
-        for number, step in enumerate(model.steps):
-            smaller = recorded.steps[min(number, len(recorded.steps) - 1)]
-            asked, before = ([size for size in each if size >= 0] for each in (step, smaller))
-            pairs = paired(before, asked, large / small)
-            self.is_matched &= len(before) == len(asked) and None not in pairs
+        last = len(recorded.steps) - 1
+        smaller = [recorded.steps[min(number, last)] for number in range(len(model.steps))]
+        for step, before in zip(self._steps, [*smaller, *recorded.validations], strict=True):
+            asked, known = requests_of(step), requests_of(before)
+            pairs = paired(known, asked, large / small)
+            self.is_matched &= len(known) == len(asked) and None not in pairs
             self._growth.append(
                 [
                     (size - other) / (large - small) if other is not None else size / large
@@ -167,20 +168,24 @@ class Rehearsal:
         assert allocator.capacity_bytes is not None
         watch = PeakWatch(allocator.capacity_bytes, least_steps=least_steps, peaks_wander=False)
         try:
-            for peak, flushes in replayed(self.at(batch_size), allocator, watch.most_steps):
+            replay = Replay(self.at(batch_size), allocator)
+            for peak, flushes in replay.steps(watch.most_steps):
                 watch.note(peak, flushes)
                 if watch.is_over:
                     break
+            if watch.objection():
+                return False
+            replay.validations()
         except DeviceFullError:
             return False
-        return not watch.objection()
+        return True
 
     def end_of_tensors(self, limit_bytes: int) -> float:
         """Return the batch size beyond which even the sum of all requests passes a limit."""
         # The bytes of each block, and those that an example adds to it.
         blocks = [(size, 0.0) for size in self._model.held]
         total, added, more = sum(self._model.held), 0.0, math.inf
-        for step, growth in zip(self._model.steps, self._growth, strict=True):
+        for step, growth in zip(self._steps, self._growth, strict=True):
             each = iter(growth)
             for event in step:
                 if event < 0:
@@ -197,10 +202,11 @@ class Rehearsal:
         """Return what a confirmation at a size would request."""
         more = batch_size - self._large
         steps = []
-        for step, growth in zip(self._model.steps, self._growth, strict=True):
+        for step, growth in zip(self._steps, self._growth, strict=True):
             each = iter(growth)
             steps.append([e if e < 0 else max(0, round(e + next(each) * more)) for e in step])
-        return self._model._replace(steps=steps)
+        end = len(self._model.steps)
+        return self._model._replace(steps=steps[:end], validations=steps[end:])
 
 
 def paired(small: Sequence[int], large: Sequence[int], ratio: float) -> list[int | None]:

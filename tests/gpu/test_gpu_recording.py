@@ -62,3 +62,25 @@ def test_a_simulation_foresees_how_steps_go_on() -> None:
     assert not watch.is_settled
     assert later.is_settled
     assert later.peaks == [*watch.peaks, kept + 130 * MIB]
+
+
+def test_validations_are_recorded_apart_from_the_steps() -> None:
+    device = torch.empty(0, device=DEVICE).device
+
+    def step(mib: int) -> None:
+        torch.empty(mib * MIB, dtype=torch.uint8, device=DEVICE)
+
+    with recording(device) as recorder:
+        for _ in range(2):
+            step(30)
+            assert not recorder.end_step()
+        step(100)
+        step(30)
+        recorder.end_validation()
+        fields = recorder.recording()
+
+    assert fields is not None
+    recorded = Recording(**fields)
+    first = len(recorded.held)
+    assert [*recorded.steps] == [(30 * MIB, ~first), (30 * MIB, ~(first + 1))]
+    assert [*recorded.validations] == [(100 * MIB, ~(first + 2), 30 * MIB, ~(first + 3))]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings, CachingAllocator
-from batchfinder.probing.devices.allocator.recorded import replayed
+from batchfinder.probing.devices.allocator.recorded import Replay
 from batchfinder.search.prober import Recording
 from batchfinder.simulation.lasting import in_other_orders, lasts, releasing_early
 from batchfinder.simulation.rehearsal import paired, rehearsed
@@ -48,6 +48,30 @@ def test_expandable_segments_fit_steps_that_a_cache_of_fixed_segments_does_not()
     assert plain is not None
     assert expanding is not None
     assert expanding.size > 1.2 * plain.size
+
+
+def validated(recording: Recording, batch_mib: int, output_mib: int) -> Recording:
+    """The same steps, then a validation. Its output is alive until the end of the next step."""
+    first = 1 + 3 * len(recording.steps)
+    step = [event if event >= 0 else event - 14 for event in recording.steps[0]]
+    validation = [batch_mib * MIB, output_mib * MIB, ~first, *step, ~(first + 1)]
+    return recording._replace(validations=[validation])
+
+
+@pytest.mark.parametrize(("output_mib", "most"), [(0, 100), (200, 50)])
+def test_the_largest_size_leaves_room_for_a_validation_and_the_step_after_it(
+    output_mib: int, most: int
+) -> None:
+    """An example takes 4 MiB of the 400 MiB beside the weights."""
+    recordings = {n: validated(recorded(n), 8, output_mib) for n in (2, 20)}
+    guess = rehearsed(recordings, 500 * MIB, AllocatorSettings())
+    assert guess is not None
+    assert guess.is_sure
+    assert 0.95 * most <= guess.size <= most
+    assert lasts(validated(recorded(50), 8, output_mib), 520 * MIB, AllocatorSettings())
+    assert lasts(recorded(60), 500 * MIB, AllocatorSettings())
+    kept = validated(recorded(60), 8, output_mib)
+    assert lasts(kept, 500 * MIB, AllocatorSettings()) is (most > 60)
 
 
 def test_one_recording_or_one_that_does_not_grow_tells_nothing() -> None:
@@ -100,7 +124,7 @@ def test_steps_that_differ_are_replayed_in_other_orders() -> None:
     assert len({str(order.steps) for order in orders}) == len(orders) > 1
     for order in orders:
         allocator = CachingAllocator(500 * MIB, AllocatorSettings())
-        assert sum(1 for _ in replayed(order, allocator, len(order.steps))) == len(order.steps)
+        assert sum(1 for _ in Replay(order, allocator).steps(len(order.steps))) == len(order.steps)
         assert allocator.allocated_bytes == 58 * MIB
 
 

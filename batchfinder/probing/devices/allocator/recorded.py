@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from batchfinder.probing.devices.allocator.block import Block
 from batchfinder.probing.devices.allocator.caching import (
     AllocatorSettings,
     CachingAllocator,
@@ -23,29 +22,56 @@ from batchfinder.probing.steadiness import PeakWatch
 from batchfinder.search.prober import Recording
 
 
-def replayed(
-    recording: Recording, allocator: CachingAllocator, most_steps: int
-) -> Iterator[tuple[int, int]]:
-    """Replay steps; yield each one's peak of reserved bytes, and how often it flushed the cache.
+class Replay:
+    """Replays the requests of a recording, step by step.
 
-    After the recorded steps, the last one is repeated if it makes as many requests as the one
-    before.
+    Args:
+        recording: the requests.
+        allocator: serves them. It is fresh, and is changed.
+
+    Raises:
+        DeviceFullError: the device runs out of memory; from its methods too.
     """
-    malloc, free, steps = allocator.malloc, allocator.free, recording.steps
-    streams = recording.streams or [0] * (len(recording.held) + sum(map(len, steps)))
-    held = zip(recording.held, streams, strict=False)
-    blocks: list[Block | None] = [malloc(size, stream) if size else None for size, stream in held]
-    allocator.release_cached()
-    first = len(blocks)  # blocks held from the start are the same in every step
-    counts = counts_of(steps)
-    for number in range(most_steps):
-        repeats = max(0, number - len(steps) + 1)
-        if repeats and counts[-1:] != counts[-2:-1]:
-            return
-        shift = repeats * counts[-1]
-        retries = allocator.retries
-        allocator.peak_reserved_bytes = allocator.reserved_bytes
-        for event in steps[number - repeats]:
+
+    def __init__(self, recording: Recording, allocator: CachingAllocator) -> None:
+        self._recording, self._allocator = recording, allocator
+        events = sum(map(len, [*recording.steps, *recording.validations]))
+        self._streams = recording.streams or [0] * (len(recording.held) + events)
+        held = zip(recording.held, self._streams, strict=False)
+        self._blocks = [allocator.malloc(size, stream) if size else None for size, stream in held]
+        allocator.release_cached()
+        self._done = self._shift = 0  # the recorded steps so far, and the blocks of repeated ones
+
+    def steps(self, most_steps: int) -> Iterator[tuple[int, int]]:
+        """Replay steps; yield each one's peak of reserved bytes, and its flushes of the cache.
+
+        After the recorded steps, the last one is repeated if it makes as many requests as the one
+        before.
+        """
+        allocator, steps = self._allocator, self._recording.steps
+        counts = counts_of(steps)
+        for number in range(most_steps):
+            repeats = max(0, number - len(steps) + 1)
+            if repeats and counts[-1:] != counts[-2:-1]:
+                return
+            self._shift = repeats * counts[-1]
+            retries = allocator.retries
+            allocator.peak_reserved_bytes = allocator.reserved_bytes
+            self._done = number + 1 - repeats
+            self._replay(steps[number - repeats])
+            yield allocator.peak_reserved_bytes, allocator.retries - retries
+
+    def validations(self) -> None:
+        """Replay the validations, if there are any, after all recorded steps that are left."""
+        if validations := self._recording.validations:
+            for events in [*self._recording.steps[self._done :], *validations]:
+                self._replay(events)
+
+    def _replay(self, events: Sequence[int]) -> None:
+        malloc, free, blocks = self._allocator.malloc, self._allocator.free, self._blocks
+        streams, shift = self._streams, self._shift
+        first = len(self._recording.held)  # blocks held from the start are the same in every step
+        for event in events:
             if event >= 0:
                 blocks.append(malloc(event, streams[len(blocks) - shift]) if event else None)
             else:
@@ -53,7 +79,6 @@ def replayed(
                 block, blocks[index] = blocks[index], None
                 if block is not None:
                     free(block)
-        yield allocator.peak_reserved_bytes, allocator.retries - retries
 
 
 def foreseen(
@@ -77,10 +102,10 @@ def foreseen(
     repeats = len(set(map(requests_of, recording.steps[-2:]))) == 1
     later = deepcopy(watch)
     allocator = allocator_of(budget_bytes, AllocatorSettings.of_this_process())
-    steps = replayed(recording if repeats else going_on(recording), allocator, watch.most_steps)
+    replay = Replay(recording if repeats else going_on(recording), allocator)
     seen: list[int] = []
     try:
-        for peak, flushes in steps:
+        for peak, flushes in replay.steps(watch.most_steps):
             seen.append(peak)
             if len(seen) > len(watch.peaks):
                 later.note(peak, flushes)

@@ -14,7 +14,7 @@ from batchfinder.probing.devices.allocator.caching import (
     CachingAllocator,
     DeviceFullError,
 )
-from batchfinder.probing.devices.allocator.recorded import foreseen, replayed
+from batchfinder.probing.devices.allocator.recorded import Replay, foreseen
 from batchfinder.probing.steadiness import PeakWatch
 from batchfinder.search.prober import Recording
 from batchfinder.units import MIB
@@ -39,7 +39,7 @@ def watched(recording: Recording) -> PeakWatch:
     """The watch of a confirmation after the recorded steps."""
     watch = PeakWatch(BUDGET, least_steps=3, peaks_wander=False)
     allocator = CachingAllocator(BUDGET, AllocatorSettings())
-    for peak, flushes in replayed(recording, allocator, len(recording.steps)):
+    for peak, flushes in Replay(recording, allocator).steps(len(recording.steps)):
         watch.note(peak, flushes)
     return watch
 
