@@ -130,3 +130,27 @@ def test_steps_that_differ_are_replayed_in_other_orders() -> None:
 
 def test_steps_that_all_make_the_same_requests_have_one_order() -> None:
     assert not [*in_other_orders(recorded(20))]
+
+
+def epochs(kept_mib: int) -> Recording:
+    """Epochs of a full batch and a smaller last one, which makes a request more."""
+    steps, count = list[list[int]](), 0
+    for batch_mib, more in [(100, 0), (100, 0), (60, 1), (100, 0), (60, 1)]:
+        asked = [kept_mib * MIB, batch_mib * MIB, *([MIB] * more)]
+        steps.append([*asked, *(~block for block in range(count + 1, count + len(asked)))])
+        count += len(asked)
+    return Recording([], steps)
+
+
+def test_the_smaller_last_batch_of_an_epoch_costs_no_room() -> None:
+    assert not [*in_other_orders(epochs(kept_mib=0))]
+    assert lasts(epochs(kept_mib=0), 104 * MIB, AllocatorSettings())
+
+
+def test_epochs_are_replayed_for_longer_than_they_were_recorded() -> None:
+    """Each step keeps 20 MiB, which splits the space of a batch."""
+    recording = epochs(kept_mib=20)
+    allocator = CachingAllocator(300 * MIB, AllocatorSettings())
+    assert len([*Replay(recording, allocator).steps(5)]) == 5
+    assert not lasts(recording, 300 * MIB, AllocatorSettings())
+    assert lasts(recording, 600 * MIB, AllocatorSettings())

@@ -45,20 +45,22 @@ class Replay:
     def steps(self, most_steps: int) -> Iterator[tuple[int, int]]:
         """Replay steps; yield each one's peak of reserved bytes, and its flushes of the cache.
 
-        After the recorded steps, the last one is repeated if it makes as many requests as the one
-        before.
+        After the recorded steps, the last ones are repeated: those after the latest step that made
+        as many requests as the last. If there is none, the replay ends.
         """
         allocator, steps = self._allocator, self._recording.steps
         counts = counts_of(steps)
+        period = next((n for n in range(1, len(steps)) if counts[-1 - n] == counts[-1]), 0)
         for number in range(most_steps):
-            repeats = max(0, number - len(steps) + 1)
-            if repeats and counts[-1:] != counts[-2:-1]:
+            past = number - len(steps)
+            if past >= 0 and not period:
                 return
-            self._shift = repeats * counts[-1]
+            repeats = past // period + 1 if past >= 0 else 0
+            self._shift = repeats * sum(counts[-period:])
             retries = allocator.retries
             allocator.peak_reserved_bytes = allocator.reserved_bytes
-            self._done = number + 1 - repeats
-            self._replay(steps[number - repeats])
+            self._done = number - repeats * period + 1
+            self._replay(steps[self._done - 1])
             yield allocator.peak_reserved_bytes, allocator.retries - retries
 
     def validations(self) -> None:
