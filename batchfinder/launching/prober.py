@@ -12,11 +12,12 @@ from batchfinder.launching.launch import Launch
 from batchfinder.launching.options import RunOptions, choose_kind, cpu_memory, make_order
 from batchfinder.launching.price import LaunchPrice
 from batchfinder.launching.record import Record
-from batchfinder.launching.sizes import Honored, SizesSeen, remark_on
+from batchfinder.launching.sizes import LENGTHS_DIFFER, Honored, SizesSeen, remark_on
 from batchfinder.launching.template import Template
-from batchfinder.launching.verdict import Verdict, advice_on, judge, last_line, limiting, overruled
+from batchfinder.launching.verdict import Verdict, advice_on, judge, limiting, overruled, quoted
 from batchfinder.launching.watching import NO_PYTHON, Patience, watch
 from batchfinder.probing.place import may_expand
+from batchfinder.probing.steadiness import with_room
 from batchfinder.probing.too_small import too_small
 from batchfinder.results.memory_model import fit
 from batchfinder.results.probe import Outcome, Probe
@@ -61,7 +62,7 @@ class LaunchProber:
         self._patience = Patience(options)
         self._verdicts: dict[int, Verdict] = {}
         self._warnings: dict[str, str] = {}
-        self._sizes = SizesSeen()
+        self._sizes, self._lengths_differ = SizesSeen(), False
         self._most_examples: int | None = None
         self.launched: list[Probe] = []
         self.seconds_by_part: dict[str, float] = {}
@@ -205,27 +206,33 @@ class LaunchProber:
             steps=options.steps,
             headroom=options.headroom,
             cpu_budget_bytes=self._cpu_budget_bytes,
+            lengths_differ=self._lengths_differ,
         )
         order = make_order(options, self._cpu_budget_bytes, self._cuda_budget_bytes)
-        launch = Launch(self._template, size, order, options.steps, show_output=options.show_output)
-        with closing(launch):
+        shown = options.show_output
+        with closing(
+            Launch(self._template, size, order, options.steps, show_output=shown)
+        ) as launch:
             hung = watch(launch, record, options.steps, self._patience)
         record.saved = [path for path in record.saved if not launch.owns(path)]
         if launch.start_error:
-            program = self._template.arguments[0]
-            raise UsageError(
-                f"{program} cannot be started: {launch.start_error}. Try its full path"
-            )
+            said = f"{self._template.arguments[0]} cannot be started: {launch.start_error}"
+            raise UsageError(f"{said}. Try its full path")
         if not record.is_alive:
-            raise TargetError(f"{NO_PYTHON}{_quoted(launch.output)}")
-        if record.hook_failure:
-            raise TargetError(f"the hook failed in the script: {record.hook_failure}")
+            raise TargetError(f"{NO_PYTHON}{quoted(launch.output)}")
+        if failure := record.hook_failure:
+            raise TargetError(f"the hook failed in the script: {failure}")
         verdict = judge(record, launch.exit_status, launch.output, hung, options.step)
         self._patience.learn(record)
         return verdict, record
 
     def _note(self, size: int, verdict: Verdict, record: Record) -> None:
         """Record a launch: its price, the batch size that it really had, and its warnings."""
+        if record.lengths_differ and not self._lengths_differ:
+            self._lengths_differ, self._warnings["lengths"] = True, LENGTHS_DIFFER
+            if self._device_type == "cuda":  # a CPU's peaks are watched for longer instead
+                self.budget_bytes = self._cuda_budget_bytes = with_room(self.budget_bytes)
+                verdict = verdict.within(self.budget_bytes)
         probe = verdict.probe
         if probe.fits:
             seen = self._sizes.note(size, record.shapes, self.processes)
@@ -287,8 +294,3 @@ class LaunchProber:
                 f"the script trains on {kind}, not on {self._device_type}. "
                 "Try the script's own option for the device"
             )
-
-
-def _quoted(output: str) -> str:
-    last = last_line(output)
-    return f"; it printed last: {last}" if last else ""

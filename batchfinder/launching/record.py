@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from batchfinder.launching.sizes import lengths_in
 from batchfinder.probing.steadiness import PeakWatch
 from batchfinder.results.memory_model import Phase
 from batchfinder.search.prober import Recording
@@ -20,6 +21,7 @@ class Trainer:
         watch: decides when its peaks are steady.
         facts: its last report.
         shapes: the shapes of its model's inputs in the last step.
+        lengths_differ: True once its batches differed in more than the number of examples.
         peaks: the peak of each of its steps, in bytes.
         allocated: the most bytes that its tensors held.
         phases: the highest peak of each phase, in bytes.
@@ -31,6 +33,7 @@ class Trainer:
     watch: PeakWatch
     facts: dict[str, Any] = field(default_factory=dict)
     shapes: set[tuple[int, ...]] = field(default_factory=set)
+    lengths_differ: bool = False
     peaks: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     allocated: int = 0
@@ -43,6 +46,7 @@ class Trainer:
         shapes, self.shapes = self.shapes, {tuple(shape) for shape in report["shapes"]}
         if self.peaks and shapes != self.shapes:
             self.watch.expect_variation()
+            self.lengths_differ |= lengths_in(shapes) != lengths_in(self.shapes)
         self.facts = report
         # The first step may flush memory that start-up left in the cache.
         self.retries = report["retries"] if self.peaks else 0
@@ -72,6 +76,7 @@ class Record:
         steps: the least number of steps in each process.
         headroom: the fraction of the memory kept free.
         cpu_budget_bytes: the budget on the CPU, in bytes; None if CUDA trains and reports its own.
+        lengths_differ: True if batches of earlier launches differed in length.
 
     Attributes:
         trainers: the processes that train, by their process id.
@@ -90,11 +95,18 @@ class Record:
     """
 
     def __init__(
-        self, batch_size: int, *, steps: int, headroom: float, cpu_budget_bytes: int | None
+        self,
+        batch_size: int,
+        *,
+        steps: int,
+        headroom: float,
+        cpu_budget_bytes: int | None,
+        lengths_differ: bool = False,
     ) -> None:
         self.batch_size = batch_size
         self._least_steps, self._headroom = steps, headroom
         self._cpu_budget_bytes = cpu_budget_bytes
+        self._lengths_differed = lengths_differ
         self.trainers: dict[int, Trainer] = {}
         self._recordings: dict[int, Recording] = {}
         self.shapes: set[tuple[int, ...]] = set()
@@ -113,6 +125,12 @@ class Record:
         """The number of processes on this machine that train together."""
         told = [int(trainer.facts["processes"]) for trainer in self.trainers.values()]
         return max([1, len(told), *told])
+
+    @property
+    def lengths_differ(self) -> bool:
+        """True if batches differed in length, or in another dimension but the first."""
+        differ = any(trainer.lengths_differ for trainer in self.trainers.values())
+        return self._lengths_differed or differ
 
     @property
     def steps(self) -> int:
@@ -165,6 +183,7 @@ class Record:
                 least_steps=self._least_steps,
                 peaks_wander=report["device"] == "cpu",
                 headroom_bytes=budget * self._headroom / (1 - self._headroom),
+                batches_vary=self._lengths_differed,
             )
             trainer = self.trainers[report["pid"]] = Trainer(watch)
         trainer.note(report)

@@ -9,6 +9,12 @@ from collections.abc import Iterable, Sequence
 # In a batch packed into one row, the elements grow at least this share as fast as the batch size.
 GROWS = 0.7
 
+LENGTHS_DIFFER = (
+    "the batches of the script differ in length, so some of the memory is kept free for other "
+    "orders of them. A batch longer than those of the steps that ran may still run out. Try a "
+    "sampler that yields the longest first"
+)
+
 
 class Honored(enum.Enum):
     """The ways in which a script may use the batch size that it was given."""
@@ -118,6 +124,16 @@ def remark_on(
             "a limit of the script, has no more"
         )
     return ""
+
+
+def lengths_in(shapes: Iterable[Sequence[int]]) -> set[tuple[int, ...]]:
+    """Return the shapes without their first dimension, which is the number of examples.
+
+    Example:
+        >>> lengths_in([(8, 512), (8, 512, 3)]) == {(512,), (512, 3)}
+        True
+    """
+    return {tuple(shape[1:]) for shape in shapes}
 
 
 def _elements(inputs: Iterable[Sequence[int]]) -> int:

@@ -11,7 +11,7 @@ from batchfinder.launching.record import Record, Trainer
 from batchfinder.probing.devices.oom import classify_text
 from batchfinder.probing.devices.oom_table import Tier
 from batchfinder.probing.too_small import NEEDS_MORE_THAN_ONE
-from batchfinder.results.probe import Outcome, Probe
+from batchfinder.results.probe import VARIED_NOTE, Outcome, Probe
 
 # What torchrun and torch.multiprocessing print when a rank was killed.
 _KILLED = re.compile(r"exitcode *: -9\b|terminated with signal SIGKILL")
@@ -38,6 +38,12 @@ class Verdict:
     ended_by_itself: bool = False
     is_too_small: bool = False
     last_words: str = ""
+
+    def within(self, budget_bytes: int) -> Verdict:
+        """Return this verdict; as out of memory if the launch held more than a budget."""
+        if not self.probe.fits or (self.probe.peak_reserved_bytes or 0) <= budget_bytes:
+            return self
+        return replace(self, probe=replace(self.probe, outcome=Outcome.OOM, note=VARIED_NOTE))
 
 
 def judge(
@@ -87,6 +93,12 @@ def judge(
 def last_line(text: str) -> str:
     """Return the last line that is not empty, without the space around it."""
     return text.rstrip().rpartition("\n")[2].strip()
+
+
+def quoted(output: str) -> str:
+    """Return what a script printed last, as the end of a sentence."""
+    last = last_line(output)
+    return f"; it printed last: {last}" if last else ""
 
 
 def limiting(record: Record) -> Trainer:

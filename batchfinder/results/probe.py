@@ -10,6 +10,7 @@ from typing import Any
 from batchfinder.results.memory_model import Phase
 from batchfinder.units import format_bytes, format_seconds
 
+VARIED_NOTE = "it fits, but leaves too little room for other orders of batches that differ in shape"
 SHORT_LIVED_NOTE = "its steps fit, but run out of memory when replayed in the allocator for longer"
 THRASHING_NOTE = "runs only by flushing the allocator's cache again and again"
 

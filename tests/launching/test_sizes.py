@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchfinder.launching.sizes import Honored, SizesSeen, remark_on
+from batchfinder.launching.sizes import Honored, SizesSeen, lengths_in, remark_on
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,8 @@ def test_multiples_of_the_ranks_are_advised_unless_the_sizes_are_such(
     text = remark_on(Honored.DIVIDED, 64, 32, ranks=2, multiple_of=multiple_of)
     assert text.startswith("the script divides the batch size by its 2 ranks: each had 32 examples")
     assert ("--multiple-of 2" in text) is advises
+
+
+def test_a_smaller_last_batch_has_the_same_lengths() -> None:
+    assert lengths_in([(8, 512), (8,)]) == lengths_in([(3, 512), (3,)])
+    assert lengths_in([(8, 512)]) != lengths_in([(8, 300)])
