@@ -32,15 +32,12 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     positional = () if isinstance(inputs, Mapping) else (inputs,)
     try:
         return model(*positional, **keywords)
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, ValueError, AssertionError) as error:
         # If forward accepts the arguments, the error comes from inside the model.
         problem = isinstance(error, TypeError) and refused_call(model.forward, positional, keywords)
         if not problem:
-            if isinstance(inputs, tuple | list) and inputs is batch:
-                error.args = (
-                    f"{error} (the model got all of the batch, a {type(batch).__name__} of "
-                    f"{len(batch)}; give step(model, batch) if it takes a part of it)",
-                )
+            if remark := _remark_on_inputs(model, inputs, batch):
+                error.args = (f"{error} ({remark})",)
             raise
         call = ", ".join(f"{name}=..." for name in keywords) or (
             "inputs" if inputs is not batch else "batch"
@@ -49,6 +46,21 @@ def call_model(model: nn.Module, batch: Any) -> Any:
             f"the model is called as model({call}), which {type(model).__name__}.forward does not "
             f"take ({problem}); give step(model, batch), which calls it and returns the loss"
         ) from error
+
+
+def _remark_on_inputs(model: nn.Module, inputs: Any, batch: Any) -> str:
+    """Say which part of a batch the model got, if it may want another; else return ""."""
+    if inputs is batch and isinstance(batch, tuple | list):
+        got = f"all of the batch, a {type(batch).__name__} of {len(batch)}"
+        return f"the model got {got}; give step(model, batch) if it takes a part of it"
+    if _is_pair(batch) and not refused_call(model.forward, batch, {}):
+        # Detection models take the targets too, and raise if they get none.
+        return (
+            "the model got the first part of the batch alone, the inputs of (inputs, targets). If "
+            "it takes both, try step=lambda model, batch: sum(model(*batch).values()), or what "
+            "makes the loss of its output"
+        )
+    return ""
 
 
 def call_loss(loss_fn: LossFunction, output: Any, batch: Any) -> Tensor:

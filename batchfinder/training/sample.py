@@ -264,8 +264,8 @@ def common_size(sample: Any, batch_dim: int) -> int:
     if others and _has_dicts_in_a_list(sample):
         raise SampleError(
             f"the sample has a list of dicts whose tensors disagree about the batch size "
-            f"({described_shapes(tensors)}): if it has one for each example, give "
-            "make_batch(batch_size), which returns a batch of that size"
+            f"({described_shapes(tensors)}): if it has one for each example, give your loader "
+            "instead, or make_batch(batch_size), which returns a batch of that size"
         )
     if others and others[0][1] == count:
         raise SampleError(

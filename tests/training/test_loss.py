@@ -71,6 +71,20 @@ def test_what_the_model_got_is_told_where_it_fails_on_it(error: str) -> None:
     assert str(told.value) == error
 
 
+@pytest.mark.parametrize("kind", [TypeError, ValueError, AssertionError])
+def test_a_model_that_misses_its_targets_is_told_that_it_got_the_inputs(
+    kind: type[Exception],
+) -> None:
+    class Detector(nn.Module):
+        def forward(self, images: Tensor, targets: Tensor | None = None) -> dict[str, Tensor]:
+            if targets is None:
+                raise kind("no targets")
+            return {"loss_box": images.mean(), "loss_class": images.mean()}
+
+    with pytest.raises(kind, match=r"no targets \(the model got the first part of the batch alone"):
+        call_model(Detector(), (X, CLASSES))
+
+
 @pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), F.mse_loss])
 def test_a_loss_that_wants_the_targets_alone_is_told_what_it_got(loss: Any) -> None:
     with pytest.raises((TypeError, AttributeError)) as told:
