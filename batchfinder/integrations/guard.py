@@ -28,12 +28,6 @@ from batchfinder.training.setup import LossFunction, TrainingSetup
 from batchfinder.training.source import PlainLoop, checked_loss
 from batchfinder.training.tree import described_shapes, named_tensors
 
-BATCH_NORM_WARNING = (
-    "a batch was split to fit into memory. Its gradients are those of the whole batch, except that "
-    "BatchNorm takes its statistics from one part at a time. Try GroupNorm or a smaller batch size "
-    "if that matters"
-)
-
 
 @dataclass
 class _Attempt:
@@ -56,6 +50,7 @@ class OOMGuard:
     A step that runs out of memory is dropped whole, then repeated with its batch split into parts
     whose gradients add up to those of the whole batch: the loss has to be a mean over examples. The
     size that worked is kept for later steps, and doubled again after some steps without an error.
+    The first split is warned of, because it makes training slower.
 
     With DistributedDataParallel all ranks split alike, and gradients are averaged after the
     backward pass, not during it. Call :meth:`step` under ``torch.autocast`` for mixed precision.
@@ -111,6 +106,7 @@ class OOMGuard:
         self._grow_after = grow_after
         self._quiet_steps = 0
         self._has_grown = False
+        self._is_told = False
         parameter = next(model.parameters(), torch.zeros(()))
         self._device = choose_device(parameter.device)
         self._statistics = [
@@ -155,6 +151,7 @@ class OOMGuard:
             retrying = Retrying(retry=retry_if_result(_ran_out), before_sleep=split, sleep=clean_up)
             attempt = retrying(self._attempt, batch)
         self._update()
+        self._tell_of_first_split(batch)
         self._grow_after_quiet_steps()
         assert attempt.loss is not None
         return attempt.loss
@@ -225,13 +222,23 @@ class OOMGuard:
                 f"memory ({attempt.reason}). Try shorter sequences, activation checkpointing or a "
                 "leaner optimizer"
             )
-        if self._statistics and self.batch_size is None:
-            _warn(BATCH_NORM_WARNING)
         self.batch_size = (size + 1) // 2
         if self._has_grown:
             self._grow_after *= 2
         self._has_grown = False
         self._quiet_steps = 0
+
+    def _tell_of_first_split(self, batch: Any) -> None:
+        if self._is_told or self.batch_size == self._most:
+            return
+        self._is_told = True
+        whole, part = largest_size(batch, self._batch_dim), self.batch_size
+        normed = ", except that BatchNorm takes its statistics from one part at a time"
+        _warn(
+            f"a batch of {whole} ran out of memory, so it is trained in parts of {part}: slower, "
+            f"with the gradients of the whole batch{normed if self._statistics else ''}. Try a "
+            f"smaller batch size{', or GroupNorm' if self._statistics else ''}, if that matters"
+        )
 
     def _update(self) -> None:
         try:

@@ -24,6 +24,8 @@ from batchfinder.integrations.split import split_batch
 
 TESTS = Path(__file__).parents[1]
 
+pytestmark = pytest.mark.filterwarnings("ignore:a batch of .* ran out of memory")
+
 
 class Small(nn.Module):
     """A model in float64 that runs out of memory above a number of examples."""
@@ -77,6 +79,19 @@ def test_a_split_step_trains_as_the_whole_batch_does(where: str, size: int, fits
     for ours, theirs in zip(model.parameters(), trained(plain, batch_of(size)), strict=True):
         torch.testing.assert_close(ours.detach(), theirs, rtol=1e-6, atol=1e-12)
     assert guard.batch_size is None if fits >= size else 1 <= (guard.batch_size or 0) <= fits
+
+
+def test_the_first_split_is_told_once() -> None:
+    model = Small(4)
+    guard = OOMGuard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.warns(BatchFinderWarning, match="a batch of 10 .* in parts of 3: slower"):
+        guard.step(batch_of(10))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        guard.step(batch_of(20))
+        model.fits = 2
+        guard.step(batch_of(20))
+        OOMGuard(model, guard.optimizer, batch_size=2).step(batch_of(10))
 
 
 def test_an_error_in_the_middle_of_accumulation_drops_the_parts_before_it() -> None:
