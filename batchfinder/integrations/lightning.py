@@ -40,7 +40,7 @@ def _lightning() -> str:
         if find_spec(name.partition(".")[0]) is not None:
             return name
     raise UsageError(
-        "batchfinder.integrations.lightning needs Lightning. Try pip install batchfinder[lightning]"
+        "batchfinder.integrations.lightning needs Lightning. Try pip install lightning"
     )
 
 

@@ -60,7 +60,7 @@ class Gpus:
         try:
             self._nvml = import_module("pynvml")
         except ImportError:
-            self.missing = "GPUs are not shown. Try pip install 'batchfinder[gpu]'"
+            self.missing = "GPUs are not shown. Try pip install nvidia-ml-py"
             return
         try:
             self._nvml.nvmlInit()

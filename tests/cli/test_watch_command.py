@@ -107,7 +107,7 @@ def test_without_nvml_the_host_is_shown_and_the_extra_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
-    assert Gpus().missing == "GPUs are not shown. Try pip install 'batchfinder[gpu]'"
+    assert Gpus().missing == "GPUs are not shown. Try pip install nvidia-ml-py"
 
 
 @pytest.mark.parametrize(
