@@ -122,7 +122,7 @@ def run_script(**options: Any) -> None:
     "gpu_names",
     metavar="NAME",
     multiple=True,
-    help="Simulate a GPU, as rtx3090. Repeatable.",
+    help="Simulate a GPU, such as rtx3090. Repeatable.",
 )
 @click.option(
     "--memory",

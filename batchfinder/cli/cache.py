@@ -64,7 +64,7 @@ def clear_answers() -> int:
 
 @click.group(short_help="List, show or clear remembered answers.")
 def cache() -> None:
-    """List, show or clear the answers that `find` remembers.
+    """List, show or clear the answers that `find` and `run` remember.
 
     They are in the folder that BATCHFINDER_CACHE names, or the system's usual one. An answer is
     confirmed by real steps each time before it is used.

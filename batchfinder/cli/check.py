@@ -105,13 +105,14 @@ def check_batch_size(
         found = _estimated(request, batch_size, gpu, most)
     else:
         named = nullcontext() if is_target else leftovers_named()
-        with named, terminated_as_ctrl_c() as why:
+        with named as leftovers, terminated_as_ctrl_c() as why:
             try:
                 prober: Prober
-                if is_target:
+                if leftovers is None:
                     prober = worker_prober(request.source, request.options, show_output=verbose)
                 else:
-                    prober = _launcher(words, batch_size, request, settings, verbose)
+                    prober = launcher = _launcher(words, batch_size, request, settings, verbose)
+                    leftovers.saved += launcher.saved
                 with closing(prober):
                     probe = prober.probe(batch_size, confirm=True)
                     found = _judged(probe, prober, most)
@@ -209,7 +210,7 @@ def _estimated(request: Request, batch_size: int, gpu: str, most: int | None) ->
 
 CHECK_OPTIONS = (
     number("--batch-size", required=True, help="Try this size."),
-    click.option("--gpu", metavar="NAME", help="Estimate it for this GPU, as a10g."),
+    click.option("--gpu", metavar="NAME", help="Estimate it for this GPU, such as a10g."),
     click.option("--device", metavar="D", help="cuda:0, cpu ... [default: an accelerator]"),
     click.option("--memory-limit", metavar="SIZE", help="Use no more memory than this."),
     click.option("--max-memory", metavar="SIZE", help="Exit 3 if the peak is above this."),

@@ -201,7 +201,8 @@ RUN_OPTIONS = (
         "files",
         metavar="FILE",
         multiple=True,
-        help="Replace placeholders in a copy of a file that COMMAND names. Repeatable.",
+        help="Replace placeholders, as in batch_size: {batch_size}, in a copy of a file that "
+        "COMMAND names. Repeatable.",
     ),
     click.option(
         "--steps",

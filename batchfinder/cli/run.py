@@ -107,6 +107,7 @@ def run_command(
         shown = len(prober.launched)
 
     def tell(prober: LaunchProber, result: BatchSizeResult) -> None:
+        leftovers.saved += prober.saved
         is_late = is_hurried and result.status is Status.TIME_LIMIT
         remarks = [TOO_SLOW if is_late else "", leftovers.warning()]
         warnings = filter(None, remarks)
@@ -153,7 +154,8 @@ def _memory_of(template: Template, options: RunOptions, bounds: Bounds) -> Searc
         "folder": str(Path.cwd()),
         "code": digests([*named, *template.files, *modules_beside(named)]),
     }
-    return SearchMemory(f"run {shlex.join(template.arguments)}", facts)
+    settings = (f"{name}={value}" for name, value in template.environment.items())
+    return SearchMemory(f"run {shlex.join([*settings, *template.arguments])}", facts)
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, str]:

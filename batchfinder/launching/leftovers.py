@@ -13,23 +13,34 @@ _SHOWN = 5
 
 
 class Leftovers:
-    """The files that are made or changed in a folder from now on."""
+    """The files that are made or changed in a folder from now on, and others that scripts saved.
+
+    Attributes:
+        saved: paths of files that scripts were seen to save, wherever they are.
+    """
 
     def __init__(self, folder: Path) -> None:
+        self.saved: list[str] = []
         self._folder = folder
         self._before = files_in(folder)
 
     def warning(self) -> str:
         """Return a warning that names new and changed files, each once; "" if there are none."""
         before, self._before = self._before, files_in(self._folder)
-        if before is None or self._before is None:
-            return ""
-        new = sorted(name for name, time in self._before.items() if before.get(name) != time)
+        found = set(map(self._named, self.saved))
+        self.saved = []
+        if before is not None and self._before is not None:
+            found |= {name for name, time in self._before.items() if before.get(name) != time}
+        new = sorted(found)
         if not new:
             return ""
         shown = ", ".join(new[:_SHOWN]) + (" ..." if len(new) > _SHOWN else "")
         files = f"{len(new)} file" if len(new) == 1 else f"{len(new)} files"
         return f"the launches left or changed {files}: {shown}. Try {{scratch}} for outputs"
+
+    def _named(self, path: str) -> str:
+        is_inside = Path(path).is_relative_to(self._folder)
+        return os.path.relpath(path, self._folder) if is_inside else path
 
 
 def files_in(folder: Path) -> dict[str, int] | None:

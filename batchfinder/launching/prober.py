@@ -42,6 +42,7 @@ class LaunchProber:
 
     Attributes:
         launched: the probe of each launch, in order.
+        saved: files that scripts saved before their last step.
         processes: the number of processes on this machine that train together.
 
     Raises:
@@ -65,6 +66,7 @@ class LaunchProber:
         self._sizes, self._lengths_differ = SizesSeen(), False
         self._most_examples: int | None = None
         self.launched: list[Probe] = []
+        self.saved: list[str] = []
         self.seconds_by_part: dict[str, float] = {}
         self.recordings: dict[int, Recording] | None = {}
         self.processes, self.budget_bytes = 1, 0
@@ -214,7 +216,7 @@ class LaunchProber:
             Launch(self._template, size, order, options.steps, show_output=shown)
         ) as launch:
             hung = watch(launch, record, options.steps, self._patience)
-        record.saved = [path for path in record.saved if not launch.owns(path)]
+        self.saved += [path for path in record.saved if not launch.owns(path)]
         if launch.start_error:
             said = f"{self._template.arguments[0]} cannot be started: {launch.start_error}"
             raise UsageError(f"{said}. Try its full path")
@@ -262,11 +264,6 @@ class LaunchProber:
             self._warnings["short"] = (
                 f"at batch size {size} the script ended by itself in step {probe.steps}, "
                 "too early to show the peak of later ones. Try more epochs or more data"
-            )
-        if record.saved:
-            self._warnings["saved"] = (
-                f"the script saves files in its first steps, such as {record.saved[0]}. "
-                "Try {scratch} as its output folder"
             )
         self._verdicts[size] = verdict
         self.launched.append(verdict.probe)

@@ -52,7 +52,9 @@ class Template:
         texts = {name: _read(name) for name in self.files}
         for name, text in texts.items():
             if not any(f"{{{known}}}" in text for known in NAMES):
-                raise UsageError(f"{name} has no placeholder. Try {{batch_size}} in it")
+                raise UsageError(
+                    f"--file {name} has no placeholder. Try {{batch_size}} in place of the size"
+                )
             if not any(name in argument for argument in self.arguments):
                 raise UsageError(f"the command does not name --file {name}. Try to add it")
         everything = [*self.arguments, *self.environment.values(), *texts.values()]
@@ -96,9 +98,10 @@ class Template:
         arguments = [_replaced(argument, values) for argument in self.arguments]
         lines = []
         for name in self.files:
-            path = Path(name)
+            path, text = Path(name), _read(name)
             copy = str(path.with_name(f"{path.stem}-{batch_size}{path.suffix}"))
-            swaps = " ".join(f"-e 's/{{{key}}}/{value}/g'" for key, value in values.items())
+            held = {key: value for key, value in values.items() if f"{{{key}}}" in text}
+            swaps = " ".join(f"-e 's/{{{key}}}/{value}/g'" for key, value in held.items())
             lines.append(f"sed {swaps} {shlex.quote(name)} > {shlex.quote(copy)} && ")
             arguments = [argument.replace(name, copy) for argument in arguments]
         settings = "".join(
@@ -133,7 +136,8 @@ def _refuse_missing(found: Iterable[str]) -> None:
     hint = f"{{{near[0]}}} is not it. " if near else ""
     raise UsageError(
         f"the command has no {{batch_size}}. {hint}"
-        "Try: batchfinder run -- python train.py --batch-size {batch_size}"
+        "Try: batchfinder run -- python train.py --batch-size {batch_size}. If the size stands in "
+        "a configuration file or a variable, see --file and --env in batchfinder run --help"
     )
 
 

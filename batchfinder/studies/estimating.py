@@ -149,4 +149,4 @@ def _checked(row: StrategyRow, before: Sequence[StrategyRow]) -> StrategyRow:
     grown, known = row.per_sample_bytes, other.per_sample_bytes
     if grown is None or known is None or grown < known * (1 - _SAME):
         return row
-    return dataclasses.replace(row, note=f"{SAVES_NOTHING} ({row.blocks})")
+    return dataclasses.replace(row, note=SAVES_NOTHING)

@@ -24,6 +24,14 @@ def test_new_and_changed_files_are_named_once(tmp_path: Path) -> None:
     assert leftovers.warning() == ""
 
 
+def test_files_that_were_seen_to_be_saved_are_named_too(tmp_path: Path) -> None:
+    leftovers = Leftovers(tmp_path)
+    (tmp_path / "new").write_text("x")
+    leftovers.saved += [str(tmp_path / "new"), str(tmp_path / ".hidden" / "a"), "/elsewhere/b"]
+    assert "left or changed 3 files: .hidden/a, /elsewhere/b, new." in leftovers.warning()
+    assert leftovers.warning() == ""
+
+
 def test_files_behind_a_link_to_another_disk_are_named(tmp_path: Path) -> None:
     folder, elsewhere = tmp_path / "folder", tmp_path / "elsewhere"
     for each in (folder / "runs", elsewhere / "data"):

@@ -33,6 +33,7 @@ def test_a_file_is_copied_and_named_by_its_copy(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("config.yaml").write_text("bs: {batch_size}\nout: {scratch}\n")
+    Path("lr.yaml").write_text("lr: 1\nbs: {batch_size}\n")
     template = Template(["train.py", "--config=config.yaml"], files=("config.yaml",))
     copy = Path(template.fill(8, tmp_path / "launch")[0][1].partition("=")[2])
     assert copy.read_text() == f"bs: 8\nout: {tmp_path}/launch/scratch\n"
@@ -41,6 +42,8 @@ def test_a_file_is_copied_and_named_by_its_copy(
         "sed -e 's/{batch_size}/8/g' -e 's/{scratch}/scratch/g' config.yaml > config-8.yaml"
         " && train.py --config=config-8.yaml"
     )
+    other = Template(["a.py", "lr.yaml"], files=("lr.yaml",))
+    assert other.command(8) == "sed -e 's/{batch_size}/8/g' lr.yaml > lr-8.yaml && a.py lr-8.yaml"
 
 
 def test_only_sizes_that_divide_the_global_batch_size_are_allowed() -> None:
@@ -52,6 +55,7 @@ def test_only_sizes_that_divide_the_global_batch_size_are_allowed() -> None:
     ("arguments", "more", "message"),
     [
         (["train.py"], {}, "the command has no {batch_size}"),
+        (["train.py"], {}, "see --file and --env"),
         (["train.py", "{batchsize}"], {}, "{batchsize} is not it"),
         (["train.py", "{batch-size}"], {}, "{batch-size} is not it"),
         (["{batch_size}", "{acumulation}"], {}, "Try {accumulation}"),

@@ -221,7 +221,7 @@ class Steps:
     def _save(self, *arguments: Any, **keywords: Any) -> None:
         path = arguments[1] if len(arguments) > 1 else keywords.get("f")
         if isinstance(path, (str, os.PathLike)) and self._created:
-            self._report("saved", path=str(path))
+            self._report("saved", path=str(Path(path).absolute()))
 
 
 def _device(optimizer: Any) -> Any:
