@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -114,6 +115,24 @@ def test_if_nothing_fits_the_first_lever_that_helps_is_named(target: str) -> Non
     assert f"  with {options.rpartition(' --')[0]}: none fits" in tried
     again = run(*small, *options.split())
     assert again.exit_code == 0, again.output
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_levers_that_need_a_missing_package_are_left_out(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *package: None if name == "bitsandbytes" else find(name, *package),
+    )
+    result = run(target, "--seq", "1024", "--memory", "40MiB", "--overhead", "0")
+    assert result.exit_code == 3, result.output
+    *tried, advice = result.stderr.splitlines()
+    assert any("fits" in line for line in tried)
+    assert not any("bitsandbytes" in line for line in tried)
+    assert advice.endswith(" For --4bit, which saves more, try pip install bitsandbytes.")
 
 
 @pytest.mark.filterwarnings("ignore")

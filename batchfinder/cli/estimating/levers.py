@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -23,6 +24,7 @@ from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.user_module import is_language_model
 
 _AS_OPTION = {"checkpointing": "--checkpointing", "quantize": "--4bit"}
+_NEEDS = {"lora": ("peft",), "quantize": ("peft", "bitsandbytes")}
 _SHORTEST = 128  # tokens: with fewer, hardly anybody trains
 
 
@@ -63,9 +65,17 @@ def what_to_change(
 
     first = bisect_left(ladder, True, key=ends)
     options = _as_options(ladder[first]) if first < len(ladder) else ""
+    missing = "" if given.get("method") == "full" else " ".join(_missing("quantize"))
+    more = f" For --4bit, which saves more, try pip install {missing}." if missing else ""
     if fitting.get(options):
-        return f"Try {options}: batch size {smallest} fits with that, by the estimate."
-    return "Try a larger GPU, or --strategy fsdp --world-size 8: no lever above is enough."
+        return f"Try {options}: batch size {smallest} fits with that, by the estimate.{more}"
+    other = "Try a larger GPU, or --strategy fsdp --world-size 8: no lever above is enough."
+    return f"{other}{more}"
+
+
+def _missing(lever: str) -> list[str]:
+    """Return the packages that a lever needs, and that are not installed."""
+    return [name for name in _NEEDS.get(lever, ()) if importlib.util.find_spec(name) is None]
 
 
 def _as_options(levers: Mapping[str, Any]) -> str:
@@ -95,7 +105,8 @@ def _ladder(given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if given.get("method") in ("full", "lora", "qlora"):
         steps.pop("lora")  # either it has adapters, or all weights are to be trained
     for name, value in steps.items():
-        if not given.get(name) and not (name == "quantize" and given.get("method") == "full"):
+        is_refused = name == "quantize" and given.get("method") == "full"
+        if not given.get(name) and not is_refused and not _missing(name):
             levers[name] = value
             yield {**levers}
     seq = given["seq"] // 2
