@@ -108,7 +108,7 @@ def _reason(error: BaseException) -> str:
     operator = getattr(error, "func", None)
     if operator is None:
         return str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
-    return f"{operator} does not declare its output's shape"
+    return f"{operator} does not declare its output's shape (register_fake)"
 
 
 def _is_users(error: BaseException) -> bool:
