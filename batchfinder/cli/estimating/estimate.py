@@ -191,7 +191,10 @@ def gpus_of(names: Sequence[str], memory: str | None, overhead: str | None) -> l
         else:
             gpus = [unnamed_gpu(total)]
     if not gpus:
-        raise UsageError("no GPU is given. Try --gpu rtx3090, or --memory 24GiB.")
+        raise UsageError(
+            "no GPU is given. Try --gpu rtx3090 --gpu h100, to see on which it fits, or "
+            "--memory 24GiB."
+        )
     if overhead is not None:
         size = parse_bytes(overhead, least=0)
         gpus = [
