@@ -1,4 +1,4 @@
-"""What Transformers 4 computed in another way than 5: losses, and mixtures of experts."""
+"""What Transformers 4 computed in another way than 5: losses, caches, and mixtures of experts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,33 @@ from batchfinder.simulation.patching import replaced
 _OWN_LOSS = {"gpt_bigcode", "gpt_neox", "falcon", "gpt2"}
 
 
-def use_older_loss(model: Any, *, autocast: bool) -> None:
+def use_older_forward(model: Any) -> None:
     """Compute the loss as Transformers 4 did, from a copy of the shifted logits."""
     base = getattr(model, "get_base_model", lambda: model)()
-    upcasts = autocast or base.config.model_type not in _OWN_LOSS
-    base.loss_function = partial(_loss, upcasts=upcasts)
+    base.loss_function = partial(_loss, upcasts=base.config.model_type not in _OWN_LOSS)
+    if base.config.model_type == "gpt_bigcode":
+        _return_cache(base)
+
+
+def _return_cache(model: Any) -> None:
+    """Return keys and values with checkpointing too. As views, they keep the queries alive."""
+    kept: list[Tensor] = []
+    hooks: list[Any] = []
+
+    def begin(*_: Any) -> None:
+        hooks[:] = [
+            layer.attn.c_attn.register_forward_hook(lambda *a: kept.append(a[-1].detach()))
+            for layer in model.transformer.h
+        ]
+
+    def end(_: Any, __: Any, output: Any) -> None:
+        while hooks:  # before the layers are computed again
+            hooks.pop().remove()
+        output.past_key_values = (*kept,)
+        kept.clear()
+
+    model.register_forward_pre_hook(begin)
+    model.register_forward_hook(end)
 
 
 def _loss(logits: Any, labels: Any, vocab_size: int, *, upcasts: bool, **_: Any) -> Any:

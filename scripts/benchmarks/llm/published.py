@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from llm.older import older_experts, use_older_loss
+from llm.older import older_experts, use_older_forward
 
 from batchfinder.errors import BatchFinderError
 from batchfinder.simulation.gpus import Gpu, find_gpu, unnamed_gpu
@@ -169,7 +169,7 @@ def setup_of(row: Row, adapters: Path | None) -> TrainingSetup:
     ):  # which keeps the output until the next one is there
         setup = dataclasses.replace(setup, step=None)
     if is_old:
-        use_older_loss(setup.model, autocast=options["autocast"])
+        use_older_forward(setup.model)
     return setup
 
 
