@@ -83,7 +83,8 @@ STEP_OPTIONS = (
     click.option(
         "--optimizer",
         metavar="NAME",
-        help="Train with this class of torch.optim. [default: the target's, or adamw]",
+        help="Train with this class of torch.optim, or adamw-fused. [default: the target's, or "
+        "adamw]",
     ),
 )
 MODE_OPTIONS = (

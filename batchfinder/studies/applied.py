@@ -85,8 +85,6 @@ def optimizer_of(name: str) -> OptimizerSpec:
     Raises:
         StepError: it is not available.
     """
-    if name == "adamw-fused":
-        return functools.partial(torch.optim.AdamW, fused=True)
     if name == "sgd":  # without momentum it has no states, and such training is rare
         return functools.partial(torch.optim.SGD, lr=0.01, momentum=MOMENTUM)
     if name == "adafactor" and not hasattr(torch.optim, "Adafactor"):

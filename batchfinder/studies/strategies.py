@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from batchfinder.errors import UsageError
-from batchfinder.training.optimizer import optimizer_names
+from batchfinder.training.optimizer import FUSED, optimizer_names
 
 BASE = "as it is"
 
@@ -60,7 +60,7 @@ _CHANGES: Mapping[str, Mapping[str, object]] = {
 
 def optimizer_levers() -> list[str]:
     """Return the names of the optimizers that a strategy may train with."""
-    return [*optimizer_names(), "adamw-fused", "adamw-8bit"]
+    return [*optimizer_names(), FUSED, "adamw-8bit"]
 
 
 def parse_strategy(text: str) -> Strategy:
@@ -117,7 +117,7 @@ def usual_strategies(
     is_low = has_own_precision or precision in ("bf16", "fp16")
     precisions = () if has_own_precision else ("fp32", "bf16", "fp16", "pure-bf16")
     low = () if is_low else ("bf16",)
-    optimizers = ["adamw-fused", "sgd", "adafactor"]
+    optimizers = [FUSED, "sgd", "adafactor"]
     optimizers += ["adamw-8bit"] if eight_bit_package() else []
     texts = [
         "base",

@@ -13,7 +13,7 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.results.accumulation import AccumulationPlan, plan_accumulation
 from batchfinder.search.bounds import Bounds, check_bounds, whole_number
 from batchfinder.studies.strategies import Strategy, parse_strategy, usual_strategies
-from batchfinder.training.optimizer import DEFAULT_OPTIMIZER, find_optimizer
+from batchfinder.training.optimizer import DEFAULT_OPTIMIZER, FUSED, find_optimizer
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.source import own_precision
 
@@ -45,7 +45,8 @@ class Study:
         if optimizer is None:
             name = "AdamW"
         elif isinstance(optimizer, str):
-            name = find_optimizer(optimizer).__name__
+            made = find_optimizer(optimizer)
+            name = made.__name__ if isinstance(made, type) else "fused AdamW"
         else:
             name = type(optimizer).__name__ if isinstance(optimizer, Optimizer) else "own optimizer"
         accumulates = ["gradient accumulation"] if self.options.accumulate else []
@@ -116,5 +117,5 @@ def _optimizer_name(setup: TrainingSetup) -> str:
     optimizer = setup.optimizer or DEFAULT_OPTIMIZER
     if isinstance(optimizer, Optimizer):
         is_fused = type(optimizer).__name__ == "AdamW" and optimizer.defaults.get("fused")
-        return "adamw-fused" if is_fused else type(optimizer).__name__.lower()
+        return FUSED if is_fused else type(optimizer).__name__.lower()
     return optimizer.lower() if isinstance(optimizer, str) else ""

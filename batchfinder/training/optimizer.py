@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -18,6 +19,8 @@ from batchfinder.training.setup import OptimizerOfModel, OptimizerSpec, Training
 from batchfinder.training.state.reach import reachable
 
 DEFAULT_OPTIMIZER = "adamw"
+FUSED = "adamw-fused"
+"""AdamW in one kernel, without temporaries as large as the parameters."""
 
 
 def optimizer_names() -> dict[str, type[Optimizer]]:
@@ -32,10 +35,11 @@ def optimizer_names() -> dict[str, type[Optimizer]]:
     }
 
 
-def find_optimizer(name: str) -> type[Optimizer]:
+def find_optimizer(name: str) -> Callable[..., Optimizer]:
     """Return the class of ``torch.optim`` with this name; upper and lower case are the same.
 
-    A Trainer's name of an optimizer of bitsandbytes, such as adamw_8bit, is accepted too.
+    A Trainer's name of AdamW or of an optimizer of bitsandbytes, such as adamw_torch_fused or
+    adamw_8bit, is accepted too.
 
     Raises:
         UsageError: there is none. The text names the nearest ones.
@@ -45,8 +49,11 @@ def find_optimizer(name: str) -> type[Optimizer]:
         <class 'torch.optim.adamw.AdamW'>
     """
     known = optimizer_names()
-    if name.lower() in known:
-        return known[name.lower()]
+    plain = name.lower().replace("adamw_torch", "adamw")
+    if plain in known:
+        return known[plain]
+    if plain.replace("_", "-") == FUSED:
+        return functools.partial(torch.optim.AdamW, fused=True)
     if name.lower() == "lbfgs":
         raise UsageError(
             "LBFGS computes the loss several times a step, so no plain training step can use it; "

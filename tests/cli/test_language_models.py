@@ -144,6 +144,17 @@ def test_all_weights_or_preferences_are_trained(target: str, method: str) -> Non
     assert (estimate["batch_size"], estimate["seq"]) == (8, 128)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_the_optimizer_is_the_fused_one_of_a_trainer(target: str) -> None:
+    Path(target[3:], "config.json").write_text(json.dumps({**CONFIG, "vocab_size": 200_000}))
+    peaks = []
+    for optimizer in ((), ("--optimizer", "adamw_torch_fused"), ("--optimizer", "adamw")):
+        result = run(target, "--seq", "8", *optimizer, "--max-batch-size", "1", "--json")
+        assert result.exit_code == 0, result.output
+        peaks.append(json.loads(result.stdout)["estimates"][0]["peak_bytes"])
+    assert peaks[0] == peaks[1] < peaks[2]
+
+
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2}
 SEEN = {"model_type": "clip_vision_model", "image_size": 56, "patch_size": 14, **TINY}
 PATCHES = {"depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2}

@@ -23,9 +23,16 @@ def test_the_default_is_adamw_over_all_parameters() -> None:
     assert parameters_of(optimizer) == [id(model.weight), id(model.bias)]
 
 
-@pytest.mark.parametrize(("name", "kind"), [("sgd", SGD), ("Adam", Adam), ("ADAMW", AdamW)])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("sgd", SGD), ("Adam", Adam), ("ADAMW", AdamW), ("adamw_torch", AdamW)]
+)
 def test_a_name_in_any_case(name: str, kind: type[Optimizer]) -> None:
     assert type(make_optimizer(name, nn.Linear(2, 1))) is kind
+
+
+@pytest.mark.parametrize("name", ["adamw-fused", "adamw_fused", "adamw_torch_fused"])
+def test_fused_adamw_has_a_name_too(name: str) -> None:
+    assert make_optimizer(name, nn.Linear(2, 1)).defaults["fused"]
 
 
 def test_every_name_is_a_class_of_torch_optim_that_trains_by_itself() -> None:

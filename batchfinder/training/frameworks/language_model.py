@@ -12,10 +12,12 @@ import functools
 import logging
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 
 from batchfinder.errors import UsageError
 from batchfinder.training.frameworks.architecture import ATTENTION, TASKS, built, example
@@ -27,12 +29,15 @@ from batchfinder.training.frameworks.quantization import (
     quantize_weights,
 )
 from batchfinder.training.frameworks.transformers_trainer import in_precision
+from batchfinder.training.optimizer import DEFAULT_OPTIMIZER, FUSED
 from batchfinder.training.setup import DTYPES, TrainingSetup
 from batchfinder.training.source import KeptUntil, StepSource
 from batchfinder.training.user_module import PREFIX
 
 METHODS = ("full", "lora", "qlora", "dpo")
 DEFAULT_RANK = 16  # of adapters, if they are needed and no rank is given
+# The default of a Trainer: TrainingArguments.optim, which takes seconds to import.
+_OPTIMIZER = FUSED if TorchVersion(torch.__version__) >= "2.8" else DEFAULT_OPTIMIZER
 
 
 @contextlib.contextmanager
@@ -119,15 +124,14 @@ def language_model(
     model.train()
     reference = copy.deepcopy(model).requires_grad_(False).eval() if is_dpo and not rank else None
     lower = precision if autocast and precision != "fp32" else None
+    setup = TrainingSetup(model, batch, step=LanguageModelStep(lower), optimizer=_OPTIMIZER)
     if is_dpo:
-        step: StepSource = PreferenceStep(lower, reference)
-        ids = batch["input_ids"]
-        return TrainingSetup(model, {"chosen": ids, "rejected": ids}, step=step)
-    step = LanguageModelStep(lower)
+        pair = dict.fromkeys(("chosen", "rejected"), batch["input_ids"])
+        return replace(setup, sample=pair, step=PreferenceStep(lower, reference))
     if "image_grid_thw" not in batch:
-        return TrainingSetup(model, batch, step=step)
+        return setup
     # The patches of all images follow each other, so an example has many rows.
-    return TrainingSetup(model, make_batch=functools.partial(_repeated, batch), step=step)
+    return replace(setup, sample=None, make_batch=functools.partial(_repeated, batch))
 
 
 class LanguageModelStep(StepSource):
