@@ -168,7 +168,11 @@ LANGUAGE_MODEL_OPTIONS = (
         help="hf: train all weights, LoRA, LoRA on 4-bit weights, or DPO.",
     ),
     flag("--checkpointing", help="hf: recompute activations in the backward."),
-    click.option("--attention", type=click.Choice(ATTENTION), help="hf: [default: sdpa]"),
+    click.option(
+        "--attention",
+        type=click.Choice(ATTENTION),
+        help="hf: [default: sdpa, or eager if the model has no sdpa]",
+    ),
 )
 """The options for a language model named by its configuration (``hf:``)."""
 

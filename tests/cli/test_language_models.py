@@ -73,20 +73,37 @@ def test_a_missing_configuration_or_library_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "line"),
+    ("name", "attention", "line"),
     [
-        ("reformer", "it has no attention kernel for sdpa. Try --attention eager."),
-        ("musicgen", r"AttributeError: .* \(.*modeling_musicgen\.py:\d+\)\. Try FILE\.py:FUNCTION"),
+        ("gemma2", "sdpa", "it has no attention kernel for sdpa. Try --attention eager."),
+        (
+            "musicgen",
+            "eager",
+            r"AttributeError: .* \(.*modeling_musicgen\.py:\d+\)\. Try FILE\.py:",
+        ),
     ],
 )
 def test_a_configuration_that_cannot_be_built_is_one_line(
-    target: str, tmp_path: Path, name: str, line: str
+    target: str, name: str, attention: str, line: str
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
-    result = run(target, "--seq", "64")
+    Path(target[3:], "config.json").write_text(json.dumps({"model_type": name}))
+    result = run(target, "--seq", "64", "--attention", attention)
     assert result.exit_code == 1
     assert re.search(line, result.output)
     assert "Traceback" not in result.output
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_without_sdpa_trains_with_eager_attention(target: str) -> None:
+    Path(target[3:], "config.json").write_text(
+        json.dumps({**CONFIG, "model_type": "gemma2", "head_dim": 16})
+    )
+    peaks = []
+    for attention in ((), ("--attention", "eager")):
+        result = run(target, "--seq", "64", *attention, "--max-batch-size", "2", "--json")
+        assert result.exit_code == 0, result.output
+        peaks.append(json.loads(result.stdout)["estimates"][0]["peak_bytes"])
+    assert peaks[0] == peaks[1]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -44,7 +44,7 @@ def built(config: str, dtype: torch.dtype, attention: str) -> tuple[Any, str]:
     Args:
         config: a folder with a ``config.json``, that file, or a name on the Hugging Face hub.
         dtype: the dtype of the weights.
-        attention: one of :data:`ATTENTION`.
+        attention: one of :data:`ATTENTION`; "": sdpa, or eager if the model has no sdpa.
 
     Returns:
         The model, and its task: one of :data:`TASKS`.
@@ -65,7 +65,7 @@ def built(config: str, dtype: torch.dtype, attention: str) -> tuple[Any, str]:
     task = next(iter([*named, *able, *TASKS]))
     try:
         model = autos[task].from_config(
-            known, dtype=dtype, attn_implementation=ATTENTION[attention]
+            known, dtype=dtype, attn_implementation=ATTENTION.get(attention)
         )
     except _UNBUILDABLE as error:
         hint = _OWN_FUNCTION

@@ -62,7 +62,7 @@ def language_model(
     lora: int = 0,
     quantize: str = "",
     precision: str = "bf16",
-    attention: str = "sdpa",
+    attention: str = "",
     checkpointing: bool = False,
     targets: str = "all-linear",
     dropout: float = 0.0,
@@ -82,7 +82,8 @@ def language_model(
         quantize: ``"4bit"`` (nf4), ``"8bit"``, or ``""`` for no quantization.
         precision: the dtype of the weights and of autocast: bf16, fp16 or fp32. With fp16, the
             trained weights are in fp32.
-        attention: ``"eager"``, ``"sdpa"`` or ``"flash"``.
+        attention: ``"eager"``, ``"sdpa"`` or ``"flash"``. Default: sdpa, or eager if the model has
+            no sdpa, as transformers chooses.
         checkpointing: keep only the inputs of the layers for the backward pass.
         targets: the names of the layers with adapters, separated by commas.
         dropout: the dropout rate of the adapters.
@@ -194,7 +195,7 @@ def _check(method: str, precision: str, attention: str, quantize: str, prepare: 
     for option, value, known in (
         ("method", method, ("", *METHODS)),
         ("precision", precision, DTYPES),
-        ("attention", attention, ATTENTION),
+        ("attention", attention, ("", *ATTENTION)),
         ("quantize", quantize, ("", "4bit", "8bit")),
         ("prepare", prepare, PREPARED),
     ):
