@@ -4,7 +4,8 @@
 
 The bundled models without convolutions and LSTMs (cuDNN is off there) at batch sizes from 1 to 512;
 the text models of transformers, made small, with random weights; and some of them as people
-fine-tune them (``--only tuning``): all weights, LoRA, LoRA with checkpointing, DPO (needs peft).
+fine-tune them (``--only tuning``): all weights, LoRA, LoRA with checkpointing, DPO, and in the
+trainers of Transformers and TRL, which take four steps (needs peft, trl and datasets).
 Compared is the highest peak of bytes allocated in two steps; counted apart is what does not build
 or run so small, and what the simulation refuses. Writes each row as it comes to
 scripts/results/counted_peaks.json.
@@ -40,6 +41,8 @@ BUNDLED, SIZES, PRECISIONS = ("mlp", "gpt"), (1, 8, 64, 512), ("fp32", "bf16")
 TASKS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM")
 TEXTS, TOKENS, MOST_PARAMETERS = 64, 128, 60e6
 TUNED = ("llama", "qwen2", "mistral", "gemma", "phi")
+TRAINED = ("gpt2", "gpt_bigcode", "llama", "qwen2", "gemma2", "phi")
+CHECKPOINTING = {"": "", ", checkpointing": "modern", ", reentrant checkpointing": "reentrant"}
 METHODS = ("all weights", "LoRA", "LoRA, checkpointing", "DPO, LoRA")
 RESULT_FILE = RESULTS / "counted_peaks.json"
 SECONDS = 60  # that a text model may take
@@ -99,6 +102,21 @@ def tuned() -> Iterator[dict[str, Any]]:
         for method in METHODS:
             named = {"model": model_type, "task": "tuning", "method": method, "precision": "bf16"}
             yield named | {"batch_size": TEXTS} | in_a_fork(tried, model_type, tuned_setup, method)
+
+    for model_type in TRAINED:
+        for kind in ("Trainer", "SFTTrainer"):
+            for text, checkpointing in CHECKPOINTING.items():
+                named = {"model": model_type, "task": "tuning", "method": kind + text}
+                yield named | in_a_fork(trained, model_type, kind, checkpointing)
+
+
+def trained(model_type: str, kind: str, checkpointing: str) -> dict[str, float]:
+    """The comparison of one trainer. Import what opens the device in this process only."""
+    for name in ("sdpa", "eager"):  # which read the mask's values
+        transformers.AttentionMaskInterface.register(name, lambda *_, **__: None)
+    made: Any = import_module("parts.trainer_peaks")
+    compared_rows: dict[str, float] = made.compared_trainer(model_type, kind, checkpointing)
+    return compared_rows
 
 
 def tuned_setup(model_type: str, method: str) -> TrainingSetup:
