@@ -81,8 +81,10 @@ def simulate(row: Row, adapters: Path | None, known: dict[str, dict[str, Any]]) 
     traces = StepTraces(setup, probe_options, gpu.compute_capability)
     traces.are_general = False  # one size is asked for
     roomy = dataclasses.replace(gpu, total_bytes=1 << 50)
-    expands = "K/V expanded" in row["attention"]
-    with replaced(sdpa_attention, "use_gqa_in_sdpa", lambda *_: not expands):
+    # With a mask, as for prefix tuning, transformers itself expands keys and values.
+    usual = sdpa_attention.use_gqa_in_sdpa
+    rule = (lambda *_: False) if "K/V expanded" in row["attention"] else usual
+    with replaced(sdpa_attention, "use_gqa_in_sdpa", rule):
         run = SimulatedProber(traces, roomy, probe_options).replay(int(row["batch"]))
     known[what] = {
         "allocated": run.peak_allocated_bytes,
