@@ -7,15 +7,17 @@ from batchfinder.units import format_rate
 
 
 def speed_verdict(throughput: Throughput, batch_size: int) -> str:
-    """Return the part of the headline about speed.
+    """Return the part of the headline about speed. It names a size only if the steps show it.
 
     Example: "256 trains as fast".
     """
     if len(throughput.rates) == 1:
         rate = throughput.rates[0].samples_per_second
         return f"{format_rate(rate)} samples/s"
+    if not throughput.is_clear:
+        return "steps vary too much to compare speeds"
     size = "no smaller size" if throughput.knee >= batch_size else throughput.knee
-    return f"{'' if throughput.is_clear else 'perhaps '}{size} trains as fast"
+    return f"{size} trains as fast"
 
 
 def speed_details(throughput: Throughput) -> list[str]:

@@ -6,14 +6,17 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from reporting.fake_search import RESULT, result
 
 from batchfinder import estimate_max_batch
+from batchfinder.cli.app import cli
 from batchfinder.errors import UsageError
 from batchfinder.reporting.page.page import check_report, page_of, read_results, write_page
 from batchfinder.reporting.page.svg import ticks
@@ -21,6 +24,7 @@ from batchfinder.results.memory_model import MemoryModel, Phase, PhaseModel
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.results.throughput import throughput_of
 
+TARGET = f"{Path(__file__).parents[1] / 'targets' / 'models.py'}:build_small"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
@@ -86,6 +90,23 @@ def test_the_speed_of_warmed_up_steps_is_drawn_with_the_knee() -> None:
     assert len(re.findall(r'<circle class="fits"', drawn)) == 3
     assert len(re.findall(r'<circle class="confirmed"', drawn)) == 1
     assert "Examples per second" not in page_of([json.loads(RESULT.to_json())])
+
+
+def test_speeds_that_cannot_be_compared_are_drawn_without_a_knee() -> None:
+    noisy = throughput_of({n: [n * seconds for seconds in (0.1, 0.4, 1)] for n in (245, 521, 1042)})
+    page = page_of([json.loads(result(throughput=noisy).to_json())])
+
+    assert "steps vary too much to compare speeds" in page
+    assert "trains as fast" not in page
+    drawn = page[page.index('aria-label="Examples per second') :]
+    assert len(re.findall(r'<circle class="(fits|confirmed)"', drawn)) == 3
+
+
+def test_the_axis_has_the_unit_of_the_budget() -> None:
+    page = page_of([json.loads(result(budget_bytes=972 * 2**20, probes=()).to_json())])
+
+    assert "budget 972.0 MiB" in page
+    assert "peak memory, MiB" in page
 
 
 def test_every_phase_has_a_line_with_a_name() -> None:
@@ -154,6 +175,26 @@ def test_a_result_comes_back_from_its_json() -> None:
     assert again.to_dict() == timed.to_dict()
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder of Linux")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("find", TARGET, "--device", "cpu"),
+        ("estimate", TARGET, "--gpu", "t4"),
+        ("compare", TARGET, "--gpu", "t4"),
+        ("sweep", TARGET, "--gpu", "t4", "--over", "width=8,16"),
+        ("run",),
+    ],
+)
+def test_a_folder_that_takes_no_files_is_refused_before_the_work(command: tuple[str, ...]) -> None:
+    training = ["--", sys.executable, "none.py", "{batch_size}"] if command == ("run",) else []
+    done = CliRunner().invoke(cli, [*command, "--report", "/proc/a.html", *training])
+
+    assert done.exit_code == 2
+    assert done.output.startswith("Error: cannot write /proc/a.html: /proc takes no new files. Try")
+    assert done.output.count("\n") == 1
+
+
 # JSON has these numbers, and floats do not.
 TOO_LARGE = RESULT.to_json().replace('"batch_size": ', '"batch_size": 1' + 400 * "0")
 
@@ -174,6 +215,11 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path
         check_report(str(tmp_path / "a.png"))
     with pytest.raises(UsageError, match="there is no folder"):
         check_report(str(tmp_path / "none" / "a.html"))
+    (tmp_path / "folder.html").mkdir()
+    with pytest.raises(UsageError, match="it is no file to write to"):
+        check_report(str(tmp_path / "folder.html"))
+    check_report(str(tmp_path / "a.html"))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["folder.html"]
     with pytest.raises(UsageError, match="cannot read"):
         read_results([str(tmp_path / "missing.json")])
 

@@ -14,6 +14,7 @@ from batchfinder.cli.request import request_of
 from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import UsageError
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings
+from batchfinder.probing.devices.versions import versions
 from batchfinder.reporting.comparison import comparison_table, equation_lines, marked_rows
 from batchfinder.reporting.page.page import check_report
 from batchfinder.results.result import SCHEMA_VERSION
@@ -74,7 +75,7 @@ def compare(
     if not as_json:
         _print(comparisons, explain=explain)
     tables = [comparison.to_dict() for comparison in comparisons]
-    content = {"schema_version": SCHEMA_VERSION, "comparisons": tables}
+    content = {"schema_version": SCHEMA_VERSION, "comparisons": tables, "versions": versions()}
     deliver(content, as_json=as_json, report=report)
     print_notes([*warnings, *(text for one in comparisons for text in one.warnings)])
     fits = any(row.batch_size for comparison in comparisons for row in comparison.rows)

@@ -12,6 +12,7 @@ from batchfinder.cli.estimating.estimate import end, for_estimates, gpus_of, loa
 from batchfinder.cli.output import deliver, print_notes, width_of_table
 from batchfinder.cli.request import request_of
 from batchfinder.errors import UsageError
+from batchfinder.probing.devices.versions import versions
 from batchfinder.reporting.page.page import check_report
 from batchfinder.reporting.sweeps import paste_lines, sweep_table
 from batchfinder.results.result import SCHEMA_VERSION
@@ -72,7 +73,7 @@ def sweep(
             )
     data = [one.to_dict() for one in sweeps]
     content = data[0] if len(data) == 1 else {"schema_version": SCHEMA_VERSION, "sweeps": data}
-    deliver(content, as_json=as_json, report=report)
+    deliver({**content, "versions": versions()}, as_json=as_json, report=report)
     print_notes([*warnings, *(text for one in sweeps for text in one.warnings)])
     fits = any(row.batch_size for one in sweeps for row in one.rows)
     return end(fits, request, gpus)

@@ -28,7 +28,7 @@ def memory_chart(result: BatchSizeResult) -> str:
     chart = Chart(
         f"Peak memory against batch size; the answer is {result.batch_size}",
         x_most=most,
-        y_most=1.15 * max(budget, *peaks, 1),
+        y_most=max(budget, *peaks, 1),
         x_label="batch size",
         y_label="peak memory",
         y_is_bytes=True,
@@ -37,7 +37,7 @@ def memory_chart(result: BatchSizeResult) -> str:
     chart.note((0, budget * 1.02), f"budget {format_bytes(budget)}")
     for phase, line in result.memory_model.phases.items() if result.memory_model else ():
         fixed, slope = line.fixed_bytes, line.per_sample_bytes
-        end = max(0.0, min(most, (chart.y_most - fixed) / slope) if slope > 0 else most)
+        end = max(0.0, min(most, (chart.y_end - fixed) / slope) if slope > 0 else most)
         chart.line([(0, fixed), (end, fixed + slope * end)], f"fit {phase.value}")
     for probe in probes:
         size, read, step = probe.batch_size, probe.peak_bytes, probe.step_seconds
@@ -56,19 +56,19 @@ def memory_chart(result: BatchSizeResult) -> str:
 
 
 def speed_chart(throughput: Throughput) -> str:
-    """Draw examples per second against batch size, of warmed-up steps, and the knee."""
+    """Draw examples per second against batch size, and the knee if steps vary little."""
     points = [(rate.batch_size, rate.samples_per_second) for rate in throughput.rates]
     chart = Chart(
         "Examples per second against batch size",
         x_most=1.06 * points[-1][0],
-        y_most=1.15 * max(speed for _, speed in points),
+        y_most=max(speed for _, speed in points),
         x_label="batch size",
         y_label="examples per second",
     )
     chart.line(points, "rate")
     for size, speed in points:
         tip = f"{size}: {format_rate(speed)} examples per second"
-        if size == throughput.knee:
+        if size == throughput.knee and throughput.is_clear:
             chart.dot((size, speed), "confirmed", tip, shape="ring")
         chart.dot((size, speed), "fits", tip)
     return chart.svg()
@@ -82,7 +82,7 @@ def timeline_chart(explanation: Data, budget_bytes: int) -> str:
     chart = Chart(
         "Memory over one training step, stacked by what it is for",
         x_most=len(moments) or 1,
-        y_most=1.15 * most,
+        y_most=most,
         x_label="one training step, by its allocations",
         y_label="memory",
         y_is_bytes=True,
@@ -98,10 +98,10 @@ def timeline_chart(explanation: Data, budget_bytes: int) -> str:
     begin = 0
     for position, moment in enumerate([*moments, None]):
         if position == len(moments) or (moment and moment["stage"] != moments[begin]["stage"]):
-            chart.line([(position, 0), (position, chart.y_most)], "grid")
+            chart.line([(position, 0), (position, chart.y_end)], "grid")
             if position - begin > 3:  # room for a word
                 name = moments[begin]["stage"]
-                chart.note(((begin + position) / 2, chart.y_most), name, anchor="middle")
+                chart.note(((begin + position) / 2, chart.y_end), name, anchor="middle")
             begin = position
     chart.line([(0, budget_bytes), (len(moments), budget_bytes)], "budget")
     return chart.svg()

@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from datetime import datetime
 from html import escape
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from batchfinder.errors import UsageError
 from batchfinder.reporting.page.sections import sections_of
 from batchfinder.results.version import VERSION
 
+ELSEWHERE = ". Try a page in another folder, such as report.html"
+
 
 def check_report(file: str | None) -> None:
     """Check that a page can be written, before the work that it will show; None: no page.
 
     Raises:
-        UsageError: the name does not end in .html, or its folder does not exist.
+        UsageError: the name does not end in .html, or no file can be written there.
     """
     if file is None:
         return
     path = Path(file)
     if path.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"a report is a page, so {file} must end in .html")
-    if not path.absolute().parent.is_dir():
-        folder = path.absolute().parent
+    folder = path.absolute().parent
+    if not folder.is_dir():
         raise UsageError(f"cannot write {file}: there is no folder {folder}. Try mkdir -p {folder}")
+    if path.exists():
+        if not (path.is_file() and os.access(path, os.W_OK)):
+            raise UsageError(f"cannot write {file}: it is no file to write to{ELSEWHERE}")
+        return
+    try:
+        TemporaryFile(dir=folder).close()  # without a name, so that it never shows
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {folder} takes no new files{ELSEWHERE}") from error
 
 
 def read_results(files: Sequence[str]) -> list[dict[str, Any]]:

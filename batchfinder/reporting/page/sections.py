@@ -30,11 +30,11 @@ def sections_of(data: Data) -> list[str]:
         sections, versions = _estimates(data["estimates"]), data["estimates"][0]["versions"]
     elif "comparisons" in data:
         sections = [_study(one, comparison_rows(one), 1) for one in data["comparisons"]]
-        versions = {}
+        versions = data.get("versions", {})
     elif "over" in data or "sweeps" in data:
         sweeps = data.get("sweeps", [data])
         sections = [_study(one, sweep_rows(one), len(one["over"])) for one in sweeps]
-        versions = {}
+        versions = data.get("versions", {})
     else:
         sections, versions = [_search(data)], data["versions"]
     return [*sections, *_reproduce(data.get("reproduce"), versions)]
@@ -42,6 +42,7 @@ def sections_of(data: Data) -> list[str]:
 
 def _study(data: Data, rows: Rows, names: int) -> str:
     sizes = [row["batch_size"] for row in data["rows"]]
+    by = ", ".join(rows[0][:names])
     facts = [f"budget {format_bytes(data['budget_bytes'])}"]
     if data.get("max_tokens"):
         facts.append(f"max_tokens = {data['max_tokens']} is safe for all lengths")
@@ -49,8 +50,10 @@ def _study(data: Data, rows: Rows, names: int) -> str:
         [
             f"<h2>{escape(data['device'])}</h2>",
             f'<p class="lead">{escape(", ".join(facts))}</p>',
-            _picture("Largest batch size", size_chart(rows, sizes, names), {}),
-            _picture("Memory by batch size", memory_map(data), {}) if "over" in data else "",
+            _picture(f"Largest batch size by {by}", size_chart(rows, sizes, names), {}),
+            _picture(f"Memory by {by} and batch size", memory_map(data), {})
+            if "over" in data
+            else "",
             _table("Every row", rows),
         ]
     )
@@ -201,12 +204,14 @@ def _swatch(style: str) -> str:
 
 
 def _table(title: str, rows: Rows) -> str:
-    """Return a table, and the same as Markdown to paste into an issue.
+    """Return a table, and the same as Markdown to paste into an issue; "" without a value.
 
     Columns without a value are left out. On a phone each cell shows its column's name instead of
     the header.
     """
     columns = [column for column in zip(*rows, strict=True) if {*column[1:]} - {"", "-"}]
+    if not columns:
+        return ""
     rows = [*zip(*columns, strict=True)]
     header, *body = rows
     names = [escape(cell) for cell in header]

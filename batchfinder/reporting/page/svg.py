@@ -27,7 +27,7 @@ class Chart:
     Attributes:
         title: the accessible name.
         x_most: the largest value on the horizontal axis.
-        y_most: the largest value on the vertical axis.
+        y_most: the largest value drawn; the vertical axis ends above it.
         x_label: the name of the horizontal axis.
         y_label: the name of the vertical axis.
         y_is_bytes: True to label the vertical axis in GiB, MiB ...
@@ -49,10 +49,15 @@ class Chart:
     has_x_ticks: bool = True
     _marks: list[str] = field(default_factory=list)
 
+    @property
+    def y_end(self) -> float:
+        """The value at the top of the vertical axis."""
+        return 1.15 * self.y_most or 1
+
     def at(self, x: float, y: float) -> Point:
         """Return the place of a point in the picture, in pixels from its top left."""
         across = (WIDTH - _LEFT - _RIGHT) * x / (self.x_most or 1)
-        down = (HEIGHT - _TOP - _BOTTOM) * (1 - y / (self.y_most or 1))
+        down = (HEIGHT - _TOP - _BOTTOM) * (1 - y / self.y_end)
         return round(_LEFT + across, 1), round(_TOP + down, 1)
 
     def line(self, points: Iterable[Point], style: str) -> None:
@@ -89,9 +94,9 @@ class Chart:
         return " ".join("{},{}".format(*self.at(*point)) for point in points)
 
     def _axes(self) -> Iterable[str]:
-        (left, bottom), (right, top) = self.at(0, 0), self.at(self.x_most, self.y_most)
+        (left, bottom), (right, top) = self.at(0, 0), self.at(self.x_most, self.y_end)
         unit, name = byte_unit(self.y_most) if self.y_is_bytes else (1, "")
-        for value in ticks(self.y_most / unit):
+        for value in ticks(self.y_end / unit):
             y = self.at(0, value * unit)[1]
             yield f'<path class="grid" d="M{left} {y}H{right}"/>'
             yield f'<text x="{left - 8}" y="{y + 4}" text-anchor="end">{value:,g}</text>'
@@ -159,7 +164,7 @@ def heat_map(
         marks.append(f'<text x="{names - 8}" y="{y + 18}" text-anchor="end">{escape(name)}</text>')
         for index, share in enumerate(cells):
             x = names + width * index
-            place = f'x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}"'
+            place = f'x="{x + 1:.1f}" y="{y + 1}" width="{width - 2:.1f}" height="{height - 2}"'
             style = (
                 'class="cell oom-cell"' if share is None else f'class="cell" opacity="{share:.2f}"'
             )
