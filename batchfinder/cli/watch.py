@@ -39,7 +39,10 @@ def watch_training(
     with counted_retries() as retries, _watched(command_line, pid, retries) as (watched, process):
         highest = _follow(watched, gpus, process, retries, every, as_json=as_json)
     if highest is None:
-        raise UsageError(f"there is no process {pid}, or it belongs to another user")
+        raise UsageError(
+            f"there is no process {pid}, or it belongs to another user. "
+            "Try pgrep -af python, which lists those that run"
+        )
     if not as_json:
         click.echo(f"Peak: {highest}", err=True)
     status = process.returncode if process else 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,6 +31,11 @@ RATIO = 16
 LEAST_RATIO = 4  # with fewer, the two norms are too similar
 SMALL = 8  # examples; batch normalization needs several
 DRAWS = 8
+
+# A loss differs from the mean of its halves' by more than this fraction, and this many standard
+# errors, if it is no mean over examples.
+NOT_THE_MEAN = 0.1
+SURE = 4
 
 _NEEDS_DATA = (
     "the noise scale is the difference between gradients of different examples, and a repeated "
@@ -69,7 +76,8 @@ def noise_scale(
     Raises:
         UsageError: there is no loader, or a number is too small.
         SampleError: the data set has too few examples.
-        StepError: the step trains by itself, so its gradients cannot be read.
+        StepError: the step trains by itself, so its gradients cannot be read; or the loss is no
+            mean over examples.
         Exception: whatever model and data raise.
 
     Example:
@@ -118,21 +126,54 @@ def _measured(
     touched = [setup.model, setup.optimizer, *setup.functions, collate, sampler]
     with preserved_state(*touched, device=on):
         places = drawn_places(sampler if sampler is not None else range(len(dataset)))
-        batches = _batches(dataset, collate, places, size)
+        parts = _parts(dataset, places, size)
         step = TrainingStep(setup, on, precision=precision)
+        batches = map(collate, parts)
         pairs = [_norms(step, itertools.islice(batches, ratio)) for _ in range(draws)]
+        _check_mean(step, collate, [next(parts) for _ in range(draws)])
         step.release()
     small, large = zip(*pairs, strict=True)
     return noise_scale_of(small, large, size, ratio * size, len(places))
 
 
-def _batches(dataset: Any, collate: Any, places: list[int], size: int) -> Iterator[Any]:
-    """Yield batches of different examples in random order, one pass after the other."""
+def _parts(dataset: Any, places: list[int], size: int) -> Iterator[list[Any]]:
+    """Yield different examples in random order, one pass after the other."""
     generator = torch.Generator().manual_seed(SEED)
     while True:
         order = torch.randperm(len(places), generator=generator).tolist()
         for start in range(0, len(order) - size + 1, size):
-            yield collate([dataset[places[i]] for i in order[start : start + size]])
+            yield [dataset[places[i]] for i in order[start : start + size]]
+
+
+def _check_mean(step: TrainingStep, collate: Any, parts: list[list[Any]]) -> None:
+    """Refuse a loss that is not a mean over examples: that of a batch is no mean of its halves'.
+
+    Dropout makes them differ by chance, and batch normalization by little.
+    """
+    wholes, means = list[float](), list[float]()
+    for examples in parts:
+        half = len(examples) // 2
+        if not half:
+            return
+        pieces = (examples[: 2 * half], examples[:half], examples[half : 2 * half])
+        whole, *halves = (_loss(step, collate(piece)) for piece in pieces)
+        wholes.append(whole)
+        means.append(statistics.mean(halves))
+    apart = [whole - mean for whole, mean in zip(wholes, means, strict=True)]
+    whole, mean = statistics.mean(wholes), statistics.mean(means)
+    error = statistics.stdev(apart) / math.sqrt(len(apart))
+    if abs(whole - mean) > max(NOT_THE_MEAN * abs(whole), SURE * error):
+        raise StepError(
+            f"the loss of {2 * half} examples is {whole:.3g}, and {mean:.3g} on average for each "
+            "half of them. So it depends on the rest of the batch, as contrastive losses do, or is "
+            "a sum, and has no noise scale. Try a mean over examples, or leave it out."
+        )
+
+
+def _loss(step: TrainingStep, batch: Any) -> float:
+    loss = step.forward(move_batch(batch, step.device))
+    assert loss is not None  # a step that trains by itself has been refused
+    return loss.item()
 
 
 def _norms(step: TrainingStep, batches: Iterator[Any]) -> tuple[float, float]:

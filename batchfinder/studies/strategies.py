@@ -82,9 +82,10 @@ def parse_strategy(text: str) -> Strategy:
         if lever in ("base", BASE):
             continue
         if lever not in known:
+            usual = f"{', '.join(_CHANGES)}, or an optimizer such as sgd"
             near = difflib.get_close_matches(lever, known, n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"Try {', '.join(_CHANGES)}."
-            raise UsageError(f"there is no strategy {lever!r}; {hint}")
+            hint = f"; did you mean {' or '.join(near)}?" if near else f". Try {usual}."
+            raise UsageError(f"there is no strategy {lever!r}{hint}")
         ((part, value),) = known[lever].items()
         if part in changes:
             raise UsageError(

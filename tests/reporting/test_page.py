@@ -210,6 +210,14 @@ def test_a_file_without_a_result_is_refused(tmp_path: Path, content: str) -> Non
         read_results([str(file)])
 
 
+def test_a_result_of_a_newer_version_is_named_as_such(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    file.write_text('{"schema_version": 99}')
+
+    with pytest.raises(UsageError, match=r"is from a newer batchfinder\. Try it with that version"):
+        read_results([str(file)])
+
+
 def test_a_page_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"must end in \.html"):
         check_report(str(tmp_path / "a.png"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -79,3 +80,35 @@ def test_it_needs_different_examples_and_their_gradients() -> None:
 
     with pytest.raises(StepError, match="trains by itself"):
         noise_scale(Quadratic(1.0), loader=data(64), step=trains, device="cpu")
+
+
+class Contrast(nn.Module):
+    """A contrastive loss: each example is compared with all others of its batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(SIZE, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        points = nn.functional.normalize(self.layer(x))
+        return nn.functional.cross_entropy(points @ points.T, torch.arange(len(x)))
+
+
+class Total(Quadratic):
+    """The same loss, summed over the examples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * len(x)
+
+
+@pytest.mark.parametrize("make", [Contrast, lambda: Total(4.0)])
+def test_a_loss_that_is_no_mean_over_examples_is_refused(make: Callable[[], nn.Module]) -> None:
+    with pytest.raises(StepError, match=r"the loss of 8 examples is .* Try a mean over examples"):
+        noise_scale(make(), loader=data(), device="cpu")
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(SIZE), nn.Dropout()])
+def test_a_mean_that_varies_with_the_batch_is_not_refused(layer: nn.Module) -> None:
+    pairs = [(x, x[:1]) for x in data()]
+    model = nn.Sequential(layer, nn.Linear(SIZE, 1))
+    assert noise_scale(model, loader=pairs, device="cpu").examples > 0

@@ -13,6 +13,7 @@ from typing import Any
 
 from batchfinder.errors import UsageError
 from batchfinder.reporting.page.sections import sections_of
+from batchfinder.results.result import SCHEMA_VERSION
 from batchfinder.results.version import VERSION
 
 ELSEWHERE = ". Try a page in another folder, such as report.html"
@@ -52,7 +53,9 @@ def read_results(files: Sequence[str]) -> list[dict[str, Any]]:
     for file in files:
         try:
             data = json.loads(Path(file).read_text(encoding="utf-8"))
-            sections_of(data)
+            is_newer = data["schema_version"] > SCHEMA_VERSION
+            if not is_newer:
+                sections_of(data)
         except OSError as error:
             raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -60,6 +63,8 @@ def read_results(files: Sequence[str]) -> list[dict[str, Any]]:
                 f"{file} is no result of batchfinder. "
                 "Try batchfinder find TARGET --json > result.json"
             ) from error
+        if is_newer:
+            raise UsageError(f"{file} is from a newer batchfinder. Try it with that version")
         results.append(data)
     return results
 
