@@ -148,9 +148,7 @@ class TrainingStep:
         Yields:
             Each micro-batch, after training on the one before it.
         """
-        if self._validates and not self.keeps_gradients and not self.trains_itself:
-            # Gradients were kept for the validation. Most loops clear them when a step begins.
-            self.optimizer.zero_grad(set_to_none=True)
+        self._clear_old_gradients()
         if self._source.batches_ahead is None:
             for _ in range(self.micro_batches):
                 if self._source.kept_until is KeptUntil.STEP:
@@ -264,6 +262,11 @@ class TrainingStep:
         self._evaluation.release()
         self.optimizer.zero_grad(set_to_none=True)
         self._has_old_gradients = False
+
+    def _clear_old_gradients(self) -> None:
+        """Clear the gradients kept for a validation, as most loops do when a step begins."""
+        if self._validates and not self.keeps_gradients and not self.trains_itself:
+            self.optimizer.zero_grad(set_to_none=True)
 
     def _make_optimizer(self) -> Optimizer:
         return make_optimizer(self.setup.optimizer, self.setup.model)

@@ -71,7 +71,7 @@ def test_in_eval_mode_the_states_of_a_training_are_there(optimizer: Any) -> None
     model = Spy()
     step = step_of("eval", TrainingSetup(model, optimizer=optimizer))
     run(step)
-    assert model.calls == [(True, True, 3, False), *2 * [(False, False, 3, True)]]
+    assert model.calls == [*2 * [(True, True, 3, False)], *2 * [(False, False, 3, True)]]
     assert len(step.optimizer.state) == 2
     step.release()
     assert model.layer.weight.grad is None
@@ -89,7 +89,7 @@ def test_the_optimizers_of_a_step_that_trains_by_itself_are_there() -> None:
 
     run(step_of("eval", TrainingSetup(model, step=train)))
     assert len(optimizer.state) == 2
-    assert [is_training for is_training, *_ in model.calls] == [True, False, False]
+    assert [is_training for is_training, *_ in model.calls] == [True, True, False, False]
 
 
 def test_a_step_that_always_trains_cannot_validate() -> None:

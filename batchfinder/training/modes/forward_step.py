@@ -13,6 +13,11 @@ from batchfinder.training.modes.evaluation import BATCHES, Evaluation
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
 
+# The optimizer allocates its states in the first step, so only the gradients of the second are
+# where those of a training are. After one step, a ResNet's 3318 and a ViT's 328 fitted beside them,
+# and ran out of memory in a script (scripts/benchmarks/bench_validation.py).
+SMALL_STEPS = 2
+
 
 class EvalStep(TrainingStep):
     """Forward passes and losses of a validation during a training.
@@ -30,15 +35,18 @@ class EvalStep(TrainingStep):
     def begin(
         self, batch_size: int, small_batch: Callable[[], Any] | None = None, *, is_first: bool
     ) -> None:
-        """Train on a small batch to allocate gradients, optimizer states and kernel workspaces."""
-        if small_batch is not None:
+        """Train on small batches to allocate gradients, optimizer states and kernel workspaces."""
+        if small_batch is None:
+            return
+        for _ in range(SMALL_STEPS):
+            self._clear_old_gradients()
             self._trains = True
             try:
                 super().forward_backward(small_batch())
             finally:
                 self._trains = False
             super().optimizer_step()
-            self._kept = [None, None, None]
+        self._kept = [None, None, None]
 
     def fetch(self, next_batch: Callable[[], Any]) -> Iterator[Any]:
         """Bring the batches of two forward passes to the device, one after the other."""
