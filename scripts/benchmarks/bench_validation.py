@@ -7,7 +7,8 @@ On a CUDA runtime that only counts memory (see ``scripts/counting_cuda``); about
 `survival`: 20 set-ups with random models, budgets and validation batches. `find_max_batch` answers
 without and with ``eval_batch_size``, and a script in a fresh process trains and validates at both.
 `eval`: 6 models. The largest batch that ``mode="eval"`` finds, beside the largest with which such a
-script validates: that is bisected. Writes each row as it comes to scripts/results/validation.json.
+script validates: that is bisected, after two training steps of 2 examples, and of as many as a
+quarter of the largest that train. Writes each row as it comes to scripts/results/validation.json.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ LIMITS_GIB = (2, 3, 4, 6, 8, 12)
 EVAL_LIMIT_GIB = 4
 # Bisection ends within this fraction of the answer.
 PRECISE = 0.01
+SMALL = 2
 
 
 def main() -> None:
@@ -83,13 +85,26 @@ def survival_rows() -> Any:
 def eval_rows() -> Any:
     """Compare the answers of ``mode="eval"`` with bisection by a script."""
     for family in FAMILIES:
-        result = find(family, memory_limit=EVAL_LIMIT_GIB * GIB, mode="eval")
-        low, high = 0, 4 * result.batch_size
-        while high - low > max(1, PRECISE * low):
-            middle = (low + high) // 2 if low else min(result.batch_size, (low + high) // 2)
-            fits = judged(family, 0, middle, result.budget_bytes)["outcome"] == "survived"
-            low, high = (middle, high) if fits else (low, middle)
-        yield {"family": family, "batch_size": result.batch_size, "largest": low}
+        limit = EVAL_LIMIT_GIB * GIB
+        result = find(family, memory_limit=limit, mode="eval")
+        trained = max(SMALL, find(family, memory_limit=limit).batch_size // 4)
+        yield {
+            "family": family,
+            "batch_size": result.batch_size,
+            "largest": bisected(family, SMALL, result),
+            "trained_batch_size": trained,
+            "largest_after_training": bisected(family, trained, result),
+        }
+
+
+def bisected(family: str, trained: int, result: Any) -> int:
+    """The largest validation batch, after two training steps of ``trained`` examples."""
+    low, high = 0, 4 * result.batch_size
+    while high - low > max(1, PRECISE * low):
+        middle = (low + high) // 2 if low else min(result.batch_size, (low + high) // 2)
+        verdict = judged(family, 0, middle, result.budget_bytes, trained)
+        low, high = (middle, high) if verdict["outcome"] == "survived" else (low, middle)
+    return low
 
 
 def find(family: str, **options: Any) -> Any:
@@ -98,9 +113,11 @@ def find(family: str, **options: Any) -> Any:
     return find_max_batch(setup, device="cuda", **options)
 
 
-def judged(family: str, batch_size: int, eval_batch_size: int, budget: int) -> dict[str, Any]:
+def judged(
+    family: str, batch_size: int, eval_batch_size: int, budget: int, trained: int = SMALL
+) -> dict[str, Any]:
     """What a fresh process says that may use no more memory than the search."""
-    sizes = (str(batch_size), str(eval_batch_size), str(budget))
+    sizes = (str(batch_size), str(eval_batch_size), str(budget), str(trained))
     judge = "scripts/benchmarks/parts/validate_at.py"
     return run_for_json([judge, target_of(family), *sizes, json.dumps(FAMILIES[family])], math.inf)
 

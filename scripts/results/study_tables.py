@@ -106,7 +106,10 @@ def validation_batches(rows: list[Row]) -> str:
             row["batch_size"],
             row["largest"],
             f"{row['batch_size'] / row['largest']:.1%}",
+            row["trained_batch_size"],
+            row["largest_after_training"],
         )
         for row in rows
     ]
-    return markdown_table(("model", "`--mode eval`", "by bisection", "share"), lines)
+    header = ("model", "`--mode eval`", "by bisection", "share", "trained with", "then")
+    return markdown_table(header, lines)
