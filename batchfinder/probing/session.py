@@ -243,9 +243,7 @@ class ProbeSession:
                     watch.expect_variation()
                 watch.note(peak, run.allocation_retries)
                 watch = foreseen(recorder.recording, watch, self.budget_bytes)
-                if self.all_agree(
-                    watch.is_over
-                ):  # ranks end together, and are judged each by itself
+                if self.all_agree(watch.is_over):  # ranks end together, each judged by itself
                     break
             for _ in range(VALIDATIONS if self._step_of_setup.eval_batch_size else 0):
                 self._validate(run)
