@@ -182,15 +182,15 @@ def test_a_new_process_is_warmed_up_by_two_small_steps() -> None:
 def test_beside_a_validation_trains_a_small_batch_however_large_the_smallest_size_is() -> None:
     ours, sizes = session(mode="eval", smallest=64)
     assert ours.probe(64).probe.fits
-    assert sizes[0] == 2
-    assert {*sizes[1:]} == {64}
+    assert sizes[:2] == [2, 2]
+    assert {*sizes[2:]} == {64}
 
 
 def test_code_that_takes_no_small_batch_trains_on_the_smallest_size_instead() -> None:
     ours, sizes = session(errors={2: [ValueError("not divisible")] * 9}, mode="eval", smallest=64)
     assert ours.probe(80).probe.fits
-    assert sizes[:2] == [2, 64]
-    assert {*sizes[2:]} == {80}
+    assert sizes[:3] == [2, 64, 64]
+    assert {*sizes[3:]} == {80}
 
 
 def test_a_training_that_runs_out_of_memory_on_a_small_batch_is_out_of_memory() -> None:
