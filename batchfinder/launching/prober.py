@@ -208,22 +208,22 @@ class LaunchProber:
             steps=options.steps,
             headroom=options.headroom,
             cpu_budget_bytes=self._cpu_budget_bytes,
-            lengths_differ=self._lengths_differ,
+            batches_vary=self._lengths_differ,
         )
         order = make_order(options, self._cpu_budget_bytes, self._cuda_budget_bytes)
-        shown = options.show_output
-        with closing(
-            Launch(self._template, size, order, options.steps, show_output=shown)
-        ) as launch:
+        launch = Launch(self._template, size, order, options.steps, show_output=options.show_output)
+        with closing(launch):
             hung = watch(launch, record, options.steps, self._patience)
         self.saved += [path for path in record.saved if not launch.owns(path)]
         if launch.start_error:
-            said = f"{self._template.arguments[0]} cannot be started: {launch.start_error}"
-            raise UsageError(f"{said}. Try its full path")
+            program = self._template.arguments[0]
+            raise UsageError(
+                f"{program} cannot be started: {launch.start_error}. Try its full path"
+            )
         if not record.is_alive:
             raise TargetError(f"{NO_PYTHON}{quoted(launch.output)}")
-        if failure := record.hook_failure:
-            raise TargetError(f"the hook failed in the script: {failure}")
+        if record.hook_failure:
+            raise TargetError(f"the hook failed in the script: {record.hook_failure}")
         verdict = judge(record, launch.exit_status, launch.output, hung, options.step)
         self._patience.learn(record)
         return verdict, record

@@ -76,7 +76,7 @@ class Record:
         steps: the least number of steps in each process.
         headroom: the fraction of the memory kept free.
         cpu_budget_bytes: the budget on the CPU, in bytes; None if CUDA trains and reports its own.
-        lengths_differ: True if batches of earlier launches differed in length.
+        batches_vary: True if batches of earlier launches differed in length.
 
     Attributes:
         trainers: the processes that train, by their process id.
@@ -101,12 +101,12 @@ class Record:
         steps: int,
         headroom: float,
         cpu_budget_bytes: int | None,
-        lengths_differ: bool = False,
+        batches_vary: bool = False,
     ) -> None:
         self.batch_size = batch_size
         self._least_steps, self._headroom = steps, headroom
         self._cpu_budget_bytes = cpu_budget_bytes
-        self._lengths_differed = lengths_differ
+        self._batches_vary = batches_vary
         self.trainers: dict[int, Trainer] = {}
         self._recordings: dict[int, Recording] = {}
         self.shapes: set[tuple[int, ...]] = set()
@@ -129,8 +129,7 @@ class Record:
     @property
     def lengths_differ(self) -> bool:
         """True if batches differed in length, or in another dimension but the first."""
-        differ = any(trainer.lengths_differ for trainer in self.trainers.values())
-        return self._lengths_differed or differ
+        return any(trainer.lengths_differ for trainer in self.trainers.values())
 
     @property
     def steps(self) -> int:
@@ -183,7 +182,7 @@ class Record:
                 least_steps=self._least_steps,
                 peaks_wander=report["device"] == "cpu",
                 headroom_bytes=budget * self._headroom / (1 - self._headroom),
-                batches_vary=self._lengths_differed,
+                batches_vary=self._batches_vary,
             )
             trainer = self.trainers[report["pid"]] = Trainer(watch)
         trainer.note(report)

@@ -15,8 +15,9 @@ from batchfinder.launching.options import RunOptions
 from batchfinder.launching.prober import LaunchProber
 from batchfinder.launching.record import Record
 from batchfinder.launching.template import Template
+from batchfinder.launching.verdict import judge
 from batchfinder.results.memory_model import Phase
-from batchfinder.results.probe import SHORT_LIVED_NOTE, Outcome, Probe
+from batchfinder.results.probe import SHORT_LIVED_NOTE, VARIED_NOTE, Outcome, Probe
 from batchfinder.results.result import Status
 from batchfinder.search.head_start import Guess, HeadStart
 from batchfinder.search.plan import Prices
@@ -93,6 +94,22 @@ def test_batches_of_different_shapes_need_more_steps(sizes: tuple[int, ...], ste
             }
             record.add({"event": "step", "pid": 7, **step, **more})
     assert record.steps == steps
+
+
+@pytest.mark.parametrize(("lengths", "differ"), [([8] * 6, False), ([8, 5, 8, 8, 8, 8], True)])
+def test_batches_of_different_lengths_are_told_from_a_smaller_last_one(
+    lengths: list[int], differ: bool
+) -> None:
+    record = Record(4, steps=3, headroom=0.05, cpu_budget_bytes=None)
+    step = {"device": "cuda:0", "budget_bytes": 2**30, "reserved": 2**29, "allocated": 2**29}
+    for size, length in zip((4, 3, 4, 4, 4, 4), lengths, strict=True):
+        more = {"processes": 1, "retries": 0, "seconds": 0.1, "phases": {}, "rank": 0}
+        record.add({"event": "step", "pid": 7, **step, **more, "shapes": [[size, length]]})
+    assert record.lengths_differ is differ
+    verdict = judge(record, None, "", "")
+    assert verdict.within(2**29).probe.fits
+    refused = verdict.within(2**29 - 1).probe
+    assert (refused.outcome, refused.note) == (Outcome.OOM, VARIED_NOTE)
 
 
 def test_an_expensive_launch_records_up_to_half_of_the_answer_at_once() -> None:
