@@ -15,7 +15,7 @@ from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds
 from batchfinder.search.deadline import deadline_in
 from batchfinder.search.remarks import loader_remarks
 from batchfinder.search.run import OnProbe, run_search
-from batchfinder.simulation.rehearsal import head_start_of
+from batchfinder.simulation.scaled_recording import head_start_of
 from batchfinder.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -209,9 +209,10 @@ def find_max_batch(
 def _estimate_here(
     setup: TrainingSetup, options: ProbeOptions, device: str, budget_bytes: int, bounds: Bounds
 ) -> tuple[int | None, list[str]]:
-    from batchfinder.simulation.guess import guess_batch_size  # slow to import, and seldom needed
+    # Slow to import, and seldom needed.
+    from batchfinder.simulation.starting_estimate import starting_estimate
 
-    return guess_batch_size(setup, options, device, budget_bytes, bounds)
+    return starting_estimate(setup, options, device, budget_bytes, bounds)
 
 
 def _rate_of(loader: Any) -> float:

@@ -40,7 +40,7 @@ from batchfinder.search.bounds import Bounds
 from batchfinder.search.conclusion import conclude, memory_model_of, stopped_early
 from batchfinder.search.head_start import Guess, HeadStart
 from batchfinder.search.run import run_search
-from batchfinder.simulation.guess import guess_batch_size
+from batchfinder.simulation.starting_estimate import starting_estimate
 
 TARGETS = Path(__file__).parent / "targets"
 MIB = 2**20
@@ -209,7 +209,7 @@ def test_where_each_step_leaves_memory_behind_the_heap_is_not_blamed() -> None:
 def head_start(model: nn.Module) -> HeadStart:
     sample = torch.randn(2, 1024), torch.randn(2, 1024)
     setup, options = TrainingSetup(model, sample, optimizer="sgd"), ProbeOptions()
-    return HeadStart(partial(guess_batch_size, setup, options))
+    return HeadStart(partial(starting_estimate, setup, options))
 
 
 def test_the_search_starts_from_the_estimate_and_says_how_good_it_was() -> None:
@@ -245,7 +245,7 @@ def no_estimate(*_: object) -> tuple[int | None, list[str]]:
 @pytest.mark.parametrize("size", [88, 90, None])
 def test_what_two_small_confirmations_tell_is_confirmed_next(size: int | None) -> None:
     prober = FakeProber()
-    start = HeadStart(rehearse=lambda: Guess(size) if size else None)
+    start = HeadStart(replay=lambda: Guess(size) if size else None)
 
     result = run_search(prober, head_start=start)
 
@@ -258,7 +258,7 @@ def test_what_two_small_confirmations_tell_is_confirmed_next(size: int | None) -
 
 def test_a_size_of_which_the_requests_do_not_last_is_refused() -> None:
     prober = FakeProber()
-    start = HeadStart(rehearse=lambda: Guess(85), lasts=lambda size: size <= 80)
+    start = HeadStart(replay=lambda: Guess(85), lasts=lambda size: size <= 80)
 
     result = run_search(prober, head_start=start)
 

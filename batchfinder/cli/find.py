@@ -23,22 +23,22 @@ from batchfinder.probing.workers.process_worker import ProcessWorker
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.probing.workers.supervisor import Supervisor
 from batchfinder.probing.workers.worker import EstimateOrder
+from batchfinder.reporting.global_batch import noise_line
 from batchfinder.reporting.page.page import check_report
-from batchfinder.reporting.plan import noise_line
 from batchfinder.reporting.terminal import TerminalReporter
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.remembered import Remembered
 from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.search.deadline import deadline_in
 from batchfinder.search.remarks import loader_remarks
-from batchfinder.simulation.rehearsal import head_start_of
+from batchfinder.simulation.scaled_recording import head_start_of
 from batchfinder.training.user_module import check_target
 
 MakeProber = Callable[[SetupSource, ProbeOptions], Supervisor]
 """``make_prober(source, options)`` makes the prober that the options describe."""
 
 # A name, because only the worker imports it: it needs torch.
-ESTIMATE = "batchfinder.simulation.guess:guess_batch_size"
+ESTIMATE = "batchfinder.simulation.starting_estimate:starting_estimate"
 
 NOISE_NEEDS_DATA = (
     "--noise-scale compares gradients of different examples in one process, and a repeated sample "

@@ -26,7 +26,7 @@ from batchfinder.results.version import VERSION
 from batchfinder.search.head_start import HeadStart
 from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Recording
-from batchfinder.simulation.rehearsal import head_start_of
+from batchfinder.simulation.scaled_recording import head_start_of
 
 
 class LaunchProber:

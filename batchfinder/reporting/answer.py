@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from batchfinder.reporting.plan import plan_lines
+from batchfinder.reporting.advice import PLAIN_REASONS, why_nothing_fits
+from batchfinder.reporting.global_batch import plan_lines
 from batchfinder.reporting.speed import speed_details, speed_verdict
 from batchfinder.reporting.wording import allocator_request_bytes, count, one_line
 from batchfinder.results.accumulation import AccumulationPlan
@@ -15,9 +16,6 @@ _KINDS = {"train": "", "eval": "validation ", "inference": "inference "}
 
 # With more ranks, only the lowest and the highest peak are shown.
 _RANKS_SHOWN = 8
-
-# Reasons that add nothing to "runs out of memory".
-_PLAIN_REASONS = ("", "out of memory")
 
 
 def headline(result: BatchSizeResult) -> list[str]:
@@ -47,7 +45,7 @@ def details(
     if result.status is Status.CAPPED:
         lines.append("It is the largest size allowed; nothing larger was tried.")
     if result.status is Status.NOTHING_FITS:
-        lines += _why_nothing_fits(result)
+        lines += why_nothing_fits(result)
     else:
         lines += _next_failure(result, verbose)
     lines += _circumstances(result)
@@ -139,7 +137,7 @@ def _next_failure(result: BatchSizeResult, verbose: bool) -> list[str]:
         return [f"Batch size {failure.batch_size} {reason}, which is slow."]
     where = " in its validation" if reason.startswith(IN_VALIDATION) else ""
     reason = reason.removeprefix(IN_VALIDATION)
-    is_plain = reason in _PLAIN_REASONS
+    is_plain = reason in PLAIN_REASONS
     if not verbose:
         is_plain |= allocator_request_bytes(reason) is not None
     why = "." if is_plain else f": {reason}"
@@ -163,39 +161,3 @@ def _ranks(result: BatchSizeResult) -> list[str]:
     elif result.batch_size:
         line += f" Each rank has this batch size: {result.batch_size * result.world_size} in all."
     return [line]
-
-
-def levers(smallest: int) -> str:
-    """Return what to try if not even the smallest size allowed fits."""
-    fewer = "a --min-batch-size below this with gradient accumulation, " if smallest > 1 else ""
-    return (
-        "Try bf16 (`find --precision bf16`), an optimizer with less state (`find --optimizer sgd`)"
-        f", activation checkpointing in the model, smaller inputs, {fewer}or a larger "
-        "--memory-limit if the device has more."
-    )
-
-
-def _why_nothing_fits(result: BatchSizeResult) -> list[str]:
-    failure = result.next_failure
-    advice = levers(failure.batch_size if failure else 1)
-    if failure is None:
-        return [advice]
-    reason = one_line(failure.reason)
-    if reason.startswith(IN_VALIDATION):
-        batches = (
-            f"batches of {result.eval_batch_size}" if result.eval_batch_size else "its batches"
-        )
-        return [f"Its validation, with {batches}, runs out of memory. Try a smaller one."]
-    probe = next((p for p in result.probes if p.batch_size == failure.batch_size), None)
-    request = allocator_request_bytes(reason)
-    # Reserved bytes would be too many: the allocator returns its free blocks before it gives up.
-    held = probe and (
-        probe.peak_allocated_bytes or max(probe.phase_peak_bytes.values(), default=None)
-    )
-    if request is None or not held:
-        return [advice] if reason in _PLAIN_REASONS else [f"Why: {reason}", advice]
-    story = f"It held {format_bytes(held)} and requested {format_bytes(request)} more."
-    missing = held + request - result.budget_bytes
-    if missing > 0:
-        story = f"It needs at least {format_bytes(missing)} more than the budget. {story}"
-    return [story, advice]

@@ -41,7 +41,7 @@ class HeadStart:
 
     Args:
         estimate: makes the simulated estimate; None if the user did not ask for it.
-        rehearse: replays the memory requests of two small confirmations to guess the largest size
+        replay: replays the memory requests of two small confirmations to guess the largest size
             that fits. None if nothing is recorded.
         lasts: replays the confirmation at a size for more steps; returns False if they run out of
             memory.
@@ -56,12 +56,12 @@ class HeadStart:
     def __init__(
         self,
         estimate: MakeEstimate | None = None,
-        rehearse: MakeGuess | None = None,
+        replay: MakeGuess | None = None,
         lasts: Callable[[int], bool] = lambda _: True,
         expand: Callable[[int], Guess | None] = lambda _: None,
     ) -> None:
         self._estimate = estimate
-        self._rehearse = rehearse
+        self._replay = replay
         self._lasts = lasts
         self._expand = expand
         self.batch_size: int | None = None
@@ -69,9 +69,9 @@ class HeadStart:
         self.seconds = 0.0
 
     @property
-    def rehearses(self) -> bool:
+    def replays(self) -> bool:
         """True if two small sizes have to be confirmed before the guess."""
-        return self._rehearse is not None and self._estimate is None
+        return self._replay is not None and self._estimate is None
 
     def of(self, prober: Prober, bounds: Bounds) -> MakeGuess | None:
         """Return the function that guesses the answer of a search; None if there is none.
@@ -80,7 +80,7 @@ class HeadStart:
             prober: the prober of the search.
             bounds: its smallest size, the largest or None, and the number that divides each.
         """
-        if not self._estimate and not self._rehearse:
+        if not self._estimate and not self._replay:
             return None
 
         def guess() -> Guess | None:
@@ -115,4 +115,4 @@ class HeadStart:
             found = self._estimate(prober.device, prober.budget_bytes, bounds)
             self.batch_size, self.notes = found
             return Guess(self.batch_size) if self.batch_size else None
-        return self._rehearse() if self._rehearse else None
+        return self._replay() if self._replay else None

@@ -96,7 +96,7 @@ def run_search(
             multiple_of=multiple_of,
             is_repeatable=prober.is_repeatable,
             guess=head_start.of(prober, bounds),
-            rehearses=head_start.rehearses,
+            replays=head_start.replays,
             prices=prices,
             confirmed=seen,
             deadline=deadline,

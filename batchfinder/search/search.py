@@ -81,7 +81,7 @@ def search(
     multiple_of: int = 1,
     is_repeatable: bool = True,
     guess: MakeGuess | None = None,
-    rehearses: bool = False,
+    replays: bool = False,
     prices: Prices | None = None,
     confirmed: Sequence[Probe] = (),
     deadline: Deadline | None = None,
@@ -97,7 +97,7 @@ def search(
         is_repeatable: True if a size that ran one step will run many, in any process. If not, the
             differences between readings decide how wide the final bracket is.
         guess: guesses the answer when two sizes have run. The guess is confirmed next.
-        rehearses: True to confirm these two sizes, so that the guess can use their recordings.
+        replays: True to confirm these two sizes, so that the guess can use their recordings.
         prices: the costs of moves. Default: a confirmation costs 3 steps, or 6 if not repeatable.
         confirmed: confirmations that ran before.
         deadline: ends the search in time, with the largest size confirmed by then; None if there
@@ -145,18 +145,18 @@ def search(
         known.record(probe, True)
     while not known.is_closed:
         move = _opening(known, is_open=largest is None)
-        if guess is not None and known.failure is None and (rehearses or move is None):
+        if guess is not None and known.failure is None and (replays or move is None):
             found = guess()
-            if rehearses:
+            if replays:
                 # If a launch costs more than its steps, larger steps are recorded at once.
                 share = min(LARGEST_REHEARSED, REHEARSED * (1 + prices.launch))
-                move = _rehearsal(known, share, found) or move
+                move = _size_to_record(known, share, found) or move
             if move is None:
-                move = _at_guess(known, found, rehearses, beyond)
+                move = _at_guess(known, found, replays, beyond)
                 beyond += bool(found and move and move.size > found.size)
                 estimate = found.size if found and move else None
                 # Guess again later: recordings of a larger size are more exact.
-                guess = guess if rehearses and move else None
+                guess = guess if replays and move else None
         move = move or _planned(known, prices, estimate)
         if deadline is not None:
             move = deadline.move(known, move)
@@ -198,7 +198,7 @@ def _end_from_zero(known: Bracket) -> float:
     return known.ran * known.budget_bytes / (known.readings[known.ran].peak_bytes or 1)
 
 
-def _rehearsal(known: Bracket, share: float, guess: Guess | None) -> Move | None:
+def _size_to_record(known: Bracket, share: float, guess: Guess | None) -> Move | None:
     """Return the next of two or three small sizes to confirm, so that their requests are recorded.
 
     Steps of larger sizes are more like those at the answer. At an eighth of the predicted answer,
@@ -228,13 +228,13 @@ def _rehearsal(known: Bracket, share: float, guess: Guess | None) -> Move | None
     return Move(size, True) if size < min(end, known.high) else None
 
 
-def _at_guess(known: Bracket, guess: Guess | None, rehearses: bool, beyond: int) -> Move | None:
+def _at_guess(known: Bracket, guess: Guess | None, replays: bool, beyond: int) -> Move | None:
     """Return the confirmation of a guess, or of a size that makes it sure; None if of no use.
 
     Args:
         known: the bracket so far.
         guess: the answer by the recordings so far; None if they do not determine it.
-        rehearses: whether it comes from recordings of this search.
+        replays: whether it comes from recordings of this search.
         beyond: how many sizes above their guesses were tried before.
     """
     if guess is None:
@@ -244,12 +244,12 @@ def _at_guess(known: Bracket, guess: Guess | None, rehearses: bool, beyond: int)
     if is_cheap and not guess.is_sure:
         return _at(known, 2 * known.low, confirm=True)
     resolution = known.resolution_at(known.low)
-    if rehearses and known.low in known.confirmed and 0 <= size - known.low < resolution:
+    if replays and known.low in known.confirmed and 0 <= size - known.low < resolution:
         # Confirm the size above: recordings distinguish it from this one, a probe does not. Where
         # guesses are too small again and again, go on faster than they do.
         return _at(known, known.low + resolution * SURE_GROWTH**beyond, confirm=True)
     # The tensors' line leaves no room for a larger answer, but recordings know better.
-    most = known.high if rehearses else min(known.high, lines_of(known)[0].end + 1)
+    most = known.high if replays else min(known.high, lines_of(known)[0].end + 1)
     return _at(known, size, confirm=True) if known.low < size < most else None
 
 

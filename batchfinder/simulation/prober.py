@@ -13,7 +13,7 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import THRASHING_NOTE, Outcome, Probe
 from batchfinder.simulation.gpus import Gpu
-from batchfinder.simulation.replay import Replay, replay
+from batchfinder.simulation.replay import ReplayResult, replay
 from batchfinder.simulation.trace.trace import Stage
 from batchfinder.simulation.tracing.step_trace import STEPS, StepTraces
 from batchfinder.units import format_bytes
@@ -80,7 +80,7 @@ class SimulatedProber:
         return self.probe_with_room(batch_size, confirm=confirm)[0]
 
     def probe_with_room(self, batch_size: int, *, confirm: bool = False) -> tuple[Probe, float]:
-        """Simulate one batch size; return its probe and its :attr:`.Replay.room`.
+        """Simulate one batch size; return its probe and its :attr:`.ReplayResult.room`.
 
         As on a real device, a size that flushes the allocator's cache in every step does not fit.
         Its room is then about one example too small.
@@ -112,7 +112,7 @@ class SimulatedProber:
         )
         return probe, room
 
-    def replay(self, batch_size: int) -> Replay:
+    def replay(self, batch_size: int) -> ReplayResult:
         """Replay the steps at a batch size in a fresh allocator with this GPU's budget."""
         device = allocator_of(self.budget_bytes, self._settings)
         return replay(self.traces.at(batch_size), batch_size, device, self.gpu)
@@ -121,7 +121,7 @@ class SimulatedProber:
         """Do nothing: no resources are held."""
 
 
-def phase_peaks(run: Replay) -> dict[Phase, int]:
+def phase_peaks(run: ReplayResult) -> dict[Phase, int]:
     """Return the most bytes in use in each phase of the memory model."""
     peaks = {
         phase: [run.stage_peak_bytes[stage] for stage in stages if stage in run.stage_peak_bytes]

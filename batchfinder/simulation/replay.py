@@ -17,7 +17,7 @@ MAX_STEPS = 10
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplayResult:
     """The result of a replay.
 
     Attributes:
@@ -51,7 +51,7 @@ class Replay:
 
 def replay(
     trace: GeneralTrace, batch_size: int, allocator: CachingAllocator, gpu: Gpu = NO_GPU
-) -> Replay:
+) -> ReplayResult:
     """Replay every allocation and release of a trace, then repeat its last step.
 
     Tensors that a step leaves for the next one move to other addresses. Memory that is enough for
@@ -86,7 +86,7 @@ def replay(
             break
         for found, left in trace.successors:
             blocks[found] = blocks[left]
-    return Replay(
+    return ReplayResult(
         _room(trace, batch_size, allocator, missing_bytes),
         peaks,
         allocator.peak_reserved_bytes,

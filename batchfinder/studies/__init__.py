@@ -1,6 +1,6 @@
 """Comparisons of strategies, and sweeps over lengths: many searches with one result.
 
-Read ``strategies``, ``checkpointing``, ``applied``, ``study``, ``comparison``, ``estimating``,
-``measuring``, then ``compare``; for sweeps ``scaling``, ``size_sweep``, ``sweep_result``,
-``sweep_values``, then ``sweep``, and ``worst_batch``; by itself ``noise``.
+Read ``strategies``, ``checkpointing``, ``apply_strategy``, ``study``, ``comparison``,
+``estimating``, ``measuring``, then ``compare``; for sweeps ``scaling``, ``size_sweep``,
+``sweep_result``, ``sweep_values``, then ``sweep``, and ``worst_batch``; by itself ``noise``.
 """

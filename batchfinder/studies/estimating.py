@@ -13,7 +13,7 @@ from batchfinder.simulation.kernels.attention import ComputeCapability
 from batchfinder.simulation.tracing.cluster import Cluster
 from batchfinder.simulation.tracing.same_passes import SamePasses
 from batchfinder.simulation.tracing.step_trace import StepTraces
-from batchfinder.studies.applied import applied
+from batchfinder.studies.apply_strategy import applied
 from batchfinder.studies.comparison import Comparison, StrategyRow
 from batchfinder.studies.strategies import Strategy
 from batchfinder.studies.study import Study, reason_of

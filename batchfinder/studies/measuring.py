@@ -12,9 +12,9 @@ from batchfinder.results.result import BatchSizeResult
 from batchfinder.search.run import run_search
 from batchfinder.simulation.explanation import explain
 from batchfinder.simulation.gpus import NO_GPU
-from batchfinder.simulation.rehearsal import head_start_of
+from batchfinder.simulation.scaled_recording import head_start_of
 from batchfinder.simulation.tracing.step_trace import StepTraces
-from batchfinder.studies.applied import Applied, applied
+from batchfinder.studies.apply_strategy import Applied, applied
 from batchfinder.studies.comparison import Comparison, StrategyRow, seconds_of_step
 from batchfinder.studies.strategies import Strategy
 from batchfinder.studies.study import Study, reason_of

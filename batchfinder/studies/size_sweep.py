@@ -18,7 +18,7 @@ from batchfinder.search.bounds import Bounds, check_bounds
 from batchfinder.search.head_start import HeadStart
 from batchfinder.search.prober import Prober
 from batchfinder.search.run import run_search
-from batchfinder.simulation.rehearsal import head_start_of
+from batchfinder.simulation.scaled_recording import head_start_of
 from batchfinder.studies.scaling import Scaling
 
 # How far an answer may be below a failure or the prediction, as a fraction of the size. Searches

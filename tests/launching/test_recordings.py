@@ -125,7 +125,7 @@ def test_an_expensive_launch_records_up_to_half_of_the_answer_at_once() -> None:
         run,
         budget_bytes=7450,
         guess=lambda: Guess(640) if len(sizes) > 1 else None,
-        rehearses=True,
+        replays=True,
         prices=Prices(confirm=1, launch=20, resolution=0.03),
     )
     assert found.answer is not None
@@ -148,7 +148,7 @@ def test_recordings_overrule_a_line_through_peaks_that_hardly_grow() -> None:
         run,
         budget_bytes=2050,
         guess=lambda: Guess(20) if len(sizes) > 1 else None,
-        rehearses=True,
+        replays=True,
         prices=prices,
     )
     assert sizes == [1, 2, 10, 20, 21]

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from reporting.fake_search import OOM_NOTE, PROBES, RESULT, result
 
-from batchfinder.reporting.answer import details, headline, levers
+from batchfinder.reporting.advice import levers
+from batchfinder.reporting.answer import details, headline
 from batchfinder.results.memory_model import MemoryModel, Phase, PhaseModel
 from batchfinder.results.probe import IN_VALIDATION, Outcome, Probe
 from batchfinder.results.result import BatchSizeResult, NextFailure, Status

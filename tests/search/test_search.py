@@ -32,7 +32,7 @@ def run_search(
     largest: int | None = None,
     unit: int = 1,
     guess: Guess | Callable[[list[Probe]], Guess] | None = None,
-    rehearses: bool = False,
+    replays: bool = False,
 ) -> tuple[Finding, list[Probe]]:
     probes: list[Probe] = []
 
@@ -51,7 +51,7 @@ def run_search(
         multiple_of=unit,
         is_repeatable=prober.is_repeatable,
         guess=None if guess is None else guessed,
-        rehearses=rehearses,
+        replays=replays,
     )
     return finding, probes
 
@@ -101,9 +101,9 @@ guesses = st.none() | st.builds(Guess, st.integers(1, 10**7), st.booleans())
 @thoroughly
 @given(fake_probers(), search_bounds(), guesses, st.booleans())
 def test_a_search_keeps_its_promises(
-    prober: FakeProber, bounds: Bounds, guess: Guess | None, rehearses: bool
+    prober: FakeProber, bounds: Bounds, guess: Guess | None, replays: bool
 ) -> None:
-    finding, probes = run_search(prober, *bounds, guess, rehearses)
+    finding, probes = run_search(prober, *bounds, guess, replays)
     the_answer_was_confirmed_and_the_size_above_it_failed(finding, probes, prober, bounds)
     no_size_was_run_twice_or_out_of_bounds(probes, bounds)
     the_search_ended_within_its_bound(probes, prober, bounds)
@@ -445,7 +445,7 @@ def test_guesses_that_never_exceed_what_ran_are_left_behind(answer: int) -> None
     def guess(probes: list[Probe]) -> Guess:
         return Guess(max([900, *(probe.batch_size for probe in probes)]))
 
-    finding, probes = run_search(exact_device(answer), guess=guess, rehearses=True)
+    finding, probes = run_search(exact_device(answer), guess=guess, replays=True)
 
     assert size_of(finding) == answer
     assert sum(probe.samples for probe in probes) <= 25 * answer

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from batchfinder.errors import StepError
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.studies.applied import applied
+from batchfinder.studies.apply_strategy import applied
 from batchfinder.studies.checkpointing import apply_checkpointing, model_kept
 from batchfinder.studies.strategies import Strategy, parse_strategy
 from batchfinder.training.setup import TrainingSetup

@@ -17,7 +17,7 @@ from batchfinder.probing.workers.fork import ForkedProcess
 from batchfinder.probing.workers.process import WorkerProcess
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.probing.workers.worker import EstimateOrder, Order
-from batchfinder.simulation.guess import guess_batch_size
+from batchfinder.simulation.starting_estimate import starting_estimate
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.units import GIB
 
@@ -57,7 +57,7 @@ def guess_of(folder: Path, statement: str) -> tuple[int | None, list[str]]:
 def test_a_fork_guesses_the_same(tmp_path: Path) -> None:
     sample = torch.randn(2, 1024), torch.randn(2, 1024)
     setup = TrainingSetup(nn.Linear(1024, 1024), sample, optimizer="sgd")
-    expected = guess_batch_size(setup, ProbeOptions(), DEVICE, BUDGET, BOUNDS)
+    expected = starting_estimate(setup, ProbeOptions(), DEVICE, BUDGET, BOUNDS)
 
     assert guess_of(tmp_path, "pass") == expected
     assert expected[0] is not None
@@ -78,7 +78,7 @@ def test_a_model_that_does_more_in_a_large_batch_is_guessed_from_small_ones() ->
     setup = TrainingSetup(
         Model(8, 8), make_batch=make_batch, loss_fn=lambda output, batch: output.mean()
     )
-    guess, _ = guess_batch_size(setup, ProbeOptions(), DEVICE, BUDGET, BOUNDS)
+    guess, _ = starting_estimate(setup, ProbeOptions(), DEVICE, BUDGET, BOUNDS)
 
     assert guess is not None
     assert guess > 64
@@ -88,7 +88,7 @@ def test_a_model_that_does_more_in_a_large_batch_is_guessed_from_small_ones() ->
 def test_a_layer_that_needs_two_examples_is_guessed_from_two() -> None:
     model = nn.Sequential(nn.Linear(1024, 1024), nn.BatchNorm1d(1024))
     setup = TrainingSetup(model, (torch.randn(2, 1024), torch.randn(2, 1024)), optimizer="sgd")
-    guess, notes = guess_batch_size(setup, ProbeOptions(), DEVICE, BUDGET, BOUNDS)
+    guess, notes = starting_estimate(setup, ProbeOptions(), DEVICE, BUDGET, BOUNDS)
 
     assert guess is not None
     assert notes == []
@@ -106,11 +106,11 @@ def test_what_an_optimizer_has_gathered_makes_no_difference() -> None:
     model, sample = nn.Linear(1024, 1024), (torch.randn(2, 1024), torch.randn(2, 1024))
     optimizer = torch.optim.AdamW(model.parameters())
     setup = TrainingSetup(model, sample, optimizer=optimizer)
-    before = guess_batch_size(setup, ProbeOptions(), DEVICE, BUDGET, BOUNDS)
+    before = starting_estimate(setup, ProbeOptions(), DEVICE, BUDGET, BOUNDS)
     model(sample[0]).sum().backward()
     optimizer.step()
 
-    after = guess_batch_size(setup, ProbeOptions(), DEVICE, BUDGET, BOUNDS)
+    after = starting_estimate(setup, ProbeOptions(), DEVICE, BUDGET, BOUNDS)
 
     assert after == before
     assert len(optimizer.state) == 2

@@ -15,7 +15,7 @@ from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.training.setup import TrainingSetup
 
 
-def guess_batch_size(
+def starting_estimate(
     setup: TrainingSetup,
     options: ProbeOptions,
     device: str,
@@ -51,7 +51,7 @@ def guess_batch_size(
         )
     except BatchFinderError as error:
         if isinstance(error, BatchTooSmallError) and bounds[0] == 1:
-            return guess_batch_size(setup, options, device, budget_bytes, (2, *bounds[1:]))
+            return starting_estimate(setup, options, device, budget_bytes, (2, *bounds[1:]))
         return None, [f"the search started without an estimate: {error}"]
     return guess or None, []
 

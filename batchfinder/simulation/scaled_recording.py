@@ -24,7 +24,7 @@ from batchfinder.probing.steadiness import PeakWatch
 from batchfinder.search.belief import APART
 from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
 from batchfinder.search.prober import Prober, Recording
-from batchfinder.simulation.lasting import lasts, limit_of
+from batchfinder.simulation.longer_recording import lasts, limit_of
 
 # Two requests match if the larger has grown at most by the ratio of the batch sizes, plus this
 # rounding in bytes. After a mismatch, up to MOST_SKIPPED requests are skipped in each step, until
@@ -63,13 +63,13 @@ def head_start_of(
     expanding = replace(settings, expandable_segments=True)
     return HeadStart(
         estimate,
-        lambda: rehearsed(recordings, prober.budget_bytes, settings, least_steps),
+        lambda: scaled_guess(recordings, prober.budget_bytes, settings, least_steps),
         lambda size: lasts(recordings.get(size), prober.budget_bytes, settings),
-        lambda least: rehearsed(recordings, prober.budget_bytes, expanding, least_steps, least),
+        lambda least: scaled_guess(recordings, prober.budget_bytes, expanding, least_steps, least),
     )
 
 
-def rehearsed(
+def scaled_guess(
     recordings: Mapping[int, Recording],
     budget_bytes: int,
     settings: AllocatorSettings,
@@ -95,18 +95,18 @@ def rehearsed(
     sizes = [max(sizes, default=0), max(recordings, default=0)]
     if not sizes[0] or not all(recordings[size].steps for size in sizes):
         return None
-    rehearsal = Rehearsal(sizes[0], recordings[sizes[0]], sizes[1], recordings[sizes[1]])
+    scaled = ScaledRecording(sizes[0], recordings[sizes[0]], sizes[1], recordings[sizes[1]])
     limit_bytes = limit_of(recordings[sizes[1]], budget_bytes)
 
     @cache
     def fits(batch_size: int) -> bool:
-        if not rehearsal.fits(batch_size, allocator_of(limit_bytes, settings), least_steps):
+        if not scaled.fits(batch_size, allocator_of(limit_bytes, settings), least_steps):
             return False
         # Steps that differ have to last in other orders too.
-        recording = rehearsal.at(batch_size)
+        recording = scaled.at(batch_size)
         return not steps_differ(recording) or lasts(recording, budget_bytes, settings)
 
-    low, end = max(sizes[1], at_least), rehearsal.end_of_tensors(limit_bytes)
+    low, end = max(sizes[1], at_least), scaled.end_of_tensors(limit_bytes)
     if end < low or end > MOST_EXAMPLES or not fits(low):
         return None
     # Most allocators lose little, so look near the end of the tensors first.
@@ -123,12 +123,12 @@ def rehearsed(
         stretch = sorted(range(top - STRETCH, top + 1), key=lambda place: place <= 0)
         gap = next((place for place in stretch if not fits(low + place * step)), None)
         if gap is None:
-            return Guess(low + top * step, rehearsal.is_matched)
+            return Guess(low + top * step, scaled.is_matched)
         top = gap - 1
-    return Guess(low, rehearsal.is_matched)
+    return Guess(low, scaled.is_matched)
 
 
-class Rehearsal:
+class ScaledRecording:
     """Scales the requests of a confirmation to any size, and replays them.
 
     Args:

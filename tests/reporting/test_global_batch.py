@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from batchfinder.reporting.plan import noise_line, plan_lines
+from batchfinder.reporting.global_batch import noise_line, plan_lines
 from batchfinder.results.accumulation import plan_accumulation
 from batchfinder.results.noise_scale import NoiseScale
 

@@ -5,8 +5,8 @@ import pytest
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings, CachingAllocator
 from batchfinder.probing.devices.allocator.recorded import Replay
 from batchfinder.search.prober import Recording
-from batchfinder.simulation.lasting import in_other_orders, lasts, releasing_early
-from batchfinder.simulation.rehearsal import paired, rehearsed
+from batchfinder.simulation.longer_recording import in_other_orders, lasts, releasing_early
+from batchfinder.simulation.scaled_recording import paired, scaled_guess
 from batchfinder.units import MIB
 
 
@@ -22,7 +22,7 @@ def recorded(batch_size: int, *extra: int) -> Recording:
 
 def test_two_small_recordings_tell_the_largest_size() -> None:
     recordings = {2: recorded(2), 20: recorded(20)}
-    guess = rehearsed(recordings, 500 * MIB, AllocatorSettings())
+    guess = scaled_guess(recordings, 500 * MIB, AllocatorSettings())
     assert guess is not None
     assert 97 <= guess.size <= 100
     assert guess.is_sure
@@ -30,7 +30,7 @@ def test_two_small_recordings_tell_the_largest_size() -> None:
 
 def test_a_guess_is_unsure_if_the_larger_step_makes_other_requests() -> None:
     recordings = {2: recorded(2), 20: recorded(20, 8 * MIB)}
-    guess = rehearsed(recordings, 500 * MIB, AllocatorSettings())
+    guess = scaled_guess(recordings, 500 * MIB, AllocatorSettings())
     assert guess is not None
     assert not guess.is_sure
 
@@ -44,7 +44,7 @@ def test_expandable_segments_fit_steps_that_a_cache_of_fixed_segments_does_not()
         return Recording([], [[size, ~step] for step, size in enumerate(asked)])
 
     recordings = {2: growing(2), 20: growing(20)}
-    plain, expanding = (rehearsed(recordings, 500 * MIB, each) for each in settings)
+    plain, expanding = (scaled_guess(recordings, 500 * MIB, each) for each in settings)
     assert plain is not None
     assert expanding is not None
     assert expanding.size > 1.2 * plain.size
@@ -64,7 +64,7 @@ def test_the_largest_size_leaves_room_for_a_validation_and_the_step_after_it(
 ) -> None:
     """An example takes 4 MiB of the 400 MiB beside the weights."""
     recordings = {n: validated(recorded(n), 8, output_mib) for n in (2, 20)}
-    guess = rehearsed(recordings, 500 * MIB, AllocatorSettings())
+    guess = scaled_guess(recordings, 500 * MIB, AllocatorSettings())
     assert guess is not None
     assert guess.is_sure
     assert 0.95 * most <= guess.size <= most
@@ -75,8 +75,8 @@ def test_the_largest_size_leaves_room_for_a_validation_and_the_step_after_it(
 
 
 def test_one_recording_or_one_that_does_not_grow_tells_nothing() -> None:
-    assert rehearsed({20: recorded(20)}, 500 * MIB, AllocatorSettings()) is None
-    assert rehearsed({2: recorded(2), 20: recorded(2)}, 500 * MIB, AllocatorSettings()) is None
+    assert scaled_guess({20: recorded(20)}, 500 * MIB, AllocatorSettings()) is None
+    assert scaled_guess({2: recorded(2), 20: recorded(2)}, 500 * MIB, AllocatorSettings()) is None
 
 
 def test_requests_that_only_one_of_two_steps_makes_are_left_out() -> None:

@@ -1,0 +1,48 @@
+"""Advice in words: why nothing fits, and what to try."""
+
+from __future__ import annotations
+
+from batchfinder.reporting.wording import allocator_request_bytes, one_line
+from batchfinder.results.probe import IN_VALIDATION
+from batchfinder.results.result import BatchSizeResult
+from batchfinder.units import format_bytes
+
+# Reasons that add nothing to "runs out of memory".
+PLAIN_REASONS = ("", "out of memory")
+
+
+def levers(smallest: int) -> str:
+    """Return what to try if not even the smallest size allowed fits."""
+    fewer = "a --min-batch-size below this with gradient accumulation, " if smallest > 1 else ""
+    return (
+        "Try bf16 (`find --precision bf16`), an optimizer with less state (`find --optimizer sgd`)"
+        f", activation checkpointing in the model, smaller inputs, {fewer}or a larger "
+        "--memory-limit if the device has more."
+    )
+
+
+def why_nothing_fits(result: BatchSizeResult) -> list[str]:
+    """Return what was missing for the smallest size, and what to try."""
+    failure = result.next_failure
+    advice = levers(failure.batch_size if failure else 1)
+    if failure is None:
+        return [advice]
+    reason = one_line(failure.reason)
+    if reason.startswith(IN_VALIDATION):
+        batches = (
+            f"batches of {result.eval_batch_size}" if result.eval_batch_size else "its batches"
+        )
+        return [f"Its validation, with {batches}, runs out of memory. Try a smaller one."]
+    probe = next((p for p in result.probes if p.batch_size == failure.batch_size), None)
+    request = allocator_request_bytes(reason)
+    # Reserved bytes would be too many: the allocator returns its free blocks before it gives up.
+    held = probe and (
+        probe.peak_allocated_bytes or max(probe.phase_peak_bytes.values(), default=None)
+    )
+    if request is None or not held:
+        return [advice] if reason in PLAIN_REASONS else [f"Why: {reason}", advice]
+    story = f"It held {format_bytes(held)} and requested {format_bytes(request)} more."
+    missing = held + request - result.budget_bytes
+    if missing > 0:
+        story = f"It needs at least {format_bytes(missing)} more than the budget. {story}"
+    return [story, advice]
