@@ -95,6 +95,8 @@ def check_batch_size(
     from batchfinder.results.result import SCHEMA_VERSION
     from batchfinder.units import parse_bytes
 
+    if batch_size < 1:
+        raise UsageError(f"--batch-size must be at least 1, not {batch_size}")
     is_target = len(words) == 1 and "{" not in words[0] and not settings
     if gpu is not None and not is_target:
         raise UsageError("--gpu needs a target. Try batchfinder check train.py:build_model")

@@ -46,7 +46,7 @@ def test_a_budget_of_memory_decides_too() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((SMALL, "--batch-size", "0"), "at least 1"),
+        ((SMALL, "--batch-size", "0"), "Error: --batch-size must be at least 1, not 0"),
         ((SMALL, "--batch-size", "4", "--gpu", "t5000"), "no GPU 't5000' is known"),
         (("--batch-size", "4", "--gpu", "t4", "--", "python", "{batch_size}"), "--gpu needs"),
         (("--batch-size", "4", "--loader", "a.py:b", "--", "python", "{batch_size}"), "--loader"),
