@@ -8,7 +8,7 @@ from batchfinder.reporting.speed import speed_details, speed_verdict
 from batchfinder.reporting.wording import allocator_request_bytes, count, one_line
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.memory_model import MemoryModel
-from batchfinder.results.probe import IN_VALIDATION, Outcome
+from batchfinder.results.probe import IN_VALIDATION, THRASHING_NOTE, Outcome
 from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.units import format_bytes, format_seconds
 
@@ -133,7 +133,7 @@ def _next_failure(result: BatchSizeResult, verbose: bool) -> list[str]:
     reason = one_line(failure.reason)
     if failure.outcome is Outcome.FAILED:
         return [f"Batch size {failure.batch_size} failed for a reason other than memory: {reason}"]
-    if any(p.is_thrashing for p in result.probes if p.batch_size == failure.batch_size):
+    if THRASHING_NOTE in reason:
         return [f"Batch size {failure.batch_size} {reason}, which is slow."]
     where = " in its validation" if reason.startswith(IN_VALIDATION) else ""
     reason = reason.removeprefix(IN_VALIDATION)

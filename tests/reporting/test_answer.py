@@ -58,6 +58,13 @@ def test_thrashing_is_called_slow() -> None:
     assert details(found) == [f"Batch size 1043 {reason}, which is slow."]
 
 
+def test_steps_that_fit_but_not_for_longer_are_not_called_slow() -> None:
+    reason = "its steps fit, but run out of memory when replayed in the allocator for longer"
+    probe = Probe(1043, Outcome.OOM, steps=3, seconds=9.0, allocation_retries=2, note=reason)
+    found = result(probes=(*PROBES, probe), next_failure=NextFailure(1043, Outcome.OOM, reason))
+    assert details(found) == [f"Batch size 1043 runs out of memory: {reason}"]
+
+
 def test_capped_says_that_nothing_larger_was_tried() -> None:
     capped = result(status=Status.CAPPED, next_failure=None)
     assert headline(capped)[0] == "Max batch size 1042"
