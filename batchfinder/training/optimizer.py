@@ -101,8 +101,9 @@ def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:
         factory = spec
     elif not isinstance(spec, OptimizerOfModel):
         raise UsageError(
-            f"{spec!r} is no optimizer; give the name of one, as adamw, a torch.optim.Optimizer, "
-            "or a function that makes one of the parameters"
+            f"an object of type {type(spec).__name__} is no optimizer; give the name of one, as "
+            "adamw, a torch.optim.Optimizer, or a function that makes one of the parameters. With "
+            "several optimizers, try step(model, batch), which uses them all and returns None"
         )
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:

@@ -52,8 +52,9 @@ def test_an_unknown_name_is_told_with_the_nearest() -> None:
 
 
 def test_what_is_no_optimizer() -> None:
-    with pytest.raises(UsageError, match=r"^3 is no optimizer; give the name of one, as adamw"):
-        make_optimizer(3, nn.Linear(2, 1))  # type: ignore[arg-type]
+    model = nn.Linear(2, 1)
+    with pytest.raises(UsageError, match=r"^an object of type list is no .* try step\(model"):
+        make_optimizer([SGD(model.parameters())], model)  # type: ignore[arg-type]
 
 
 def test_a_name_like_no_other_is_told_with_all_there_are() -> None:
