@@ -227,8 +227,11 @@ def test_tensors_of_too_many_elements_have_no_data() -> None:
 @pytest.mark.parametrize(
     ("sample", "said"),
     [
-        (None, "the sample, a NoneType, holds no tensors; give a batch as your"),
-        ({"a": 1, "b": ["x"]}, "the sample, a dict, holds no tensors"),
+        (None, "the sample, of type NoneType, holds no tensors; give a batch as your"),
+        (
+            {"a": 1, "b": ["x"]},
+            "the sample, of type dict, holds no tensors.*torch.from_numpy for an array",
+        ),
         (
             (torch.tensor(1.0), torch.tensor(2.0)),
             r"no tensor of the sample has a dimension 0.*sample\[0\] \[\], sample\[1\] \[\]",
