@@ -116,7 +116,7 @@ def _in_bf16(model: nn.Module) -> Iterator[None]:
     The original values wait in host memory, so the device holds only what pure bf16 needs.
     """
     kept = [
-        (own, own.device, own.data.cpu(), own.grad, None if own.grad is None else own.grad.data)
+        (own, own.device, _on_host(own), own.grad, None if own.grad is None else own.grad.data)
         for own in model.parameters()
     ]
     model.to(torch.bfloat16)
@@ -129,6 +129,11 @@ def _in_bf16(model: nn.Module) -> Iterator[None]:
             if gradient is not None and values is not None:
                 gradient.data = values
             parameter.grad = gradient
+
+
+def _on_host(parameter: nn.Parameter) -> Tensor:
+    # A model built on the meta device has no values.
+    return parameter.data if parameter.is_meta else parameter.data.cpu()
 
 
 def _with_bf16_batches(setup: TrainingSetup) -> TrainingSetup:

@@ -136,6 +136,17 @@ def test_pure_bf16_gives_every_bit_back() -> None:
     assert setup.optimizer is optimizer
 
 
+def test_pure_bf16_takes_a_model_without_values() -> None:
+    with torch.device("meta"):
+        model = Stack()
+    setup = TrainingSetup(model, (torch.randn(4, 8), torch.arange(4)))
+    with applied(parse_strategy("pure-bf16"), setup, ProbeOptions()) as step:
+        assert {(p.dtype, p.is_meta) for p in step.setup.model.parameters()} == {
+            (torch.bfloat16, True)
+        }
+    assert {(p.dtype, p.is_meta) for p in model.parameters()} == {(torch.float32, True)}
+
+
 def test_a_make_batch_is_cast_too_and_keeps_its_signature() -> None:
     def make_batch(batch_size: int, step: int) -> Tensor:
         return torch.full((batch_size, 8), float(step))
