@@ -1,7 +1,8 @@
-"""Format the traceback of the user's own code, without the frames of batchfinder."""
+"""Format errors of the user's own code, without the frames of batchfinder."""
 
 from __future__ import annotations
 
+import re
 import traceback
 from types import TracebackType
 
@@ -10,6 +11,26 @@ from types import TracebackType
 _OUR_MODULES = frozenset({"batchfinder", "click", "concurrent", "importlib", "runpy", "tenacity"})
 # A module's call adds two or three frames of PyTorch before its forward. They explain no error.
 _CALLS_OF_MODULES = frozenset({"_wrapped_call_impl", "_call_impl", "inner"})
+
+
+# "Expected all tensors to be on the same device, but ..." (most operators), and "Input type
+# (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same" (convolutions).
+_TWO_DEVICES = re.compile(r"to be on the same device|type \(torch\.[a-z]+\.\w*Tensor\)")
+_ONE_DEVICE = (
+    ". The model and the batch are moved to the search's device. Try device=inputs.device for "
+    "the tensors that the code makes, and register_buffer for those that the model keeps"
+)
+
+
+def user_message(error: BaseException) -> str:
+    r"""Return the first line of an exception's text, with its type, and a hint where one is known.
+
+    Example:
+        >>> user_message(ValueError("wrong\nlabels"))
+        'ValueError: wrong'
+    """
+    line = "".join(f"{type(error).__name__}: {error}".splitlines()[:1])
+    return line.rstrip(".!") + _ONE_DEVICE if _TWO_DEVICES.search(line) else line
 
 
 def user_traceback(error: BaseException) -> str:

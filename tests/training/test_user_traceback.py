@@ -10,7 +10,7 @@ from torch import nn
 
 from batchfinder.errors import UsageError
 from batchfinder.training.target import load_target
-from batchfinder.training.user_traceback import user_traceback
+from batchfinder.training.user_traceback import user_message, user_traceback
 
 
 def shown(target: str) -> str:
@@ -93,3 +93,24 @@ def test_calls_of_modules_are_left_out_but_not_the_forward() -> None:
     assert "_call_impl" not in text
     assert "container.py" in text
     assert "linear.py" in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Expected all tensors to be on the same device, but found at least two devices!",
+        "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be",
+    ],
+)
+def test_two_devices_are_explained(text: str) -> None:
+    message = user_message(RuntimeError(f"{text}\nmore"))
+    assert message.startswith(
+        f"RuntimeError: {text.rstrip('!')}. The model and the batch are moved"
+    )
+    assert "Try device=inputs.device" in message
+
+
+def test_other_messages_are_as_they_are() -> None:
+    assert user_message(RuntimeError("Input type (float) and bias type (c10::Half)!\n2")) == (
+        "RuntimeError: Input type (float) and bias type (c10::Half)!"
+    )

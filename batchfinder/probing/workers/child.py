@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchfinder.errors import BatchFinderError
 from batchfinder.probing.attempt import error_to_dict
-from batchfinder.training.user_traceback import user_traceback
+from batchfinder.training.user_traceback import user_message, user_traceback
 
 if TYPE_CHECKING:
     from batchfinder.training.setup import TrainingSetup
@@ -85,10 +85,9 @@ class Line:
             )
             told = {"kind": "UserCodeError", "message": message, "traceback": ""}
         except BaseException as error:  # noqa: BLE001 - reported with its traceback before the end
-            message = "".join(f"{type(error).__name__}: {error}".splitlines()[:1])
             told = {
                 "kind": "UserCodeError",
-                "message": message,
+                "message": user_message(error),
                 "traceback": user_traceback(error),
             }
         self.answer("error", **told)
