@@ -175,8 +175,12 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
         if _parsing.lightning_hasattr(module, self._batch_arg_name):
             _parsing.lightning_setattr(module, self._batch_arg_name, size)
         loaders.reload(size)
-        is_all = self.result is not None and self.result.batch_size == loaders.examples
-        why = f": the data set has only {loaders.examples} examples for a rank" if is_all else ""
+        why = ""
+        if self.result is not None and self.result.batch_size == loaders.examples:
+            why = f": the data set has only {loaders.examples} examples for a rank"
+        elif self.result is not None and self.result.status is Status.CAPPED:
+            limits = f"max_val={self._max_val} and max_trials={self._max_trials}"
+            why = f": {limits} allow no more"
         _rank_zero.rank_zero_info(f"batchfinder: {self._batch_arg_name} is set to {size}{why}")
 
     def _largest(self, trainer: Any, module: Any, loaders: Loaders) -> BatchSizeResult:

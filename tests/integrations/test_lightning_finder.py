@@ -223,10 +223,17 @@ def test_fast_dev_run_leaves_the_size_as_it_is() -> None:
     assert (module.batch_size, finder.optimal_batch_size) == (3, None)
 
 
-@pytest.mark.parametrize(("fits", "why"), [(10**9, "only 48 examples for a rank"), (20, "to 16\n")])
-def test_the_log_says_if_the_data_set_is_the_limit(
-    fits: int, why: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("fits", "options", "why"),
+    [
+        (10**9, {}, "only 48 examples for a rank"),
+        (10**9, {"max_val": 8}, "to 8: max_val=8 and max_trials=25 allow no more"),
+        (20, {}, "to 16\n"),
+    ],
+)
+def test_the_log_says_what_the_limit_is(
+    fits: int, options: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO"):
-        fitted(Module(fits=fits), BatchSizeFinder(), max_epochs=1)
+        fitted(Module(fits=fits), BatchSizeFinder(**options), max_epochs=1)
     assert why in "".join(f"{record.message}\n" for record in caplog.records)
