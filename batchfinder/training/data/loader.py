@@ -68,6 +68,11 @@ def parts_of(loader: Any, owner: str) -> tuple[Any, Any, Any]:
         dataset, collate, sampler = loader.dataset, loader.collate_fn, sampler_of(loader)
     else:
         dataset, collate, sampler = loader, default_collate, None
+    if isinstance(dataset, dict) and dataset:
+        raise SampleError(
+            f"{owner} reads {type(dataset).__name__}, a dict and no data set. If its values are "
+            f"data sets, try one of them: [{next(iter(dataset))!r}]."
+        )
     if not has_places(dataset):
         raise SampleError(
             f"{owner} reads {type(dataset).__name__}, which has no examples by their place "

@@ -122,8 +122,9 @@ class Buckets(BatchSampler):
             r"made by Buckets.*\. Try \(loader.dataset, loader.collate_fn\)",
         ),
         ([], "data set of the loader has no examples"),
+        ({"train": texts(), "test": texts()}, r"a dict and no .* try one of them: \['train'\]\."),
     ],
-    ids=["stream", "without batches", "own batches", "empty"],
+    ids=["stream", "without batches", "own batches", "empty", "splits"],
 )
 def test_a_loader_that_cannot_be_resized_is_refused(loader: Any, advice: str) -> None:
     with pytest.raises(SampleError, match=advice):
