@@ -29,6 +29,7 @@ from batchfinder.reporting.terminal import TerminalReporter
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.remembered import Remembered
 from batchfinder.results.result import BatchSizeResult, Status
+from batchfinder.search.bounds import Bounds
 from batchfinder.search.deadline import deadline_in
 from batchfinder.search.remarks import loader_remarks
 from batchfinder.simulation.scaled_recording import head_start_of
@@ -100,7 +101,7 @@ def find_batch_size(
         result = replace(result, mode=options.mode, eval_batch_size=options.eval_batch_size)
         if memory is not None:
             result = memory.keep(result)
-        result, plan = _planned(result, global_batch_size, options.accumulate)
+        result, plan = _planned(result, global_batch_size, options.accumulate, bounds)
         if rate is not None and result.throughput is not None:
             result = replace(
                 result, warnings=(*result.warnings, *loader_remarks(rate, result.throughput))
@@ -160,12 +161,15 @@ def _recalled(memory: SearchMemory, prober: Supervisor) -> Remembered | None:
 
 
 def _planned(
-    result: BatchSizeResult, global_batch_size: int | None, accumulate: bool
+    result: BatchSizeResult, global_batch_size: int | None, accumulate: bool, bounds: Bounds
 ) -> tuple[BatchSizeResult, AccumulationPlan | None]:
     """Plan how to reach the global batch size; warn if accumulation was not measured."""
     if global_batch_size is None or not result.batch_size:
         return result, None
-    plan = result.accumulation_plan(global_batch_size)
+    smallest, _, multiple_of = bounds
+    plan = result.accumulation_plan(
+        global_batch_size, min_batch_size=smallest, multiple_of=multiple_of
+    )
     if plan.accumulates and not accumulate:
         result = replace(result, warnings=(*result.warnings, NOT_ACCUMULATED_WARNING))
     return result, plan

@@ -112,7 +112,8 @@ def _search(
         steps = args.gradient_accumulation_steps
         if global_batch_size is None:
             return result, Split(result.batch_size, steps, ranks), largest
-        plan = result.accumulation_plan(global_batch_size, ranks)
+        rules = {name: options.get(name, 1) for name in ("min_batch_size", "multiple_of")}
+        plan = result.accumulation_plan(global_batch_size, ranks, **rules)
         split = plan.exact or plan.nearest
         assert split is not None
         if split.gradient_accumulation_steps <= steps and split.batch_size <= result.batch_size:

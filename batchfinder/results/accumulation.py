@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from batchfinder.errors import UsageError
 
@@ -49,6 +50,8 @@ class AccumulationPlan:
         below: the nearest smaller split with the fewest possible steps; None if not needed.
         above: the nearest larger split with the fewest possible steps; None if not needed.
         fastest: the exact split that trains fastest; None if no rates are known.
+        min_batch_size: the smallest micro-batch allowed.
+        multiple_of: each micro-batch is a multiple of it.
     """
 
     requested: int
@@ -56,6 +59,8 @@ class AccumulationPlan:
     below: Split | None
     above: Split | None
     fastest: Split | None = None
+    min_batch_size: int = 1
+    multiple_of: int = 1
 
     @property
     def accumulates(self) -> bool:
@@ -66,7 +71,10 @@ class AccumulationPlan:
     def __str__(self) -> str:
         nearest = ", or ".join(str(split) for split in (self.below, self.above) if split)
         if self.exact is None:
-            return f"Global batch {self.requested} has no exact split; nearest: {nearest}"
+            rules = [f"multiples of {self.multiple_of}"] if self.multiple_of > 1 else []
+            rules += [f"at least {self.min_batch_size}"] if self.min_batch_size > 1 else []
+            into = f" into {' and '.join(rules)} per device" if rules else ""
+            return f"Global batch {self.requested} has no exact split{into}; nearest: {nearest}"
         text = f"Global batch {self.exact}"
         text = f"{text} (far fewer steps: {nearest})" if nearest else text
         if self.fastest is None or self.fastest == self.exact:
@@ -90,6 +98,9 @@ def plan_accumulation(
     max_batch_size: int,
     world_size: int = 1,
     rate_at: Callable[[int], float | None] = lambda _: None,
+    *,
+    min_batch_size: int = 1,
+    multiple_of: int = 1,
 ) -> AccumulationPlan:
     """Split a global batch into micro-batches of at most ``max_batch_size``.
 
@@ -98,12 +109,14 @@ def plan_accumulation(
         max_batch_size: the largest micro-batch that fits.
         world_size: data-parallel ranks.
         rate_at: samples per second at a micro-batch size; None where it is unknown.
+        min_batch_size: the smallest micro-batch allowed.
+        multiple_of: each micro-batch is a multiple of it.
 
     Returns:
         The exact split with the fewest accumulation steps, or the nearest ones.
 
     Raises:
-        UsageError: a number is not positive.
+        UsageError: a number is not positive, or no micro-batch is allowed.
 
     Example:
         >>> print(plan_accumulation(4096, max_batch_size=1041))
@@ -115,31 +128,46 @@ def plan_accumulation(
         ("the global batch size", global_batch_size),
         ("the batch size found", max_batch_size),
         ("the world size", world_size),
+        ("the minimum batch size", min_batch_size),
+        ("multiple_of", multiple_of),
     ):
         if value < 1:
             raise UsageError(f"{name} must be at least 1, not {value}")
 
+    least = -(-min_batch_size // multiple_of) * multiple_of
+    most = max_batch_size // multiple_of * multiple_of
+    if most < least:
+        raise UsageError(
+            f"no micro-batch of at most {max_batch_size} is a multiple of {multiple_of} and at "
+            f"least {min_batch_size}. Try smaller numbers"
+        )
+    plan = partial(
+        AccumulationPlan,
+        global_batch_size,
+        min_batch_size=min_batch_size,
+        multiple_of=multiple_of,
+    )
     per_rank = global_batch_size // world_size
-    fewest_steps = max(1, -(-per_rank // max_batch_size))
+    steps = max(1, -(-per_rank // most))
     exact = fastest = None
     if per_rank * world_size == global_batch_size:
         # Loop over batch sizes: there are far fewer of them than numbers of steps.
-        largest = min(max_batch_size, per_rank)
-        batch_size = next(n for n in range(largest, 0, -1) if per_rank % n == 0)
-        steps = per_rank // batch_size
-        exact = Split(batch_size, steps, world_size)
-        rates = {n: rate_at(n) or 0.0 for n in range(1, largest + 1) if per_rank % n == 0}
-        quick = max(rates, key=lambda n: (rates[n], n))
-        fastest = Split(quick, per_rank // quick, world_size) if rates[quick] else None
-        if steps <= 2 * fewest_steps:
-            return AccumulationPlan(global_batch_size, exact, None, None, fastest)
+        sizes = range(least, min(most, per_rank) + 1, multiple_of)
+        rates = {n: rate_at(n) or 0.0 for n in sizes if per_rank % n == 0}
+        if rates:
+            largest, quick = max(rates), max(rates, key=lambda n: (rates[n], n))
+            exact = Split(largest, per_rank // largest, world_size)
+            fastest = Split(quick, per_rank // quick, world_size) if rates[quick] else None
+            if exact.gradient_accumulation_steps <= 2 * steps:
+                return plan(exact, None, None, fastest)
 
-    unit = fewest_steps * world_size
-    lower = global_batch_size // unit
-    below = Split(lower, fewest_steps, world_size) if lower else None
-    if lower < max_batch_size:
-        above = Split(lower + 1, fewest_steps, world_size)
-    else:
-        per_step = (fewest_steps + 1) * world_size
-        above = Split(-(-global_batch_size // per_step), fewest_steps + 1, world_size)
-    return AccumulationPlan(global_batch_size, exact, below, above, fastest)
+    def at_least(steps: int) -> Split:
+        size = -(-global_batch_size // (steps * world_size * multiple_of)) * multiple_of
+        return Split(max(size, least), steps, world_size)
+
+    lower = global_batch_size // (steps * world_size * multiple_of) * multiple_of
+    below = Split(lower, steps, world_size) if lower >= least else None
+    if below is None and steps > 1:
+        below = Split(most, steps - 1, world_size)
+    above = at_least(steps if lower < most else steps + 1)
+    return plan(exact, below, above, fastest)

@@ -140,7 +140,12 @@ class BatchSizeResult:
         return next((rank for rank in tried if rank is not None), None)
 
     def accumulation_plan(
-        self, global_batch_size: int, world_size: int | None = None
+        self,
+        global_batch_size: int,
+        world_size: int | None = None,
+        *,
+        min_batch_size: int = 1,
+        multiple_of: int = 1,
     ) -> AccumulationPlan:
         """Split a global batch size into micro-batches no larger than the answer.
 
@@ -150,6 +155,8 @@ class BatchSizeResult:
         Args:
             global_batch_size: examples per optimizer step over all ranks.
             world_size: data-parallel ranks. Default: the ranks of this search.
+            min_batch_size: the smallest micro-batch allowed.
+            multiple_of: each micro-batch is a multiple of it.
 
         Returns:
             The exact split if there is one, else the nearest ones below and above.
@@ -159,7 +166,14 @@ class BatchSizeResult:
         """
         ranks = self.world_size if world_size is None else world_size
         known = (self.throughput.rate_at,) if self.throughput else ()
-        return plan_accumulation(global_batch_size, self.batch_size, ranks, *known)
+        return plan_accumulation(
+            global_batch_size,
+            self.batch_size,
+            ranks,
+            *known,
+            min_batch_size=min_batch_size,
+            multiple_of=multiple_of,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data.

@@ -61,7 +61,14 @@ class Study:
         """Return how a strategy reaches the global batch size; None if it cannot or need not."""
         if self.global_batch_size is None or not batch_size:
             return None
-        return plan_accumulation(self.global_batch_size, batch_size, self.ranks_of(strategy))
+        smallest, _, multiple_of = self.bounds
+        return plan_accumulation(
+            self.global_batch_size,
+            batch_size,
+            self.ranks_of(strategy),
+            min_batch_size=smallest,
+            multiple_of=multiple_of,
+        )
 
 
 def study_of(

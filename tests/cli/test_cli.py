@@ -180,6 +180,13 @@ def test_the_global_batch_as_json() -> None:
     assert "accumulation_plan" not in json.loads(find(small_device(), "--json").stdout)
 
 
+def test_the_global_batch_is_split_into_sizes_that_the_search_may_try() -> None:
+    done = find(small_device(), "--global-batch-size", "65", "--multiple-of", "2", "--json")
+    plan = json.loads(done.stdout)["accumulation_plan"]
+    assert plan["exact"] is None
+    assert plan["below"]["batch_size"] == plan["above"]["batch_size"] == 2
+
+
 def test_nothing_fits() -> None:
     done = find(small_device(fixed_bytes=200 * MIB))
     assert done.exit_code == 3

@@ -126,6 +126,15 @@ def test_an_estimate_is_drawn_by_gpu_and_over_its_step(estimates: dict[str, obje
     assert "optimizer states" in page
 
 
+def test_areas_have_no_points_along_their_edges(estimates: dict[str, object]) -> None:
+    areas = re.findall(r'<polygon class="kind\d" points="([^"]+)"', page_of([estimates]))
+    assert areas
+    for area in areas:
+        heights = [point.split(",")[1] for point in area.split()]
+        for three in zip(heights, heights[1:], heights[2:], strict=False):
+            assert len({*three}) > 1
+
+
 def test_the_memory_of_a_moment_is_the_sum_of_its_kinds(estimates: dict[str, object]) -> None:
     for one in estimates["estimates"]:  # type: ignore[attr-defined]
         timeline = one["explanation"]["timeline"]

@@ -112,3 +112,30 @@ def test_the_fastest_exact_split_is_by_the_rates_that_are_known() -> None:
     assert str(plan).endswith("; fastest: 4096 = 512 per device x 8 accumulation steps")
     assert plan_accumulation(4096, 1041).best == Split(1024, 4, 1)
     assert plan_accumulation(100, 64, world_size=8).best in (Split(12, 1, 8), Split(13, 1, 8))
+
+
+@given(globals_, limits, worlds, st.integers(1, 40), st.integers(1, 16))
+def test_every_split_keeps_to_the_sizes_allowed(
+    total: int, limit: int, world: int, least: int, multiple_of: int
+) -> None:
+    allowed = [n for n in range(least, limit + 1) if n % multiple_of == 0]
+    if not allowed:
+        with pytest.raises(UsageError, match=f"no micro-batch of at most {limit} is a multiple"):
+            plan_accumulation(total, limit, world, min_batch_size=least, multiple_of=multiple_of)
+        return
+    plan = plan_accumulation(total, limit, world, min_batch_size=least, multiple_of=multiple_of)
+    exact = [n for n in allowed if total % (n * world) == 0]
+    assert (plan.exact and plan.exact.batch_size) == max(exact, default=None)
+    assert plan.exact or plan.above
+    for split in filter(None, (plan.exact, plan.below, plan.above)):
+        assert split.batch_size in allowed
+    assert plan.below is None or plan.below.global_batch_size < total
+    assert plan.above is None or plan.above.global_batch_size > total
+
+
+def test_the_sizes_allowed_are_why_no_split_is_exact() -> None:
+    assert str(plan_accumulation(100, 48, min_batch_size=32, multiple_of=8)) == (
+        "Global batch 100 has no exact split into multiples of 8 and at least 32 per device; "
+        "nearest: 96 = 32 per device x 3 accumulation steps, "
+        "or 120 = 40 per device x 3 accumulation steps"
+    )

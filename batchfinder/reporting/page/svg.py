@@ -65,8 +65,15 @@ class Chart:
         self._marks.append(f'<polyline class="{style}" points="{self._path(points)}"/>')
 
     def area(self, points: Iterable[Point], style: str) -> None:
-        """Fill the polygon that the points surround."""
-        self._marks.append(f'<polygon class="{style}" points="{self._path(points)}"/>')
+        """Fill the polygon of the points. Those along a horizontal edge are left out."""
+        pixels = [self.at(*point) for point in points]
+        inner = [
+            point
+            for before, point, after in zip(pixels, pixels[1:], pixels[2:], strict=False)
+            if not before[1] == point[1] == after[1]
+        ]
+        path = _text([pixels[0], *inner, pixels[-1]])
+        self._marks.append(f'<polygon class="{style}" points="{path}"/>')
 
     def dot(self, point: Point, style: str, tip: str, *, shape: str = "circle") -> None:
         """Mark a point: a circle, a ring or a cross; ``tip`` is shown on hover."""
@@ -91,7 +98,7 @@ class Chart:
         return _svg(self.title, HEIGHT, [*self._axes(), *self._marks])
 
     def _path(self, points: Iterable[Point]) -> str:
-        return " ".join("{},{}".format(*self.at(*point)) for point in points)
+        return _text(self.at(*point) for point in points)
 
     def _axes(self) -> Iterable[str]:
         (left, bottom), (right, top) = self.at(0, 0), self.at(self.x_most, self.y_end)
@@ -173,6 +180,10 @@ def heat_map(
             middle = f'x="{x + width / 2:.1f}" y="{y + 18}" text-anchor="middle"'
             marks.append(f'<text class="note" {middle}>{text}</text>')
     return _svg(title, 24 + height * len(rows), marks)
+
+
+def _text(pixels: Iterable[Point]) -> str:
+    return " ".join(f"{x},{y}" for x, y in pixels)
 
 
 def _svg(title: str, height: int, marks: Sequence[str]) -> str:
