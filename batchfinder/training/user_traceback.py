@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 # Modules between the entry point and the user's code. Tenacity passes exceptions on in a future
@@ -20,17 +22,6 @@ _ONE_DEVICE = (
     ". The model and the batch are moved to the search's device. Try device=inputs.device for "
     "the tensors that the code makes, and register_buffer for those that the model keeps"
 )
-
-
-def user_message(error: BaseException) -> str:
-    r"""Return the first line of an exception's text, with its type, and a hint where one is known.
-
-    Example:
-        >>> user_message(ValueError("wrong\nlabels"))
-        'ValueError: wrong'
-    """
-    line = "".join(f"{type(error).__name__}: {error}".splitlines()[:1])
-    return line.rstrip(".!") + _ONE_DEVICE if _TWO_DEVICES.search(line) else line
 
 
 def user_traceback(error: BaseException) -> str:
@@ -61,6 +52,36 @@ def user_traceback(error: BaseException) -> str:
         or not frame.filename.endswith("torch/nn/modules/module.py")
     ]
     return "".join(shown.format())
+
+
+@contextmanager
+def raised_while(doing: str) -> Iterator[None]:
+    """Mark an error of the user's code with what it was called for; see :func:`error_line`."""
+    try:
+        yield
+    except Exception as error:
+        vars(error).setdefault("batchfinder_doing", doing)
+        raise
+
+
+def error_line(error: BaseException) -> str:
+    """Return the kind of an error, the first line of its text, and what was done meanwhile.
+
+    A hint is added where one is known.
+
+    Example:
+        >>> try:
+        ...     with raised_while("the loader made a batch"):
+        ...         1 / 0
+        ... except ZeroDivisionError as error:
+        ...     print(error_line(error))
+        ZeroDivisionError: division by zero (raised while the loader made a batch)
+    """
+    line = "".join(f"{type(error).__name__}: {error}".splitlines()[:1])
+    if _TWO_DEVICES.search(line):
+        line = line.rstrip(".!") + _ONE_DEVICE
+    doing = vars(error).get("batchfinder_doing")
+    return f"{line} (raised while {doing})" if doing else line
 
 
 def _first_user_frame(frame: TracebackType | None) -> TracebackType | None:

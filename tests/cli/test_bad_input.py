@@ -121,6 +121,39 @@ def test_a_loader_whose_process_is_killed(tmp_path: Path) -> None:
     assert done.returncode == 1
 
 
+BROKEN_DATA = """
+import torch
+
+class Data(list):
+    def __getitem__(self, place):
+        if place >= {place}:
+            raise ValueError(f"corrupt record {{place}}")
+        return torch.zeros(1 + place % 5, 4)
+
+def padded(examples):
+    return torch.nn.utils.rnn.pad_sequence(examples, batch_first=True)
+
+def build_model():
+    return torch.nn.Linear(4, 4)
+
+def load():
+    data = Data(range(4000))
+    return torch.utils.data.DataLoader(data, batch_size=2, collate_fn=padded)
+"""
+
+
+@pytest.mark.parametrize("place", [20, 3000])  # before the search, and in it
+def test_a_loader_that_raises_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data.py").write_text(BROKEN_DATA.format(place=place))
+    done = find("data.py:build_model", "--loader", "data.py:load", "--max-batch-size", "4000")
+    assert "(raised while the loader made a batch)" in error_of(done)
+    assert "in __getitem__" in done.stderr
+    assert done.exit_code == 1
+
+
 def test_a_script_that_python_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("def build(:\n")

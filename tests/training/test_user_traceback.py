@@ -10,7 +10,7 @@ from torch import nn
 
 from batchfinder.errors import UsageError
 from batchfinder.training.target import load_target
-from batchfinder.training.user_traceback import user_message, user_traceback
+from batchfinder.training.user_traceback import error_line, user_traceback
 
 
 def shown(target: str) -> str:
@@ -103,7 +103,7 @@ def test_calls_of_modules_are_left_out_but_not_the_forward() -> None:
     ],
 )
 def test_two_devices_are_explained(text: str) -> None:
-    message = user_message(RuntimeError(f"{text}\nmore"))
+    message = error_line(RuntimeError(f"{text}\nmore"))
     assert message.startswith(
         f"RuntimeError: {text.rstrip('!')}. The model and the batch are moved"
     )
@@ -111,6 +111,6 @@ def test_two_devices_are_explained(text: str) -> None:
 
 
 def test_other_messages_are_as_they_are() -> None:
-    assert user_message(RuntimeError("Input type (float) and bias type (c10::Half)!\n2")) == (
+    assert error_line(RuntimeError("Input type (float) and bias type (c10::Half)!\n2")) == (
         "RuntimeError: Input type (float) and bias type (c10::Half)!"
     )

@@ -45,7 +45,7 @@ from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.training.loading import load_setup
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.user_module import is_language_model
-from batchfinder.training.user_traceback import user_message, user_traceback
+from batchfinder.training.user_traceback import error_line, user_traceback
 from batchfinder.units import format_bytes, parse_bytes
 
 TOO_LITTLE = (
@@ -171,7 +171,7 @@ def user_code() -> Iterator[None]:
         refusal = without_cuda(error)
         if refusal is not None:
             raise refusal from error
-        message = user_message(error) if classify(error) is None else TOO_LITTLE
+        message = error_line(error) if classify(error) is None else TOO_LITTLE
         raise UserCodeError(message, user_traceback(error)) from error
 
 

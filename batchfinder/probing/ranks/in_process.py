@@ -30,7 +30,7 @@ from batchfinder.training.placement import move_to_device
 from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
-from batchfinder.training.user_traceback import user_message, user_traceback
+from batchfinder.training.user_traceback import error_line, user_traceback
 
 
 class InProcessRankProber(RankedProber):
@@ -78,7 +78,7 @@ class InProcessRankProber(RankedProber):
                 raise
             except Exception as error:  # noqa: BLE001 - raised again once the others know
                 raised.append(error)
-                raise UserCodeError(user_message(error), user_traceback(error)) from None
+                raise UserCodeError(error_line(error), user_traceback(error)) from None
 
         tried = _tried(attempt, batch_size)
         assert tried is not None

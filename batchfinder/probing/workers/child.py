@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchfinder.errors import BatchFinderError
 from batchfinder.probing.attempt import error_to_dict
-from batchfinder.training.user_traceback import user_message, user_traceback
+from batchfinder.training.user_traceback import error_line, user_traceback
 
 if TYPE_CHECKING:
     from batchfinder.training.setup import TrainingSetup
@@ -87,7 +87,7 @@ class Line:
         except BaseException as error:  # noqa: BLE001 - reported with its traceback before the end
             told = {
                 "kind": "UserCodeError",
-                "message": user_message(error),
+                "message": error_line(error),
                 "traceback": user_traceback(error),
             }
         self.answer("error", **told)

@@ -13,6 +13,7 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.here import Here, Ranks
 from batchfinder.probing.workers.source import load_from, mark_as_worker
 from batchfinder.probing.workers.worker import EstimateOrder, Order
+from batchfinder.training.user_traceback import error_line
 
 if TYPE_CHECKING:
     from batchfinder.probing.workers.child import Line
@@ -113,7 +114,7 @@ def estimated(setup: TrainingSetup | None, order: Mapping[str, Any]) -> dict[str
 
 def no_estimate(error: Exception) -> dict[str, Any]:
     """Return the answer for an estimate that failed."""
-    reason = "".join(f"{type(error).__name__}: {error}".splitlines()[:1])
+    reason = error_line(error)
     note = f"the search started without an estimate: {reason}"
     return {"answer": "estimate", "batch_size": None, "notes": [note]}
 

@@ -17,6 +17,7 @@ from batchfinder.training.data.lengths import MOST_EXAMPLES, SEED, Lengths, leng
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import MakeBatch
 from batchfinder.training.tree import described_shapes, named_tensors
+from batchfinder.training.user_traceback import raised_while
 
 Collate = Callable[[list[Any]], Any]
 
@@ -44,15 +45,17 @@ class DataBatches:
 class Collated:
     """``make_batch(batch_size) -> batch``: repeats some examples in turn, through a collator."""
 
-    def __init__(self, collate: Collate, examples: list[Any]) -> None:
+    def __init__(self, collate: Collate, examples: list[Any], owner: str) -> None:
         self._collate = collate
         self._examples = examples
+        self._owner = owner
 
     def __call__(self, batch_size: int) -> Any:
         """Make a batch. Each example occurs equally often, or once more than others."""
         count = len(self._examples)
         # Copied, because collators change the examples: they pad the labels, for example.
-        return self._collate([copy.copy(self._examples[i % count]) for i in range(batch_size)])
+        with raised_while(f"{self._owner} made a batch"):
+            return self._collate([copy.copy(self._examples[i % count]) for i in range(batch_size)])
 
 
 class Drawn:
@@ -63,15 +66,22 @@ class Drawn:
         collate: the user's collate function.
         dataset: a data set that gives examples by index.
         places: the indices in the order of a sampler. They repeat when they are used up.
+        owner: the owner of the data set, for messages.
     """
 
     def __init__(
-        self, longest: Collated, collate: Collate, dataset: Any, places: Sequence[int]
+        self,
+        longest: Collated,
+        collate: Collate,
+        dataset: Any,
+        places: Sequence[int],
+        owner: str,
     ) -> None:
         self._longest = longest
         self._collate = collate
         self._dataset = dataset
         self._places = places
+        self._owner = owner
 
     def __call__(self, batch_size: int, step: int) -> Any:
         """Make the batch of a step. Above 2048 examples, the examples in a batch repeat."""
@@ -80,7 +90,9 @@ class Drawn:
         count = min(batch_size, MOST_EXAMPLES)
         first = (step - 1) * count
         places = (self._places[i % len(self._places)] for i in range(first, first + count))
-        return Collated(self._collate, [self._dataset[place] for place in places])(batch_size)
+        with raised_while(f"{self._owner} made a batch"):
+            examples = [self._dataset[place] for place in places]
+        return Collated(self._collate, examples, self._owner)(batch_size)
 
 
 def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> DataBatches:
@@ -96,6 +108,11 @@ def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> Data
     Raises:
         SampleError: there are no examples.
     """
+    with raised_while(f"{owner} made a batch"):
+        return _batches_of(dataset, collate, sampler, owner)
+
+
+def _batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> DataBatches:
     if not len(dataset):
         raise SampleError(f"the data set of {owner} has no examples. Try one with at least one.")
     lengths = lengths_of(dataset)
@@ -105,14 +122,14 @@ def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> Data
             f"the longest batch tried is as long as the longest of {lengths.looked_at} examples "
             f"of {owner}'s {len(dataset)}; give a sample as long as any in training"
         )
-    longest = Collated(collate, [dataset[place] for place in lengths.longest])
+    longest = Collated(collate, [dataset[place] for place in lengths.longest], owner)
     count = len(lengths.longest)
     batch = longest(count)
     is_repeatable = _as_when_repeated(batch, longest, 2 * count)
     make_batch: MakeBatch | None = None if is_repeatable else longest
-    if _shapes_vary(dataset, collate, lengths):
+    if _shapes_vary(dataset, collate, lengths, owner):
         make_batch = Drawn(
-            longest, collate, dataset, drawn_places(sampler or RandomSampler(dataset))
+            longest, collate, dataset, drawn_places(sampler or RandomSampler(dataset)), owner
         )
     return DataBatches(batch if is_repeatable else None, make_batch, tuple(remarks))
 
@@ -144,12 +161,12 @@ def _as_when_repeated(batch: Any, make: Collated, batch_size: int) -> bool:
     return _shapes(repeated) == _shapes(make(batch_size))
 
 
-def _shapes_vary(dataset: Any, collate: Collate, lengths: Lengths) -> bool:
+def _shapes_vary(dataset: Any, collate: Collate, lengths: Lengths, owner: str) -> bool:
     """Return True if short and long examples make different shapes: no padding to one length."""
     if not lengths.vary:
         return False
     shortest, longest = (
-        Collated(collate, [dataset[place] for place in places])(len(lengths.longest))
+        Collated(collate, [dataset[place] for place in places], owner)(len(lengths.longest))
         for places in (lengths.shortest, lengths.longest)
     )
     return _shapes(shortest) != _shapes(longest)
