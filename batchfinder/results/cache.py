@@ -153,7 +153,8 @@ class AnswerCache:
         return count
 
     def _select(self, where: str, values: Sequence[Any]) -> list[CachedAnswer]:
-        if not self.path.exists():
+        # Unlike the method of a path, this is False for a folder that may not be searched.
+        if not os.path.exists(self.path):  # noqa: PTH110
             return []
         with self._open() as connection:
             if not connection.execute(_HAS_TABLE).fetchone():

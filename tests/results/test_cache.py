@@ -61,6 +61,13 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         AnswerCache(tmp_path / "file").remember("a", "find", {}, {})
 
 
+def test_a_folder_whose_name_is_too_long_is_an_error_only_when_written(tmp_path: Path) -> None:
+    cache = AnswerCache(tmp_path / ("x" * 300))
+    assert cache.recall("a") is None
+    with pytest.raises(CacheError, match="BATCHFINDER_CACHE"):
+        cache.remember("a", "find", {}, {})
+
+
 def test_a_file_that_stays_locked_is_an_error_but_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
