@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -233,3 +234,15 @@ def test_a_driver_is_in_the_way_only_where_it_has_a_device(monkeypatch: pytest.M
     assert obstacle_to_forks() == ""  # as after bitsandbytes was imported, without a GPU
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert "a step in a trial fork failed" in obstacle_to_forks()
+
+
+def test_a_process_with_many_open_files_can_be_forked() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert obstacle_to_forks() == ""
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
