@@ -95,7 +95,7 @@ class Line:
 
     def _receive(self) -> None:
         """Queue each order. Once the parent has ended, end this process."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # the parent was killed within an order
             for line in self._orders:
                 self.orders.put(json.loads(line))
         # End all processes that the user's code has started too. Wait for forks, because a

@@ -51,6 +51,15 @@ def test_after_an_error_it_ends_itself(process: WorkerProcess) -> None:
         process.receive(PATIENCE_SECONDS)
 
 
+def test_it_ends_with_a_parent_that_is_killed_within_an_order(process: WorkerProcess) -> None:
+    stdin = process._process.stdin
+    assert stdin is not None
+    stdin.write(b'{"id": 1, "opti')
+    stdin.close()
+    with pytest.raises(WorkerDiedError):
+        process.receive(PATIENCE_SECONDS)
+
+
 def test_what_it_printed_last_is_told_with_its_death(process: WorkerProcess) -> None:
     process.send(order(f"{TARGETS}/deaths.py:build_and_do", deed="complain_and_abort"))
     with pytest.raises(WorkerDiedError) as death:
