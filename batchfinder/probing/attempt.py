@@ -123,7 +123,8 @@ def error_from_dict(data: Mapping[str, str]) -> BatchFinderError:
     if data["kind"] == UserCodeError.__name__:
         return UserCodeError(data["message"], data["traceback"])
     kind = getattr(errors, data["kind"], WorkerError)
-    error: BatchFinderError = kind(data["message"])
+    # Without its constructor, which may make the message from other arguments.
+    error: BatchFinderError = kind.__new__(kind, data["message"])
     return error
 
 

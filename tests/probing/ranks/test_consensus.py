@@ -15,6 +15,9 @@ from batchfinder.errors import (
     RankError,
     StepError,
     UserCodeError,
+    WorkerDiedError,
+    WorkerGarbledError,
+    WorkerHungError,
     WorkerReleasedError,
 )
 from batchfinder.probing.attempt import Attempt
@@ -115,7 +118,14 @@ def test_an_error_of_one_rank_is_named_and_one_of_all_is_not() -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [UserCodeError("ValueError: no", "Traceback ..."), BatchTooSmallError("2"), RankError("gone")],
+    [
+        UserCodeError("ValueError: no", "Traceback ..."),
+        BatchTooSmallError("2"),
+        RankError("gone"),
+        WorkerGarbledError("no JSON"),
+        WorkerHungError(8),
+        WorkerDiedError(-9, ""),
+    ],
 )
 def test_attempts_go_through_json(error: BatchFinderError) -> None:
     for before in (attempt(), attempt(Outcome.OOM), lost(), Attempt.of_error(error)):
