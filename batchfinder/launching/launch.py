@@ -65,6 +65,20 @@ class Launch:
         self.exit_status: int | None = None
         self.start_error = ""
         self._folder = Path(tempfile.mkdtemp(prefix="batchfinder-"))
+        try:
+            self._start(template, batch_size, order, steps, show_output)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+
+    def _start(
+        self,
+        template: Template,
+        batch_size: int,
+        order: Mapping[str, Any],
+        steps: int,
+        show_output: bool,
+    ) -> None:
         (self._folder / "scratch").mkdir()
         (self._folder / "tmp").mkdir()
         self._allowed = self._folder / "allowed"
@@ -80,9 +94,8 @@ class Launch:
             **os.environ,
             **TRACKERS_OFF,
             **NO_RESERVES,
-            # PyTorch's usual cache of compiled kernels, which TMPDIR below would move.
             "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-            or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}",
+            or _usual_cache_of_kernels(),
             "TMPDIR": str(self._folder / "tmp"),
             **variables,
             "BATCHFINDER": "1",
@@ -159,6 +172,15 @@ class Launch:
                 sys.stderr.write(line.decode(errors="replace"))
                 sys.stderr.flush()
         pipe.close()
+
+
+def _usual_cache_of_kernels() -> str:
+    """Return PyTorch's usual cache of compiled kernels, which another TMPDIR would move."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a user without a name
+        user = f"uid_{os.getuid()}"  # as PyTorch calls it
+    return f"{tempfile.gettempdir()}/torchinductor_{user}"
 
 
 def new_reports(file: IO[str]) -> Iterator[dict[str, Any]]:

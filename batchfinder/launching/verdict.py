@@ -53,7 +53,8 @@ def judge(
 
     Args:
         record: the reports of the launch.
-        exit_status: the command's exit status; None if the command was ended.
+        exit_status: the command's exit status; None if the command was ended, or killed what
+            supervised it.
         output: the last lines that the command printed.
         hung: why the command was ended as hung; "" if it was not.
         step: the name of a counted step, for messages.
@@ -62,7 +63,7 @@ def judge(
         return Verdict(_probe(record, Outcome.OOM, record.out_of_memory["text"]))
     if hung:
         return Verdict(_probe(record, Outcome.FAILED, hung), last_words=output)
-    if exit_status is None or record.is_over:
+    if record.is_over:
         objections = (trainer.watch.objection() for trainer in record.trainers.values())
         note = next(filter(None, objections), "")
         return Verdict(_probe(record, Outcome.OOM if note else Outcome.FITS, note))
@@ -85,9 +86,15 @@ def judge(
         return Verdict(_probe(record, Outcome.OOM, note), is_certain=False)
     last_words = record.raised["traceback"] if record.raised else output.rstrip()
     note = failure.reason if failure is not None else last_line(last_words)
-    ended = f"died of signal {-exit_status}" if exit_status < 0 else f"exit status {exit_status}"
+    ended = _ending(exit_status)
     probe = _probe(record, Outcome.FAILED, f"{ended}: {note}" if note else ended)
     return Verdict(probe, is_too_small=NEEDS_MORE_THAN_ONE in told, last_words=last_words)
+
+
+def _ending(exit_status: int | None) -> str:
+    if exit_status is None:
+        return "the process that supervised it was killed"
+    return f"died of signal {-exit_status}" if exit_status < 0 else f"exit status {exit_status}"
 
 
 def last_line(text: str) -> str:

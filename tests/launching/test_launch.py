@@ -1,0 +1,55 @@
+"""One launch of a command, from its start to its end."""
+
+from __future__ import annotations
+
+import getpass
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from batchfinder.errors import UsageError
+from batchfinder.launching.launch import Launch
+from batchfinder.launching.record import Record
+from batchfinder.launching.template import Template
+from batchfinder.launching.verdict import judge
+from batchfinder.results.probe import Outcome
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+
+
+def test_a_launch_that_cannot_start_leaves_no_folder(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("size: {batch_size}")
+    template = Template(["true", str(file)], files=(str(file),))
+    file.unlink()
+    with pytest.raises(UsageError, match="cannot be read"):
+        Launch(template, 8, {}, steps=3)
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_a_user_without_a_name_may_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr(getpass, "getuser", unknown)
+    with closing(Launch(Template(["true", "{batch_size}"]), 8, {}, steps=3)) as launch:
+        list(launch.reports())
+    assert launch.exit_status == 0
+
+
+def test_a_script_that_kills_what_supervises_it_is_not_taken_to_fit() -> None:
+    kill = "import os; os.kill(os.getppid(), 9)"
+    template = Template(["python", "-c", kill, "{batch_size}"])
+    with closing(Launch(template, 8, {}, steps=3)) as launch:
+        list(launch.reports())
+    assert launch.exit_status is None
+    record = Record(8, steps=3, headroom=0.05, cpu_budget_bytes=2**30)
+    verdict = judge(record, launch.exit_status, launch.output, hung="")
+    assert verdict.probe.outcome is Outcome.FAILED
+    assert "supervised" in verdict.probe.note
