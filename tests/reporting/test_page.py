@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -239,6 +240,17 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path
     assert [entry.name for entry in tmp_path.iterdir()] == ["folder.html"]
     with pytest.raises(UsageError, match="cannot read"):
         read_results([str(tmp_path / "missing.json")])
+
+
+def test_a_disk_that_is_full_gets_no_half_page(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(UsageError, match="cannot write"):
+            write_page([json.loads(RESULT.to_json())], str(tmp_path / "a.html"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -79,9 +79,13 @@ def write_page(results: Sequence[dict[str, Any]], file: str) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
+    path, page = Path(file), page_of(results)
+    was_there = path.exists()
     try:
-        Path(file).write_text(page_of(results), encoding="utf-8")
+        path.write_text(page, encoding="utf-8")
     except OSError as error:
+        if not was_there:
+            path.unlink(missing_ok=True)  # half a page
         raise UsageError(f"cannot write {file}: {error.strerror or error}") from error
 
 
