@@ -176,7 +176,7 @@ def sweep_on_device(
             slope,
         )
         on_row(rows[index])
-    if not facts:
+    if len(errors) == len(rows):
         raise errors[0]
     device, budget = facts[0]
     told = tuple(dict.fromkeys(warnings))

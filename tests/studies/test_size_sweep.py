@@ -10,7 +10,7 @@ import torch
 from fakes import FakeProber
 from torch import nn
 
-from batchfinder.errors import UsageError
+from batchfinder.errors import UsageError, UserCodeError
 from batchfinder.estimator import estimate_max_batch
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.search.run import run_search
@@ -113,6 +113,14 @@ def test_a_value_that_the_target_rejects_says_why_and_the_others_go_on() -> None
 def test_if_every_value_is_rejected_the_first_error_is_raised() -> None:
     with pytest.raises(ValueError, match="not 8192"):
         sweep_max_batch(build, {"seq_len": [8192, 9000]}, gpu="t4")
+
+
+def test_if_no_value_trains_on_the_device_the_first_error_is_raised() -> None:
+    def build(width: int) -> Any:
+        return torch.nn.Linear(8, width), torch.randn(2, 4)
+
+    with pytest.raises(UserCodeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        sweep_max_batch(build, {"width": [2, 3]}, device="cpu", max_batch_size=4)
 
 
 def test_make_batch_may_take_the_argument() -> None:
