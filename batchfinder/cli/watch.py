@@ -14,6 +14,8 @@ from dataclasses import asdict
 
 import click
 
+from batchfinder.cli.exit_status import TERMINATED
+from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import UsageError
 from batchfinder.launching.retries import Retries, counted_retries
 from batchfinder.launching.usage import Gpus, Usage, read_usage
@@ -36,8 +38,14 @@ def watch_training(
     gpus = Gpus()
     if gpus.missing:
         click.echo(f"Note: {gpus.missing}", err=True)
-    with counted_retries() as retries, _watched(command_line, pid, retries) as (watched, process):
+    with (
+        terminated_as_ctrl_c() as why,
+        counted_retries() as retries,
+        _watched(command_line, pid, retries) as (watched, process),
+    ):
         highest = _follow(watched, gpus, process, retries, every, as_json=as_json)
+        if process and why[-1] == TERMINATED:
+            process.terminate()  # Ctrl-C reaches the command too, but this signal may not
     if highest is None:
         raise UsageError(
             f"there is no process {pid}, or it belongs to another user. "
@@ -45,7 +53,9 @@ def watch_training(
         )
     if not as_json:
         click.echo(f"Peak: {highest}", err=True)
-    status = process.returncode if process else 0
+    if process is None:
+        return TERMINATED if why[-1] == TERMINATED else 0
+    status = process.returncode
     return 128 - status if status < 0 else status
 
 
@@ -59,7 +69,7 @@ def _watched(
     if shutil.which(command_line[0]) is None:
         raise UsageError(f"there is no command {command_line[0]!r}")
     with subprocess.Popen([*command_line], env=retries.environment) as process:
-        # Ctrl-C reaches the command too, so it ends by itself; leaving the block waits for it.
+        # Leaving the block waits for it.
         yield process.pid, process
 
 

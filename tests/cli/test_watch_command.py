@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -61,6 +63,18 @@ def test_a_command_is_watched_until_it_ends_and_its_status_is_kept() -> None:
     assert ended.exit_code == 0
     assert max(line["host_bytes"] for line in lines) > 200 * MIB
     assert watch("--", sys.executable, "-c", "raise SystemExit(7)").exit_code == 7
+
+
+def test_sigterm_ends_the_command_too(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "batchfinder", "watch", "--every", "0.2", "--json", "--"]
+    command += [sys.executable, "-c", "import time; time.sleep(60)"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as watching:
+        assert watching.stdout is not None
+        watching.stdout.readline()
+        watching.terminate()
+        assert watching.wait(30) == 143
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_peak_is_the_last_line() -> None:

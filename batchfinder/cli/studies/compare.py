@@ -68,6 +68,8 @@ def compare(
             )
             if is_measured:
                 measured, status = _measured(study)
+                if measured is None:
+                    return status
                 comparisons.append(measured)
             else:
                 comparisons += estimate_strategies(study, gpus, AllocatorSettings(), _show_begin)
@@ -83,8 +85,8 @@ def compare(
     return status or end(fits, request, gpus if is_advised else [])
 
 
-def _measured(study: Study) -> tuple[Comparison, int]:
-    """Measure; return the comparison, even if it is cut short, and the exit status."""
+def _measured(study: Study) -> tuple[Comparison | None, int]:
+    """Measure; return what a signal leaves of the comparison, if anything, and the exit status."""
     rows: list[StrategyRow] = []
 
     def on_end(row: StrategyRow) -> None:
@@ -95,9 +97,7 @@ def _measured(study: Study) -> tuple[Comparison, int]:
         try:
             return measure_strategies(study, on_end), 0
         except KeyboardInterrupt:
-            if not rows:
-                raise
-            return measured_comparison(study, rows), why[-1]
+            return measured_comparison(study, rows) if rows else None, why[-1]
 
 
 def _print(comparisons: Sequence[Comparison], *, explain: bool) -> None:
