@@ -234,10 +234,12 @@ class OOMGuard:
         self._is_told = True
         whole, part = largest_size(batch, self._batch_dim), self.batch_size
         normed = ", except that BatchNorm takes its statistics from one part at a time"
-        _warn(
+        warnings.warn(
             f"a batch of {whole} ran out of memory, so it is trained in parts of {part}: slower, "
             f"with the gradients of the whole batch{normed if self._statistics else ''}. Try a "
-            f"smaller batch size{', or GroupNorm' if self._statistics else ''}, if that matters"
+            f"smaller batch size{', or GroupNorm' if self._statistics else ''}, if that matters",
+            BatchFinderWarning,
+            stacklevel=3,  # the line that called step()
         )
 
     def _update(self) -> None:

@@ -84,8 +84,9 @@ def test_a_split_step_trains_as_the_whole_batch_does(where: str, size: int, fits
 def test_the_first_split_is_told_once() -> None:
     model = Small(4)
     guard = OOMGuard(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.warns(BatchFinderWarning, match="a batch of 10 .* in parts of 3: slower"):
+    with pytest.warns(BatchFinderWarning, match="a batch of 10 .* in parts of 3: slower") as told:
         guard.step(batch_of(10))
+    assert told[0].filename == __file__  # the user's own line
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         guard.step(batch_of(20))
