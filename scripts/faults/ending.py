@@ -48,8 +48,11 @@ class Ending:
 
     @property
     def answer(self) -> int | None:
-        """The batch size found."""
-        return self.report.get("batch_size")
+        """The batch size found; of a study, that of its last row."""
+        report = self.report
+        for several in ("comparisons", "rows"):
+            report = report[several][-1] if several in report else report
+        return report.get("batch_size")
 
     @property
     def error(self) -> str:

@@ -41,6 +41,7 @@ class Fault:
         arguments: arguments of ``targets.build``.
         answers: the smallest and the largest right answer; None: no answer is right.
         error: whether one clear error is right too.
+        command: the command of ours, with its options.
         options: further options of the command.
         environment: variables to set; None: to remove.
         wrapper: the command that runs ours.
@@ -49,7 +50,9 @@ class Fault:
         kill: "worker": kill the process that did the deed; "host": the process it was forked from.
         hog_bytes: memory that another process allocates after the deed.
         api: "in_process": a search in one process, with the state compared; "loading": workers
-            with little patience while they load; "run": a foreign script; "": the command line.
+            with little patience while they load; "guard": steps of an OOMGuard, compared with those
+            without a fault; "trainer": ``set_max_batch`` on a Trainer; "run": a foreign script; "":
+            the command line.
         patience_seconds: a search that has not ended by then has not survived.
         after_seconds: send the signal this long after the start instead.
     """
@@ -59,6 +62,7 @@ class Fault:
     arguments: Mapping[str, str | int | float] = field(default_factory=dict)
     answers: tuple[int, int] | None = (REFERENCE, REFERENCE)
     error: bool = False
+    command: tuple[str, ...] = ("find", "--no-cache")
     options: tuple[str, ...] = ()
     environment: Mapping[str, str | None] = field(default_factory=dict)
     wrapper: tuple[str, ...] = ()

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from command_faults import command_faults
 from ending import Ending, judge
 from faults import ONCE, ROOM_BYTES, SHORT, Fault, all_faults
 from run_faults import run_command, run_faults
@@ -60,7 +61,7 @@ def main() -> None:
     if options.only and options.output.exists():
         results = json.loads(options.output.read_text()) | {"reference": reference}
     results["not_tried"] = []
-    for fault in (*all_faults(reference), *run_faults()):
+    for fault in (*all_faults(reference), *command_faults(reference), *run_faults()):
         title = f"{fault.group}: {fault.name}"
         if options.only and not any(part in title for part in options.only):
             continue
@@ -147,6 +148,7 @@ def run(fault: Fault) -> Ending:
             "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
             "HOME": str(places["home"]),
             "TMPDIR": str(places["tmp"]),
+            "BATCHFINDER_CACHE": str(Path(folder) / "cache"),
             MARK: mark,
             **fault.environment,
         }
@@ -198,8 +200,8 @@ def command(fault: Fault, once: Path) -> list[str]:
         script = str(here / "in_process.py")
         return [sys.executable, script, fault.api, json.dumps(arguments)]
     arguments = {"stage": "none", "deed": "", **arguments}
-    words = [sys.executable, "-m", "batchfinder", "find", f"{here}/targets.py:build"]
-    words += ["--no-cache", *OPTIONS, "--memory-limit", str(memory_limit()), *fault.options]
+    words = [sys.executable, "-m", "batchfinder", *fault.command, f"{here}/targets.py:build"]
+    words += [*OPTIONS, "--memory-limit", str(memory_limit()), *fault.options]
     for name, value in arguments.items():
         words += ["--arg", f"{name}={value}"]
     if fault.redirect:

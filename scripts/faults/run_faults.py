@@ -28,12 +28,14 @@ HARMLESS = (
     "train in a thread",
     "other folder",
     "empty the temporary folder",
+    "write garbage",
     "save",
     "exit after a step",
 )
 """These change no answer."""
 
 FATAL = ("exit at once", "interrupt itself", "read input", "die after a step", "kill itself")
+FATAL += ("kill its supervisor",)
 
 WHEN_LARGE = ("kill itself", "crash", "hang", "swallow errors")
 

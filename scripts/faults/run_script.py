@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -64,6 +65,13 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
+def write_garbage() -> None:
+    """Write to every file that is open."""
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            os.write(int(path.name), b"not JSON at all\n")
+
+
 BEFORE: dict[str, Callable[[], object]] = {
     "kill itself": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
@@ -81,6 +89,8 @@ BEFORE: dict[str, Callable[[], object]] = {
     "interrupt itself": interrupt,
     "read input": input,
     "empty the temporary folder": empty_temporary_folder,
+    "write garbage": write_garbage,
+    "kill its supervisor": lambda: os.kill(os.getppid(), signal.SIGKILL),
     "other folder": lambda: os.chdir("/"),
 }
 """What comes before training."""
