@@ -138,6 +138,7 @@ def run_command(
             make_head_start=LaunchProber.head_start,
             prices=prices,
             deadline=deadline,
+            room=lambda prober: prober.room,
             recall=lambda prober: (
                 memory.recall(prober, processes=prober.processes) if memory else None
             ),

@@ -44,6 +44,7 @@ def search_in_terminal(
     deadline: Deadline | None = None,
     measures_throughput: bool = False,
     recall: Callable[[P], Remembered | None] = lambda _: None,
+    room: Callable[[P], float] = lambda _: 0.0,
 ) -> int:
     """Search and report the result, even if it is cut short; return the exit status.
 
@@ -59,6 +60,7 @@ def search_in_terminal(
         deadline: ends the search in time; None without a limit.
         measures_throughput: True to also time steps at smaller sizes once the answer is known.
         recall: finds the answer of an earlier search.
+        room: the further fraction kept free because batches differ in length.
 
     Raises:
         TimeLimitError: no size was confirmed in time.
@@ -75,6 +77,7 @@ def search_in_terminal(
                     prober.used_by_others_bytes,
                     prober.budget_bytes,
                     headroom=headroom,
+                    room=room(prober),
                 )
                 with _told_when_cut_short(prober, partial(report, prober), why) as probes:
 

@@ -12,12 +12,12 @@ from batchfinder.launching.launch import Launch
 from batchfinder.launching.options import RunOptions, choose_kind, cpu_memory, make_order
 from batchfinder.launching.price import LaunchPrice
 from batchfinder.launching.record import Record
-from batchfinder.launching.sizes import LENGTHS_DIFFER, Honored, SizesSeen, remark_on
+from batchfinder.launching.sizes import Honored, SizesSeen, lengths_differ, remark_on
 from batchfinder.launching.template import Template
 from batchfinder.launching.verdict import Verdict, advice_on, judge, limiting, overruled, quoted
 from batchfinder.launching.watching import NO_PYTHON, Patience, watch
 from batchfinder.probing.place import may_expand
-from batchfinder.probing.steadiness import with_room
+from batchfinder.probing.steadiness import VARIED_ROOM, with_room
 from batchfinder.probing.too_small import too_small
 from batchfinder.results.memory_model import fit
 from batchfinder.results.probe import Outcome, Probe
@@ -63,7 +63,7 @@ class LaunchProber:
         self._patience = Patience(options)
         self._verdicts: dict[int, Verdict] = {}
         self._warnings: dict[str, str] = {}
-        self._sizes, self._lengths_differ = SizesSeen(), False
+        self._sizes, self._lengths_differ, self.room = SizesSeen(), False, 0.0
         self._most_examples: int | None = None
         self.launched: list[Probe] = []
         self.saved: list[str] = []
@@ -231,10 +231,12 @@ class LaunchProber:
     def _note(self, size: int, verdict: Verdict, record: Record) -> None:
         """Record a launch: its price, the batch size that it really had, and its warnings."""
         if record.lengths_differ and not self._lengths_differ:
-            self._lengths_differ, self._warnings["lengths"] = True, LENGTHS_DIFFER
+            self._lengths_differ = True
             if self._device_type == "cuda":  # a CPU's peaks are watched for longer instead
+                self.room = VARIED_ROOM
                 self.budget_bytes = self._cuda_budget_bytes = with_room(self.budget_bytes)
                 verdict = verdict.within(self.budget_bytes)
+            self._warnings["lengths"] = lengths_differ(self.room)
         probe = verdict.probe
         if probe.fits:
             seen = self._sizes.note(size, record.shapes, self.processes)

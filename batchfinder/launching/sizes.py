@@ -9,11 +9,14 @@ from collections.abc import Iterable, Sequence
 # In a batch packed into one row, the elements grow at least this share as fast as the batch size.
 GROWS = 0.7
 
-LENGTHS_DIFFER = (
-    "the batches of the script differ in length, so some of the memory is kept free for other "
-    "orders of them. A batch longer than those of the steps that ran may still run out. Try a "
-    "sampler that yields the longest first"
-)
+
+def lengths_differ(room: float) -> str:
+    """Return the warning that batches differ in length, with the share of memory kept free."""
+    kept = f", so a further {room:.0%} of the memory stays free for other orders of them"
+    return (
+        f"the batches of the script differ in length{kept if room else ''}. A batch longer than "
+        "those of the steps that ran may still run out. Try a sampler that yields the longest first"
+    )
 
 
 class Honored(enum.Enum):

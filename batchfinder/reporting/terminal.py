@@ -83,6 +83,7 @@ class TerminalReporter:
         used_by_others_bytes: int | None,
         budget_bytes: int,
         headroom: float,
+        room: float = 0.0,
     ) -> None:
         """Show the device and its memory.
 
@@ -92,13 +93,16 @@ class TerminalReporter:
             used_by_others_bytes: memory that other processes use; None if unknown.
             budget_bytes: memory that the search may use.
             headroom: the fraction of memory kept free.
+            room: the further fraction kept free because batches differ in length.
         """
         facts = []
         if capacity_bytes is not None:
             facts.append(format_bytes(capacity_bytes))
         if used_by_others_bytes:
             facts.append(f"{format_bytes(used_by_others_bytes)} used by others")
-        facts.append(f"budget {format_bytes(budget_bytes)} ({headroom * 100:.3g}% headroom)")
+        kept = f"{headroom * 100:.3g}% headroom"
+        kept += f", {room:.0%} more as lengths differ" if room else ""
+        facts.append(f"budget {format_bytes(budget_bytes)} ({kept})")
         self._table = ProbeTable(
             budget_bytes,
             width=self._progress.width if self._progress.is_terminal else None,

@@ -228,6 +228,13 @@ def test_the_header_leaves_out_unknown_values(
     assert screen.stderr.splitlines()[0] == f"cpu   {facts}"
 
 
+def test_the_header_says_that_more_is_free_where_lengths_differ() -> None:
+    screen = Screen()
+    screen.reporter.start("cuda:0", None, None, BUDGET, 0.05, room=0.05)
+    kept = "(5% headroom, 5% more as lengths differ)"
+    assert " ".join(screen.stderr.split()).startswith(f"cuda:0 budget 132.2 GiB {kept}")
+
+
 def test_the_live_line_shows_the_size_until_the_probe_ends() -> None:
     screen = Screen(80)
     with screen.reporter as reporter:
