@@ -57,8 +57,12 @@ def may_expand(device: str) -> bool:
 
 def prices_for(prober: Prober) -> Prices | None:
     """Return the prices of a prober's moves if its batches vary in length; else None."""
-    varies = isinstance(prober, AtPlace) and prober.place.batches_vary
-    return VARIED_PRICES if varies and prober.is_repeatable else None
+    return VARIED_PRICES if batches_vary(prober) and prober.is_repeatable else None
+
+
+def batches_vary(prober: Prober) -> bool:
+    """Return True if a prober trains on batches of another shape in each step."""
+    return isinstance(prober, AtPlace) and prober.place.batches_vary
 
 
 class AtPlace:

@@ -92,16 +92,16 @@ class NoRecorder:
 
 
 @contextmanager
-def recording(device: torch.device | None) -> Iterator[Recorder | NoRecorder]:
+def recording(device: torch.device) -> Iterator[Recorder | NoRecorder]:
     """Record the requests to the allocator while the block runs, if possible.
 
     Nothing is recorded on devices other than CUDA, or if this build of PyTorch cannot record. A
     recording that the user has started continues, so nothing is recorded then either.
 
     Args:
-        device: the device of the steps; None to record nothing.
+        device: the device of the steps.
     """
-    if device is None or device.type != "cuda" or not begin():
+    if device.type != "cuda" or not begin():
         yield NoRecorder()
         return
     try:

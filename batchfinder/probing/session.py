@@ -38,7 +38,6 @@ from batchfinder.training.step import TrainingStep
 
 # The optimizer allocates its states in its first step, so only the second one shows the peak.
 WARM_UP_STEPS = 2
-
 VALIDATIONS = 2  # run at the end of a confirmation; a step follows each, in the memory it left
 SMALL = 2  # batch size to train on for gradients and states: some layers refuse 1
 # Steps that a probe gets, at most, to run without flushing the allocator's cache.
@@ -77,6 +76,8 @@ class ProbeSession:
         self.is_used, self._leaks = False, list[str]()
         self._made_step: TrainingStep | None = None
         self._baseline: Baseline | None = None
+        keeps_room = batches.varies and device.leaves_no_trace
+        self._limit_bytes = with_room(budget_bytes) if keeps_room else budget_bytes
 
     def probe(self, batch_size: int) -> Attempt:
         """Run full steps at a batch size until one has the optimizer's states in place.
@@ -138,9 +139,8 @@ class ProbeSession:
 
     def _run(self, batch_size: int, confirm: bool) -> Run:
         handled = sys.exc_info()[1]  # the caller handles it: not an error of the step
-        varies = self.batches.varies and self.device.leaves_no_trace
-        run = Run(steps_differ=varies)
-        limit = self.device.limited_to(with_room(self.budget_bytes)) if varies else nullcontext()
+        run = Run(steps_differ=self._limit_bytes < self.budget_bytes)
+        limit = self.device.limited_to(self._limit_bytes) if run.steps_differ else nullcontext()
         try:
             with torch.inference_mode(False), torch.enable_grad(), limit:
                 (self._confirm if confirm else self._probe)(batch_size, run)
@@ -235,14 +235,14 @@ class ProbeSession:
             headroom_bytes=self.budget_bytes / (1 - self.options.headroom) - self.budget_bytes,
             batches_vary=self.batches.varies,
         )
-        with recording(None if self.batches.varies else self.device.torch_device) as recorder:
+        with recording(self.device.torch_device) as recorder:
             for _ in range(watch.most_steps):
                 peak = self._step(batch_size, partial(next_batch, watch.batch_number), run)
                 run.steps_differ |= recorder.end_step()  # by layers skipped at random, for example
                 if run.steps_differ:
                     watch.expect_variation()
                 watch.note(peak, run.allocation_retries)
-                watch = foreseen(recorder.recording, watch, self.budget_bytes)
+                watch = foreseen(recorder.recording, watch, self._limit_bytes)
                 if self.all_agree(watch.is_over):  # ranks end together, each judged by itself
                     break
             for _ in range(VALIDATIONS if self._step_of_setup.eval_batch_size else 0):
@@ -250,7 +250,7 @@ class ProbeSession:
                 self._step(batch_size, partial(next_batch, 0), run)
                 recorder.end_validation()
             if recorded := recorder.recording():
-                run.recording = Recording(**recorded)
+                run.recording = Recording(**recorded, batches_vary=self.batches.varies)
         run.note = watch.objection()
 
     def _step(self, batch_size: int, next_batch: Callable[[], Any], run: Run) -> int:

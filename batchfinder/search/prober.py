@@ -19,12 +19,14 @@ class Recording(NamedTuple):
         streams: the number of the stream that requested each block; empty if there is one stream.
         validations: the events of each validation that ran after the steps, and of the step after
             it.
+        batches_vary: True if each step trained on a batch of another shape, drawn from many.
     """
 
     held: Sequence[int]
     steps: Sequence[Sequence[int]]
     streams: Sequence[int] = ()
     validations: Sequence[Sequence[int]] = ()
+    batches_vary: bool = False
 
 
 class Prober(Protocol):

@@ -20,6 +20,7 @@ from batchfinder.probing.devices.allocator.caching import (
 from batchfinder.probing.devices.allocator.expandable import allocator_of
 from batchfinder.probing.devices.allocator.recorded import Replay
 from batchfinder.probing.devices.allocator.recorded_step import requests_of, steps_differ
+from batchfinder.probing.place import batches_vary
 from batchfinder.probing.steadiness import PeakWatch
 from batchfinder.search.belief import APART
 from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
@@ -61,10 +62,16 @@ def head_start_of(
         return HeadStart(estimate)
     settings = AllocatorSettings.of_this_process(environment or {})
     expanding = replace(settings, expandable_segments=True)
+
+    def judge(size: int) -> bool:
+        return lasts(recordings.get(size), prober.budget_bytes, settings)
+
+    if batches_vary(prober):  # small batches have other lengths than large ones
+        return HeadStart(estimate, lasts=judge)
     return HeadStart(
         estimate,
         lambda: scaled_guess(recordings, prober.budget_bytes, settings, least_steps),
-        lambda size: lasts(recordings.get(size), prober.budget_bytes, settings),
+        judge,
         lambda least: scaled_guess(recordings, prober.budget_bytes, expanding, least_steps, least),
     )
 

@@ -154,3 +154,30 @@ def test_epochs_are_replayed_for_longer_than_they_were_recorded() -> None:
     assert len([*Replay(recording, allocator).steps(5)]) == 5
     assert not lasts(recording, 300 * MIB, AllocatorSettings())
     assert lasts(recording, 600 * MIB, AllocatorSettings())
+
+
+def of_lengths(*tokens: int) -> Recording:
+    """Steps of texts: three activations, two of them alive at once. The output is kept."""
+    steps, count = list[list[int]](), 1
+    for number, n in enumerate(tokens):
+        kept = [~(count - 1)] if number else []
+        a, b, c = count, count + 1, count + 2
+        steps.append([n * MIB, 2 * n * MIB, ~a, 3 * n * MIB, ~b, ~c, *kept, n * MIB])
+        count += 4
+    return Recording([50 * MIB], steps, batches_vary=True)
+
+
+def test_batches_of_varying_length_are_replayed_at_other_lengths_too() -> None:
+    recording = of_lengths(100, 90, 96, 90, 96)
+    largest = {order.steps[number][0] for order in in_other_orders(recording) for number in (3, 9)}
+    assert len(largest) > 5
+    assert 84 * MIB <= min(largest) < 90 * MIB < max(largest) <= 96 * MIB
+    assert not [*in_other_orders(recording._replace(batches_vary=False))]
+
+
+@pytest.mark.parametrize("batches_vary", [True, False])
+def test_a_size_whose_other_lengths_would_not_fit_does_not_last(batches_vary: bool) -> None:
+    """The recorded lengths leave free blocks that fit each other, and no others."""
+    recording = of_lengths(100, 90, 96, 90, 96)._replace(batches_vary=batches_vary)
+    assert lasts(recording, 850 * MIB, AllocatorSettings()) is not batches_vary
+    assert lasts(recording, 1000 * MIB, AllocatorSettings())

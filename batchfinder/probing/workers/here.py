@@ -176,7 +176,9 @@ class Here:
         # Two steps may be alike by chance, so confirmations run more steps of a model that skips
         # layers at random. To do so it draws numbers on the host. The first confirmation shows it.
         may_differ = self._differs or (not self._is_shown and drawn != host_numbers())
-        least_steps = DIFFERING_STEPS if may_differ and self._device.leaves_no_trace else 0
+        # Batches of varying length come in rounds; more steps would repeat them.
+        may_differ &= self._device.leaves_no_trace and not session.batches.varies
+        least_steps = DIFFERING_STEPS if may_differ else 0
         least_steps = max(least_steps, self._least_steps)
         self._options = replace(self._options, confirm_steps=least_steps)
         return attempt

@@ -56,7 +56,7 @@ class Supervisor(AtPlace):
             self.close()
             raise
         # Steps of different shapes cannot be replayed.
-        if self.place.device.startswith("cuda") and not self.place.batches_vary:
+        if self.place.device.startswith("cuda"):
             self.recordings = {}
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from batchfinder.search.prober import Recording
 
@@ -34,6 +34,21 @@ class RecordedStep:
     def is_like(self, first: RecordedStep) -> bool:
         """Return True if this step can follow the first one, and itself."""
         return self.releases == len(self.old) == self.leaves == len(first.left)
+
+    def mixed(self, other: RecordedStep, share: float) -> RecordedStep:
+        """Return a step whose requests are between those of this one and of another.
+
+        Args:
+            other: a step with the same :meth:`pattern`.
+            share: 0 for the requests of this step, 1 for those of the other.
+        """
+        sizes = zip(self.events, other.events, strict=True)
+        events = [a if a < 0 else max(0, round(a + share * (b - a))) for a, b in sizes]
+        return replace(self, events=events)
+
+    def pattern(self) -> tuple[int, ...]:
+        """Return the events without the bytes of their requests: equal for equal steps."""
+        return tuple(min(event, 0) for event in self.at(len(self.old), range(len(self.old))))
 
     def at(self, start: int, old: Sequence[int]) -> list[int]:
         """Return the events after ``start`` other blocks, of which ``old`` are to be released."""
@@ -81,6 +96,11 @@ def steps_differ(recording: Recording) -> bool:
     for requests in map(requests_of, recording.steps[1:]):
         counts.setdefault(max(requests, default=0), set()).add(len(requests))
     return any(len(each) > 1 for each in counts.values())
+
+
+def steps_vary(recording: Recording) -> bool:
+    """Return True if other steps than the recorded ones are to be expected."""
+    return recording.batches_vary or steps_differ(recording)
 
 
 def counts_of(steps: Sequence[Sequence[int]]) -> list[int]:
