@@ -113,8 +113,9 @@ def find_max_batch(
             trains on at most as many examples as the search. A ``loader`` is read for a few
             seconds; a warning says if it is slower than the steps.
         mode: ``"eval"``: run forward passes and losses in eval mode without gradients, while the
-            gradients and optimizer states of a training are in memory. ``"inference"``: run forward
-            passes with the model alone in memory. Default: train.
+            gradients and optimizer states of a training are in memory, after steps with a few
+            examples. Steps of a real size may leave less room; ``eval_batch_size`` proves that.
+            ``"inference"``: run forward passes with the model alone in memory. Default: train.
         eval_batch_size: also run a validation after every step, with batches of this size.
             Default: none, or a ``transformers.Trainer``'s own if it has an ``eval_dataset``.
         time_limit: seconds after which the search ends with the largest size confirmed by then. A

@@ -93,7 +93,8 @@ MODE_OPTIONS = (
         type=click.Choice(["train", "eval", "inference"]),
         default="train",
         show_default=True,
-        help="Run forward passes only: beside a training's states (eval), or without (inference).",
+        help="Run forward passes only: with a training's states, after small steps (eval), or "
+        "without (inference). For validation inside a training, --eval-batch-size N is the proof.",
     ),
     number("--eval-batch-size", help="Also validate after every step, with batches of N examples."),
 )

@@ -86,6 +86,11 @@ def _circumstances(result: BatchSizeResult) -> list[str]:
             f"Found on {result.remembered_from}, and confirmed again now. "
             "Try --no-cache to search again."
         )
+    if result.mode == "eval" and result.batch_size:
+        lines.append(
+            "It holds after small training steps; steps of a real size may leave less room. "
+            f"Prove it for your training with find --eval-batch-size {result.batch_size}."
+        )
     if result.eval_batch_size and result.batch_size:
         lines.append(
             f"In every confirmation, validations with batches of {result.eval_batch_size} ran too."
