@@ -33,11 +33,16 @@ def sweep_table(sweep: Sweep, width: float = math.inf) -> list[str]:
 def paste_lines(sweep: Sweep) -> list[str]:
     """Return what a sweep says as code and configuration; nothing for a sweep over pairs."""
     lines = []
+    if sweep.max_tokens is not None and sweep.mixed_percent is None and len(sweep.rows) > 1:
+        lines.append(
+            "# For each length alone. A training that mixes lengths needs more memory: keep about "
+            "10% free."
+        )
     if sweep.max_tokens is not None:
-        longest = max(row.length or 0 for row in sweep.rows)
+        swept = [row.length or 0 for row in sweep.rows]
         lines.append(
             f"max_tokens = {sweep.max_tokens}  # max_tokens // length examples fit, at any length "
-            f"up to {longest:g}"
+            f"from {min(swept):g} to {max(swept):g}"
         )
     if sweep.buckets:
         lengths = ", ".join(f"{length:g}" for length in sweep.buckets)

@@ -75,6 +75,8 @@ class Sweep:
         is_measured: True if every size was confirmed by real training steps.
         rows: one row for each value, in the order given.
         warnings: problems that the user should act on.
+        mixed_percent: percentage of the batch sizes at which one training that mixes the lengths
+            was confirmed; 0 if none was; None if that was not tried.
     """
 
     over: tuple[str, ...]
@@ -83,6 +85,7 @@ class Sweep:
     is_measured: bool
     rows: tuple[SweepRow, ...]
     warnings: tuple[str, ...] = ()
+    mixed_percent: int | None = None
 
     @property
     def number_of_probes(self) -> int:
@@ -93,11 +96,12 @@ class Sweep:
     def max_tokens(self) -> int | None:
         """The largest number of tokens (or pixels) in a batch that is safe for all lengths.
 
-        ``max_tokens // length`` examples fit at every length up to the longest. Memory per token is
-        convex in the length, so between two lengths that ran, an example needs at most the
-        interpolated memory. None if the swept values are not lengths, or one of them does not fit.
+        ``max_tokens // length`` examples fit at every length from the shortest to the longest.
+        Memory per token is convex in the length, so between two lengths that ran, an example needs
+        at most the interpolated memory. None if the swept values are not lengths, or one of them
+        does not fit.
         """
-        pairs = [(row.batch_size, row.length, row.elements) for row in self.rows]
+        pairs = [(self._mixed(row), row.length, row.elements) for row in self.rows]
         if not pairs or not all(size and length and elements for size, length, elements in pairs):
             return None
         shares = [elements / length for _, length, elements in pairs if elements and length]
@@ -110,8 +114,14 @@ class Sweep:
         """The batch size for each bucket, by the longest length in it; {} for pairs."""
         if len(self.over) > 1:
             return {}
-        sizes = {row.length: row.batch_size for row in self.rows if row.length and row.batch_size}
-        return {length: sizes[length] for length in sorted(length for length in sizes if length)}
+        sizes = {row.length: self._mixed(row) for row in self.rows if row.length}
+        return {length: sizes[length] for length in sorted(sizes) if sizes[length]}
+
+    def _mixed(self, row: SweepRow) -> int:
+        """Return a row's batch size for a training that mixes the lengths."""
+        if self.mixed_percent is None or not row.batch_size:
+            return row.batch_size
+        return share_of(row.batch_size, self.mixed_percent) if self.mixed_percent else 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the sweep as plain data, ready for JSON."""
@@ -122,7 +132,18 @@ class Sweep:
             "budget_bytes": self.budget_bytes,
             "is_measured": self.is_measured,
             "max_tokens": self.max_tokens,
+            "mixed_percent": self.mixed_percent,
             "number_of_probes": self.number_of_probes,
             "rows": [row.to_dict() for row in self.rows],
             "warnings": [*self.warnings],
         }
+
+
+def share_of(batch_size: int, percent: int) -> int:
+    """Return a percentage of a batch size, but at least 1.
+
+    Example:
+        >>> share_of(99, 90), share_of(1, 90)
+        (89, 1)
+    """
+    return max(1, batch_size * percent // 100)

@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any
 
 from batchfinder.errors import UsageError
+from batchfinder.studies.size_sweep import SizeSweep
+from batchfinder.studies.sweep_result import SweepRow, share_of
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.target import name_of, refuse_unknown_arguments
@@ -54,9 +56,59 @@ def bound(setup: TrainingSetup, values: Mapping[str, Any]) -> TrainingSetup:
     return dataclasses.replace(setup, make_batch=partial(setup.make_batch, **values))
 
 
+class MixedBatches:
+    """``make_batch(percent, step) -> batch``: one length after another, as training mixes them.
+
+    Args:
+        parts: makes the batches of each length, with its largest batch size; the longest first.
+    """
+
+    def __init__(self, parts: Sequence[tuple[BatchMaker, int]]) -> None:
+        self._parts = parts
+
+    def __call__(self, percent: int, step: int) -> Any:
+        """Make the batch of a step, at this percentage of the largest batch size."""
+        batches, batch_size = self._parts[step % len(self._parts)]
+        return batches.make(share_of(batch_size, percent), step=step)
+
+
 def elements_of(setup: TrainingSetup, batch_dim: int) -> float:
     """Return the number of tensor elements in one example of the batch."""
     batch_size = 2
     batches = BatchMaker(setup.sample, make_batch=setup.make_batch, batch_dim=batch_dim)
     tensors = [tensor for _, tensor in named_tensors(batches.make(batch_size))]
     return sum(tensor.numel() for tensor in tensors) / batch_size
+
+
+def outside_in(rows: Sequence[SweepRow]) -> list[int]:
+    """Return the order to search in: both ends, then the middle of the widest gap each time."""
+    lengths = [row.length for row in rows]
+    order = sorted(range(len(rows)), key=lambda i: (lengths[i] or 0.0, i))
+    done = [len(order) - 1, 0][: len(order)]
+    while len(done) < len(order):
+        known = sorted(done)
+        start, end = max(itertools.pairwise(known), key=lambda gap: gap[1] - gap[0])
+        done.append((start + end) // 2)
+    return [order[place] for place in done]
+
+
+class ExampleSizes:
+    """The example size that memory grows with: an example's elements, or else the swept value.
+
+    Some sweeps do not change the batch, such as a sweep over the model's depth. Then every example
+    has the same number of elements, so the swept value is used.
+    """
+
+    def __init__(self, finder: SizeSweep) -> None:
+        self._scaling = finder.scaling
+        self._lengths: dict[float, float] = {}  # by the elements of an example
+        self._by_length = False
+
+    def size_of(self, row: SweepRow, elements: float) -> float | None:
+        """Return the size of a row's examples; None if its values are not positive numbers."""
+        if row.length is None or row.length <= 0:
+            return None
+        if self._lengths.setdefault(elements, row.length) != row.length and not self._by_length:
+            self._by_length = True
+            self._scaling.rename(self._lengths)
+        return row.length if self._by_length else elements

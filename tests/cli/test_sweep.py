@@ -40,7 +40,8 @@ def test_a_table_and_what_to_paste() -> None:
     assert title.startswith("any GPU, budget ")
     assert head.split()[:4] == ["max_tokens", "max", "batch", "tokens"]
     sizes = [int(row.split()[1]) for row in rows]
-    budget, pairs, lhotse, nemo = paste.splitlines()
+    alone, budget, pairs, lhotse, nemo = paste.splitlines()
+    assert alone.startswith("# For each length alone.")
     assert re.match(rf"max_tokens = {min(64 * sizes[0], 128 * sizes[1])}  # ", budget)
     assert pairs.startswith(f"batch_sizes = {{64: {sizes[0]}, 128: {sizes[1]}}}")
     assert f"max_seq_len_buckets=[64, 128], batch_sizes=[{sizes[0]}, {sizes[1]}])" in lhotse
@@ -67,7 +68,7 @@ def test_a_report_has_a_picture_and_a_table(tmp_path: Path) -> None:
                  str(page))  # fmt: skip
     assert done.exit_code == 0, done.output
     text = page.read_text()
-    assert "max_tokens = 32 is safe for all lengths" in text
+    assert "max_tokens = 32 is safe at all lengths" in text
     assert "Largest batch size" in text
     assert ">16</th>" in text
 

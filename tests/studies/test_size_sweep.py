@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch import nn
 
 from batchfinder.errors import UsageError, UserCodeError
 from batchfinder.estimator import estimate_max_batch
+from batchfinder.reporting.sweeps import paste_lines
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.search.run import run_search
 from batchfinder.studies.size_sweep import SizeSweep
@@ -167,6 +170,45 @@ def test_a_budget_of_tokens_is_safe_for_all_lengths() -> None:
     assert all(sweep.max_tokens // length <= size for length, size in sweep.buckets.items())
     assert sweep.buckets == {512: 96, 1024: 44, 2048: 19}
     assert swept((512, 96), (1024, 0)).max_tokens is None
+
+
+def test_lines_to_paste_hold_where_a_training_mixes_the_lengths() -> None:
+    alone = swept((512, 96), (2048, 19))
+    assert paste_lines(alone)[0].startswith("# For each length alone.")
+    mixed = dataclasses.replace(alone, mixed_percent=80)
+    assert mixed.buckets == {512: 76, 2048: 15}
+    assert mixed.max_tokens == 15 * 2048
+    assert paste_lines(mixed)[0].startswith(f"max_tokens = {15 * 2048}  #")
+    assert paste_lines(mixed)[0].endswith("at any length from 512 to 2048")
+    assert paste_lines(dataclasses.replace(alone, mixed_percent=0)) == []
+
+
+def test_on_the_device_steps_of_all_lengths_are_tried_in_turn(tmp_path: Path) -> None:
+    log = tmp_path / "lengths"  # in a file, because what a model can reach is restored
+
+    class Watched(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with log.open("a") as file:
+                file.write(f"{x.shape[1]} ")
+            return super().forward(x)
+
+    def make_batch(batch_size: int, *, length: int) -> Any:
+        return torch.randn(batch_size, length, 16), torch.randn(batch_size, length, 16)
+
+    over = {"length": [4, 8]}
+    sweep = sweep_max_batch(
+        Watched(16, 16), over, make_batch=make_batch, device="cpu", max_batch_size=4
+    )
+    assert sweep.mixed_percent == 100
+    assert "8 4 8 4 8 4" in log.read_text()
+
+
+def test_a_model_made_for_one_length_has_no_training_that_mixes_them() -> None:
+    def build(seq_len: int) -> Any:
+        return nn.Linear(seq_len, seq_len), torch.randn(2, seq_len)
+
+    sweep = sweep_max_batch(build, {"seq_len": [4, 8]}, device="cpu", max_batch_size=4)
+    assert (sweep.mixed_percent, sweep.max_tokens) == (None, 16)
 
 
 def test_images_by_their_side_have_no_budget_of_tokens() -> None:

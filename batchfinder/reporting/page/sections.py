@@ -45,7 +45,7 @@ def _study(data: Data, rows: Rows, names: int) -> str:
     by = ", ".join(rows[0][:names])
     facts = [f"budget {format_bytes(data['budget_bytes'])}"]
     if data.get("max_tokens"):
-        facts.append(f"max_tokens = {data['max_tokens']} is safe for all lengths")
+        facts.append(f"max_tokens = {data['max_tokens']} is safe at all lengths")
     return _section(
         [
             f"<h2>{escape(data['device'])}</h2>",
