@@ -28,7 +28,8 @@ def estimate_strategies(
     study: Study,
     gpus: Sequence[Gpu],
     settings: AllocatorSettings | None = None,
-    on_row: Callable[[Strategy], None] = lambda _: None,
+    on_begin: Callable[[Strategy], None] = lambda _: None,
+    on_end: Callable[[Sequence[StrategyRow]], None] = lambda _: None,
 ) -> list[Comparison]:
     """Estimate every strategy on each GPU.
 
@@ -36,45 +37,57 @@ def estimate_strategies(
         study: the comparison to make.
         gpus: at least one GPU.
         settings: settings of the caching allocator.
-        on_row: called with each strategy before it is traced.
+        on_begin: called with each strategy before it is traced.
+        on_end: called with its rows, one for each GPU, as it ends.
 
     Raises:
         Exception: the error of the first strategy, which changes nothing.
     """
-    rows: list[list[StrategyRow]] = [[] for _ in gpus]
-    warnings: list[str] = []
+    done: list[list[StrategyRow]] = []
     traced: dict[Strategy, list[tuple[Strategy, StepTraces]]] = {}
     for strategy in study.strategies:
-        on_row(strategy)
+        on_begin(strategy)
         try:
             estimates, blocks = _estimates(study, strategy, gpus, settings, traced)
         except Exception as error:
-            if strategy == study.strategies[0]:
+            if not done:
                 raise
-            for of_gpu in rows:
-                of_gpu.append(StrategyRow(strategy, note=reason_of(error)))
-            continue
-        for of_gpu, estimate in zip(rows, estimates, strict=True):
-            told = estimate.result.warnings
-            new = (text for text in told if text not in warnings)
-            note = "" if strategy == study.strategies[0] else next(new, "")
-            row = _row(study, strategy, estimate, blocks, note)
-            of_gpu.append(_checked(row, of_gpu))
-        if strategy == study.strategies[0]:
-            warnings += [text for estimate in estimates for text in estimate.result.warnings]
-    told_once = tuple(dict.fromkeys(warnings))
+            done.append([StrategyRow(strategy, note=reason_of(error)) for _ in gpus])
+        else:
+            known = _warnings(done)
+            rows = []
+            for index, estimate in enumerate(estimates):
+                new = (text for text in estimate.result.warnings if text not in known)
+                note = next(new, "") if done else ""
+                row = _row(study, strategy, estimate, blocks, note)
+                rows.append(_checked(row, [before[index] for before in done]))
+            done.append(rows)
+        on_end(done[-1])
+    return estimated_comparisons(study, gpus, done)
+
+
+def estimated_comparisons(
+    study: Study, gpus: Sequence[Gpu], done: Sequence[Sequence[StrategyRow]]
+) -> list[Comparison]:
+    """Return the comparisons of the finished strategies, whose rows are one for each GPU."""
     return [
         Comparison(
             gpu.name,
             of_gpu[0].result.budget_bytes if of_gpu[0].result else 0,
             False,
-            tuple(of_gpu),
+            of_gpu,
             study.global_batch_size,
             study.base,
-            told_once,
+            _warnings(done),
         )
-        for gpu, of_gpu in zip(gpus, rows, strict=True)
+        for gpu, of_gpu in zip(gpus, zip(*done, strict=True), strict=bool(done))
     ]
+
+
+def _warnings(done: Sequence[Sequence[StrategyRow]]) -> tuple[str, ...]:
+    """Return the warnings of the first strategy, which hold for all."""
+    first = [row.result for rows in done[:1] for row in rows if row.result]
+    return tuple(dict.fromkeys(text for result in first for text in result.warnings))
 
 
 def _estimates(

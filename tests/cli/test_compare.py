@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,25 @@ def test_nothing_fits_exits_with_3() -> None:
     done = compare("--memory", "1900MiB", "--arg", "width=1024", "--strategy", "sgd")
     assert done.exit_code == 3
     assert "none fits" in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_the_rows_that_ended(number: signal.Signals, tmp_path: Path) -> None:
+    file = tmp_path / "interrupted.py"
+    file.write_text(
+        "import os, torch\n"
+        "class Model(torch.nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        if torch.is_autocast_enabled('cuda'):\n"
+        f"            os.kill(os.getpid(), {int(number)})\n"
+        "        return super().forward(x)\n"
+        "def build():\n"
+        "    return Model(8, 8), torch.randn(2, 8)\n"
+    )
+    done = compare(
+        "--gpu", "t4", "--max-batch-size", "8", "--strategy", "sgd", "--strategy", "bf16",
+        target=f"{file}:build",
+    )  # fmt: skip
+    assert done.exit_code == {signal.SIGINT: 130, signal.SIGTERM: 143}[number], done.output
+    assert [line.split("  ")[0] for line in done.stdout.splitlines()[2:4]] == ["as it is", "sgd"]
+    assert "bf16" not in done.stdout

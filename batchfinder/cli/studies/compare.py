@@ -18,8 +18,9 @@ from batchfinder.probing.devices.versions import versions
 from batchfinder.reporting.comparison import comparison_table, equation_lines, marked_rows
 from batchfinder.reporting.page.page import check_report
 from batchfinder.results.result import SCHEMA_VERSION
+from batchfinder.simulation.gpus import Gpu
 from batchfinder.studies.comparison import Comparison, StrategyRow
-from batchfinder.studies.estimating import estimate_strategies
+from batchfinder.studies.estimating import estimate_strategies, estimated_comparisons
 from batchfinder.studies.measuring import measure_strategies, measured_comparison
 from batchfinder.studies.strategies import Strategy
 from batchfinder.studies.study import Study, study_of
@@ -68,12 +69,15 @@ def compare(
             )
             if is_measured:
                 measured, status = _measured(study)
-                if measured is None:
-                    return status
-                comparisons.append(measured)
+                comparisons += [measured] if measured else []
             else:
-                comparisons += estimate_strategies(study, gpus, AllocatorSettings(), _show_begin)
+                estimated, status = _estimated(study, gpus)
+                comparisons += estimated
+            if status:
+                break
     _clear_line()
+    if status and not comparisons:
+        return status
     if not as_json:
         _print(comparisons, explain=explain)
     tables = [comparison.to_dict() for comparison in comparisons]
@@ -83,6 +87,17 @@ def compare(
     fits = any(row.batch_size for comparison in comparisons for row in comparison.rows)
     is_advised = bool(gpus) and is_language_model(target)
     return status or end(fits, request, gpus if is_advised else [])
+
+
+def _estimated(study: Study, gpus: Sequence[Gpu]) -> tuple[list[Comparison], int]:
+    """Estimate; return what a signal leaves of the comparisons, and the exit status."""
+    done: list[Sequence[StrategyRow]] = []
+    with terminated_as_ctrl_c() as why:
+        try:
+            settings = AllocatorSettings()
+            return estimate_strategies(study, gpus, settings, _show_begin, done.append), 0
+        except KeyboardInterrupt:
+            return estimated_comparisons(study, gpus, done), why[-1]
 
 
 def _measured(study: Study) -> tuple[Comparison | None, int]:
