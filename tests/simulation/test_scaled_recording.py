@@ -181,3 +181,12 @@ def test_a_size_whose_other_lengths_would_not_fit_does_not_last(batches_vary: bo
     recording = of_lengths(100, 90, 96, 90, 96)._replace(batches_vary=batches_vary)
     assert lasts(recording, 850 * MIB, AllocatorSettings()) is not batches_vary
     assert lasts(recording, 1000 * MIB, AllocatorSettings())
+
+
+@pytest.mark.parametrize(("budget_mib", "does"), [(700, True), (300, False)])
+def test_more_validations_must_fit_than_were_recorded(budget_mib: int, does: bool) -> None:
+    """Each validation leaves 40 MiB: two fit into 300 MiB, twelve do not."""
+    steps = [[MIB, ~i] for i in range(4)]
+    validations = [[40 * MIB, 2 * MIB, ~(5 + 2 * i)] for i in range(2)]
+    recording = Recording([], steps, validations=validations)
+    assert lasts(recording, budget_mib * MIB, AllocatorSettings()) is does
