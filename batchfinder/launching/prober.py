@@ -63,7 +63,7 @@ class LaunchProber:
         self._patience = Patience(options)
         self._verdicts: dict[int, Verdict] = {}
         self._warnings: dict[str, str] = {}
-        self._sizes, self._lengths_differ, self.room = SizesSeen(), False, 0.0
+        self._sizes, self._lengths_differ = SizesSeen(), False
         self._most_examples: int | None = None
         self.launched: list[Probe] = []
         self.saved: list[str] = []
@@ -75,6 +75,11 @@ class LaunchProber:
         if self._device_type == "cpu":
             self._limit_cpu()
         self._start(template.allowed(smallest))
+
+    @property
+    def room(self) -> float:
+        """The fraction of the budget kept free for other lengths. CPUs are watched longer."""
+        return VARIED_ROOM if self._lengths_differ and self._device_type == "cuda" else 0.0
 
     @property
     def is_repeatable(self) -> bool:
@@ -232,8 +237,7 @@ class LaunchProber:
         """Record a launch: its price, the batch size that it really had, and its warnings."""
         if record.lengths_differ and not self._lengths_differ:
             self._lengths_differ = True
-            if self._device_type == "cuda":  # a CPU's peaks are watched for longer instead
-                self.room = VARIED_ROOM
+            if self.room:
                 self.budget_bytes = self._cuda_budget_bytes = with_room(self.budget_bytes)
                 verdict = verdict.within(self.budget_bytes)
             self._warnings["lengths"] = lengths_differ(self.room)

@@ -170,17 +170,16 @@ def sweep_on_device(
     facts: list[tuple[str, int]] = []
     warnings: list[str] = []
     errors: list[Exception] = []
-    for index in outside_in(rows):
+    order = outside_in(rows)
+    for index in order:
         row = rows[index]
         try:
             setup = load(row.values)
-            elements = elements_of(setup, options.batch_dim)
+            batches[index] = BatchMaker.of(setup, options.batch_dim)
+            elements = elements_of(batches[index])
             x = sizes.size_of(row, elements)
             own = source and source.with_arguments(row.values)
             longest = longest or setup
-            batches[index] = BatchMaker(
-                setup.sample, make_batch=setup.make_batch, batch_dim=options.batch_dim
-            )
             with closing(choose_prober(setup, options, own)) as prober:
                 facts.append((prober.device, prober.budget_bytes))
                 answer = finder.find(prober, x)
@@ -207,7 +206,7 @@ def sweep_on_device(
     device, budget = facts[0]
     sweep = Sweep(tuple(over), device, budget, True, tuple(rows))
     if sweep.max_tokens is not None and len(rows) > 1:
-        parts = [(batches[index], rows[index].batch_size) for index in outside_in(rows)]
+        parts = [(batches[index], rows[index].batch_size) for index in order]
         assert longest is not None
         percent = _mixed_percent(longest, MixedBatches(parts), options)
         if percent == 0:
@@ -265,7 +264,7 @@ def sweep_on_gpus(
     for values in combinations(over):
         try:
             setup = load(values)
-            elements = elements_of(setup, options.batch_dim)
+            elements = elements_of(BatchMaker.of(setup, options.batch_dim))
             estimates = estimate_on_gpus(setup, gpus, options, bounds=bounds)
         except UsageError:
             raise

@@ -72,10 +72,9 @@ class MixedBatches:
         return batches.make(share_of(batch_size, percent), step=step)
 
 
-def elements_of(setup: TrainingSetup, batch_dim: int) -> float:
-    """Return the number of tensor elements in one example of the batch."""
+def elements_of(batches: BatchMaker) -> float:
+    """Return the number of tensor elements in one example of a batch."""
     batch_size = 2
-    batches = BatchMaker(setup.sample, make_batch=setup.make_batch, batch_dim=batch_dim)
     tensors = [tensor for _, tensor in named_tensors(batches.make(batch_size))]
     return sum(tensor.numel() for tensor in tensors) / batch_size
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from batchfinder.errors import SampleError
-from batchfinder.training.setup import MakeBatch
+from batchfinder.training.setup import MakeBatch, TrainingSetup
 from batchfinder.training.tree import described_shapes, map_leaves, named_tensors, repeat_examples
 
 _PLAIN = (str, bytes, numbers.Number, type(None), PurePath)
@@ -71,6 +71,11 @@ class BatchMaker:
             self._sample = map_leaves(_on_host, sample)
             self.batch_size = common_size(self._sample, batch_dim)
             self._warn_of_others()
+
+    @classmethod
+    def of(cls, setup: TrainingSetup, batch_dim: int) -> BatchMaker:
+        """Return a maker of the batches of a setup."""
+        return cls(setup.sample, make_batch=setup.make_batch, batch_dim=batch_dim)
 
     def make(self, batch_size: int, most_elements: int | None = None, *, step: int = 0) -> Any:
         """Make a fresh batch on the host. Only the batch itself is allocated.

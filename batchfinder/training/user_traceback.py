@@ -14,7 +14,6 @@ _OUR_MODULES = frozenset({"batchfinder", "click", "concurrent", "importlib", "ru
 # A module's call adds two or three frames of PyTorch before its forward. They explain no error.
 _CALLS_OF_MODULES = frozenset({"_wrapped_call_impl", "_call_impl", "inner"})
 
-
 # "Expected all tensors to be on the same device, but ..." (most operators), and "Input type
 # (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same" (convolutions).
 _TWO_DEVICES = re.compile(r"to be on the same device|type \(torch\.[a-z]+\.\w*Tensor\)")

@@ -108,9 +108,7 @@ class Here:
         )
         if isinstance(self._setup.optimizer, str):
             find_optimizer(self._setup.optimizer)  # reports a wrong name at once
-        self._batches = BatchMaker(
-            self._setup.sample, make_batch=self._setup.make_batch, batch_dim=options.batch_dim
-        )
+        self._batches = BatchMaker.of(self._setup, options.batch_dim)
         memory = self._device.memory()
         facts: dict[str, str] = {}
         if self._ranks is not None:

@@ -55,7 +55,6 @@ class Supervisor(AtPlace):
         except BaseException:
             self.close()
             raise
-        # Steps of different shapes cannot be replayed.
         if self.place.device.startswith("cuda"):
             self.recordings = {}
 

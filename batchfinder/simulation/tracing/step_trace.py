@@ -88,9 +88,7 @@ class StepTraces:
         self._alike = set(FAMILIES)
         self._cluster = cluster
         with self._repeatable():
-            self._batches = BatchMaker(
-                setup.sample, make_batch=setup.make_batch, batch_dim=options.batch_dim
-            )
+            self._batches = BatchMaker.of(setup, options.batch_dim)
         self.warnings += self._batches.warnings
         self._general: GeneralTrace | None = None
         self.are_general = True

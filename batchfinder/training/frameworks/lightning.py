@@ -25,6 +25,7 @@ from batchfinder.training.frameworks.methods import methods_replaced
 from batchfinder.training.loss import call_model
 from batchfinder.training.parallel import is_wrapped, unwrapped
 from batchfinder.training.source import KeptUntil, StepSource
+from batchfinder.training.user_traceback import error_line
 
 _LIGHTNING = ("lightning", "pytorch_lightning")
 
@@ -169,10 +170,10 @@ def batches_of_module(model: nn.Module, warn: Callable[[str], None]) -> DataBatc
     try:
         loader = method()
     except Exception as error:  # noqa: BLE001 - usually the data is not prepared yet
-        line = f"{type(error).__name__}: {error}".partition("\n")[0]
         warn(
-            f"train_dataloader of the LightningModule failed before training ({line}), so its data "
-            "is not used; give --loader FILE.py:FUNCTION (from Python: loader)"
+            "train_dataloader of the LightningModule failed before training "
+            f"({error_line(error)}), so its data is not used; give --loader FILE.py:FUNCTION "
+            "(from Python: loader)"
         )
         return None
     return batches_of_loader(loader, "train_dataloader of the LightningModule")

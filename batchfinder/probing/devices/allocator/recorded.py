@@ -50,36 +50,29 @@ class Replay:
     def steps(self, most_steps: int) -> Iterator[tuple[int, int]]:
         """Replay steps; yield each one's peak of reserved bytes, and its flushes of the cache.
 
-        After the recorded steps, the last ones are repeated: those after the latest step that made
-        as many requests as the last. If there is none, the replay ends.
+        After the recorded steps, the last ones are repeated; see :func:`_repeating_last`.
         """
         allocator, steps = self._allocator, self._recording.steps
-        counts = counts_of(steps)
-        period = next((n for n in range(1, len(steps)) if counts[-1 - n] == counts[-1]), 0)
-        for number in range(most_steps):
-            past = number - len(steps)
-            if past >= 0 and not period:
-                return
-            repeats = past // period + 1 if past >= 0 else 0
-            self._shift = repeats * sum(counts[-period:])
+        for place, self._shift in _repeating_last(steps, most_steps):
             retries = allocator.retries
             allocator.peak_reserved_bytes = allocator.reserved_bytes
-            self._done = number - repeats * period + 1
-            self._replay(steps[self._done - 1])
+            self._done = place + 1
+            self._replay(steps[place])
             yield allocator.peak_reserved_bytes, allocator.retries - retries
 
     def validations(self) -> None:
         """Replay the validations, if there are any, after all recorded steps that are left.
 
-        The last one is repeated, if it made as many requests as the one before.
+        The last ones are repeated as steps are.
         """
-        if validations := self._recording.validations:
-            for events in [*self._recording.steps[self._done :], *validations]:
-                self._replay(events)
-            *_, before, last = (0, *counts_of(validations))
-            for _ in range(LASTING_VALIDATIONS if before == last else 0):
-                self._shift += last
-                self._replay(validations[-1])
+        if not (validations := self._recording.validations):
+            return
+        for events in self._recording.steps[self._done :]:
+            self._replay(events)
+        repeated = self._shift
+        for place, shift in _repeating_last(validations, len(validations) + LASTING_VALIDATIONS):
+            self._shift = repeated + shift
+            self._replay(validations[place])
 
     def _replay(self, events: Sequence[int]) -> None:
         malloc, free, blocks = self._allocator.malloc, self._allocator.free, self._blocks
@@ -93,6 +86,20 @@ class Replay:
                 block, blocks[index] = blocks[index], None
                 if block is not None:
                     free(block)
+
+
+def _repeating_last(steps: Sequence[Sequence[int]], most_steps: int) -> Iterator[tuple[int, int]]:
+    """Yield the places of recorded steps, and the number of blocks that repeats requested before.
+
+    After them come those after the latest step that made as many requests as the last, again and
+    again. If there is none, nothing comes.
+    """
+    counts = counts_of(steps)
+    period = next((n for n in range(1, len(steps)) if counts[-1 - n] == counts[-1]), 0)
+    for number in range(most_steps if period else min(most_steps, len(steps))):
+        past = number - len(steps)
+        repeats = past // period + 1 if past >= 0 else 0
+        yield number - repeats * period, repeats * sum(counts[-period:])
 
 
 def foreseen(
