@@ -257,9 +257,9 @@ def _planned(known: Bracket, prices: Prices, estimate: int | None) -> Move:
     """Return the next move, by belief and plan."""
     ran, (end, error) = known.ran, lines_of(known)[0]
     growth = BLIND_GROWTH if math.isinf(end) else MEASURED_GROWTH
+    if known.failure is None and math.isinf(end) and ran > (estimate or 0):
+        return _at(known, growth * ran)  # nothing tells where memory ends
     if known.failure is None and estimate is None:
-        if math.isinf(end):
-            return _at(known, growth * ran)
         if ran < CLOSE * min(end, known.high):
             cautious = lines_of(known, max(NOISE, known.spread) * known.budget_bytes)[0].end
             sure = max(SURE_GROWTH * ran, end - 2 * error)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes import AdversarialProber, FakeProber
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from strategies import Curve, fake_probers, search_bounds, thoroughly
 
@@ -98,8 +98,12 @@ guesses = st.none() | st.builds(Guess, st.integers(1, 10**7), st.booleans())
 # Every device, whatever it does.
 
 
+SILENT = AdversarialProber(seed=98, fit_share=0.9, has_readings=False, is_repeatable=False)
+
+
 @thoroughly
 @given(fake_probers(), search_bounds(), guesses, st.booleans())
+@example(SILENT, (1, None, 1), Guess(98, False), False)  # it crept on above a guess that was passed
 def test_a_search_keeps_its_promises(
     prober: FakeProber, bounds: Bounds, guess: Guess | None, replays: bool
 ) -> None:
