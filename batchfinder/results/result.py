@@ -11,6 +11,7 @@ from typing import Any
 from batchfinder.results.accumulation import AccumulationPlan, plan_accumulation
 from batchfinder.results.memory_model import MemoryModel
 from batchfinder.results.probe import Outcome, Probe
+from batchfinder.results.summary import Summarized
 from batchfinder.results.throughput import Throughput
 from batchfinder.units import format_seconds
 
@@ -49,8 +50,8 @@ class NextFailure:
     reason: str
 
 
-@dataclass(frozen=True)
-class BatchSizeResult:
+@dataclass(frozen=True, repr=False)
+class BatchSizeResult(Summarized):
     """The answer of a search, with the evidence for it.
 
     ``int(result)`` is the batch size, ``str(result)`` a one-line summary. ``result.to_json()`` has

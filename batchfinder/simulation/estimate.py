@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchfinder.results.result import BatchSizeResult
+from batchfinder.results.summary import Summarized
 from batchfinder.simulation.explanation import Explanation
 from batchfinder.simulation.gpus import Gpu
 from batchfinder.simulation.tracing.cluster import Cluster
 from batchfinder.units import format_bytes
 
 
-@dataclass(frozen=True)
-class Estimate:
+@dataclass(frozen=True, repr=False)
+class Estimate(Summarized):
     """The largest batch size on a simulated GPU, and what its memory is used for.
 
     ``int(estimate)`` is the batch size, ``str(estimate)`` a one-line summary.
@@ -62,8 +63,8 @@ class Estimate:
         }
 
 
-@dataclass(frozen=True)
-class PeakEstimate:
+@dataclass(frozen=True, repr=False)
+class PeakEstimate(Summarized):
     """The peak memory of a training step at one batch size.
 
     Attributes:
@@ -98,8 +99,8 @@ class PeakEstimate:
         return self.peak_reserved_bytes + self.gpu.overhead_bytes
 
 
-@dataclass(frozen=True)
-class ClusterEstimate:
+@dataclass(frozen=True, repr=False)
+class ClusterEstimate(Summarized):
     """The estimate for one rank of a job.
 
     Attributes:
@@ -109,6 +110,9 @@ class ClusterEstimate:
 
     cluster: Cluster
     estimate: Estimate
+
+    def __str__(self) -> str:
+        return f"{self.estimate}, {self.cluster.world_size} ranks"
 
     @property
     def global_batch_size(self) -> int:

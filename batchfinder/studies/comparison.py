@@ -10,12 +10,13 @@ from typing import Any
 
 from batchfinder.results.accumulation import AccumulationPlan, Split
 from batchfinder.results.result import SCHEMA_VERSION, BatchSizeResult
+from batchfinder.results.summary import Summarized, answer, table_of
 from batchfinder.results.throughput import interpolated
 from batchfinder.studies.strategies import Strategy
 
 
-@dataclass(frozen=True)
-class StrategyRow:
+@dataclass(frozen=True, repr=False)
+class StrategyRow(Summarized):
     """The result of one strategy.
 
     Attributes:
@@ -42,6 +43,9 @@ class StrategyRow:
     world_size: int = 1
     plan: AccumulationPlan | None = None
     split_seconds: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.strategy.name}: {answer(self.batch_size, self.note)}"
 
     @property
     def batch_size(self) -> int:
@@ -92,8 +96,8 @@ class StrategyRow:
         }
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Summarized):
     """Strategies side by side, on one device.
 
     Attributes:
@@ -113,6 +117,9 @@ class Comparison:
     global_batch_size: int | None = None
     base: str = ""
     warnings: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return table_of(self.device, is_measured=self.is_measured, rows=self.rows)
 
     @property
     def largest(self) -> StrategyRow | None:

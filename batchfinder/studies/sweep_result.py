@@ -9,14 +9,15 @@ from typing import Any
 
 from batchfinder.results.probe import Probe
 from batchfinder.results.result import SCHEMA_VERSION
+from batchfinder.results.summary import Summarized, answer, table_of
 
 # Padding makes an example's elements differ from proportional to its length, by at most this
 # fraction.
 _PROPORTIONAL = 0.02
 
 
-@dataclass(frozen=True)
-class SweepRow:
+@dataclass(frozen=True, repr=False)
+class SweepRow(Summarized):
     """The largest batch size for one value.
 
     Attributes:
@@ -36,6 +37,10 @@ class SweepRow:
     peak_bytes: int | None = None
     per_sample_bytes: float | None = None
     note: str = ""
+
+    def __str__(self) -> str:
+        values = ", ".join(f"{name}={value}" for name, value in self.values.items())
+        return f"{values}: {answer(self.batch_size, self.note)}"
 
     @property
     def confirmed_steps(self) -> int:
@@ -64,8 +69,8 @@ class SweepRow:
         }
 
 
-@dataclass(frozen=True)
-class Sweep:
+@dataclass(frozen=True, repr=False)
+class Sweep(Summarized):
     """The largest batch size for each value of some arguments, on one device.
 
     Attributes:
@@ -86,6 +91,9 @@ class Sweep:
     rows: tuple[SweepRow, ...]
     warnings: tuple[str, ...] = ()
     mixed_percent: int | None = None
+
+    def __str__(self) -> str:
+        return table_of(self.device, is_measured=self.is_measured, rows=self.rows)
 
     @property
     def number_of_probes(self) -> int:

@@ -135,6 +135,10 @@ def test_int_of_a_result_is_its_batch_size() -> None:
     assert str(RESULT) == "batch size 16 (found) on cpu in 1.50 s"
 
 
+def test_a_notebook_shows_the_summary() -> None:
+    assert repr(RESULT) == f"<BatchSizeResult: {RESULT}>"
+
+
 @pytest.mark.parametrize("thing", [RESULT, PROBE, RESULT.next_failure])
 def test_results_are_frozen(thing: object) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -75,6 +75,14 @@ def test_each_lever_does_what_it_is_for(comparison: Comparison) -> None:
     assert comparison.fastest is None
 
 
+def test_a_notebook_shows_a_line_for_each_row(comparison: Comparison) -> None:
+    first, second, *_ = comparison.rows
+    shown = repr(comparison).splitlines()
+    assert shown[0] == "<Comparison: estimated on T4"
+    assert shown[1:3] == [f"  {first}", f"  bf16: batch size {second.batch_size}"]
+    assert len(shown) == 1 + len(comparison.rows)
+
+
 def test_everything_is_json(comparison: Comparison) -> None:
     data = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))
     assert comparison.largest is not None

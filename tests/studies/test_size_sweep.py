@@ -164,6 +164,12 @@ def swept(*rows: tuple[int, int], elements: int = 2) -> Sweep:
     return Sweep(("seq_len",), "fake", 1000, True, tuple(found))
 
 
+def test_a_notebook_shows_a_line_for_each_value() -> None:
+    sweep = swept((512, 96), (1024, 0))
+    lines = "  seq_len=512: batch size 96", "  seq_len=1024: nothing fits"
+    assert repr(sweep) == "\n".join(["<Sweep: measured on fake", *lines]) + ">"
+
+
 def test_a_budget_of_tokens_is_safe_for_all_lengths() -> None:
     sweep = swept((512, 96), (1024, 44), (2048, 19))
     assert sweep.max_tokens == 19 * 2048
