@@ -24,7 +24,7 @@ from batchfinder.simulation.simulated_search import (
     plausible_interval,
     search_on_paper,
 )
-from batchfinder.simulation.tracing.cluster import Cluster
+from batchfinder.simulation.tracing.data_parallel import Cluster
 from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.training.completion import completed
 from batchfinder.training.setup import (

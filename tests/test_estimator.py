@@ -20,7 +20,7 @@ from batchfinder.estimator import estimate_max_batch, estimate_on_gpus, estimate
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.results.result import Status
 from batchfinder.simulation.gpus import find_gpu, unnamed_gpu
-from batchfinder.simulation.tracing.cluster import Cluster
+from batchfinder.simulation.tracing.data_parallel import Cluster
 from batchfinder.simulation.tracing.step_trace import STEPS, TRACED_SIZES
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.units import GIB, MIB

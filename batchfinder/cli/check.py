@@ -92,7 +92,7 @@ def check_batch_size(
     from batchfinder.cli.output import leftovers_named
     from batchfinder.cli.request import request_of
     from batchfinder.cli.signals import terminated_as_ctrl_c
-    from batchfinder.results.result import SCHEMA_VERSION
+    from batchfinder.results.version import SCHEMA_VERSION
     from batchfinder.units import parse_bytes
 
     if batch_size < 1:

@@ -13,9 +13,8 @@ from batchfinder.results.memory_model import MemoryModel
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.summary import Summarized
 from batchfinder.results.throughput import Throughput
+from batchfinder.results.version import SCHEMA_VERSION
 from batchfinder.units import format_seconds
-
-SCHEMA_VERSION = 1
 
 
 class Status(enum.Enum):

@@ -19,7 +19,7 @@ from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Prober
 from batchfinder.search.remarks import notes_about, warnings_about
 from batchfinder.search.search import Finding, RunProbe, search
-from batchfinder.search.throughput import measure_throughput
+from batchfinder.search.timed_sizes import measure_throughput
 
 OnProbe = Callable[[Probe], None]
 

@@ -10,7 +10,7 @@ from batchfinder.results.result import BatchSizeResult
 from batchfinder.results.summary import Summarized
 from batchfinder.simulation.explanation import Explanation
 from batchfinder.simulation.gpus import Gpu
-from batchfinder.simulation.tracing.cluster import Cluster
+from batchfinder.simulation.tracing.data_parallel import Cluster
 from batchfinder.units import format_bytes
 
 

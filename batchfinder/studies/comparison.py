@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchfinder.results.accumulation import AccumulationPlan, Split
-from batchfinder.results.result import SCHEMA_VERSION, BatchSizeResult
+from batchfinder.results.result import BatchSizeResult
 from batchfinder.results.summary import Summarized, answer, table_of
 from batchfinder.results.throughput import interpolated
+from batchfinder.results.version import SCHEMA_VERSION
 from batchfinder.studies.strategies import Strategy
 
 

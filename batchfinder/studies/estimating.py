@@ -10,7 +10,7 @@ from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.simulation.estimate import Estimate
 from batchfinder.simulation.gpus import Gpu, nccl_bytes
 from batchfinder.simulation.kernels.attention import ComputeCapability
-from batchfinder.simulation.tracing.cluster import Cluster
+from batchfinder.simulation.tracing.data_parallel import Cluster
 from batchfinder.simulation.tracing.same_passes import SamePasses
 from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.studies.apply_strategy import applied

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchfinder.results.probe import Probe
-from batchfinder.results.result import SCHEMA_VERSION
 from batchfinder.results.summary import Summarized, answer, table_of
+from batchfinder.results.version import SCHEMA_VERSION
 
 # Padding makes an example's elements differ from proportional to its length, by at most this
 # fraction.

@@ -11,7 +11,8 @@ from batchfinder.errors import UsageError
 from batchfinder.results.accumulation import Split
 from batchfinder.results.memory_model import MemoryModel, Phase, PhaseModel
 from batchfinder.results.probe import Outcome, Probe
-from batchfinder.results.result import SCHEMA_VERSION, BatchSizeResult, NextFailure, Status
+from batchfinder.results.result import BatchSizeResult, NextFailure, Status
+from batchfinder.results.version import SCHEMA_VERSION
 
 PROBE = Probe(
     batch_size=16,

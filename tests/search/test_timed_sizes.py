@@ -8,7 +8,7 @@ import pytest
 
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.throughput import Throughput
-from batchfinder.search.throughput import measure_throughput
+from batchfinder.search.timed_sizes import measure_throughput
 
 
 def probe_of(size: int, floor: float, steps: int = 3) -> Probe:

@@ -33,13 +33,13 @@ from batchfinder.reporting.estimates import (
     overhead_line,
 )
 from batchfinder.reporting.page.page import check_report
-from batchfinder.results.result import SCHEMA_VERSION
+from batchfinder.results.version import SCHEMA_VERSION
 from batchfinder.simulation.calibration import Calibration, read_measurement
 from batchfinder.simulation.estimate import ClusterEstimate, Estimate
 from batchfinder.simulation.gpus import Gpu, find_gpu, unnamed_gpu
 from batchfinder.simulation.prober import SimulatedProber
 from batchfinder.simulation.tracing.autocast import cuda_autocast_on_cpu
-from batchfinder.simulation.tracing.cluster import Cluster
+from batchfinder.simulation.tracing.data_parallel import Cluster
 from batchfinder.simulation.tracing.refusal import without_cuda
 from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.training.loading import load_setup

@@ -11,7 +11,7 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.search.bounds import Bounds
 from batchfinder.simulation.estimate import ClusterEstimate
 from batchfinder.simulation.gpus import Gpu, nccl_bytes
-from batchfinder.simulation.tracing.cluster import Cluster
+from batchfinder.simulation.tracing.data_parallel import Cluster
 from batchfinder.training.setup import TrainingSetup
 
 

@@ -17,7 +17,7 @@ from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.probing.devices.versions import versions
 from batchfinder.reporting.comparison import comparison_table, equation_lines, marked_rows
 from batchfinder.reporting.page.page import check_report
-from batchfinder.results.result import SCHEMA_VERSION
+from batchfinder.results.version import SCHEMA_VERSION
 from batchfinder.simulation.gpus import Gpu
 from batchfinder.studies.comparison import Comparison, StrategyRow
 from batchfinder.studies.estimating import estimate_strategies, estimated_comparisons

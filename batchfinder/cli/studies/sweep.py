@@ -15,7 +15,7 @@ from batchfinder.errors import UsageError
 from batchfinder.probing.devices.versions import versions
 from batchfinder.reporting.page.page import check_report
 from batchfinder.reporting.sweeps import paste_lines, sweep_table
-from batchfinder.results.result import SCHEMA_VERSION
+from batchfinder.results.version import SCHEMA_VERSION
 from batchfinder.studies.sweep import sweep_on_device, sweep_on_gpus
 from batchfinder.studies.sweep_result import SweepRow
 from batchfinder.studies.sweep_values import bound, combinations

@@ -13,8 +13,7 @@ from typing import Any
 
 from batchfinder.errors import UsageError
 from batchfinder.reporting.page.sections import sections_of
-from batchfinder.results.result import SCHEMA_VERSION
-from batchfinder.results.version import VERSION
+from batchfinder.results.version import SCHEMA_VERSION, VERSION
 
 ELSEWHERE = ". Try a page in another folder, such as report.html"
 

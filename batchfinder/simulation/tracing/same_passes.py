@@ -6,7 +6,7 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.simulation.kernels.attention import ComputeCapability
 from batchfinder.simulation.trace.alignment import NotGeneralError, alike
 from batchfinder.simulation.trace.trace import GeneralTrace
-from batchfinder.simulation.tracing.cluster import Cluster
+from batchfinder.simulation.tracing.data_parallel import Cluster
 from batchfinder.simulation.tracing.step_trace import STEPS, TRACED_SIZES, StepTraces
 from batchfinder.training.setup import TrainingSetup
 

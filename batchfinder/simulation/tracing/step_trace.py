@@ -25,7 +25,7 @@ from batchfinder.simulation.trace.alignment import (
 from batchfinder.simulation.trace.curve import Curve
 from batchfinder.simulation.trace.trace import GeneralTrace, Kind, Trace
 from batchfinder.simulation.tracing.caches import Caches
-from batchfinder.simulation.tracing.cluster import Cluster, resizes_tracked
+from batchfinder.simulation.tracing.data_parallel import Cluster, resizes_tracked
 from batchfinder.simulation.tracing.fake import fake_batch, fake_cuda, fake_setup, with_carried
 from batchfinder.simulation.tracing.operators import ValuesFollowed
 from batchfinder.simulation.tracing.refusal import explained, names_of

@@ -25,7 +25,7 @@ from batchfinder.errors import StepError, UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.simulation.gpus import nccl_bytes
 from batchfinder.simulation.trace.trace import EMPTY_CACHE, Kind, Trace
-from batchfinder.simulation.tracing.cluster import STRATEGIES, Cluster, _Parts, largest_part
+from batchfinder.simulation.tracing.data_parallel import STRATEGIES, Cluster, _Parts, largest_part
 from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.training.setup import OptimizerSpec, TrainingSetup
 from batchfinder.units import MIB
