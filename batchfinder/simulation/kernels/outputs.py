@@ -161,7 +161,7 @@ def _log_sigmoid(input: Tensor) -> tuple[Tensor, Tensor]:  # noqa: A002
     return new_like(input), new_tensor(input, [0])
 
 
-def _like_first(input: Tensor, *args: Any) -> Tensor:  # noqa: A002
+def _like_first(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002
     return new_like(input)
 
 
@@ -220,6 +220,9 @@ _OUTPUTS: dict[Any, Callable[..., Any]] = {
     _aten.log_sigmoid_backward.default: _like_second,
     _aten.multi_margin_loss_backward.default: _like_second,
     _aten.multilabel_margin_loss_backward.default: _like_second,
+    _aten._sample_dirichlet.default: _like_first,
+    _aten._dirichlet_grad.default: _like_first,
+    _aten._standard_gamma_grad.default: _like_first,
     **LOSSES,
     **PACK,
 }

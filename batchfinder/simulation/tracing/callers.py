@@ -17,6 +17,8 @@ _OPTIMIZERS = str(Path(torch.__file__).parent / "optim") + os.sep
 _LBFGS = _OPTIMIZERS + "lbfgs.py"
 _CHECKING = "gaussian_nll_loss"  # checks that no variance is negative
 _GRAD_SCALERS = str(Path(torch.__file__).parent / "amp") + os.sep
+# Checks that the parameters of a distribution, and values to score, are in its domain.
+_DISTRIBUTION = str(Path(torch.__file__).parent / "distributions" / "distribution.py")
 
 
 def is_user_code(file_name: str) -> bool:
@@ -43,7 +45,8 @@ def value_for_pytorch_itself() -> float | None:
 
     Optimizers read their step counter, and a product of decay factors that must not be 1: they get
     a number from late in training. A GradScaler checks for gradients that are not finite, and a
-    loss for negative variances: they get 0. Return None for all other readers.
+    loss for negative variances: they get 0. A distribution checks that its arguments are valid: it
+    gets 1. Return None for all other readers.
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
@@ -54,5 +57,7 @@ def value_for_pytorch_itself() -> float | None:
             return None if name == _LBFGS else 1000.0
         if name.startswith(_GRAD_SCALERS) or frame.f_code.co_name == _CHECKING:
             return 0.0
+        if name == _DISTRIBUTION:
+            return 1.0
         frame = frame.f_back
     return None

@@ -144,6 +144,23 @@ def test_variances_pass_for_positive() -> None:
     assert tables_more(loss) == pytest.approx(7, abs=0.01)
 
 
+# The counting runtime has no values; there, too, the arguments were let pass for valid.
+@pytest.mark.parametrize(
+    ("distribution", "tables"),
+    [("Normal", 10), ("Categorical", 4), ("Gamma", 8.75), ("Dirichlet", 6.75)],
+)
+def test_the_arguments_of_distributions_pass_for_valid(distribution: str, tables: float) -> None:
+    def loss(output: Tensor, model: Any) -> Tensor:
+        kind = getattr(torch.distributions, distribution)
+        arguments = [output.exp()] * (1 if distribution in ("Categorical", "Dirichlet") else 2)
+        over = kind(*arguments)
+        drawn = over.rsample() if over.has_rsample else over.sample()
+        value: Tensor = over.log_prob(drawn).mean() + drawn.float().mean()
+        return value
+
+    assert tables_more(loss) == pytest.approx(tables, abs=0.01)
+
+
 @pytest.mark.parametrize("name", ["multi_margin_loss", "multilabel_margin_loss"])
 def test_gradients_are_known_where_pytorch_says_nothing_of_their_shape(name: str) -> None:
     def loss(output: Tensor, model: Any) -> Tensor:
