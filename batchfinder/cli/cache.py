@@ -26,7 +26,7 @@ def list_answers() -> int:
     cache = _cache()
     answers = cache.answers()
     for answer in answers:
-        size, device = answer.result["batch_size"], answer.result["device"]
+        size, device = (answer.result.get(name, "?") for name in ("batch_size", "device"))
         key = answer.key[:SHOWN]
         click.echo(f"{key}  {answer.when}  batch size {size} on {device}  {answer.command}")
     if not answers:

@@ -12,7 +12,9 @@ from batchfinder.cli.exit_status import CTRL_C, TERMINATED, TIME_IS_UP
 
 @contextmanager
 def terminated_as_ctrl_c(seconds: float | None = None) -> Iterator[list[int]]:
-    """Let SIGTERM, which schedulers send, end the search like Ctrl-C. Restore the handlers.
+    """Let SIGTERM and SIGHUP end the search like Ctrl-C. Restore the handlers.
+
+    Schedulers send SIGTERM, a closed terminal SIGHUP. Under nohup, SIGHUP stays ignored.
 
     Args:
         seconds: a time limit, which ends the search in the same way; None without one.
@@ -22,6 +24,8 @@ def terminated_as_ctrl_c(seconds: float | None = None) -> Iterator[list[int]]:
     """
     exit_status = [CTRL_C]
     causes = {signal.SIGTERM: TERMINATED}
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        causes[signal.SIGHUP] = TERMINATED
     if hasattr(signal, "setitimer"):
         causes[signal.SIGALRM] = TIME_IS_UP
 

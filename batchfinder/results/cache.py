@@ -162,10 +162,12 @@ class AnswerCache:
             rows = connection.execute(f"SELECT {_COLUMNS} FROM answers {where}", values).fetchall()
         try:
             return [
-                CachedAnswer(key, command, float(saved), json.loads(facts), json.loads(result))
+                CachedAnswer(
+                    key, command, _time(saved), dict(json.loads(facts)), dict(json.loads(result))
+                )
                 for key, command, saved, facts, result in rows
             ]
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError, OSError) as error:
             raise _unusable(self.path, error, is_damaged=True) from None
 
     @contextmanager
@@ -186,6 +188,11 @@ class AnswerCache:
             # Subclasses mean a full disk, a lock, or a file that may not be written: no damage.
             is_damaged = type(error) is sqlite3.DatabaseError
             raise _unusable(self.path, error, is_damaged=is_damaged) from None
+
+
+def _time(saved: Any) -> float:
+    datetime.fromtimestamp(float(saved), timezone.utc)  # raises for what is no time
+    return float(saved)
 
 
 def _unusable(path: Path, error: Exception, *, is_damaged: bool = False) -> CacheError:

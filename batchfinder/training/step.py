@@ -26,6 +26,7 @@ from batchfinder.training.source import (
 )
 from batchfinder.training.state.reach import reachable
 from batchfinder.training.tree import named_tensors
+from batchfinder.training.user_traceback import shapes_named
 
 
 class TrainingStep:
@@ -202,7 +203,7 @@ class TrainingStep:
                 if tensor.dim() > self._batch_dim:
                     torch._dynamo.maybe_mark_dynamic(tensor, self._batch_dim)
         self._kept = [batch, *self._kept[1:]]
-        with self._autocast():
+        with self._autocast(), shapes_named(batch):
             self._kept[1] = self._source(self._model, batch)
             self._stand_in = None
             self._kept[2] = self._source.loss_of(self._kept[1], batch)

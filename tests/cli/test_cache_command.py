@@ -40,6 +40,11 @@ def test_an_answer_is_listed_shown_confirmed_and_cleared() -> None:
     assert run("cache", "list").stderr.startswith("No answers in ")
 
 
+def test_an_answer_without_a_size_is_listed() -> None:
+    AnswerCache().remember("abc", "find", {}, {})
+    assert "batch size ? on ?  find" in run("cache", "list").stdout
+
+
 def test_an_unknown_key_is_refused() -> None:
     done = run("cache", "show", "abc")
     assert (done.exit_code, done.stdout) == (2, "")

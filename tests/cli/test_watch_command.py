@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -65,14 +66,15 @@ def test_a_command_is_watched_until_it_ends_and_its_status_is_kept() -> None:
     assert watch("--", sys.executable, "-c", "raise SystemExit(7)").exit_code == 7
 
 
-def test_sigterm_ends_the_command_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_these_signals_end_the_command_too(number: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "batchfinder", "watch", "--every", "0.2", "--json", "--"]
     command += [sys.executable, "-c", "import time; time.sleep(60)"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as watching:
         assert watching.stdout is not None
         watching.stdout.readline()
-        watching.terminate()
+        watching.send_signal(number)
         assert watching.wait(30) == 143
     assert not list(tmp_path.iterdir())
 

@@ -55,6 +55,20 @@ def test_a_damaged_file_is_an_error_and_can_be_cleared(tmp_path: Path) -> None:
     assert cache.recall("a") is not None
 
 
+@pytest.mark.parametrize(
+    "row", ["0, '[1]', '{}'", "0, '{}', '7'", "'never', '{}', '{}'", "1e30, '{}', '{}'"]
+)
+def test_a_damaged_row_is_an_error_too(row: str, tmp_path: Path) -> None:
+    cache = AnswerCache(tmp_path)
+    cache.remember("a", "find", {}, {})
+    with closing(sqlite3.connect(cache.path, isolation_level=None)) as connection:
+        connection.execute(f"INSERT INTO answers VALUES ('b', 'find', {row})")
+    with pytest.raises(CacheError, match="batchfinder cache clear"):
+        cache.answers()
+    assert cache.clear() == 0
+    assert not cache.answers()
+
+
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheError, match="BATCHFINDER_CACHE"):

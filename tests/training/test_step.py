@@ -14,6 +14,7 @@ from batchfinder import TrainingSetup
 from batchfinder.errors import StepError, UsageError
 from batchfinder.training.placement import move_to_device
 from batchfinder.training.step import TrainingStep
+from batchfinder.training.user_traceback import error_line
 
 CPU = torch.device("cpu")
 BATCH = torch.randn(3, 4), torch.tensor([0, 1, 1])
@@ -254,8 +255,10 @@ def test_an_unknown_precision() -> None:
 
 
 def test_the_users_error_comes_out_as_it_is() -> None:
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as raised:
         run(step_of(), torch.ones(2, 5))
+    line = error_line(raised.value)
+    assert "raised while the step ran on sample [2, 5]. If the sample is one example" in line
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")

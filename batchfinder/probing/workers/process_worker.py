@@ -82,7 +82,7 @@ class ProcessWorker:
 
         Raises:
             BatchFinderError, UserCodeError: the worker raised it while loading the setup.
-            WorkerError: the worker died while loading, or took too long.
+            WorkerError: the worker died while loading, took too long, or its answer was no answer.
             WorkerReleasedError: ``is_given_up`` returned True.
         """
         if self._process is None or not (self._restarts and self._process.is_alive()):
@@ -106,6 +106,9 @@ class ProcessWorker:
                 f"the target was still loading after {format_seconds(self._loading_seconds)}. Try "
                 "calling its function by yourself to see what it waits for"
             ) from None
+        except WorkerGarbledError:
+            self.end()
+            raise
         self._restarts = answer["restarts"]
         self._notes.add(*answer["warnings"])
         return Place(**answer["place"])

@@ -147,6 +147,7 @@ def test_errors_of_ours_keep_their_kind() -> None:
         ("os_exit", WorkerError, "the target ended its process while it was loading"),
         ("complain_and_abort", WorkerError, "while it was loading: .*SIGABRT; the last it printed"),
         ("raise", UserCodeError, "ValueError: no such width"),
+        ("write_garbage", WorkerError, "wrote 'not JSON at all' to a file descriptor"),
     ],
 )
 def test_a_target_that_does_not_load(deed: str, error: type[Exception], message: str) -> None:
