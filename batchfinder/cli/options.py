@@ -168,7 +168,7 @@ LANGUAGE_MODEL_OPTIONS = (
         type=click.Choice(METHODS),
         help="hf: train all weights, LoRA, LoRA on 4-bit weights, or DPO.",
     ),
-    flag("--checkpointing", help="hf: recompute activations in the backward."),
+    flag("--checkpointing", help="hf: recompute activations in the backward pass."),
     click.option(
         "--attention",
         type=click.Choice(ATTENTION),
