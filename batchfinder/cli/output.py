@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shlex
 import shutil
 import sys
@@ -45,8 +44,8 @@ def print_notes(texts: Iterable[str]) -> None:
 
 
 def width_of_table() -> float:
-    """Return the columns of the terminal on stdout; infinity for a file or a pipe."""
-    return shutil.get_terminal_size().columns if os.isatty(1) else math.inf
+    """Return ``COLUMNS``, or those of the terminal on stdout; infinity for a file or a pipe."""
+    return shutil.get_terminal_size((0, 0)).columns or math.inf
 
 
 def report_results(files: Sequence[str], *, output: str) -> int:

@@ -33,7 +33,7 @@ def sweep_table(sweep: Sweep, width: float = math.inf) -> list[str]:
 def paste_lines(sweep: Sweep) -> list[str]:
     """Return what a sweep says as code and configuration; nothing for a sweep over pairs."""
     lines = []
-    if sweep.max_tokens is not None and sweep.mixed_percent is None and len(sweep.rows) > 1:
+    if sweep.mixed_percent is None and len(sweep.buckets) > 1:
         lines.append(
             "# For each length alone. A training that mixes lengths needs more memory: keep about "
             "10% free."

@@ -9,23 +9,24 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from batchfinder.errors import UsageError, warn_of
+from batchfinder.errors import SampleError, TargetError, UsageError, warn_of
 from batchfinder.estimator import estimate_on_gpus
 from batchfinder.probing.choose_prober import choose_prober
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.source import SetupSource
-from batchfinder.results.probe import Outcome, peak_at
+from batchfinder.results.probe import peak_at
 from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds
+from batchfinder.simulation.estimate import Estimate
 from batchfinder.simulation.gpus import Gpu, find_gpu
 from batchfinder.studies.size_sweep import SizeSweep
 from batchfinder.studies.study import reason_of
 from batchfinder.studies.sweep_result import Sweep, SweepRow
 from batchfinder.studies.sweep_values import (
     ExampleSizes,
-    MixedBatches,
     bound,
     combinations,
     elements_of,
+    mixed_percent,
     outside_in,
 )
 from batchfinder.training.completion import completed
@@ -39,18 +40,8 @@ Load: TypeAlias = Callable[[Mapping[str, Any]], TrainingSetup]
 
 OnRow: TypeAlias = Callable[[SweepRow], None]
 
-# Percentages of the batch sizes tried for a training that mixes the lengths. At 100, a small
-# transformer ran out of memory within 35 shuffled steps: other lengths leave other gaps.
-MIXED_PERCENTAGES = (100, 95, 90, 85, 80, 70, 60, 50)
-
-MIXED_LESS = (
-    "a training that mixes the lengths fragments the allocator: steps of all lengths in turn were "
-    "confirmed at {} % of the sizes in the table, which the lines to paste have"
-)
-MIXED_NONE = (
-    "steps of all lengths in turn ran out of memory even at half of the sizes in the table. Try "
-    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or train on one length only"
-)
+OnEnd: TypeAlias = Callable[[SweepRow, Sequence[Sweep]], None]
+"""Called with each row as it ends, and the sweeps so far: one for each device, none if unknown."""
 
 
 def sweep_max_batch(
@@ -137,11 +128,12 @@ def sweep_max_batch(
         accumulate=accumulate,
         smallest=check_bounds(*bounds)[0],
     )
+    on_end: OnEnd = lambda row, _: on_row(row)  # noqa: E731
     if gpu is None:
-        sweep = sweep_on_device(load, over, options, bounds, on_row)
+        sweep = sweep_on_device(load, over, options, bounds, on_end)
     else:
         gpus = [find_gpu(gpu) if isinstance(gpu, str) else gpu]
-        (sweep,) = sweep_on_gpus(load, over, gpus, options, bounds, on_row)
+        (sweep,) = sweep_on_gpus(load, over, gpus, options, bounds, on_end)
     warn_of(sweep.warnings)
     return sweep
 
@@ -151,7 +143,7 @@ def sweep_on_device(
     over: Mapping[str, Sequence[Any]],
     options: ProbeOptions,
     bounds: Bounds,
-    on_row: OnRow = lambda _: None,
+    on_end: OnEnd,
     source: SetupSource | None = None,
 ) -> Sweep:
     """Search on the device: the largest and the smallest examples first, then those between.
@@ -163,85 +155,60 @@ def sweep_on_device(
     """
     values = combinations(over)
     finder = SizeSweep(bounds, options.confirm_steps)
-    batches: dict[int, BatchMaker] = {}
-    longest: TrainingSetup | None = None
     sizes = ExampleSizes(finder)
-    rows: list[SweepRow] = [SweepRow(each) for each in values]
+    longest: TrainingSetup | None = None
+    parts: list[tuple[BatchMaker, int]] = []
+    rows: dict[int, SweepRow] = {}
     facts: list[tuple[str, int]] = []
     warnings: list[str] = []
     errors: list[Exception] = []
-    order = outside_in(rows)
-    for index in order:
-        row = rows[index]
+
+    def so_far() -> list[Sweep]:
+        ended = tuple(rows[index] for index in sorted(rows))
+        return [_sweep(over, *facts[0], True, ended, warnings)] if facts else []
+
+    for index in outside_in([SweepRow(each) for each in values]):
+        row = SweepRow(values[index])
         try:
             setup = load(row.values)
-            batches[index] = BatchMaker.of(setup, options.batch_dim)
-            elements = elements_of(batches[index])
+            batches = BatchMaker.of(setup, options.batch_dim)
+            elements = elements_of(batches)
             x = sizes.size_of(row, elements)
             own = source and source.with_arguments(row.values)
-            longest = longest or setup
             with closing(choose_prober(setup, options, own)) as prober:
                 facts.append((prober.device, prober.budget_bytes))
                 answer = finder.find(prober, x)
-        except UsageError:
-            raise
         except Exception as error:  # noqa: BLE001 - the user's code may fail for one value only
             errors.append(error)
-            rows[index] = SweepRow(row.values, note=reason_of(error))
-            on_row(rows[index])
+            rows[index] = SweepRow(row.values, note=_note(error, is_first=not rows))
+            on_end(rows[index], so_far())
             continue
         warnings += answer.warnings
-        slope = None if x is None else finder.scaling.per_sample_bytes.get(x)
         rows[index] = SweepRow(
             row.values,
             answer.batch_size,
             tuple(answer.probes),
             elements,
             peak_at(answer.probes, answer.batch_size),
-            slope,
+            None if x is None else finder.scaling.per_sample_bytes.get(x),
         )
-        on_row(rows[index])
+        if answer.batch_size:
+            longest = longest or setup
+            parts.append((batches, answer.batch_size))
+        on_end(rows[index], so_far())
     if len(errors) == len(rows):
         raise errors[0]
-    device, budget = facts[0]
-    sweep = Sweep(tuple(over), device, budget, True, tuple(rows))
-    if sweep.max_tokens is not None and len(rows) > 1:
-        parts = [(batches[index], rows[index].batch_size) for index in order]
-        assert longest is not None
-        percent = _mixed_percent(longest, MixedBatches(parts), options)
-        if percent == 0:
-            warnings.append(MIXED_NONE)
-        elif percent and percent < max(MIXED_PERCENTAGES):
-            warnings.append(MIXED_LESS.format(percent))
-        sweep = dataclasses.replace(sweep, mixed_percent=percent)
-    return dataclasses.replace(sweep, warnings=tuple(dict.fromkeys(warnings)))
-
-
-def _mixed_percent(
-    longest: TrainingSetup, mixed: MixedBatches, options: ProbeOptions
-) -> int | None:
-    """Return the percentage of the batch sizes at which steps of all lengths run in turn.
-
-    Args:
-        longest: the setup of the longest examples, whose model trains on all.
-        mixed: makes the batches.
-        options: the options of the search.
-
-    Returns:
-        One of ``MIXED_PERCENTAGES``; 0 if none fits; None if the model of the longest examples does
-        not train on the others.
-    """
-    setup = dataclasses.replace(longest, sample=None, make_batch=mixed)
-    options = dataclasses.replace(options, smallest=1)
-    with closing(choose_prober(setup, options)) as prober:
-        for percent in MIXED_PERCENTAGES:
-            try:
-                outcome = prober.probe(percent, confirm=True).outcome
-            except Exception:  # noqa: BLE001 - the model may be made for one length
-                return None
-            if outcome is Outcome.FITS:
-                return percent
-    return 0
+    (sweep,) = so_far()
+    fitting = tuple(row for row in sweep.rows if row.batch_size)
+    if (
+        longest is None
+        or len(parts) == 1
+        or not dataclasses.replace(sweep, rows=fitting).max_tokens
+    ):
+        return sweep
+    percent, warning = mixed_percent(longest, parts, options)
+    told = (*sweep.warnings, *filter(None, [warning]))
+    return dataclasses.replace(sweep, mixed_percent=percent, warnings=told)
 
 
 def sweep_on_gpus(
@@ -250,49 +217,74 @@ def sweep_on_gpus(
     gpus: Sequence[Gpu],
     options: ProbeOptions,
     bounds: Bounds,
-    on_row: OnRow = lambda _: None,
+    on_end: OnEnd,
 ) -> list[Sweep]:
     """Estimate every value on each GPU.
 
     Raises:
         Exception: no value can be trained on; the error of the first one.
     """
-    rows: list[list[SweepRow]] = [[] for _ in gpus]
-    budgets = [0] * len(gpus)
+    rows: list[tuple[SweepRow, ...]] = [() for _ in gpus]
+    budgets: list[int] = []
     warnings: list[str] = []
     errors: list[Exception] = []
+
+    def so_far() -> list[Sweep]:
+        return [
+            _sweep(over, gpu.name, budget, False, of_gpu, warnings)
+            for gpu, budget, of_gpu in zip(gpus, budgets, rows, strict=bool(budgets))
+        ]
+
     for values in combinations(over):
         try:
             setup = load(values)
             elements = elements_of(BatchMaker.of(setup, options.batch_dim))
             estimates = estimate_on_gpus(setup, gpus, options, bounds=bounds)
-        except UsageError:
-            raise
         except Exception as error:  # noqa: BLE001 - the user's code may fail for one value only
             errors.append(error)
-            for of_gpu in rows:
-                of_gpu.append(SweepRow(values, note=reason_of(error)))
-            on_row(rows[0][-1])
-            continue
-        for index, estimate in enumerate(estimates):
-            result, model = estimate.result, estimate.result.memory_model
-            warnings += result.warnings
-            budgets[index] = result.budget_bytes
-            rows[index].append(
-                SweepRow(
-                    values,
-                    result.batch_size,
-                    result.probes,
-                    elements,
-                    estimate.peak_bytes if result.batch_size else None,
-                    model.per_sample_bytes if model else None,
-                )
-            )
-        on_row(rows[0][-1])
+            row = SweepRow(values, note=_note(error, is_first=not rows[0]))
+            rows = [(*of_gpu, row) for of_gpu in rows]
+        else:
+            budgets = [estimate.result.budget_bytes for estimate in estimates]
+            warnings += [text for estimate in estimates for text in estimate.result.warnings]
+            rows = [
+                (*of_gpu, _estimated(values, elements, estimate))
+                for of_gpu, estimate in zip(rows, estimates, strict=True)
+            ]
+        on_end(rows[0][-1], so_far())
     if len(errors) == len(rows[0]):
         raise errors[0]
-    told = tuple(dict.fromkeys(warnings))
-    return [
-        Sweep(tuple(over), gpu.name, budget, False, tuple(of_gpu), told)
-        for gpu, budget, of_gpu in zip(gpus, budgets, rows, strict=True)
-    ]
+    return so_far()
+
+
+def _estimated(values: Mapping[str, Any], elements: float, estimate: Estimate) -> SweepRow:
+    result, model = estimate.result, estimate.result.memory_model
+    return SweepRow(
+        values,
+        result.batch_size,
+        result.probes,
+        elements,
+        estimate.peak_bytes if result.batch_size else None,
+        model.per_sample_bytes if model else None,
+    )
+
+
+def _sweep(
+    over: Mapping[str, Sequence[Any]],
+    device: str,
+    budget_bytes: int,
+    is_measured: bool,
+    rows: tuple[SweepRow, ...],
+    warnings: Sequence[str],
+) -> Sweep:
+    """Make a sweep of the rows that have ended."""
+    sweep = Sweep(tuple(over), device, budget_bytes, is_measured, rows)
+    told = dict.fromkeys(filter(None, [*warnings, sweep.why_no_max_tokens]))
+    return dataclasses.replace(sweep, warnings=tuple(told))
+
+
+def _note(error: Exception, *, is_first: bool) -> str:
+    """Return why a value is impossible; raise an error that the other values would meet too."""
+    if isinstance(error, UsageError) or (is_first and isinstance(error, SampleError | TargetError)):
+        raise error
+    return reason_of(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from batchfinder.results.probe import Probe
@@ -116,6 +116,16 @@ class Sweep(Summarized):
         if max(shares) > min(shares) * (1 + _PROPORTIONAL):
             return None
         return int(min(size * length for size, length, _ in pairs if length))
+
+    @property
+    def why_no_max_tokens(self) -> str:
+        """The values that leave a sweep over lengths without ``max_tokens``; "" if none do."""
+        fitting = tuple(row for row in self.rows if row.batch_size)
+        if len(fitting) == len(self.rows) or replace(self, rows=fitting).max_tokens is None:
+            return ""
+        rest = [row.values for row in self.rows if not row.batch_size]
+        named = (", ".join(f"{name}={value}" for name, value in each.items()) for each in rest)
+        return f"no max_tokens holds for all lengths, as nothing fits at {'; '.join(named)}"
 
     @property
     def buckets(self) -> dict[float, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,29 @@ def test_make_batch_of_the_target_may_take_the_argument(tmp_path: Path) -> None:
     wrong = sweep(target, "--over", "lenght=4,8", "--gpu", "t4")
     assert wrong.exit_code == 2
     assert "takes no argument lenght; did you mean length?" in wrong.stderr
+
+
+@pytest.mark.parametrize("device", [("--gpu", "t4"), ("--device", "cpu")])
+def test_a_signal_leaves_the_rows_that_ended(device: tuple[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "interrupted.py"
+    file.write_text(
+        "import os, torch\n"
+        "def build(size=1):\n"
+        "    if size == 1:  # the smallest ends after the largest\n"
+        f"        os.kill(os.getpid(), {int(signal.SIGINT)})\n"
+        "    return torch.nn.Linear(8, 8), torch.randn(2, size, 8)\n"
+    )
+    done = sweep(f"{file}:build", "--over", "size=4,1,2", *device, "--max-batch-size", "4")
+    assert done.exit_code == 130, done.output
+    rows = [line.split()[:2] for line in done.stdout.partition("\n\n")[0].splitlines()[2:]]
+    assert rows == [["4", "4"]]
+
+
+def test_in_a_pipe_the_table_is_as_wide_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    done = sweep(GPT, *SMALL, "--over", "max_tokens=8", "--max-batch-size", "4")
+    table = done.stdout.partition("\n\n")[0].splitlines()[1:]
+    assert table[:2] == ["max_tokens  8", "max batch   4"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from fakes import FakeProber
 from torch import nn
 
-from batchfinder.errors import UsageError, UserCodeError
+from batchfinder.errors import BatchFinderWarning, SampleError, UsageError, UserCodeError
 from batchfinder.estimator import estimate_max_batch
 from batchfinder.reporting.sweeps import paste_lines
 from batchfinder.results.probe import Outcome, Probe
@@ -213,8 +213,31 @@ def test_a_model_made_for_one_length_has_no_training_that_mixes_them() -> None:
     def build(seq_len: int) -> Any:
         return nn.Linear(seq_len, seq_len), torch.randn(2, seq_len)
 
-    sweep = sweep_max_batch(build, {"seq_len": [4, 8]}, device="cpu", max_batch_size=4)
+    with pytest.warns(BatchFinderWarning, match="in turn, by the model of the longest, failed"):
+        sweep = sweep_max_batch(build, {"seq_len": [4, 8]}, device="cpu", max_batch_size=4)
     assert (sweep.mixed_percent, sweep.max_tokens) == (None, 16)
+    assert "mat1 and mat2 shapes cannot be multiplied" in sweep.warnings[-1]
+
+
+def test_a_length_that_does_not_fit_says_why_there_is_no_budget_of_tokens() -> None:
+    sweep = swept((512, 96), (1024, 44), (2048, 0))
+    assert sweep.why_no_max_tokens == (
+        "no max_tokens holds for all lengths, as nothing fits at seq_len=2048"
+    )
+    assert swept((512, 96), (1024, 44)).why_no_max_tokens == ""
+    depths = dataclasses.replace(sweep, over=("depth",), rows=tuple(
+        dataclasses.replace(row, elements=8.0) for row in sweep.rows
+    ))  # fmt: skip
+    assert depths.why_no_max_tokens == ""  # a depth is no length
+
+
+def test_an_error_of_the_target_itself_is_raised_at_the_first_value() -> None:
+    rows: list[SweepRow] = []
+    with pytest.raises(SampleError, match="there is no example batch"):
+        sweep_max_batch(
+            lambda width: nn.Linear(width, width), {"width": [2, 4]}, gpu="t4", on_row=rows.append
+        )
+    assert rows == []
 
 
 def test_images_by_their_side_have_no_budget_of_tokens() -> None:

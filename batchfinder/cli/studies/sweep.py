@@ -11,13 +11,14 @@ import click
 from batchfinder.cli.estimating.estimate import end, for_estimates, gpus_of, load, user_code
 from batchfinder.cli.output import deliver, print_notes, width_of_table
 from batchfinder.cli.request import request_of
+from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import UsageError
 from batchfinder.probing.devices.versions import versions
 from batchfinder.reporting.page.page import check_report
 from batchfinder.reporting.sweeps import paste_lines, sweep_table
 from batchfinder.results.version import SCHEMA_VERSION
 from batchfinder.studies.sweep import sweep_on_device, sweep_on_gpus
-from batchfinder.studies.sweep_result import SweepRow
+from batchfinder.studies.sweep_result import Sweep, SweepRow
 from batchfinder.studies.sweep_values import bound, combinations
 from batchfinder.training.arguments import parse_arguments
 from batchfinder.training.setup import TrainingSetup
@@ -60,23 +61,35 @@ def sweep(
 
         # Where a process of its own for each value is needed, it must load all by itself.
         base = None if of_batches else source
-        if gpus:
-            sweeps = sweep_on_gpus(of_values, over, gpus, request.options, request.bounds, _show)
-        else:
-            sweeps = [
-                sweep_on_device(of_values, over, request.options, request.bounds, _show, base)
-            ]
+        options, bounds = request.options, request.bounds
+        sweeps: Sequence[Sweep] = []
+        status = 0
+
+        def on_end(row: SweepRow, so_far: Sequence[Sweep]) -> None:
+            nonlocal sweeps
+            sweeps = so_far
+            _show(row)
+
+        with terminated_as_ctrl_c() as why:
+            try:
+                if gpus:
+                    sweeps = sweep_on_gpus(of_values, over, gpus, options, bounds, on_end)
+                else:
+                    sweeps = [sweep_on_device(of_values, over, options, bounds, on_end, base)]
+            except KeyboardInterrupt:  # the rows that have ended are worth their time
+                status = why[-1]
+    if status and not sweeps:
+        return status
     if not as_json:
-        for one in sweeps:
-            click.echo(
-                "\n".join([*sweep_table(one, width_of_table()), "", *paste_lines(one)]).rstrip()
-            )
+        width = width_of_table()
+        texts = ("\n".join([*sweep_table(one, width), "", *paste_lines(one)]) for one in sweeps)
+        click.echo("\n\n".join(text.rstrip() for text in texts))
     data = [one.to_dict() for one in sweeps]
     content = data[0] if len(data) == 1 else {"schema_version": SCHEMA_VERSION, "sweeps": data}
     deliver({**content, "versions": versions()}, as_json=as_json, report=report)
     print_notes([*warnings, *(text for one in sweeps for text in one.warnings)])
     fits = any(row.batch_size for one in sweeps for row in one.rows)
-    return end(fits, request, gpus)
+    return status or end(fits, request, gpus)
 
 
 def parse_swept(texts: Sequence[str]) -> dict[str, list[object]]:
