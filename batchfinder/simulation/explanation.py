@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 from batchfinder.probing.devices.allocator.rounding import MIN_BLOCK_BYTES, round_up
@@ -15,6 +15,7 @@ from batchfinder.simulation.trace.trace import EMPTY_CACHE, GeneralTrace, Kind, 
 
 TIMELINE_POINTS = 60  # at most, one for each column in a terminal
 TOP_MODULES = 10  # to list
+STATES = (Kind.PARAMETER, Kind.GRADIENT, Kind.OPTIMIZER_STATE)
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
@@ -40,6 +41,8 @@ class Explanation:
     Attributes:
         batch_size: examples per forward/backward pass.
         terms: bytes of each term at the peak; their sum is the memory used on the device.
+        model_state_bytes: most bytes of parameters, of gradients and of optimizer states in the
+            step, added up. They need not all be there at the peak.
         peak_stage: the stage of the step in which the peak occurs.
         peak_module: the module that runs at the peak; "" if there is none.
         peak_line: the line of the user's code at the peak; "" if there is none.
@@ -50,17 +53,12 @@ class Explanation:
 
     batch_size: int
     terms: Mapping[str, int]
+    model_state_bytes: int
     peak_stage: Stage
     peak_module: str
     peak_line: str
     top_modules: tuple[tuple[str, float], ...]
     timeline: tuple[Moment, ...]
-
-    @property
-    def model_state_bytes(self) -> int:
-        """Bytes of parameters, gradients and optimizer states at the peak."""
-        states = (Kind.PARAMETER, Kind.GRADIENT, Kind.OPTIMIZER_STATE)
-        return sum(self.terms[kind.value] for kind in states)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as plain data, ready for JSON."""
@@ -105,9 +103,15 @@ def explain(trace: GeneralTrace, batch_size: int, *, gpu: Gpu, reserved_bytes: i
     terms["context and libraries"] = gpu.overhead_bytes
     culprit = storages[next(event for event in reversed(until_peak) if event >= 0)]
     largest = _layers_together(trace.activations_per_sample(batch_size)).most_common(TOP_MODULES)
+    kinds = [storages[max(event, ~event)].kind for event in moves]
+    states = 0
+    for state in STATES:
+        held = (changes[e] if kind is state else 0 for e, kind in zip(moves, kinds, strict=True))
+        states += max(islice(accumulate(held), first, None))
     return Explanation(
         batch_size,
         terms,
+        states,
         culprit.stage,
         culprit.module,
         culprit.line,

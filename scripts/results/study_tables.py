@@ -79,6 +79,11 @@ def sweeps(rows: Mapping[str, Row]) -> str:
     return markdown_table(header, lines)
 
 
+def died(row: Row, name: str) -> bool:
+    """Return whether a training at an answer ran out of memory."""
+    return row[name]["outcome"] == "oom" and bool(row["batch_sizes"][name])
+
+
 def validations(rows: list[Row]) -> str:
     """Show whether training and validation run at the answers without and with the option."""
     lines = [
@@ -88,7 +93,7 @@ def validations(rows: list[Row]) -> str:
             row["eval_batch_size"],
             *(
                 f"{row['batch_sizes'][name] or 'nothing fits'}"
-                + (f", **dies in {row[name]['part']}**" if row[name]["outcome"] == "oom" else "")
+                + (f", **dies in {row[name]['part']}**" if died(row, name) else "")
                 for name in ("without", "with")
             ),
         )

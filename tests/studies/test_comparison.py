@@ -69,6 +69,8 @@ def test_each_lever_does_what_it_is_for(comparison: Comparison) -> None:
     assert row_of(comparison, "checkpointing").batch_size > base.batch_size
     states = {row.strategy.name: row.model_state_bytes or 0 for row in comparison.rows}
     assert states["sgd"] < states["as it is"]
+    weights = sum(p.numel() * p.element_size() for p in Stack().parameters())
+    assert states["as it is"] >= 4 * weights  # with the gradients, wherever the peak is
     assert states["fsdp"] < states["as it is"]
     assert row_of(comparison, "fsdp").world_size == 8
     assert comparison.largest in comparison.rows
