@@ -32,7 +32,7 @@ def load_setup(
 
     Args:
         target: ``FILE.py:FUNCTION``, ``package.module:FUNCTION``, or ``hf:`` and a configuration.
-        arguments: keyword arguments for the target's function.
+        arguments: keyword arguments for the functions. Each gets those that it accepts.
         sample: a function that returns the example batch, written as a target.
         input_spec: the shapes of an example batch as text.
         loader: a function that returns the user's loader, written as a target. The loader
@@ -54,7 +54,8 @@ def load_setup(
         setup: TrainingSetup = call_with_arguments(make, arguments)
         remarks = [described(target, setup, **arguments)]
     else:
-        setup = load_target(target, arguments, use_build_sample=not is_given)
+        others = [name for name in (sample, loader) if name is not None]
+        setup = load_target(target, arguments, use_build_sample=not is_given, others=others)
     if loader is not None:
         made = call_with_arguments(load_function(loader), arguments)
         if made is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +28,7 @@ def load_target(
     arguments: Mapping[str, object] | None = None,
     *,
     use_build_sample: bool = True,
+    others: Sequence[str] = (),
 ) -> TrainingSetup:
     """Call the function that a target names, and return its result as a training setup.
 
@@ -42,6 +43,7 @@ def load_target(
         target: ``FILE.py:FUNCTION`` or ``package.module:FUNCTION``.
         arguments: keyword arguments, as read by ``parse_arguments``.
         use_build_sample: False if the user gave another sample.
+        others: further functions that get the arguments they accept, written as targets.
 
     Raises:
         UsageError: there is no such file, module or function, or the arguments do not fit it.
@@ -59,7 +61,7 @@ def load_target(
     module = load_module(place)
     function = _function(module, name, place)
     build_sample = getattr(module, "build_sample", None) if use_build_sample else None
-    refuse_unknown_arguments(target, arguments, function, build_sample)
+    refuse_unknown_arguments(target, arguments, function, build_sample, *map(load_function, others))
 
     setup = _as_setup(target, call_with_arguments(function, arguments))
     if setup.sample is not None or setup.make_batch is not None or build_sample is None:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from batchfinder.errors import UsageError
 from batchfinder.training.loading import load_setup
+from batchfinder.training.sample import BatchMaker
 
 TARGETS = Path(__file__).parents[1] / "targets"
 MODELS = TARGETS / "models.py"
@@ -57,3 +60,19 @@ def test_what_is_given_comes_before_build_sample_beside_the_target(tmp_path: Pat
     assert load_setup(target, {})[0].sample.shape == (7, 3)
     assert load_setup(target, {}, sample=f"{train}:other")[0].sample.shape == (5, 3)
     assert load_setup(target, {}, input_spec="float32[4]")[0].sample.shape == (2, 4)
+
+
+@pytest.mark.parametrize("option", ["sample", "loader"])
+def test_a_sample_or_loader_of_its_own_gets_its_arguments(tmp_path: Path, option: str) -> None:
+    file = tmp_path / f"with_own_{option}.py"
+    file.write_text(
+        "import torch\n"
+        "def build():\n    return torch.nn.Linear(3, 2)\n"
+        "def sample(length=1):\n    return torch.ones(4, length, 3)\n"
+        "def loader(length=1):\n    return [torch.ones(length, 3)] * 4\n"
+    )
+    named: dict[str, Any] = {option: f"{file}:{option}"}
+    setup, _ = load_setup(f"{file}:build", {"length": 5}, **named)
+    assert BatchMaker.of(setup, 0).make(4).shape == (4, 5, 3)
+    with pytest.raises(UsageError, match="takes no argument lenght; did you mean length"):
+        load_setup(f"{file}:build", {"lenght": 5}, **named)
