@@ -129,8 +129,13 @@ class Sweep(Summarized):
 
     @property
     def buckets(self) -> dict[float, int]:
-        """The batch size for each bucket, by the longest length in it; {} for pairs."""
-        if len(self.over) > 1:
+        """The batch size for each bucket, by the longest length in it.
+
+        Empty for pairs, and where examples of different values have the same number of elements:
+        then the values, such as depths, are no lengths.
+        """
+        elements = [row.elements for row in self.rows if row.batch_size]
+        if len(self.over) > 1 or len({*elements}) < len(elements):
             return {}
         sizes = {row.length: self._mixed(row) for row in self.rows if row.length}
         return {length: sizes[length] for length in sorted(sizes) if sizes[length]}

@@ -228,7 +228,7 @@ def test_a_length_that_does_not_fit_says_why_there_is_no_budget_of_tokens() -> N
     depths = dataclasses.replace(sweep, over=("depth",), rows=tuple(
         dataclasses.replace(row, elements=8.0) for row in sweep.rows
     ))  # fmt: skip
-    assert depths.why_no_max_tokens == ""  # a depth is no length
+    assert (depths.why_no_max_tokens, depths.buckets) == ("", {})  # a depth is no length
 
 
 def test_an_error_of_the_target_itself_is_raised_at_the_first_value() -> None:
