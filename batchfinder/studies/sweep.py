@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any, TypeAlias
 
 from torch import nn
 
-from batchfinder.errors import SampleError, TargetError, UsageError, warn_of
+from batchfinder.errors import BatchFinderError, SampleError, TargetError, UsageError, warn_of
 from batchfinder.estimator import estimate_on_gpus
 from batchfinder.probing.choose_prober import choose_prober
 from batchfinder.probing.options import ProbeOptions
@@ -156,8 +159,7 @@ def sweep_on_device(
     values = combinations(over)
     finder = SizeSweep(bounds, options.confirm_steps)
     sizes = ExampleSizes(finder)
-    longest: TrainingSetup | None = None
-    parts: list[tuple[BatchMaker, int]] = []
+    parts: dict[int, tuple[BatchMaker, int]] = {}
     rows: dict[int, SweepRow] = {}
     facts: list[tuple[str, int]] = []
     warnings: list[str] = []
@@ -167,46 +169,42 @@ def sweep_on_device(
         ended = tuple(rows[index] for index in sorted(rows))
         return [_sweep(over, *facts[0], True, ended, warnings)] if facts else []
 
+    def searched(row: SweepRow) -> tuple[SweepRow, BatchMaker]:
+        gc.collect()  # on the CPU, the model of the value before counts against the limit
+        setup = load(row.values)
+        batches = BatchMaker.of(setup, options.batch_dim)
+        elements = elements_of(batches)
+        x = sizes.size_of(row, elements)
+        own = source and source.with_arguments(row.values)
+        with closing(choose_prober(setup, options, own)) as prober:
+            facts.append((prober.device, prober.budget_bytes))
+            answer = finder.find(prober, x)
+        warnings.extend(answer.warnings)
+        peak = peak_at(answer.probes, answer.batch_size)
+        slope = None if x is None else finder.scaling.per_sample_bytes.get(x)
+        found = (answer.batch_size, tuple(answer.probes), elements, peak, slope)
+        return SweepRow(row.values, *found), batches
+
     for index in outside_in([SweepRow(each) for each in values]):
         row = SweepRow(values[index])
         try:
-            setup = load(row.values)
-            batches = BatchMaker.of(setup, options.batch_dim)
-            elements = elements_of(batches)
-            x = sizes.size_of(row, elements)
-            own = source and source.with_arguments(row.values)
-            with closing(choose_prober(setup, options, own)) as prober:
-                facts.append((prober.device, prober.budget_bytes))
-                answer = finder.find(prober, x)
+            rows[index], batches = searched(row)
         except Exception as error:  # noqa: BLE001 - the user's code may fail for one value only
             errors.append(error)
             rows[index] = SweepRow(row.values, note=_note(error, is_first=not rows))
-            on_end(rows[index], so_far())
-            continue
-        warnings += answer.warnings
-        rows[index] = SweepRow(
-            row.values,
-            answer.batch_size,
-            tuple(answer.probes),
-            elements,
-            peak_at(answer.probes, answer.batch_size),
-            None if x is None else finder.scaling.per_sample_bytes.get(x),
-        )
-        if answer.batch_size:
-            longest = longest or setup
-            parts.append((batches, answer.batch_size))
+        else:
+            if rows[index].batch_size:
+                parts[index] = batches, rows[index].batch_size
         on_end(rows[index], so_far())
     if len(errors) == len(rows):
         raise errors[0]
     (sweep,) = so_far()
     fitting = tuple(row for row in sweep.rows if row.batch_size)
-    if (
-        longest is None
-        or len(parts) == 1
-        or not dataclasses.replace(sweep, rows=fitting).max_tokens
-    ):
+    if len(parts) < 2 or not dataclasses.replace(sweep, rows=fitting).max_tokens:
         return sweep
-    percent, warning = mixed_percent(longest, parts, options)
+    gc.collect()
+    of_longest = partial(load, values[next(iter(parts))])
+    percent, warning = mixed_percent(of_longest, [*parts.values()], options)
     told = (*sweep.warnings, *filter(None, [warning]))
     return dataclasses.replace(sweep, mixed_percent=percent, warnings=told)
 
@@ -287,4 +285,8 @@ def _note(error: Exception, *, is_first: bool) -> str:
     """Return why a value is impossible; raise an error that the other values would meet too."""
     if isinstance(error, UsageError) or (is_first and isinstance(error, SampleError | TargetError)):
         raise error
+    # The frames hold the model, which must be gone before the next one is built.
+    if isinstance(error, BatchFinderError):
+        error.__traceback__ = None  # it has the user's own traceback as text
+    traceback.clear_frames(error.__traceback__)
     return reason_of(error)

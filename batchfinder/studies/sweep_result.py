@@ -121,11 +121,11 @@ class Sweep(Summarized):
     def why_no_max_tokens(self) -> str:
         """The values that leave a sweep over lengths without ``max_tokens``; "" if none do."""
         fitting = tuple(row for row in self.rows if row.batch_size)
-        if len(fitting) == len(self.rows) or replace(self, rows=fitting).max_tokens is None:
+        if not 1 < len(fitting) < len(self.rows) or not replace(self, rows=fitting).max_tokens:
             return ""
         rest = [row.values for row in self.rows if not row.batch_size]
         named = (", ".join(f"{name}={value}" for name, value in each.items()) for each in rest)
-        return f"no max_tokens holds for all lengths, as nothing fits at {'; '.join(named)}"
+        return f"there is no max_tokens for all lengths, as nothing trains at {'; '.join(named)}"
 
     @property
     def buckets(self) -> dict[float, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -32,8 +32,8 @@ MIXED_LESS = (
     "confirmed at {} % of the sizes in the table, which the lines to paste have"
 )
 MIXED_NONE = (
-    "steps of all lengths in turn ran out of memory even at half of the sizes in the table. Try "
-    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or train on one length only"
+    "steps of all lengths in turn ran out of memory even at half of the sizes in the table. Try to "
+    "train on one length only, or, on CUDA, PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 )
 MIXED_FAILED = (
     "the lines to paste hold for each length alone: steps of all lengths in turn, by the model of "
@@ -79,12 +79,14 @@ def bound(setup: TrainingSetup, values: Mapping[str, Any]) -> TrainingSetup:
 
 
 def mixed_percent(
-    longest: TrainingSetup, parts: Sequence[tuple[BatchMaker, int]], options: ProbeOptions
+    load_longest: Callable[[], TrainingSetup],
+    parts: Sequence[tuple[BatchMaker, int]],
+    options: ProbeOptions,
 ) -> tuple[int | None, str]:
     """Find the percentage of the batch sizes at which steps of all lengths run in turn.
 
     Args:
-        longest: the setup of the longest examples, whose model trains on all.
+        load_longest: makes the setup of the longest examples, whose model trains on all.
         parts: makes the batches of each length, with its largest batch size; the longest first.
         options: the options of the search.
 
@@ -92,8 +94,9 @@ def mixed_percent(
         One of ``MIXED_PERCENTAGES``, 0 if none fits, or None if the steps failed otherwise; and a
         warning for the user, "" if there is none.
     """
-    setup = dataclasses.replace(longest, sample=None, make_batch=partial(_mixed, parts))
     try:
+        make_batch = partial(_mixed, parts)
+        setup = dataclasses.replace(load_longest(), sample=None, make_batch=make_batch)
         with closing(choose_prober(setup, dataclasses.replace(options, smallest=1))) as prober:
             for percent in MIXED_PERCENTAGES:
                 if prober.probe(percent, confirm=True).outcome is Outcome.FITS:

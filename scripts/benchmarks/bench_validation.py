@@ -31,7 +31,7 @@ from batchfinder import find_max_batch
 from batchfinder.training.loading import load_setup
 from batchfinder.units import GIB
 
-SETUPS = 20
+SETUPS, FIRST_SEED = 20, 1000
 LIMITS_GIB = (4, 24)
 EVAL_SHARES = (0.5, 1, 2, 3, 4)
 EVAL_LIMIT_GIB = 4
@@ -68,7 +68,7 @@ def main() -> None:
 def survival_rows() -> Any:
     """Train and validate at the answers, without and with ``eval_batch_size``."""
     for seed in range(SETUPS):
-        chance = random.Random(seed)
+        chance = random.Random(FIRST_SEED + seed)
         family, arguments = drawn_model(chance)
         limit = chance.randint(*LIMITS_GIB) * GIB
         plain = find(family, arguments, memory_limit=limit)
@@ -92,7 +92,7 @@ def survival_rows() -> Any:
 def drawn_model(chance: random.Random) -> tuple[str, dict[str, object]]:
     """Draw the size of a bundled model."""
     pick, between = chance.choice, chance.randint
-    family = pick(["mlp", "resnet", "vit", "gpt", "unet"])
+    family = pick(["mlp", "resnet", "gpt", "vit", "unet"])
     arguments: dict[str, Callable[[], dict[str, object]]] = {
         "mlp": lambda: {"width": pick([64, 128, 256, 512]), "depth": between(2, 16)},
         "resnet": lambda: {

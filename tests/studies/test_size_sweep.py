@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,21 @@ def test_on_the_device_every_size_is_confirmed_in_the_order_given() -> None:
     sweep = sweep_max_batch(build, {"seq_len": [8, 4]}, device="cpu", max_batch_size=4)
     assert [row.values["seq_len"] for row in sweep.rows] == [8, 4]
     assert all(row.batch_size == 4 and row.confirmed_steps >= 6 for row in sweep.rows)
+
+
+@pytest.mark.parametrize("failing", [8, 0])
+def test_the_model_of_a_value_is_gone_before_the_next_one_is_built(failing: int) -> None:
+    models: list[weakref.ref[nn.Module]] = []
+    alive = []
+
+    def build(length: int) -> Any:
+        alive.append(sum(model() is not None for model in models))
+        model, sample = nn.Linear(4, 4), torch.randn(2, length, 3 if length == failing else 4)
+        models.append(weakref.ref(model))
+        return model, (sample, sample)
+
+    sweep_max_batch(build, {"length": [2, 4, 8]}, device="cpu", max_batch_size=2)
+    assert alive == [0, 0, 0, 0]  # the last model trains on all lengths in turn
 
 
 def test_a_value_that_the_target_rejects_says_why_and_the_others_go_on() -> None:
@@ -222,7 +238,7 @@ def test_a_model_made_for_one_length_has_no_training_that_mixes_them() -> None:
 def test_a_length_that_does_not_fit_says_why_there_is_no_budget_of_tokens() -> None:
     sweep = swept((512, 96), (1024, 44), (2048, 0))
     assert sweep.why_no_max_tokens == (
-        "no max_tokens holds for all lengths, as nothing fits at seq_len=2048"
+        "there is no max_tokens for all lengths, as nothing trains at seq_len=2048"
     )
     assert swept((512, 96), (1024, 44)).why_no_max_tokens == ""
     depths = dataclasses.replace(sweep, over=("depth",), rows=tuple(

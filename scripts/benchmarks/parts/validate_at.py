@@ -18,7 +18,7 @@ import torch
 from torch.utils._pytree import tree_map
 from train_at import OUT_OF_MEMORY, forward, limit_memory, load
 
-ROUNDS, STEPS, VALIDATION_BATCHES = 10, 3, 3
+ROUNDS, STEPS, VALIDATION_BATCHES = 10, 3, 2
 
 target, batch_size, eval_batch_size, memory, small = sys.argv[1], *map(int, sys.argv[2:6])
 device = torch.device("cuda:0")
