@@ -74,6 +74,17 @@ def test_a_report_has_a_picture_and_a_table(tmp_path: Path) -> None:
     assert ">16</th>" in text
 
 
+def test_a_length_that_does_not_fit_is_named_everywhere(tmp_path: Path) -> None:
+    page = tmp_path / "sweep.html"
+    done = sweep(GPT, *SMALL, "--over", "max_tokens=8,16,40000000", "--max-batch-size", "4",
+                 "--report", str(page))  # fmt: skip
+    why = "there is no max_tokens for all lengths, as nothing trains at max_tokens=40000000"
+    assert f"Note: {why}" in done.stderr
+    assert f"<p>Note: {why}</p>" in page.read_text()
+    assert "max_tokens = " not in done.stdout
+    assert "batch_sizes = {8: 4, 16: 4}" in done.stdout
+
+
 def test_make_batch_of_the_target_may_take_the_argument(tmp_path: Path) -> None:
     file = tmp_path / "with_make_batch.py"
     file.write_text(WITH_MAKE_BATCH)

@@ -50,6 +50,7 @@ def _study(data: Data, rows: Rows, names: int) -> str:
         [
             f"<h2>{escape(data['device'])}</h2>",
             f'<p class="lead">{escape(", ".join(facts))}</p>',
+            *(f"<p>Note: {escape(warning)}</p>" for warning in data.get("warnings", [])),
             _picture(f"Largest batch size by {by}", size_chart(rows, sizes, names), {}),
             _picture(f"Memory by {by} and batch size", memory_map(data), {})
             if "over" in data
