@@ -103,7 +103,8 @@ def row_of(script: Script, folder: Path, device: str) -> dict[str, Any]:
     if not row["batch_size"]:
         return row | {"error": found["error"]}
     answer = row["batch_size"]
-    row["probes"] = [[p["batch_size"], p["outcome"], p["steps"]] for p in found["probes"]]
+    facts = ("batch_size", "outcome", "steps", "note")
+    row["probes"] = [[probe[fact] for fact in facts] for probe in found["probes"]]
     row["warnings"] = found["warnings"]
     row["command"] = found["command"].replace(str(folder), "FOLDER")
     row["next_size"] = max(answer + 1, math.ceil(answer * NEXT_SIZE))
