@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 
-from batchfinder.errors import TargetError, UsageError, UserCodeError
+from batchfinder.errors import TargetError, UsageError
 from batchfinder.launching.host_memory import ADVICE, HOST
 from batchfinder.launching.launch import Launch
 from batchfinder.launching.options import RunOptions, choose_kind, cpu_memory, make_order
@@ -14,7 +14,7 @@ from batchfinder.launching.price import LaunchPrice
 from batchfinder.launching.record import Record
 from batchfinder.launching.sizes import Honored, SizesSeen, lengths_differ, remark_on
 from batchfinder.launching.template import Template
-from batchfinder.launching.verdict import Verdict, advice_on, judge, limiting, overruled, quoted
+from batchfinder.launching.verdict import Verdict, judge, limiting, overruled, quoted, refute_close
 from batchfinder.launching.watching import NO_PYTHON, Patience, watch
 from batchfinder.probing.place import may_expand
 from batchfinder.probing.steadiness import VARIED_ROOM, with_room
@@ -105,8 +105,11 @@ class LaunchProber:
         if verdict.is_too_small:
             raise too_small(size)
         probe = replace(verdict.probe, batch_size=batch_size)
+        if probe.fits:
+            return probe
         # Every launch is a confirmation, so a failure in a later step refutes no probe.
-        return probe if probe.fits else replace(probe, steps=min(1, probe.steps))
+        probe = replace(probe, steps=min(1, probe.steps))
+        return probe if self.is_repeatable else refute_close(self._verdicts, probe)
 
     def settle(self, batch_size: int) -> None:
         """If no other launch shows whether the script used a size, launch a smaller one too."""
@@ -260,12 +263,7 @@ class LaunchProber:
             and not verdict.is_too_small
             and not any(launched.fits for launched in self.launched)
         ):
-            said = f"{verdict.last_words.rstrip()}\n".lstrip()
-            raise UserCodeError(
-                f"the script failed at batch size {size}, not for lack of memory: "
-                f"{probe.note.rstrip('.')}. Try {advice_on(said)}",
-                said if "\n" in said.strip() else "",  # the note ends with its last line
-            )
+            raise verdict.error()
         if probe.fits and verdict.ended_by_itself:
             self._warnings["short"] = (
                 f"at batch size {size} the script ended by itself in step {probe.steps}, "

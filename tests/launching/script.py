@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-# A size beyond which the manners that depend on the size show.
+# By default, the size beyond which the manners that depend on the size show.
 LIMIT = 4
 
 
@@ -40,7 +40,7 @@ def main() -> None:
     size, manner = options.batch_size, options.manner
     refuse(manner, size)
     size = {"ignores": 3, "caps": min(size, LIMIT), "shares": size // 2}.get(manner, size)
-    is_large = size > LIMIT
+    is_large = size > options.limit
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8) if manner == "norm" else nn.ReLU())
     optimizer = None if manner == "by_hand" else torch.optim.Adam(model.parameters())
     if manner == "hangs":
@@ -99,6 +99,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=int(os.environ.get("BATCH", "0")))
     parser.add_argument("--config")
     parser.add_argument("--manner", default="plain")
+    parser.add_argument("--limit", type=int, default=LIMIT)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--accumulation", type=int, default=1)
     options = parser.parse_args()
