@@ -39,8 +39,12 @@ class SweepRow(Summarized):
     note: str = ""
 
     def __str__(self) -> str:
-        values = ", ".join(f"{name}={value}" for name, value in self.values.items())
-        return f"{values}: {answer(self.batch_size, self.note)}"
+        return f"{self.name}: {answer(self.batch_size, self.note)}"
+
+    @property
+    def name(self) -> str:
+        """The swept values as text, such as ``seq_len=512``."""
+        return ", ".join(f"{name}={value}" for name, value in self.values.items())
 
     @property
     def confirmed_steps(self) -> int:
@@ -123,9 +127,8 @@ class Sweep(Summarized):
         fitting = tuple(row for row in self.rows if row.batch_size)
         if not 1 < len(fitting) < len(self.rows) or not replace(self, rows=fitting).max_tokens:
             return ""
-        rest = [row.values for row in self.rows if not row.batch_size]
-        named = (", ".join(f"{name}={value}" for name, value in each.items()) for each in rest)
-        return f"there is no max_tokens for all lengths, as nothing trains at {'; '.join(named)}"
+        rest = "; ".join(row.name for row in self.rows if not row.batch_size)
+        return f"there is no max_tokens for all lengths, as nothing trains at {rest}"
 
     @property
     def buckets(self) -> dict[float, int]:

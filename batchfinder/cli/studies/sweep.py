@@ -128,8 +128,6 @@ def _names_for_batches(
 
 def _show(row: SweepRow) -> None:
     """Print one line as a value ends."""
-    values = ", ".join(f"{name}={value}" for name, value in row.values.items())
-    size = f"batch size {row.batch_size}" if row.batch_size else "none fits"
     number = len(row.probes)
-    text = row.note or f"{size}, {number} probe{'s' * (number != 1)}"
-    click.echo(f"  {values}: {text}", err=True)
+    probes = "" if row.note else f", {number} probe{'s' * (number != 1)}"
+    click.echo(f"  {row}{probes}", err=True)
