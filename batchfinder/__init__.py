@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from batchfinder.simulation.gpus import Gpu, find_gpu
     from batchfinder.studies.compare import compare_strategies
     from batchfinder.studies.comparison import Comparison
-    from batchfinder.studies.noise import noise_scale
+    from batchfinder.studies.noise_scale import noise_scale
     from batchfinder.studies.sweep import sweep_max_batch
     from batchfinder.studies.sweep_result import Sweep
     from batchfinder.studies.worst_batch import worst_batch
@@ -89,7 +89,7 @@ _MODULES = {
     "estimate_peak_memory": "estimator",
     "find_gpu": "simulation.gpus",
     "find_max_batch": "finder",
-    "noise_scale": "studies.noise",
+    "noise_scale": "studies.noise_scale",
     "set_max_batch": "integrations.transformers",
     "watch_memory": "integrations.watch",
     "sweep_max_batch": "studies.sweep",

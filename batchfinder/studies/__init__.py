@@ -2,5 +2,5 @@
 
 Read ``strategies``, ``checkpointing``, ``apply_strategy``, ``study``, ``comparison``,
 ``estimating``, ``measuring``, then ``compare``; for sweeps ``scaling``, ``size_sweep``,
-``sweep_result``, ``sweep_values``, then ``sweep``, and ``worst_batch``; by itself ``noise``.
+``sweep_result``, ``sweep_values``, then ``sweep``, and ``worst_batch``; by itself ``noise_scale``.
 """

@@ -58,7 +58,7 @@ def _as_user_code(function: Callable[..., T], *given: Any) -> T:
 
 
 def _noise_scale(source: dict[str, Any], place: dict[str, Any]) -> NoiseScale:
-    from batchfinder.studies.noise import noise_scale_of_source
+    from batchfinder.studies.noise_scale import noise_scale_of_source
 
     return noise_scale_of_source(source, place)
 
