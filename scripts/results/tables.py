@@ -12,6 +12,7 @@ import argparse
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,13 +66,14 @@ def headlines() -> str:
     cpu, others = load("search_cpu")["cases"], load("peers_counted")["cases"]
     tried, tuned = load("faults")["faults"], load("llm")["rows"]
     brackets, peaks = load("estimate_brackets_rtx3090"), load("estimate_peaks_a100")
-    died = sum(
-        not found.get("survived", True)
+    died = Counter(
+        name in OURS
         for row in others.values()
         for name, found in row["finders"].items()
-        if name not in OURS
+        if not found.get("survived", True)
     )
-    ours = [found["of_maximum"] for row in others.values() for found in _ours(row)]
+    beside = [found for row in others.values() for found in _ours(row)]
+    ours = [found["of_maximum"] for found in beside]
     steps = [row["full_size_steps"] for row in counted]
     from_estimate = [row["full_size_steps"] for row in estimated]
     set_ups = load("setups").values() if (HERE / "setups.json").exists() else ()
@@ -97,8 +99,9 @@ def headlines() -> str:
         ),
         (
             "CUDA allocator, counted: 18 models and limits, all of the memory",
-            f"{min(ours):.0%} to {max(ours):.0%} of the true maximum, none died; "
-            f"5 other finders: {died} died",
+            f"{min(ours):.0%} to {max(ours):.0%} of the true maximum in "
+            f"{median_and_worst([found['full_size_steps'] for found in beside])} full-size steps, "
+            f"{died[True] or 'none'} died; 5 other finders: {died[False]} died",
             "peers_counted",
         ),
         ("CPU: answers that train 50 steps", share(cpu, "survives"), "search_cpu"),
