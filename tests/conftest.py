@@ -16,6 +16,9 @@ from warm import WarmPython
 from batchfinder.probing.workers.fork import ASKS_WITHOUT_DRIVER
 
 # Tests have no deadline, because a busy machine is not a failure.
+# pytest-xdist tells its workers the width of the terminal. It would narrow the tables.
+os.environ.pop("COLUMNS", None)
+
 settings.register_profile("usual", deadline=None, max_examples=50)
 settings.register_profile("nightly", deadline=None, max_examples=2000)
 settings.load_profile("usual")

@@ -68,8 +68,10 @@ def test_a_command_is_watched_until_it_ends_and_its_status_is_kept() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_these_signals_end_the_command_too(number: signal.Signals, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "batchfinder", "watch", "--every", "0.2", "--json", "--"]
-    command += [sys.executable, "-c", "import time; time.sleep(60)"]
+    heeding = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+    heeding += "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"  # under nohup, too
+    command = [sys.executable, "-c", heeding, "-m", "batchfinder", "watch", "--every", "0.2"]
+    command += ["--json", "--", sys.executable, "-c", "import time; time.sleep(60)"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as watching:
         assert watching.stdout is not None
