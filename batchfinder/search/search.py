@@ -113,7 +113,7 @@ def search(
         one ran, because the failure of one process may be chance. No size is probed twice or
         confirmed twice, and none is outside the bounds.
 
-        With ``n`` sizes allowed there are at most ``log2(n) + 8`` probes, or a few more without a
+        With ``n`` sizes allowed there are at most ``log2(n) + 8`` probes, and 12 more without a
         maximum. If a confirmation refutes a probe, the search starts over below it, with
         confirmations only, under the same limit.
 
