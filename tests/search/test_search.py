@@ -98,7 +98,7 @@ guesses = st.none() | st.builds(Guess, st.integers(1, 10**7), st.booleans())
 # Every device, whatever it does.
 
 
-MISLEADING = AdversarialProber(seed=461047, fit_share=0.9375)
+MISLEADING = AdversarialProber(GIB, 10, 100, 0, seed=461047, fit_share=0.9375)
 SILENT = AdversarialProber(seed=98, fit_share=0.9, has_readings=False, is_repeatable=False)
 
 
