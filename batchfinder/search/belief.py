@@ -164,6 +164,11 @@ def lines_of(known: Bracket, noise_bytes: float = 0) -> tuple[Line, Line]:
     return tensors, min(tensors, line(held, budget_bytes, noise_bytes, APART_WHERE_SEGMENTS))
 
 
+def end_from_zero(known: Bracket) -> float:
+    """Return where memory ends if the largest peak came from its examples alone."""
+    return known.ran * known.budget_bytes / (known.readings[known.ran].peak_bytes or 1)
+
+
 def around(end: float, deviation: float) -> AtLeast:
     """Return the belief that the answer is near a size.
 

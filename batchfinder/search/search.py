@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from batchfinder.results.probe import Probe
 from batchfinder.results.result import Status
-from batchfinder.search.belief import believe, lines_of
+from batchfinder.search.belief import believe, end_from_zero, lines_of
 from batchfinder.search.bounds import check_bounds
 from batchfinder.search.bracket import Bracket
 from batchfinder.search.deadline import Deadline
@@ -49,9 +49,9 @@ CLOSE, APPROACH, SURE_GROWTH, NOISE = 0.5, 0.75, 4, 1 / 1000
 # Steps of a confirmation, on a device whose verdicts repeat and on others (probing/steadiness.py).
 REPEATABLE_STEPS, UNREPEATABLE_STEPS = 3, 6
 
-# The probes that a search may use beyond those that bisection needs. After that it bisects, or, if
-# nothing failed and there is no maximum, grows by BLIND_GROWTH after OPEN_PROBES probes.
-SPARE_PROBES, OPEN_PROBES = 8, 12
+# The probes that a search may use beyond those that bisection needs, and, without a maximum, growth
+# by BLIND_GROWTH up to a failure. After that it does just these.
+SPARE_PROBES = 8
 
 OVERSHOOT = 1.05  # times the predicted answer: a size that should fail
 
@@ -113,7 +113,7 @@ def search(
         one ran, because the failure of one process may be chance. No size is probed twice or
         confirmed twice, and none is outside the bounds.
 
-        With ``n`` sizes allowed there are at most ``log2(n) + 8`` probes, and 12 more without a
+        With ``n`` sizes allowed there are at most ``log2(n) + 8`` probes, and six more without a
         maximum. If a confirmation refutes a probe, the search starts over below it, with
         confirmations only, under the same limit.
 
@@ -181,21 +181,16 @@ def _opening(known: Bracket, *, is_open: bool) -> Move | None:
         return Move(known.high - known.unit, True)  # all the examples that there are
     if len(known.readings) == 1 and known.failure is None:
         # Some memory is not filled by examples, so twice this size likely fits, and is still cheap.
-        growth = 2 * _end_from_zero(known) / known.ran
+        growth = 2 * end_from_zero(known) / known.ran
         return _at(known, known.ran * min(max(growth, 2), SECOND_GROWTH))
     spare = _spare_probes(known, is_open=is_open)
-    if known.failure is None and is_open:
-        return _at(known, known.ran * BLIND_GROWTH) if spare < 0 else None
     if spare == 0 and known.failure is None:
-        # Bisection up to a requested maximum would cost far more than one size that should fail.
+        # What is left of the search would cost far more than one size that should fail.
         end = lines_of(known)[0].end
         return _at(known, OVERSHOOT * max(end, known.ran)) if math.isfinite(end) else None
+    if spare < 0 and known.failure is None and is_open:
+        return _at(known, known.ran * BLIND_GROWTH)
     return _at(known, (known.low + known.high) / 2) if spare < 0 else None
-
-
-def _end_from_zero(known: Bracket) -> float:
-    """Return where memory ends if the first peak came from its examples alone."""
-    return known.ran * known.budget_bytes / (known.readings[known.ran].peak_bytes or 1)
 
 
 def _size_to_record(known: Bracket, share: float, guess: Guess | None) -> Move | None:
@@ -215,7 +210,7 @@ def _size_to_record(known: Bracket, share: float, guess: Guess | None) -> Move |
     recorded, end = len(known.confirmed), lines_of(known)[0].end
     end = min(end, guess.size) if guess else end
     if math.isinf(end) and len(known.readings) == 1:
-        end = _end_from_zero(known)
+        end = end_from_zero(known)
     is_far = 2 * known.ran <= (share if recorded == 2 else 1) * end
     if math.isinf(end) or not is_far or recorded > 2:
         return None
@@ -284,14 +279,22 @@ def _at(known: Bracket, size: float, *, confirm: bool = False) -> Move:
     return Move(on_grid, confirm or would_end or bool(known.refuted))
 
 
-def _spare_probes(known: Bracket, *, is_open: bool) -> float:
-    """Return how many probes may be wasted before bisection has to start; below 0 if none may."""
-    if known.failure is None and is_open:  # there is no upper bound yet
-        return OPEN_PROBES - known.probes
+def _spare_probes(known: Bracket, *, is_open: bool) -> int:
+    """Return how many probes may be wasted before bisection has to start; below 0 if none may.
+
+    Without a maximum, BLIND_GROWTH has to find an upper bound first.
+    """
 
     def halvings(low: int, high: int, width: int) -> int:
         return math.ceil(math.log2(max(1, (high - low) // width)))
 
-    allowed = halvings(known.first, known.last + known.unit, known.unit) + SPARE_PROBES
-    left = halvings(known.low, known.high, known.resolution)
+    def growths(low: int) -> int:
+        return math.ceil(math.log(known.last / low, BLIND_GROWTH)) if is_open else 0
+
+    end = known.last + known.unit
+    allowed = halvings(known.first, end, known.unit) + growths(known.first) + SPARE_PROBES
+    if known.failure is None and is_open:
+        left = growths(known.ran) + halvings(end // BLIND_GROWTH, end, known.resolution_at(end))
+    else:
+        left = halvings(known.low, known.high, known.resolution)
     return allowed - known.probes - left - 2  # the next one, and the confirmation

@@ -157,8 +157,8 @@ def the_search_ended_within_its_bound(
         # The search started over, with confirmations.
         allowed *= 2
     if bounds[1] is None:
-        # 12 probes where the end is believed to be, 16-fold growth to it, bisection, and two more.
-        allowed += 12 + math.ceil(math.log(UNLIMITED_BATCH_SIZE, 16)) + 2 - 8
+        # Growing 16-fold to the end, as nothing else tells where it is.
+        allowed += math.ceil(math.log(UNLIMITED_BATCH_SIZE, 16))
     assert len(probes) <= allowed
 
 
