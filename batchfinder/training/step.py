@@ -25,8 +25,7 @@ from batchfinder.training.source import (
     source_of,
 )
 from batchfinder.training.state.reach import reachable
-from batchfinder.training.tree import named_tensors
-from batchfinder.training.user_traceback import shapes_named
+from batchfinder.training.tree import named_tensors, shapes_named
 
 
 class TrainingStep:

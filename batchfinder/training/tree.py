@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, MutableMapping
+import re
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
+
+from batchfinder.training.user_traceback import mark
+
+_SHAPES = re.compile(r"\b(shapes?|sizes?|dim|dimensions?|channels)\b|Expected \d")
 
 
 def map_leaves(
@@ -100,6 +106,18 @@ def described_shapes(tensors: list[tuple[str, Tensor]], limit: int = 6) -> str:
     """
     shown = [f"sample{path} {list(tensor.shape)}" for path, tensor in tensors[:limit]]
     return ", ".join(shown) + (", ..." if len(tensors) > limit else "")
+
+
+@contextmanager
+def shapes_named(batch: Any) -> Iterator[None]:
+    """Mark an error about shapes with those of the batch: a sample may lack the batch dimension."""
+    try:
+        yield
+    except RuntimeError as error:
+        if _SHAPES.search(str(error)) and (tensors := named_tensors(batch)):
+            shapes = described_shapes(tensors)
+            mark(error, f"the step ran on {shapes}. If the sample is one example, try tensor[None]")
+        raise
 
 
 def _child_names(tree: Any, count: int) -> list[str]:

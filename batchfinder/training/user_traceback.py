@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
 
 # Modules between the entry point and the user's code. Tenacity passes exceptions on in a future
 # of concurrent.
@@ -22,7 +21,6 @@ _ONE_DEVICE = (
     ". The model and the batch are moved to the search's device. Try device=inputs.device for "
     "the tensors that the code makes, and register_buffer for those that the model keeps"
 )
-_SHAPES = re.compile(r"\b(shapes?|sizes?|dim|dimensions?|channels)\b|Expected \d")
 
 
 def user_traceback(error: BaseException) -> str:
@@ -61,26 +59,13 @@ def raised_while(doing: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        vars(error).setdefault("batchfinder_doing", doing)
+        mark(error, doing)
         raise
 
 
-@contextmanager
-def shapes_named(batch: Any) -> Iterator[None]:
-    """Mark an error about shapes with those of the batch: a sample may lack the batch dimension."""
-    try:
-        yield
-    except RuntimeError as error:
-        from batchfinder.training.tree import (  # late: it needs torch
-            described_shapes,
-            named_tensors,
-        )
-
-        if _SHAPES.search(str(error)) and (tensors := named_tensors(batch)):
-            shapes = described_shapes(tensors)
-            doing = f"the step ran on {shapes}. If the sample is one example, try tensor[None]"
-            vars(error).setdefault("batchfinder_doing", doing)
-        raise
+def mark(error: BaseException, doing: str) -> None:
+    """Mark an error with what was done meanwhile, unless a call inside of it did so."""
+    vars(error).setdefault("batchfinder_doing", doing)
 
 
 def error_line(error: BaseException) -> str:
