@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from batchfinder.search.bracket import Bracket
+from batchfinder.search.head_start import Guess
 
 AtLeast: TypeAlias = Callable[[float], float]
 """The probability that the answer is at least some size."""
@@ -29,9 +30,9 @@ EXACT, HOLES, LATER, ANYWHERE, ESTIMATE = 0.6, 0.35, 0.15, 0.02, 10
 HOLES_SHARE, HOLES_POWER = 0.045, 2.0
 LATER_SHARE, LATER_POWER = 0.06, 1.5
 
-# How near an answer is, as a share, to the end of an allocator's line, and to an estimate
+# How near an answer is, as a share, to the end of an allocator's line
 # (scripts/benchmarks/bench_counted_search.py).
-SEGMENTS, ESTIMATE_DEVIATION = 0.002, 0.005
+SEGMENTS = 0.002
 
 # Sizes are whole numbers, so an exact line ends between two of them. More is not known of its end.
 FRACTION = 0.03
@@ -188,7 +189,7 @@ def anywhere(low: float, high: float) -> AtLeast:
     return lambda size: min(1.0, math.log(high / size, high / low)) if size < high else 0.0
 
 
-def believe(known: Bracket, estimate: float | None = None) -> Belief:
+def believe(known: Bracket, estimate: Guess | None = None) -> Belief:
     """Return the belief where the answer is, by the lines through readings and the sizes tried.
 
     Args:
@@ -202,7 +203,7 @@ def believe(known: Bracket, estimate: float | None = None) -> Belief:
     later = Part(0, lambda size: 0, low)
     parts = [Part(ANYWHERE, anywhere(max(low, least), known.high), max(low, least))]
     if estimate is not None:
-        parts.append(Part(ESTIMATE, around(estimate, ESTIMATE_DEVIATION * estimate), low))
+        parts.append(Part(ESTIMATE, around(estimate.size, estimate.deviation * estimate.size), low))
     if math.isfinite(tensors.end):
         top = known.refuted or max(known.ran, tensors.end)
         floor = max(known.low_confirmed, known.unit / 4, least)

@@ -45,6 +45,7 @@ class Bracket:
         budget_bytes: memory that a step may use.
         is_repeatable: True if a size that ran one step will run many, in any process.
         coarseness: the least width of the final bracket, as a share of the size.
+        probes_prove: False if only confirmations count.
 
     Attributes:
         fits: the probes that fit, by size.
@@ -66,10 +67,11 @@ class Bracket:
         *,
         is_repeatable: bool = True,
         coarseness: float = 0,
+        probes_prove: bool = True,
     ) -> None:
         self.first, self.last, self.unit = first, last, unit
         self.budget_bytes, self.is_repeatable = budget_bytes, is_repeatable
-        self._coarseness = coarseness
+        self._coarseness, self._probes_prove = coarseness, probes_prove
         self.fits: dict[int, Probe] = {}
         self.confirmed: dict[int, Probe] = {}
         self.failure: Probe | None = None
@@ -82,9 +84,14 @@ class Bracket:
         return self.failure.batch_size if self.failure else self.last + self.unit
 
     @property
+    def probes_prove(self) -> bool:
+        """True if a size counts as proved that ran without a confirmation."""
+        return self._probes_prove and not self.refuted
+
+    @property
     def low(self) -> int:
         """The largest size that is proved; one unit below the first size if none is."""
-        proofs = self.confirmed if self.refuted else self.readings
+        proofs = self.readings if self.probes_prove else self.confirmed
         return max((size for size in proofs if size < self.high), default=self.first - self.unit)
 
     @property

@@ -22,14 +22,17 @@ class Guess(NamedTuple):
     Attributes:
         size: the batch size.
         is_sure: False if a recording of a larger size would show better where memory runs out.
+        deviation: how near the answer is, as a share (scripts/benchmarks/bench_counted_search.py).
     """
 
     size: int
     is_sure: bool = True
+    deviation: float = 0.005
 
 
-MakeGuess: TypeAlias = Callable[[], "Guess | None"]
-"""``guess()`` returns a guess, or None."""
+MakeGuess: TypeAlias = Callable[["Probe | None"], "Guess | None"]
+"""``guess(failure)`` returns a guess, or None. ``failure`` is the smallest size that failed, or
+None."""
 
 
 class HeadStart:
@@ -83,9 +86,9 @@ class HeadStart:
         if not self._estimate and not self._replay:
             return None
 
-        def guess() -> Guess | None:
+        def guess(failure: Probe | None) -> Guess | None:
             started = time.monotonic()
-            found = self._guess(prober, bounds)
+            found = self._guess(prober, bounds, failure)
             self.seconds += time.monotonic() - started
             return found
 
@@ -107,7 +110,7 @@ class HeadStart:
         self.seconds += time.monotonic() - started
         return found
 
-    def _guess(self, prober: Prober, bounds: Bounds) -> Guess | None:
+    def _guess(self, prober: Prober, bounds: Bounds, failure: Probe | None) -> Guess | None:
         if self._estimate is not None:
             if prober.device.partition(" ")[0] == "cpu":
                 self.notes = ["the search started without an estimate: there is none for the CPU"]
@@ -115,4 +118,4 @@ class HeadStart:
             found = self._estimate(prober.device, prober.budget_bytes, bounds)
             self.batch_size, self.notes = found
             return Guess(self.batch_size) if self.batch_size else None
-        return self._replay() if self._replay else None
+        return self._replay(failure) if self._replay else None

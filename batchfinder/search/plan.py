@@ -10,6 +10,16 @@ from typing import NamedTuple
 from batchfinder.search.belief import Belief
 from batchfinder.search.bracket import Bracket
 
+# Host memory is not limited, so growth per move is capped. A size is at most this many times the
+# largest that has run, if the memory was seen to rise, and if it was not.
+MEASURED_GROWTH, BLIND_GROWTH = 1024, 16
+
+# The second size is at most this many times the first: large enough to show a slope, and cheap.
+SECOND_GROWTH = 64
+
+# Where lines are unsure, sizes grow by this factor; where guesses are, their steps do.
+SURE_GROWTH = 4
+
 # More candidates than this cost time and hardly save steps.
 MOST_CANDIDATES = 30
 
@@ -35,12 +45,14 @@ class Prices:
         resolution: the least width of the final bracket, as a share of the size. A narrower one is
             not worth a move.
         room: the share of the budget that steps leave free. It guides the belief.
+        probes_prove: False if a size that ran one step may well run out of memory in the next.
     """
 
     confirm: float = 3
     launch: float = 0
     resolution: float = 0
     room: float = 0
+    probes_prove: bool = True
 
 
 class Move(NamedTuple):
@@ -48,6 +60,14 @@ class Move(NamedTuple):
 
     size: int
     confirm: bool
+
+
+def move_to(known: Bracket, size: float, *, confirm: bool = False) -> Move:
+    """Return a move to a size inside the bracket; a confirmation if a probe would not help."""
+    on_grid = math.floor(min(size, known.high) / known.unit) * known.unit
+    on_grid = min(max(on_grid, known.low + known.unit), known.high - known.unit)
+    would_end = known.high - on_grid <= known.resolution
+    return Move(on_grid, confirm or would_end or not known.probes_prove)
 
 
 def candidates(belief: Belief, known: Bracket, high: int) -> list[int]:
@@ -89,7 +109,7 @@ def plan(belief: Belief, known: Bracket, sizes: list[int], prices: Prices) -> Mo
         prices: the costs of the moves.
     """
     count = len(sizes)
-    probes_prove = known.verdicts_repeat and not known.refuted
+    probes_prove = known.verdicts_repeat and known.probes_prove
     shares = [belief.at_least(size) for size in sizes[:-1]]
     later = [belief.at_least_and_later(size) for size in sizes[:-1]]
     doubt = REFUTED * later[0] if probes_prove else 0.0

@@ -19,32 +19,26 @@ from batchfinder.search.belief import believe, end_from_zero, lines_of
 from batchfinder.search.bounds import check_bounds
 from batchfinder.search.bracket import Bracket
 from batchfinder.search.deadline import Deadline
+from batchfinder.search.guessing import Guessing
 from batchfinder.search.head_start import Guess, MakeGuess
-from batchfinder.search.plan import Move, Prices, candidates, plan
+from batchfinder.search.plan import (
+    BLIND_GROWTH,
+    MEASURED_GROWTH,
+    SECOND_GROWTH,
+    SURE_GROWTH,
+    Move,
+    Prices,
+    candidates,
+    move_to,
+    plan,
+)
 
 RunProbe: TypeAlias = Callable[[int, bool], Probe]
 """``run(batch_size, confirm) -> Probe``: all that the search knows about running a size."""
 
-# Host memory is not limited, so growth per probe is capped. A size is at most this many times the
-# largest that has run, if the memory was seen to rise, and if it was not.
-MEASURED_GROWTH, BLIND_GROWTH = 1024, 16
-
-# The second size is at most this many times the first: large enough to show a slope, and cheap.
-SECOND_GROWTH = 64
-
-# The largest size that is confirmed only to record it, as a share of the predicted answer: without
-# and with expensive launches.
-REHEARSED = 1 / 8
-LARGEST_REHEARSED = 1 / 2
-
-# While a guess is unsure, another size is recorded: at most this share of the guess, and no more
-# than this many in all.
-RECORDED_AGAIN, MOST_RECORDED = 1 / 3, 4
-
 # Until a size above CLOSE times the predicted answer has run, a reading at APPROACH times pays for
-# itself. Where lines are unsure, sizes grow by SURE_GROWTH; where guesses are, their steps do.
-# Small sizes are trusted to the share NOISE of the budget, because allocators round.
-CLOSE, APPROACH, SURE_GROWTH, NOISE = 0.5, 0.75, 4, 1 / 1000
+# itself. Small sizes are trusted to the share NOISE of the budget, because allocators round.
+CLOSE, APPROACH, NOISE = 0.5, 0.75, 1 / 1000
 
 # Steps of a confirmation, on a device whose verdicts repeat and on others (probing/steadiness.py).
 REPEATABLE_STEPS, UNREPEATABLE_STEPS = 3, 6
@@ -138,26 +132,14 @@ def search(
         round(budget_bytes * (1 - prices.room)),
         is_repeatable=is_repeatable,
         coarseness=prices.resolution,
+        probes_prove=prices.probes_prove,
     )
-    estimate: int | None = None
-    beyond = 0  # sizes tried although their guess was smaller
+    guessing = Guessing(guess, prices, replays=replays)
     for probe in confirmed:
         known.record(probe, True)
     while not known.is_closed:
-        move = _opening(known, is_open=largest is None)
-        if guess is not None and known.failure is None and (replays or move is None):
-            found = guess()
-            if replays:
-                # If a launch costs more than its steps, larger steps are recorded at once.
-                share = min(LARGEST_REHEARSED, REHEARSED * (1 + prices.launch))
-                move = _size_to_record(known, share, found) or move
-            if move is None:
-                move = _at_guess(known, found, replays, beyond)
-                beyond += bool(found and move and move.size > found.size)
-                estimate = found.size if found and move else None
-                # Guess again later: recordings of a larger size are more exact.
-                guess = guess if replays and move else None
-        move = move or _planned(known, prices, estimate)
+        move = guessing.move(known, _opening(known, is_open=largest is None))
+        move = move or _planned(known, prices, guessing.estimate)
         if deadline is not None:
             move = deadline.move(known, move)
         if move is None:
@@ -182,85 +164,30 @@ def _opening(known: Bracket, *, is_open: bool) -> Move | None:
     if len(known.readings) == 1 and known.failure is None:
         # Some memory is not filled by examples, so twice this size likely fits, and is still cheap.
         growth = 2 * end_from_zero(known) / known.ran
-        return _at(known, known.ran * min(max(growth, 2), SECOND_GROWTH))
+        return move_to(known, known.ran * min(max(growth, 2), SECOND_GROWTH))
     spare = _spare_probes(known, is_open=is_open)
     if spare == 0 and known.failure is None:
         # What is left of the search would cost far more than one size that should fail.
         end = lines_of(known)[0].end
-        return _at(known, OVERSHOOT * max(end, known.ran)) if math.isfinite(end) else None
+        return move_to(known, OVERSHOOT * max(end, known.ran)) if math.isfinite(end) else None
     if spare < 0 and known.failure is None and is_open:
-        return _at(known, known.ran * BLIND_GROWTH)
-    return _at(known, (known.low + known.high) / 2) if spare < 0 else None
+        return move_to(known, known.ran * BLIND_GROWTH)
+    return move_to(known, (known.low + known.high) / 2) if spare < 0 else None
 
 
-def _size_to_record(known: Bracket, share: float, guess: Guess | None) -> Move | None:
-    """Return the next of two or three small sizes to confirm, so that their requests are recorded.
-
-    Steps of larger sizes are more like those at the answer. At an eighth of the predicted answer,
-    all recorded steps together cost less than a full-size step.
-
-    Args:
-        known: the bracket so far.
-        share: the largest of these sizes, as a share of the predicted answer.
-        guess: the answer by the recordings so far; None if they do not determine it.
-    """
-    if not known.ran or known.first == known.last:
-        return None  # nothing can be recorded, or needs to be
-    # Small peaks may be of a moment that hardly grows. A replay shows the moment that will.
-    recorded, end = len(known.confirmed), lines_of(known)[0].end
-    end = min(end, guess.size) if guess else end
-    if math.isinf(end) and len(known.readings) == 1:
-        end = end_from_zero(known)
-    is_far = 2 * known.ran <= (share if recorded == 2 else 1) * end
-    if math.isinf(end) or not is_far or recorded > 2:
-        return None
-    growth = MEASURED_GROWTH if recorded == 2 else SECOND_GROWTH
-    size = math.floor(min(share * end, known.ran * growth) / known.unit) * known.unit
-    if size <= known.ran:
-        next_size = known.ran + known.unit
-        is_small = 3 * next_size <= end or known.first in known.confirmed
-        size = next_size if is_small else known.first
-    return Move(size, True) if size < min(end, known.high) else None
-
-
-def _at_guess(known: Bracket, guess: Guess | None, replays: bool, beyond: int) -> Move | None:
-    """Return the confirmation of a guess, or of a size that makes it sure; None if of no use.
-
-    Args:
-        known: the bracket so far.
-        guess: the answer by the recordings so far; None if they do not determine it.
-        replays: whether it comes from recordings of this search.
-        beyond: how many sizes above their guesses were tried before.
-    """
-    if guess is None:
-        return None
-    size = guess.size
-    is_cheap = 2 * known.low <= RECORDED_AGAIN * size and len(known.confirmed) < MOST_RECORDED
-    if is_cheap and not guess.is_sure:
-        return _at(known, 2 * known.low, confirm=True)
-    resolution = known.resolution_at(known.low)
-    if replays and known.low in known.confirmed and 0 <= size - known.low < resolution:
-        # Confirm the size above: recordings distinguish it from this one, a probe does not. Where
-        # guesses are too small again and again, go on faster than they do.
-        return _at(known, known.low + resolution * SURE_GROWTH**beyond, confirm=True)
-    # The tensors' line leaves no room for a larger answer, but recordings know better.
-    most = known.high if replays else min(known.high, lines_of(known)[0].end + 1)
-    return _at(known, size, confirm=True) if known.low < size < most else None
-
-
-def _planned(known: Bracket, prices: Prices, estimate: int | None) -> Move:
+def _planned(known: Bracket, prices: Prices, estimate: Guess | None) -> Move:
     """Return the next move, by belief and plan."""
     ran, (end, error) = known.ran, lines_of(known)[0]
     growth = BLIND_GROWTH if math.isinf(end) else MEASURED_GROWTH
-    if known.failure is None and math.isinf(end) and ran > (estimate or 0):
-        return _at(known, growth * ran)  # nothing tells where memory ends
+    if known.failure is None and math.isinf(end) and ran > (estimate.size if estimate else 0):
+        return move_to(known, growth * ran)  # nothing tells where memory ends
     if known.failure is None and estimate is None:
         if ran < CLOSE * min(end, known.high):
             cautious = lines_of(known, max(NOISE, known.spread) * known.budget_bytes)[0].end
             sure = max(SURE_GROWTH * ran, end - 2 * error)
             size = min(APPROACH * end, cautious, sure, growth * ran)
             if size <= known.last:
-                return _at(known, size)
+                return move_to(known, size)
         else:
             growth = SURE_GROWTH  # the line may end too late, but hardly ever by more
     belief = believe(known, estimate)
@@ -268,15 +195,7 @@ def _planned(known: Bracket, prices: Prices, estimate: int | None) -> Move:
     sizes = candidates(belief, known, min(known.high, max(known.low + 2 * known.unit, reach)))
     if len(sizes) > 2:
         return plan(belief, known, sizes, prices)
-    return _at(known, (known.low + known.high) / 2)
-
-
-def _at(known: Bracket, size: float, *, confirm: bool = False) -> Move:
-    """Return a move to a size inside the bracket; a confirmation if a probe would not help."""
-    on_grid = math.floor(min(size, known.high) / known.unit) * known.unit
-    on_grid = min(max(on_grid, known.low + known.unit), known.high - known.unit)
-    would_end = known.high - on_grid <= known.resolution
-    return Move(on_grid, confirm or would_end or bool(known.refuted))
+    return move_to(known, (known.low + known.high) / 2)
 
 
 def _spare_probes(known: Bracket, *, is_open: bool) -> int:

@@ -22,10 +22,11 @@ from batchfinder.probing.devices.allocator.recorded import Replay
 from batchfinder.probing.devices.allocator.recorded_step import requests_of, steps_differ
 from batchfinder.probing.place import batches_vary
 from batchfinder.probing.steadiness import PeakWatch
+from batchfinder.results.probe import Probe
 from batchfinder.search.belief import APART
 from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
 from batchfinder.search.prober import Prober, Recording
-from batchfinder.simulation.longer_recording import lasts, limit_of
+from batchfinder.simulation.longer_recording import LongerRecordings, lasts, limit_of
 
 # Two requests match if the larger has grown at most by the ratio of the batch sizes, plus this
 # rounding in bytes. After a mismatch, up to MOST_SKIPPED requests are skipped in each step, until
@@ -67,10 +68,17 @@ def head_start_of(
         return lasts(recordings.get(size), prober.budget_bytes, settings)
 
     if batches_vary(prober):  # small batches have other lengths than large ones
-        return HeadStart(estimate, lasts=judge)
+        longer = LongerRecordings(recordings, prober.budget_bytes, settings)
+        return HeadStart(estimate, longer.guess, longer.last)
+
+    def guess(failure: Probe | None) -> Guess | None:
+        if failure is not None:
+            return None
+        return scaled_guess(recordings, prober.budget_bytes, settings, least_steps)
+
     return HeadStart(
         estimate,
-        lambda: scaled_guess(recordings, prober.budget_bytes, settings, least_steps),
+        guess,
         judge,
         lambda least: scaled_guess(recordings, prober.budget_bytes, expanding, least_steps, least),
     )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from strategies import Curve, fake_probers, search_bounds, thoroughly
 
 from batchfinder.errors import UsageError
+from batchfinder.probing.place import VARIED_PRICES
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.result import Status
@@ -36,7 +37,7 @@ def run_search(
 ) -> tuple[Finding, list[Probe]]:
     probes: list[Probe] = []
 
-    def guessed() -> Guess | None:
+    def guessed(_: Probe | None) -> Guess | None:
         return guess(probes) if callable(guess) else guess
 
     def run(batch_size: int, confirm: bool) -> Probe:
@@ -455,6 +456,33 @@ def test_guesses_that_never_exceed_what_ran_are_left_behind(answer: int) -> None
 
     assert size_of(finding) == answer
     assert sum(probe.samples for probe in probes) <= 25 * answer
+
+
+@pytest.mark.parametrize("error", [-0.08, -0.02, 0.03, 0.09])
+@pytest.mark.parametrize("answer", [52, 148, 1000])
+def test_where_batches_vary_a_search_goes_by_guesses_after_failures_too(
+    answer: int, error: float
+) -> None:
+    """One step runs up to 1.25 times the answer. A confirmation does not, and corrects a guess."""
+    moves: list[tuple[int, bool]] = []
+
+    def guess(failure: Probe | None) -> Guess | None:
+        seen = max((size for size, confirmed in moves if confirmed), default=0)
+        near = max(0, 1 - seen / answer)
+        return Guess(round(answer * (1 + error * near)), deviation=0.04) if seen else None
+
+    def run(size: int, confirm: bool) -> Probe:
+        moves.append((size, confirm))
+        fits = Outcome.FITS if size <= answer * (1 if confirm else 1.25) else Outcome.OOM
+        peak = {Phase.FORWARD_BACKWARD: 100 + round(size * 800 / answer)}
+        return Probe(size, fits, 6 if confirm else 1, 0.0, phase_peak_bytes=peak, confirmed=confirm)
+
+    found = search(run, budget_bytes=1150, guess=guess, replays=True, prices=VARIED_PRICES)
+    assert found.answer is not None
+    assert 0.95 * answer <= found.answer.batch_size <= answer
+    large = [confirmed for size, confirmed in moves if size > answer / 2]
+    assert all(large)
+    assert len(large) <= 4
 
 
 @pytest.mark.parametrize("guess", [3, 30, 300])

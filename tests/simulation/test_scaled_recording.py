@@ -5,7 +5,12 @@ import pytest
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings, CachingAllocator
 from batchfinder.probing.devices.allocator.recorded import Replay
 from batchfinder.search.prober import Recording
-from batchfinder.simulation.longer_recording import in_other_orders, lasts, releasing_early
+from batchfinder.simulation.longer_recording import (
+    LongerRecordings,
+    in_other_orders,
+    lasts,
+    releasing_early,
+)
 from batchfinder.simulation.scaled_recording import paired, scaled_guess
 from batchfinder.units import MIB
 
@@ -190,3 +195,24 @@ def test_more_validations_must_fit_than_were_recorded(budget_mib: int, does: boo
     validations = [[40 * MIB, 2 * MIB, ~(5 + 2 * i)] for i in range(2)]
     recording = Recording([], steps, validations=validations)
     assert lasts(recording, budget_mib * MIB, AllocatorSettings()) is does
+
+
+def test_the_largest_size_of_varying_lengths_is_guessed_from_a_small_one() -> None:
+    recordings = {10: of_lengths(100, 90, 96, 90, 96)}
+    longer = LongerRecordings(recordings, 5000 * MIB, AllocatorSettings())
+    guess = longer.guess(None)
+    assert guess is not None
+
+    def at(size: int) -> Recording:
+        return of_lengths(*(tokens * size // 10 for tokens in (100, 90, 96, 90, 96)))
+
+    end = max(n for n in range(10, 200) if lasts(at(n), 5000 * MIB, AllocatorSettings()))
+    assert 0.9 * end <= guess.size <= 1.1 * end
+    recordings |= {end: at(end), 2 * end: at(2 * end)}
+    assert [longer.last(size) for size in (10, end, 2 * end, 3 * end)] == [True, True, False, True]
+
+
+def test_nothing_is_guessed_of_varying_lengths_without_a_recording() -> None:
+    longer = LongerRecordings({}, 5000 * MIB, AllocatorSettings())
+    assert longer.guess(None) is None
+    assert longer.last(10)
