@@ -100,8 +100,8 @@ def search(
     Returns:
         The confirmed answer, and the failure one unit above it, unless the answer is the last size
         allowed. The failure may be farther above: 1/100 of its size if the allocator is fragmented
-        or a confirmation refuted a probe, 1/40 if steps differ, up to 1/20 if readings differ from
-        run to run.
+        or a confirmation refuted a probe, 1/40 if steps or the lengths of batches differ, up to
+        1/20 if readings differ from run to run.
 
         Nothing fits only if the smallest size failed in a confirmation, and in a probe unless that
         one ran, because the failure of one process may be chance. No size is probed twice or
