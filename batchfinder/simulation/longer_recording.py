@@ -40,7 +40,7 @@ ORDERS, ORDERED_STEPS = 6, 30
 # such replays, which ran out of memory with two seeds of three within 20 steps; with them 148.
 FARTHEST = 2.0
 
-# A guess replays this many sizes besides a recorded one, and is this near the answer, as a share: in
+# A guess replays this many sizes besides a recorded one. It is this near the answer, as a share: in
 # searches of six set-ups of scripts/benchmarks/parts/setup_list.py whose lengths vary, guesses from
 # a quarter of the answer and more were 8 % below it to 9 % above.
 REPLAYED_GUESSES, DEVIATION = 1, 0.04
@@ -67,28 +67,33 @@ def lasts(recording: Recording | None, budget_bytes: int, settings: AllocatorSet
     """
     if recording is None or not recording.steps:
         return True
-    limit_bytes = limit_of(recording, budget_bytes)
-    if steps_vary(recording):
-        return bytes_to_last(recording, settings) <= limit_bytes
+    may_flush = not steps_vary(recording)
     try:
-        for variant in (recording, releasing_early(recording)):
-            replay = Replay(variant, allocator_of(limit_bytes, settings))
-            for _ in replay.steps(max(LASTING_STEPS, len(variant.steps))):
-                pass
+        for variant in going_on(recording):
+            replay = Replay(variant, allocator_of(limit_of(recording, budget_bytes), settings))
+            for _, flushes in replay.steps(max(LASTING_STEPS, len(variant.steps))):
+                if flushes and not may_flush:
+                    return False
             replay.validations()
     except DeviceFullError:
         return False
     return True
 
 
+def going_on(recording: Recording) -> Iterator[Recording]:
+    """Yield a recording, and others of steps that may come instead or later."""
+    yield recording
+    yield releasing_early(recording)
+    yield from in_other_orders(recording)
+
+
 def bytes_to_last(recording: Recording, settings: AllocatorSettings) -> int:
     """Return the most bytes that a confirmation and its later steps reserve if nothing limits them.
 
-    Steps that differ are replayed in other orders too. With these bytes, the allocator never
-    flushes its cache.
+    With these bytes, the allocator never flushes its cache.
     """
     most = 0
-    for variant in (recording, releasing_early(recording), *in_other_orders(recording)):
+    for variant in going_on(recording):
         allocator = allocator_of(None, settings)
         replay = Replay(variant, allocator)
         peaks = [peak for peak, _ in replay.steps(max(LASTING_STEPS, len(variant.steps)))]
