@@ -138,7 +138,7 @@ def search(
     for probe in confirmed:
         known.record(probe, True)
     while not known.is_closed:
-        move = guessing.move(known, _opening(known, is_open=largest is None))
+        move = guessing.move(known, _opening(known, prices, is_open=largest is None))
         move = move or _planned(known, prices, guessing.estimate)
         if deadline is not None:
             move = deadline.move(known, move)
@@ -153,7 +153,7 @@ def search(
     return Finding(Status.FOUND if known.failure else Status.CAPPED, confirmation, known.failure)
 
 
-def _opening(known: Bracket, *, is_open: bool) -> Move | None:
+def _opening(known: Bracket, prices: Prices, *, is_open: bool) -> Move | None:
     """Return the next move if there is nothing to weigh, else None."""
     if not known.ran or known.high == known.first:
         return Move(known.first, known.high == known.first or known.first == known.last)
@@ -164,7 +164,8 @@ def _opening(known: Bracket, *, is_open: bool) -> Move | None:
     if len(known.readings) == 1 and known.failure is None:
         # Some memory is not filled by examples, so twice this size likely fits, and is still cheap.
         growth = 2 * end_from_zero(known) / known.ran
-        return move_to(known, known.ran * min(max(growth, 2), SECOND_GROWTH))
+        least = BLIND_GROWTH if _may_leap(known, prices) else 2
+        return move_to(known, known.ran * min(max(growth, least), SECOND_GROWTH))
     spare = _spare_probes(known, is_open=is_open)
     if spare == 0 and known.failure is None:
         # What is left of the search would cost far more than one size that should fail.
@@ -179,23 +180,34 @@ def _planned(known: Bracket, prices: Prices, estimate: Guess | None) -> Move:
     """Return the next move, by belief and plan."""
     ran, (end, error) = known.ran, lines_of(known)[0]
     growth = BLIND_GROWTH if math.isinf(end) else MEASURED_GROWTH
+    sure_growth = BLIND_GROWTH if _may_leap(known, prices) else SURE_GROWTH
     if known.failure is None and math.isinf(end) and ran > (estimate.size if estimate else 0):
         return move_to(known, growth * ran)  # nothing tells where memory ends
     if known.failure is None and estimate is None:
         if ran < CLOSE * min(end, known.high):
             cautious = lines_of(known, max(NOISE, known.spread) * known.budget_bytes)[0].end
-            sure = max(SURE_GROWTH * ran, end - 2 * error)
+            sure = max(sure_growth * ran, end - 2 * error)
             size = min(APPROACH * end, cautious, sure, growth * ran)
             if size <= known.last:
                 return move_to(known, size)
         else:
-            growth = SURE_GROWTH  # the line may end too late, but hardly ever by more
+            growth = sure_growth  # the line may end too late, but hardly ever by more
     belief = believe(known, estimate)
     reach = math.floor(growth * ran / known.unit) * known.unit
     sizes = candidates(belief, known, min(known.high, max(known.low + 2 * known.unit, reach)))
     if len(sizes) > 2:
         return plan(belief, known, sizes, prices)
     return move_to(known, (known.low + known.high) / 2)
+
+
+def _may_leap(known: Bracket, prices: Prices) -> bool:
+    """Return True if sizes may grow by BLIND_GROWTH, whatever the readings of smaller ones say.
+
+    A launch that runs out of memory ends before one that fits, so it costs no more. Where readings
+    differ from run to run, those of small sizes hardly show where memory ends, and smaller growth
+    takes launch after launch (tests/search/test_costs.py).
+    """
+    return prices.launch > 0 and not known.is_repeatable
 
 
 def _spare_probes(known: Bracket, *, is_open: bool) -> int:

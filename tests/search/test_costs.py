@@ -13,6 +13,7 @@ import pytest
 from fakes import FakeProber
 
 from batchfinder.results.probe import Probe
+from batchfinder.search.plan import Prices
 from batchfinder.search.search import search
 from batchfinder.units import GIB, MIB
 
@@ -115,3 +116,31 @@ def test_what_a_search_costs(
         costs.append(samples / finding.answer.batch_size)
     assert median(costs) <= usual
     assert sorted(costs)[int(0.9 * COUNT)] <= seldom
+
+
+@pytest.mark.parametrize(
+    ("fixed", "noise", "usual", "seldom"),
+    [(0.3, 0.001, 5, 7), (0.6, 0.004, 5.5, 8), (0.6, 0.015, 7, 9), (0.9, 0.004, 8, 10)],
+)
+def test_how_many_launches_a_search_takes_where_memory_differs_from_run_to_run(
+    fixed: float, noise: float, usual: float, seldom: float
+) -> None:
+    """Memory that every size needs hides what examples add, so small sizes tell little.
+
+    When sizes grew fourfold, it took 6 (9 in one of ten), 7 (9), 8 (11) and 9 (12) launches.
+    """
+    launches = []
+    for index in range(COUNT):
+        prober = device(index, noise=noise, is_repeatable=False, confirm_steps=6)
+        prober.fixed_bytes = fixed * BUDGET
+        prober.bytes_per_sample = (1 - fixed) * BUDGET / maximum(index)
+
+        def launch(batch_size: int, confirm: bool, prober: FakeProber = prober) -> Probe:
+            return prober.probe(batch_size, confirm=True)
+
+        prices = Prices(confirm=1, launch=5, resolution=0.03)
+        finding = search(launch, budget_bytes=BUDGET, is_repeatable=False, prices=prices)
+        assert finding.answer is not None
+        launches.append(len(set(prober.sizes)))
+    assert median(launches) <= usual
+    assert sorted(launches)[int(0.9 * COUNT)] <= seldom
