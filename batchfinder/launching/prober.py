@@ -10,9 +10,9 @@ from batchfinder.errors import TargetError, UsageError
 from batchfinder.launching.host_memory import ADVICE, HOST
 from batchfinder.launching.launch import Launch
 from batchfinder.launching.options import RunOptions, choose_kind, cpu_memory, make_order
-from batchfinder.launching.price import LaunchPrice
 from batchfinder.launching.record import Record
 from batchfinder.launching.sizes import Honored, SizesSeen, lengths_differ, remark_on
+from batchfinder.launching.start_time import StartTime
 from batchfinder.launching.template import Template
 from batchfinder.launching.verdict import Verdict, judge, limiting, overruled, quoted, refute_close
 from batchfinder.launching.watching import NO_PYTHON, Patience, watch
@@ -38,7 +38,7 @@ class LaunchProber:
         template: the command.
         options: the options of all launches.
         smallest: the size of the first launch.
-        prices: the prices of the search. Each launch corrects the price of a launch.
+        prices: the costs of the search's moves. Each launch corrects the cost of a launch.
 
     Attributes:
         launched: the probe of each launch, in order.
@@ -53,7 +53,7 @@ class LaunchProber:
         self, template: Template, options: RunOptions, smallest: int, prices: Prices
     ) -> None:
         self._template, self._options = template, options
-        self._price = LaunchPrice(prices)
+        self._start_time = StartTime(prices)
         self._device_type, environment = choose_kind(options.device)
         self._template = replace(template, environment={**environment, **template.environment})
         self.capacity_bytes: int | None = None
@@ -237,7 +237,7 @@ class LaunchProber:
         return verdict, record
 
     def _note(self, size: int, verdict: Verdict, record: Record) -> None:
-        """Record a launch: its price, the batch size that it really had, and its warnings."""
+        """Record a launch: its start time, the batch size that it really had, and its warnings."""
         if record.lengths_differ and not self._lengths_differ:
             self._lengths_differ = True
             if self.room:
@@ -252,7 +252,7 @@ class LaunchProber:
                 size = self._sizes.examples
                 probe = replace(probe, batch_size=size, samples=size * probe.steps)
                 verdict = replace(verdict, probe=probe)
-            self._price.note(probe, record, self.budget_bytes)
+            self._start_time.note(probe, record, self.budget_bytes)
             recording = limiting(record).recording
             if recording is not None and self.recordings is not None:
                 self.recordings[size] = recording

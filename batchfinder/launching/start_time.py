@@ -1,4 +1,4 @@
-"""The price of a launch: the time to start a script, in steps at the expected size."""
+"""The time that a script takes to start, in steps at the expected size."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LEAST_SECONDS = 1e-3
 APART = 8
 
 
-class LaunchPrice:
-    """Correct the price of a launch from the durations of earlier launches.
+class StartTime:
+    """Tell a search how long a launch takes to start, by the durations of earlier launches.
 
     Args:
-        prices: the prices of the search. Their ``launch`` is set.
+        prices: the costs of the search's moves. Their ``launch`` is set.
     """
 
     def __init__(self, prices: Prices) -> None:
