@@ -191,6 +191,8 @@ class LaunchProber:
             self._start(size)
             return
         self.device, self.processes = trains_on, record.processes
+        if verdict.probe.fits and (remark := self._template.remark_on_ranks(self.processes)):
+            self._warnings["ranks"] = remark
         if kind == "cpu" and self.processes > 1 and self._options.memory_limit is None:
             self._limit_cpu()
         elif kind == "cuda" and "budget_bytes" in facts:

@@ -18,6 +18,14 @@ SCRATCH_IN_COMMAND = "scratch"
 
 _PLACEHOLDER = re.compile(r"\{([\w-]+)\}")
 
+# A launcher, with how many processes it shall start on this machine. Options of the script follow
+# the first .py, and those of several machines count the processes of all.
+_RANKS = re.compile(
+    r"\b(?:accelerate|accelerate\.commands\.launch|torchrun|torch\.distributed\.\w+) "
+    r"(?!.*--num[-_]machines[ =](?!1\b))"
+    r"(?:(?!\S+\.py\b).)*?--(?:num[-_]processes|nproc[-_]per[-_]node)[ =](\d+)\b"
+)
+
 
 @dataclass(frozen=True)
 class Template:
@@ -76,6 +84,20 @@ class Template:
             return batch_size
         sizes = range(min(batch_size, self.global_batch_size), 0, -1)
         return next(size for size in sizes if self.global_batch_size % size == 0)
+
+    def remark_on_ranks(self, processes: int) -> str:
+        """Return the warning if a launcher was asked for another number of processes; else "".
+
+        Example:
+            >>> command = ["accelerate", "launch", "--cpu", "--num_processes", "2", "a.py"]
+            >>> Template([*command, "{batch_size}"]).remark_on_ranks(1)
+            "the command asks for 2 processes, and 1 trained. Check the launcher's options"
+        """
+        found = _RANKS.search(" ".join(self.arguments))
+        if found is None or int(found[1]) == processes:
+            return ""
+        asked = f"the command asks for {found[1]} processes, and {processes} trained"
+        return f"{asked}. Check the launcher's options"
 
     def fill(self, batch_size: int, folder: Path) -> tuple[list[str], dict[str, str]]:
         """Return the command at one batch size, and variables to add to its environment.

@@ -80,3 +80,25 @@ def test_what_makes_no_sense_is_refused(
     with pytest.raises(UsageError) as error:
         Template(arguments, **more)  # type: ignore[arg-type]
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "processes", "asked"),
+    [
+        ("accelerate launch --cpu --num_processes 2 train.py", 1, "2"),
+        ("/opt/bin/accelerate launch --num_machines 1 --num_processes=4 train.py", 2, "4"),
+        ("python -m accelerate.commands.launch --num-processes 2 train.py", 1, "2"),
+        ("torchrun --standalone --nproc-per-node=3 train.py", 1, "3"),
+        ("python -m torch.distributed.run --nproc_per_node 3 train.py", 1, "3"),
+        ("torchrun --nproc-per-node 2 train.py", 2, ""),
+        ("torchrun --nproc-per-node gpu train.py", 1, ""),
+        ("accelerate launch --num_machines 2 --num_processes 8 train.py", 4, ""),
+        ("accelerate launch train.py --num_processes 4", 1, ""),
+        ("python train.py --num_processes 4", 1, ""),
+    ],
+)
+def test_a_launcher_that_starts_another_number_of_processes_is_named(
+    command: str, processes: int, asked: str
+) -> None:
+    remark = Template([*command.split(), "{batch_size}"]).remark_on_ranks(processes)
+    assert remark.startswith(f"the command asks for {asked} processes") if asked else not remark
