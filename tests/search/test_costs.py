@@ -127,7 +127,7 @@ def test_how_many_launches_a_search_takes_where_memory_differs_from_run_to_run(
 ) -> None:
     """Memory that every size needs hides what examples add, so small sizes tell little.
 
-    When sizes grew fourfold, it took 6 (9 in one of ten), 7 (9), 8 (11) and 9 (12) launches.
+    When sizes grew fourfold, it took 6 (7 in one of ten), 7 (9), 8 (11) and 9 (12) launches.
     """
     launches = []
     for index in range(COUNT):
