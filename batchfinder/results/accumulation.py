@@ -104,17 +104,6 @@ def plan_accumulation(
 ) -> AccumulationPlan:
     """Split a global batch into micro-batches of at most ``max_batch_size``.
 
-    Args:
-        global_batch_size: examples per optimizer step over all ranks.
-        max_batch_size: the largest micro-batch that fits.
-        world_size: data-parallel ranks.
-        rate_at: samples per second at a micro-batch size; None where it is unknown.
-        min_batch_size: the smallest micro-batch allowed.
-        multiple_of: each micro-batch is a multiple of it.
-
-    Returns:
-        The exact split with the fewest accumulation steps, or the nearest ones.
-
     Raises:
         UsageError: a number is not positive, or no micro-batch is allowed.
 

@@ -80,6 +80,8 @@ class CachedAnswer:
 class AnswerCache:
     """Keep answers by the key of what they depend on. Many processes may use it at once.
 
+    A ``CacheError`` is raised if the file cannot be read or written.
+
     Args:
         folder: the folder of the file. Default: :func:`cache_folder`.
 
@@ -98,30 +100,18 @@ class AnswerCache:
         self.path = (folder or cache_folder()) / FILE
 
     def recall(self, key: str) -> CachedAnswer | None:
-        """Return the answer with a key; None if there is none.
-
-        Raises:
-            CacheError: the file cannot be read.
-        """
+        """Return the answer with a key; None if there is none."""
         return next(iter(self._select("WHERE key = ?", [key])), None)
 
     def answers(self, start_of_key: str = "") -> list[CachedAnswer]:
-        """Return the answers whose key starts with a text, the newest first.
-
-        Raises:
-            CacheError: the file cannot be read.
-        """
+        """Return the answers whose key starts with a text, the newest first."""
         where = "WHERE substr(key, 1, ?) = ? ORDER BY saved DESC"
         return self._select(where, [len(start_of_key), start_of_key])
 
     def remember(
         self, key: str, command: str, facts: Mapping[str, Any], result: Mapping[str, Any]
     ) -> None:
-        """Save an answer, in place of an older one with the same key.
-
-        Raises:
-            CacheError: the file cannot be written.
-        """
+        """Save an answer, in place of an older one with the same key."""
         row = [key, command, time.time(), json.dumps(facts), json.dumps(result)]
         with self._open() as connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -131,11 +121,7 @@ class AnswerCache:
             connection.execute("COMMIT")
 
     def clear(self) -> int:
-        """Remove all answers, and a file that is damaged. Return how many there were.
-
-        Raises:
-            CacheError: the file cannot be written.
-        """
+        """Remove all answers, and a file that is damaged. Return how many there were."""
         try:
             count = len(self.answers())
             if count:

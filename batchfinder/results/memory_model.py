@@ -144,9 +144,6 @@ def fit(readings: Iterable[tuple[int, Mapping[Phase, float]]]) -> MemoryModel | 
 
     Readings are weighted by their batch size: at small sizes, the allocator's rounding and the
     model states hide the slope.
-
-    Args:
-        readings: pairs of a batch size and the peak of each phase, in bytes.
     """
     points: dict[Phase, dict[int, float]] = {}
     for batch_size, peaks in readings:

@@ -96,10 +96,6 @@ class Throughput:
 def interpolated(points: Sequence[tuple[int, float]], at: int) -> float:
     """Return the value at a place, interpolated between the points around it; else the nearest's.
 
-    Args:
-        points: pairs of a place and its value, the lowest place first; at least one.
-        at: the place.
-
     Example:
         >>> interpolated([(2, 1.0), (4, 1.5), (8, 2.5)], 6)
         2.0

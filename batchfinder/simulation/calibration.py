@@ -99,20 +99,12 @@ class Calibration:
         return cls(path, sensible)
 
     def learn(self, gpu_name: str, correction_bytes: int) -> None:
-        """Save a correction.
-
-        Raises:
-            BatchFinderError: the file cannot be written.
-        """
+        """Save a correction."""
         self.corrections[gpu_name] = correction_bytes
         self._save()
 
     def forget(self) -> None:
-        """Remove all corrections, and the file.
-
-        Raises:
-            BatchFinderError: the file cannot be removed.
-        """
+        """Remove all corrections, and the file."""
         self.corrections.clear()
         self._save()
 

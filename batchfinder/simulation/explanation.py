@@ -76,15 +76,7 @@ class Explanation:
 
 
 def explain(trace: GeneralTrace, batch_size: int, *, gpu: Gpu, reserved_bytes: int) -> Explanation:
-    """Split the peak of a trace's last step into its terms.
-
-    Args:
-        trace: a few training steps.
-        batch_size: examples per forward/backward pass.
-        gpu: the GPU that trains.
-        reserved_bytes: the allocator's peak at that size. The part beyond the tensors is called
-            fragmentation.
-    """
+    """Split the peak of a trace's last step into its terms."""
     storages = trace.example.storages
     sizes = [round_up(size, MIN_BLOCK_BYTES) for size in trace.sizes(batch_size, gpu)]
     # Each event is an index into this list: the end of storage i is ~i, counted from the back.

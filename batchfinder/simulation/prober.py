@@ -34,14 +34,7 @@ STAGES_OF_PHASE = {
 class SimulatedProber:
     """A :class:`~batchfinder.search.prober.Prober` of a simulated GPU.
 
-    Args:
-        traces: the steps to run.
-        gpu: the GPU to simulate.
-        options: options of the search; only ``memory_limit`` and ``headroom`` matter here.
-        settings: settings of the caching allocator.
-
-    Raises:
-        DeviceError: the overhead leaves no memory for training.
+    Of the options, only ``memory_limit`` and ``headroom`` matter here.
     """
 
     def __init__(

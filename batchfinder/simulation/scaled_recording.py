@@ -91,15 +91,9 @@ def scaled_guess(
     least_steps: int = 3,
     at_least: int = 1,
 ) -> Guess | None:
-    """Guess the largest size, by whose steps fit when they are replayed.
+    """Guess the largest size, from ``at_least`` on, whose steps fit when they are replayed.
 
-    Args:
-        recordings: confirmations, by size. The largest is used, and the largest of those that are
-            far enough from it.
-        budget_bytes: the bytes that the allocator may reserve.
-        settings: settings of the allocator.
-        least_steps: the fewest steps of a confirmation.
-        at_least: the smallest size of interest.
+    The largest recording is used, and the largest of those that are far enough from it.
 
     Returns:
         The guess; None if it is smaller, or if the recordings do not determine it. It is unsure if
@@ -173,13 +167,7 @@ class ScaledRecording:
             )
 
     def fits(self, batch_size: int, allocator: CachingAllocator, least_steps: int = 3) -> bool:
-        """Return True if the allocator serves a confirmation.
-
-        Args:
-            batch_size: examples per forward/backward pass.
-            allocator: a fresh allocator; it is changed.
-            least_steps: the fewest steps of the confirmation.
-        """
+        """Return True if the allocator serves a confirmation."""
         assert allocator.capacity_bytes is not None
         watch = PeakWatch(allocator.capacity_bytes, least_steps=least_steps, peaks_wander=False)
         try:

@@ -29,16 +29,7 @@ MOST_MADE = 2**20
 def search_on_paper(
     prober: SimulatedProber, bounds: Bounds, expected: float | None = None
 ) -> BatchSizeResult:
-    """Find the largest batch size that fits a simulated GPU, and the next one that does not.
-
-    Args:
-        prober: the prober of the simulated GPU.
-        bounds: the smallest size, the largest or None, and what each size is a multiple of.
-        expected: the first size to try. Default: the bound of the trace.
-
-    Raises:
-        StepError, Exception: the errors of :meth:`StepTraces.at`.
-    """
+    """Find the largest batch size that fits a simulated GPU, and the next one that does not."""
     started = time.monotonic()
     traces = prober.traces
     smallest, _, multiple_of = bounds

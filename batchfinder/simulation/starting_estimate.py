@@ -24,14 +24,8 @@ def starting_estimate(
 ) -> tuple[int | None, list[str]]:
     """Return the largest batch size that fits a budget in the simulation.
 
-    A GPU that is not in ``gpus.toml`` is simulated as an unnamed one with the same budget.
-
-    Args:
-        setup: what to train. It is not changed.
-        options: options of the steps.
-        device: the name of the present device, such as ``"cuda:0 NVIDIA H200"``.
-        budget_bytes: the bytes that the steps may use.
-        bounds: the smallest size, the largest or None, and what each size is a multiple of.
+    A device such as ``"cuda:0 NVIDIA H200"`` is simulated by its name; as an unnamed GPU with the
+    same budget, if it is not in ``gpus.toml``.
 
     Returns:
         The size, or None if the simulation cannot find one; and warnings for the user.

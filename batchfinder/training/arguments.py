@@ -16,9 +16,6 @@ def parse_arguments(pairs: Sequence[str]) -> dict[str, object]:
         pairs: texts ``NAME=VALUE``. A Python literal is read as one, also true, false and none in
             lower case. Any other value is text. If a name occurs twice, the last one counts.
 
-    Raises:
-        UsageError: a text is not of this form.
-
     Example:
         >>> parse_arguments(["depth=12", "lr=1e-3", "name=gpt2", "pretrained=false"])
         {'depth': 12, 'lr': 0.001, 'name': 'gpt2', 'pretrained': False}

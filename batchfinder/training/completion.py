@@ -45,21 +45,11 @@ def completed(  # noqa: C901 - one branch per source of batches
 
     Unless the setup has its own, a LightningModule uses its ``training_step`` and its optimizer.
     The step does not run on the module's example input, which has no targets. A Trainer of
-    transformers brings its model, loss, optimizer and data.
-
-    Args:
-        setup: the setup that the target returned.
-        sample_function: the function of ``--sample``. It gets only the arguments that it accepts.
-        arguments: the values of ``--arg``.
-        input_spec: the text of ``--input``, such as ``"float32[3,224,224] int64[]:1000"``.
+    transformers brings its model, loss, optimizer and data. The sample function gets only the
+    arguments (``--arg``) that it accepts.
 
     Returns:
         The setup, and warnings for the user.
-
-    Raises:
-        SampleError: there is no sample.
-        UsageError: the input text cannot be read, a function takes other arguments than it is
-            called with, or the setup has both a loader and a sample.
 
     Example:
         >>> setup = TrainingSetup(torch.nn.Linear(4, 2))

@@ -46,9 +46,6 @@ def parse_input_spec(spec: str) -> Any:
     Returns:
         A batch of 2 examples: a tensor for one item, a tuple of tensors for several.
 
-    Raises:
-        UsageError: the text is not of this form.
-
     Example:
         >>> images, labels = parse_input_spec("float32[3,224,224] int64[]:1000")
         >>> tuple(images.shape), labels.dtype

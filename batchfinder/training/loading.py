@@ -41,10 +41,6 @@ def load_setup(
 
     Returns:
         The setup with its sample, and warnings for the user.
-
-    Raises:
-        UsageError, TargetError, SampleError: the target or its sample cannot be used.
-        Exception: whatever the user's functions raise.
     """
     remarks: list[str] = []
     is_given = any(value is not None for value in (sample, input_spec, loader))

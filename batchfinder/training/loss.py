@@ -23,9 +23,6 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     """Call the model on a batch: on the inputs of ``(inputs, targets)``, a mapping as keywords.
 
     A list counts as a tuple, because a DataLoader makes lists of a data set's tuples.
-
-    Raises:
-        StepError: the model's forward does not accept these arguments.
     """
     inputs = batch[0] if _is_pair(batch) or _is_single(batch) else batch
     keywords = dict(inputs) if isinstance(inputs, Mapping) else {}

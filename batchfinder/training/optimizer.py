@@ -41,9 +41,6 @@ def find_optimizer(name: str) -> Callable[..., Optimizer]:
     A Trainer's name of AdamW or of an optimizer of bitsandbytes, such as adamw_torch_fused or
     adamw_8bit, is accepted too.
 
-    Raises:
-        UsageError: there is none. The text names the nearest ones.
-
     Example:
         >>> find_optimizer("adamw")
         <class 'torch.optim.adamw.AdamW'>
@@ -86,11 +83,6 @@ def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:
         spec: an instance, returned unchanged; a factory to call with the parameters; a name; None
             for AdamW with its default settings.
         model: the owner of the parameters.
-
-    Raises:
-        StepError: the model has nothing to train, the factory made something else, or the
-            optimizer's step demands a closure.
-        UsageError: no optimizer has this name, or ``spec`` has another type.
     """
     if isinstance(spec, Optimizer):
         return _without_closure(spec)

@@ -47,9 +47,6 @@ def parallelized(
         device: the device to train on.
         precision: for ``"fsdp"``, the dtype of gathered parameters and of computation. Gradients
             are reduced in fp32.
-
-    Raises:
-        StepError: the optimizer already holds parameters that sharding replaces.
     """
     model = setup.model
     # If nothing can be trained, make_optimizer raises a clearer error than DDP.
@@ -80,9 +77,6 @@ def shard(
         precision: the dtype of gathered parameters and of computation. Gradients are reduced in
             fp32.
         keep_gathered: keep the parameters gathered from the forward to the backward pass.
-
-    Raises:
-        StepError: this PyTorch shards on GPUs only.
     """
     fsdp = fully_sharding()
     if mesh.device_type == "cpu" and not has_fully_shard_on_cpu():

@@ -17,9 +17,6 @@ def move_to_device(setup: TrainingSetup, device: torch.device) -> None:
 
     A loss module (which may have weights), the states of an optimizer, and everything that
     :func:`move_beside` moves go with it.
-
-    Raises:
-        StepError: the model is on the meta device, or spread over several accelerators.
     """
     modules = [part for part in (setup.model, setup.loss_fn) if isinstance(part, nn.Module)]
     tensors = [tensor for module in modules for tensor in tensors_of(module)]

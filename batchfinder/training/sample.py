@@ -44,9 +44,6 @@ class BatchMaker:
         warnings: names of tensors and lists that are not resized, in case the user expects it.
         varies: the batches of different steps may differ in shape.
 
-    Raises:
-        SampleError: no batch of another size can be made from the sample.
-
     Example:
         >>> maker = BatchMaker((torch.randn(2, 3), torch.tensor([7, 8])))
         >>> inputs, targets = maker.make(5)
@@ -85,12 +82,6 @@ class BatchMaker:
             most_elements: the most elements of a tensor with data. Larger ones are on the meta
                 device, unless ``make_batch`` made them. None: all have data.
             step: the number of the step, for a ``make_batch`` that takes it.
-
-        Returns:
-            A tree like the sample, or what ``make_batch`` returned.
-
-        Raises:
-            SampleError: ``make_batch`` returned no batch of the requested size.
         """
         if self._make_batch is None or (self.batch_size is not None and step == 0):
             return map_leaves(
@@ -247,11 +238,7 @@ def size_at(tensor: Any, dim: int) -> int | None:
 
 
 def common_size(sample: Any, batch_dim: int) -> int:
-    """Return the batch size of a batch: the most common size of its tensors at ``batch_dim``.
-
-    Raises:
-        SampleError: there are no tensors, or they disagree.
-    """
+    """Return the batch size of a batch: the most common size of its tensors at ``batch_dim``."""
     tensors = named_tensors(sample)
     if not tensors:
         raise SampleError(

@@ -133,11 +133,7 @@ def refused_call(
 
 
 def check_functions(setup: TrainingSetup) -> None:
-    """Check that the user's functions take the arguments that they are called with.
-
-    Raises:
-        UsageError: one of them does not.
-    """
+    """Check that the user's functions take the arguments that they are called with."""
     calls: dict[str, list[tuple[str, ...]]] = {
         "step": [("model", "batch")],
         "loss_fn": [("output", "batch")],
@@ -158,15 +154,7 @@ def check_functions(setup: TrainingSetup) -> None:
 
 
 def setup_of(model: nn.Module | Trainer | TrainingSetup, *given: Any) -> TrainingSetup:
-    """Return the setup from the first arguments of a public function.
-
-    Args:
-        model: a module, a Trainer, or a setup. A setup comes without any of ``given``.
-        given: the other attributes of a setup, in their order.
-
-    Raises:
-        UsageError: ``given`` comes with a setup, or the model is neither a module nor a Trainer.
-    """
+    """Return the setup from the first arguments of a public function."""
     if isinstance(model, TrainingSetup):
         setup = model
         if any(value is not None for value in given):

@@ -81,12 +81,7 @@ class StepSource(Protocol):
 
 
 class PlainLoop(StepSource):
-    """``output = model(batch)``, then ``loss = loss_fn(output, batch)``.
-
-    Args:
-        setup: a setup; its ``loss_fn`` is used, or :func:`default_loss` if it has none.
-        warn: called with a warning about the loss.
-    """
+    """``output = model(batch)``, then ``loss = loss_fn(output, batch)``."""
 
     def __init__(self, setup: TrainingSetup, warn: Callable[[str], None]) -> None:
         self.name = "loss_fn" if setup.loss_fn else "the model"
@@ -136,11 +131,7 @@ class UserStep(StepSource):
         return output if loss is None else loss
 
     def evaluate(self, model: nn.Module, batch: Any) -> Any:
-        """Call the step with gradients disabled. Then it must not run a backward pass.
-
-        Raises:
-            StepError: the step runs a backward pass.
-        """
+        """Call the step with gradients disabled. Then it must not run a backward pass."""
         try:
             return self._step(model, batch)
         except RuntimeError as error:
@@ -209,11 +200,7 @@ def own_precision(setup: TrainingSetup) -> str | None:
 
 
 def checked_loss(loss: Any, source: StepSource) -> Tensor:
-    """Return the loss if it can be trained with.
-
-    Raises:
-        StepError: the loss is not a scalar that requires a gradient.
-    """
+    """Return the loss if it can be trained with."""
     if not isinstance(loss, Tensor):
         raise StepError(
             f"{source.name} gave an object of type {type(loss).__name__} as the loss, not a "

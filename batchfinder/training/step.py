@@ -56,10 +56,6 @@ class TrainingStep:
         warnings: texts for the user, such as a warning about a NaN loss.
         keeps_gradients: the gradients of the last step live until the next backward pass.
         eval_batch_size: the examples in each batch of :meth:`validate`; None: no validation.
-
-    Raises:
-        StepError: the model has nothing to train, or is on the meta device.
-        UsageError: the optimizer or the precision is unknown.
     """
 
     def __init__(
@@ -168,9 +164,6 @@ class TrainingStep:
             batch: the micro-batch.
             after_forward: called between loss and backward pass; not called if the step trains by
                 itself.
-
-        Raises:
-            StepError: the loss is not a scalar that requires a gradient, or had its backward pass.
         """
         loss = self.forward(batch)
         if loss is None:
@@ -193,9 +186,6 @@ class TrainingStep:
 
         Returns:
             The loss; None if the step has trained by itself.
-
-        Raises:
-            StepError: the loss is not a scalar that requires a gradient.
         """
         if self._compiled:
             for _, tensor in named_tensors(batch):

@@ -88,10 +88,6 @@ def load_function(target: str) -> Callable[..., Any]:
 def call_with_arguments(function: Callable[..., Any], arguments: Mapping[str, object]) -> Any:
     """Call a user's function with only the arguments that it accepts.
 
-    Raises:
-        UsageError: the function needs arguments that are missing.
-        TargetError: the function called ``sys.exit``.
-
     Example:
         >>> call_with_arguments(lambda width: width * 2, {"width": 4, "depth": 3})
         8

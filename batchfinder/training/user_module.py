@@ -28,10 +28,6 @@ def load_module(place: str) -> ModuleType:
     there, as for a script. The module gets the file's name, unless another module has that name. A
     file or module that is already loaded does not run again.
 
-    Raises:
-        UsageError: there is no such file or module.
-        TargetError: the user's code called ``sys.exit``.
-
     Example:
         >>> load_module("math").sqrt(9)
         3.0
@@ -45,14 +41,7 @@ def is_language_model(target: str) -> bool:
 
 
 def check_target(target: str) -> None:
-    """Check a target as far as that needs neither PyTorch nor the user's code.
-
-    Args:
-        target: ``FILE.py:FUNCTION``, ``package.module:FUNCTION``, or ``hf:`` and a configuration.
-
-    Raises:
-        UsageError: the text is not a target, there is no such file, or it never names the function.
-    """
+    """Check a target as far as that needs neither PyTorch nor the user's code."""
     if not is_language_model(target):
         place, name = split_target(target)
         if _names_file(place):
@@ -68,9 +57,6 @@ def check_target(target: str) -> None:
 
 def split_target(target: str) -> tuple[str, str]:
     """Return the place and the function that a target names.
-
-    Raises:
-        UsageError: the text is not a target.
 
     Example:
         >>> split_target("train.py:build_model")
@@ -91,11 +77,7 @@ def split_target(target: str) -> tuple[str, str]:
 
 
 def existing_file(place: str) -> Path:
-    """Return the absolute path of a Python file.
-
-    Raises:
-        UsageError: there is no such Python file.
-    """
+    """Return the absolute path of a Python file."""
     path = Path(place)
     try:
         if path.is_file() and path.suffix == ".py":

@@ -59,15 +59,8 @@ def choose_backend(
     and off. Some GPUs prefer cuDNN's kernel. It keeps what flash attention keeps, so it counts as
     flash attention; with a mask, it counts as the memory-efficient kernel.
 
-    Args:
-        query: the queries, ``(batch, heads, length, head size)``.
-        key: the keys, with the same order of dimensions.
-        value: the values, with the same order of dimensions.
-        has_mask: True if an explicit mask is given.
-        capability: the compute capability of the target GPU, such as ``(8, 6)``.
-
-    Returns:
-        The kernel, or None if no kernel that is switched on can run.
+    The tensors are ``(batch, heads, length, head size)``. The result is None if no kernel that is
+    switched on can run.
 
     Example:
         >>> q = torch.empty(1, 8, 64, 64, dtype=torch.float16, device="meta")

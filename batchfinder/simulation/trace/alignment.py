@@ -71,10 +71,6 @@ def check_lines(trace: GeneralTrace, third: Trace) -> None:
     A line through two points always exists. For a matrix of batch by batch, that line is too low
     above both points. Its start may still be above 0, if the matrix has more rows and columns.
 
-    Args:
-        trace: a trace at every size, from two sizes.
-        third: the beginning of the same steps, traced at a size several times larger.
-
     Raises:
         NotInLineError: a storage has another size there, or the steps did other things.
     """
@@ -90,10 +86,6 @@ def alike(trace: GeneralTrace, other: Trace) -> GeneralTrace:
 
     The same line of the same module allocates the same in every forward and backward pass, in the
     same order. What an optimizer allocates does not depend on the batch.
-
-    Args:
-        trace: a step, possibly with another optimizer or without gradient accumulation.
-        other: the other steps, at the batch size of the first one's example.
 
     Raises:
         NotGeneralError: the other passes allocate something else.

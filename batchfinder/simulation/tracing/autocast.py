@@ -75,9 +75,6 @@ def autocast_kernels(torch_version: tuple[int, int]) -> dict[str, Kernel]:
     """Return CUDA's policy as kernels for the key ``"AutocastCPU"``.
 
     Operators that this PyTorch lacks are left out.
-
-    Args:
-        torch_version: the PyTorch version to simulate, such as ``(2, 4)``.
     """
     since_2_0 = torch_version >= (2, 0)
     fp32 = FP32 + (FP32_SINCE_2_0 if since_2_0 else ())
@@ -150,9 +147,6 @@ def cuda_autocast_simulated(warn: Callable[[str], None]) -> Iterator[None]:
     """Make ``torch.autocast("cuda")`` work on the simulation's CPU tensors.
 
     Objects made earlier work too. ``torch.is_autocast_enabled()`` answers for CUDA by default.
-
-    Args:
-        warn: called if an object made earlier is disabled.
     """
     enter = torch.autocast.__enter__
     moved: list[torch.autocast] = []

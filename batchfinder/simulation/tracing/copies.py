@@ -40,10 +40,6 @@ def copied(thing: T, memo: dict[int, Any]) -> T:
     Objects that :func:`~batchfinder.training.state.reach.reachable` does not follow, such as
     loggers, are shared.
 
-    Args:
-        thing: what to copy, or a container of such things.
-        memo: existing copies, by the id of the original, as for ``copy.deepcopy``.
-
     Example:
         >>> counter = {"steps": 0}
         >>> def count() -> int:

@@ -20,12 +20,7 @@ from torch.optim import Optimizer
 
 @contextmanager
 def kernels_replaced(key: str, kernels: dict[str, Callable[..., Any]]) -> Iterator[None]:
-    """Replace ``aten`` operators for one dispatch key until the block ends.
-
-    Args:
-        key: the dispatch key, such as ``"AutogradCPU"``.
-        kernels: the replacements, by operator such as ``"softmax.int"``.
-    """
+    """Replace ``aten`` operators for one dispatch key until the block ends."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
         with warnings.catch_warnings():

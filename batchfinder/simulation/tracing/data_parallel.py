@@ -41,9 +41,6 @@ class Cluster:
             the whole step. ``"fsdp"``: everything is sharded, and parameters are gathered block by
             block.
         world_size: the number of ranks.
-
-    Raises:
-        UsageError: the strategy is unknown, or there is no rank.
     """
 
     strategy: str
@@ -62,11 +59,7 @@ class Cluster:
 
     @contextmanager
     def joined(self) -> Iterator[Any]:
-        """Join a fake process group and yield its mesh.
-
-        Raises:
-            UsageError: this process belongs to a real job.
-        """
+        """Join a fake process group and yield its mesh."""
         # PyTorch's own fake group, made for its tests.
         from torch.distributed.device_mesh import init_device_mesh
         from torch.testing._internal.distributed.fake_pg import FakeStore

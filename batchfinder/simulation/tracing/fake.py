@@ -70,12 +70,6 @@ def fake_cuda(
 
     Fake tensors "on cuda" are impossible: they abort the process in a PyTorch without CUDA.
 
-    Args:
-        capability: compute capability of the GPU to simulate, such as ``(8, 6)``.
-        torch_version: the PyTorch version to simulate. Default: the installed one.
-        alike: GPU families, for the :func:`.attention_kernel` of the simulated GPU.
-        warn: called with each warning for the user.
-
     Example:
         >>> with fake_cuda((8, 0)):
         ...     torch.ones(10**6, 10**6).sum().shape
@@ -152,9 +146,6 @@ def fake_copy(
         mode: the active mode.
         owners: modules and tensors in it that may be on any device, such as a GPU or "meta".
         optimizers: optimizers in it; their copies start without state.
-
-    Raises:
-        StepError: an owner or optimizer was not copied.
     """
     # Custom operators, which modules may hold, cannot be copied.
     memo: dict[int, Any] = {id(operator): operator for operator in OPDEFS.values()}

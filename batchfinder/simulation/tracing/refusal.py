@@ -55,11 +55,7 @@ USE_FIND = "the step cannot be simulated. Try batchfinder find, which runs it on
 
 @contextmanager
 def explained(names: dict[int, str]) -> Iterator[None]:
-    """Turn errors of a step without data into a ``StepError`` that says why and where.
-
-    Args:
-        names: the names of the modules in the step, by module id.
-    """
+    """Turn errors of a step without data into a ``StepError`` that says why and where."""
     try:
         yield
     except _UNFAKEABLE as error:

@@ -16,13 +16,6 @@ class SamePasses(StepTraces):
 
     Both may differ in their optimizer, and in whether they accumulate gradients. If the passes turn
     out to differ, the step is traced by itself.
-
-    Args:
-        setup: what to train.
-        options: options of the steps.
-        capability: compute capability of the GPU to simulate.
-        cluster: the job in which the GPU is one rank.
-        like: traces of the other step.
     """
 
     def __init__(

@@ -60,18 +60,9 @@ class StepTraces:
 
     Copies without data are traced, so the user's model, optimizer and sample are not changed.
 
-    Args:
-        setup: what to train.
-        options: options of the steps: precision, accumulation, batch dimension.
-        capability: compute capability of the GPU to simulate; see also :meth:`hold_for`.
-        cluster: the job in which the GPU is one rank. Default: a single GPU.
-
     Attributes:
         are_general: False once a few traces turn out not to predict other sizes.
         warnings: problems that the user should act on.
-
-    Raises:
-        SampleError, StepError, UsageError: a part of the setup is invalid.
     """
 
     def __init__(

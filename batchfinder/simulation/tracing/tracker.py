@@ -49,12 +49,6 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     It holds storages by weak references only, so nothing lives longer than without it.
 
-    Args:
-        batch_size: batch size of the steps that will run.
-        model: its modules give storages their names.
-        workspaces: records the memory that kernels use besides their outputs. Default: none.
-        names: names of modules by module id, if modules outside the model run too.
-
     Attributes:
         trace: the trace so far.
 

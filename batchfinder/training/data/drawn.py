@@ -104,9 +104,6 @@ def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> Data
         sampler: yields indices of the data set in training. It is copied, not changed. None: a
             random order.
         owner: the owner of the data set, for messages, such as "the Trainer".
-
-    Raises:
-        SampleError: there are no examples.
     """
     with raised_while(f"{owner} made a batch"):
         return _batches_of(dataset, collate, sampler, owner)

@@ -47,9 +47,6 @@ def lengths_of(dataset: Any) -> Lengths:
     At first, 64 examples are read, spread evenly over the data set. If they differ in length, up to
     2048 are read.
 
-    Args:
-        dataset: a data set with at least one example, and examples by index.
-
     Example:
         >>> lengths_of(["a", "abc", "ab"])
         Lengths(longest=[1], shortest=[0], vary=True, looked_at=3, are_sure=True)

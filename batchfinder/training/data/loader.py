@@ -26,10 +26,6 @@ def batches_of_loader(loader: Any, owner: str = "the loader") -> DataBatches:
             ``(data set, collate function)``.
         owner: the owner of the data set, for messages.
 
-    Raises:
-        SampleError: batches of another size cannot be drawn from the loader.
-        Exception: what data set, collate function and sampler raise.
-
     Example:
         >>> batches_of_loader([torch.zeros(3), torch.ones(3)]).sample
         tensor([[0., 0., 0.]])
@@ -57,11 +53,7 @@ def sampler_of(loader: Any) -> Any:
 
 
 def parts_of(loader: Any, owner: str) -> tuple[Any, Any, Any]:
-    """Return data set, collate function, and sampler; a None as sampler means a random order.
-
-    Raises:
-        SampleError: examples cannot be drawn from the loader.
-    """
+    """Return data set, collate function, and sampler; a None as sampler means a random order."""
     if isinstance(loader, tuple) and len(loader) == 2 and callable(loader[1]):
         dataset, collate, sampler = *loader, None
     elif hasattr(loader, "dataset") and hasattr(loader, "collate_fn"):

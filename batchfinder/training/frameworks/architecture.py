@@ -48,9 +48,6 @@ def built(config: str, dtype: torch.dtype, attention: str) -> tuple[Any, str]:
 
     Returns:
         The model, and its task: one of :data:`TASKS`.
-
-    Raises:
-        TargetError: there is no such configuration, or no model for it.
     """
     transformers = imported("transformers")
     known = _read(config)
@@ -89,10 +86,6 @@ def example(model: Any, task: str, seq: int, image_size: int) -> dict[str, Any]:
         seq: the number of tokens, of which an image has its share; 0: :data:`DEFAULT_SEQ`, or as
             many as the model has positions for.
         image_size: pixels on each side of the image; 0: what the configuration says.
-
-    Raises:
-        UsageError: the model has fewer positions, or the image has more tokens.
-        TargetError: the model's images need more than a size.
     """
     most = _positions(model)
     seq = seq or min(DEFAULT_SEQ, most or DEFAULT_SEQ)

@@ -95,10 +95,6 @@ def language_model(
         double_quant: quantize the scales of 4-bit weights too.
         image_size: pixels on each side of the image in each example. Default: what the
             configuration says, or 448; none for a text model.
-
-    Raises:
-        UsageError: an option is unknown, or the model cannot take it.
-        TargetError: a library is missing, or there is no such configuration.
     """
     _check(method, precision, attention, quantize, prepare)
     is_dpo = method == "dpo"

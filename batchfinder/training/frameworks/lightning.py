@@ -65,11 +65,7 @@ class OwnTrainingStep(StepSource):
         return call_training_step(model, batch)
 
     def loss_of(self, output: Any, batch: Any) -> Tensor:
-        """Return the loss: the output itself, or ``output["loss"]``.
-
-        Raises:
-            StepError: there is no loss.
-        """
+        """Return the loss: the output itself, or ``output["loss"]``."""
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if not isinstance(loss, Tensor):
             raise StepError(
@@ -91,9 +87,6 @@ def call_training_step(model: nn.Module, batch: Any, method: str = "training_ste
         model: the module, or DistributedDataParallel or ``fully_shard`` around it.
         batch: a batch as the DataLoader yields it.
         method: the name of the method, if it is another one with the same arguments.
-
-    Raises:
-        StepError: the module is compiled, or asks for its Trainer.
     """
     module: Any = unwrapped(model)
     # By name, because importing the class takes a second.
@@ -111,11 +104,7 @@ def call_training_step(model: nn.Module, batch: Any, method: str = "training_ste
 
 
 def call_validation_step(model: nn.Module, batch: Any) -> Any:
-    """Call a LightningModule's ``validation_step``, or its forward pass if it has none.
-
-    Raises:
-        StepError: the module is compiled, or asks for its Trainer.
-    """
+    """Call a LightningModule's ``validation_step``, or its forward pass if it has none."""
     if not _is_own(getattr(unwrapped(model), "validation_step", None)):
         return call_model(model, batch)
     return call_training_step(model, batch, "validation_step")
@@ -157,12 +146,7 @@ def _through_forward(
 
 
 def batches_of_module(model: nn.Module, warn: Callable[[str], None]) -> DataBatches | None:
-    """Choose batches of a LightningModule's own ``train_dataloader``, if it has one that works.
-
-    Args:
-        model: the module.
-        warn: called if its ``train_dataloader`` fails before training.
-    """
+    """Choose batches of a LightningModule's own ``train_dataloader``, if it has one that works."""
     module: Any = unwrapped(model)
     method: Any = getattr(module, "train_dataloader", None)
     if not _is_own(method):
@@ -180,11 +164,7 @@ def batches_of_module(model: nn.Module, warn: Callable[[str], None]) -> DataBatc
 
 
 def own_optimizer(model: nn.Module) -> Optimizer:
-    """Return the optimizer that a LightningModule configures. Its schedulers are ignored.
-
-    Raises:
-        StepError: there is no optimizer, or more than one; or the module asks for its Trainer.
-    """
+    """Return the optimizer that a LightningModule configures. Its schedulers are ignored."""
     optimizers, _ = own_optimizers(model)
     if len(optimizers) > 1:
         raise StepError(
@@ -195,11 +175,7 @@ def own_optimizer(model: nn.Module) -> Optimizer:
 
 
 def own_optimizers(model: nn.Module) -> tuple[list[Optimizer], list[Any]]:
-    """Return the optimizers and the schedulers that a LightningModule configures.
-
-    Raises:
-        StepError: there is no optimizer; or the module asks for its Trainer.
-    """
+    """Return the optimizers and the schedulers that a LightningModule configures."""
     module: Any = unwrapped(model)
     with _explained(
         "configure_optimizers", "name the optimizer: --optimizer adamw, or optimizer= from Python"

@@ -33,9 +33,6 @@ class ManualStep(StepSource):
     Args:
         configured: the optimizers and schedulers to train with; None: the module configures new
             ones.
-
-    Raises:
-        StepError: the module is compiled, asks for its Trainer, or configures no optimizer.
     """
 
     name = "training_step"

@@ -20,11 +20,7 @@ PREPARED = {
 
 
 def imported(name: str) -> Any:
-    """Import a library that targets ``hf:...`` need.
-
-    Raises:
-        TargetError: it is not installed.
-    """
+    """Import a library that targets ``hf:...`` need."""
     try:
         return import_module(name)
     except ImportError as error:

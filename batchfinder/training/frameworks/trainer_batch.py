@@ -17,14 +17,7 @@ from batchfinder.training.state.snapshot import preserved_state
 
 
 def batches_of_trainer(trainer: Trainer) -> DataBatches:
-    """Choose the batches of a Trainer that a search trains on, made as its DataLoader makes them.
-
-    Args:
-        trainer: the Trainer, which does not change.
-
-    Raises:
-        SampleError: there are no examples.
-    """
+    """Choose the batches that a search trains on, made as the Trainer's DataLoader makes them."""
     if hasattr(trainer.train_dataset, "__len__") and not len(trainer.train_dataset):
         raise SampleError("the Trainer's train_dataset has no examples; give it at least one")
     with preserved_state(), _no_loader_noted(trainer):
@@ -32,13 +25,9 @@ def batches_of_trainer(trainer: Trainer) -> DataBatches:
 
 
 def batches_of_its_loader(loader: Any) -> DataBatches:
-    """Choose the batches of a Trainer's loader; only its first one if it has no examples by index.
+    """Choose the batches of a Trainer's loader, or its first one if it has no examples by index.
 
-    Args:
-        loader: what the Trainer iterates over. The random state may change.
-
-    Raises:
-        SampleError: there are no examples.
+    The random state may change.
     """
     dataset: Any = getattr(loader, "dataset", None)
     collate = getattr(loader, "collate_fn", None)

@@ -54,9 +54,6 @@ class TrainerStep(StepSource):
             model.
         batches_ahead: the number of micro-batches in a step; None before transformers 4.46, which
             fetches them one by one.
-
-    Raises:
-        StepError: the Trainer shards its model, or trains on text that its model generates.
     """
 
     name = "compute_loss of the Trainer"

@@ -145,11 +145,7 @@ def device_generator(device: torch.device) -> Undo:
 
 
 def generator(thing: Any) -> list[Undo]:
-    """Return functions that restore a user's random generator; none for other objects.
-
-    Args:
-        thing: an object, such as a ``torch.Generator``, a ``random.Random``, or NumPy's generator.
-    """
+    """Return functions that restore a user's random generator; none for other objects."""
     if isinstance(thing, torch.Generator):
         return [partial(thing.set_state, thing.get_state())]
     if isinstance(thing, random.Random) and not isinstance(thing, random.SystemRandom):

@@ -126,11 +126,7 @@ class Snapshot:
             saved.detach_gradient()
 
     def start_over(self) -> None:
-        """Restore the state at the start of :func:`preserved_state` while still inside it.
-
-        Raises:
-            DeviceError: a broken device prevented a part from being restored; the rest is restored.
-        """
+        """Restore the state at the start of :func:`preserved_state` while still inside it."""
         with _interrupts_deferred():
             self.restore(is_midway=True)
 

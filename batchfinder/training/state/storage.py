@@ -40,9 +40,6 @@ class SavedStorage:
         Args:
             is_midway: True if other steps follow. If all tensors have moved to another device, the
                 values here are then not read: the steps changed only the values there.
-
-        Raises:
-            StepError: a step wrote to a storage that was only watched.
         """
         storage, values = self._storage, self._values
         changed = [tensor for tensor, version in self._tensors if tensor._version != version]
