@@ -10,11 +10,12 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
 ComputeCapability = tuple[int, int]
 
 
@@ -45,11 +46,19 @@ def kernel_family(capability: ComputeCapability) -> ComputeCapability:
     return max(oldest for oldest in FAMILIES if oldest <= capability)
 
 
+def on_target(
+    capability: ComputeCapability, alike: set[ComputeCapability], value_on: Callable[..., T]
+) -> T:
+    """Return a kernel's property on the target GPU; remove families in which it differs."""
+    value = value_on(capability)
+    alike.difference_update([family for family in alike if value_on(family) != value])
+    return value
+
+
 def choose_backend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     has_mask: bool,
     capability: ComputeCapability,
 ) -> AttentionBackend | None:
@@ -128,13 +137,8 @@ def attention_kernel(
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        choose = functools.partial(
-            choose_backend, query, key, value, has_mask=attn_mask is not None
-        )
-        backend = choose(capability=capability)
-        alike.difference_update(
-            [family for family in alike if choose(capability=family) is not backend]
-        )
+        choose = functools.partial(choose_backend, query, key, value, attn_mask is not None)
+        backend = on_target(capability, alike, choose)
         if backend is None:
             gpu = ".".join(map(str, capability))
             raise RuntimeError(f"{NO_KERNEL} for scaled_dot_product_attention on sm {gpu}")

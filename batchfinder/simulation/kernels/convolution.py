@@ -16,21 +16,12 @@ from batchfinder.simulation.values.shapes import new_like, new_tensor
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def convolution(
-    input: Tensor,  # noqa: A002 - as the operator names it
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Tensor:
+def convolution(images: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
     """Return the output of ``aten::convolution``."""
-    images, kernel = input.shape[2:], weight.shape[2:]
+    stride, padding, dilation, transposed, output_padding, groups = options
+    sizes, kernel = images.shape[2:], weight.shape[2:]
     sides = []
-    for side in range(len(images)):
+    for side, size in enumerate(sizes):
         # One number may stand for all sides.
         step, edge, spread, extra = (
             option[side] if len(option) > 1 else option[0]
@@ -38,33 +29,22 @@ def convolution(
         )
         reach = spread * (kernel[side] - 1)
         if transposed:
-            sides.append((images[side] - 1) * step - 2 * edge + reach + extra + 1)
+            sides.append((size - 1) * step - 2 * edge + reach + extra + 1)
         else:
-            sides.append((images[side] + 2 * edge - reach - 1) // step + 1)
+            sides.append((size + 2 * edge - reach - 1) // step + 1)
     channels = weight.shape[1] * groups if transposed else weight.shape[0]
-    return new_tensor(
-        input, [input.shape[0], channels, *sides], memory_format=compute_format(input, weight)
-    )
+    shape = [images.shape[0], channels, *sides]
+    return new_tensor(images, shape, memory_format=compute_format(images, weight))
 
 
 def convolution_backward(
-    grad_output: Tensor,
-    input: Tensor,  # noqa: A002
-    weight: Tensor,
-    bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
+    _: Tensor, images: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None, *options: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the outputs of ``aten::convolution_backward``."""
-    memory_format = compute_format(input, weight)
-    needs_input, needs_weight, needs_bias = output_mask
+    memory_format = compute_format(images, weight)
+    needs_images, needs_weight, needs_bias = options[-1]
     return (
-        new_like(input, memory_format) if needs_input else None,
+        new_like(images, memory_format) if needs_images else None,
         new_like(weight, memory_format) if needs_weight else None,
         new_tensor(weight, bias_sizes or ()) if needs_bias else None,
     )

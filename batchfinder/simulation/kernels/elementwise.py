@@ -75,11 +75,8 @@ def cast(
     input: Tensor,  # noqa: A002
     *,
     dtype: torch.dtype | None = None,
-    layout: torch.layout | None = None,
-    device: torch.device | None = None,
-    pin_memory: bool | None = None,
-    non_blocking: bool = False,
     memory_format: torch.memory_format | None = None,
+    **_: Any,
 ) -> Tensor:
     """Return the output of ``aten::_to_copy`` or a similar operator, on the simulated device."""
     return new_like(input, memory_format or torch.preserve_format, dtype)

@@ -30,57 +30,46 @@ from batchfinder.simulation.kernels.packing import PACK
 from batchfinder.simulation.values.shapes import new_like, new_tensor, run_on_shapes
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+_ShapeOf = Callable[[Sequence[Any]], Sequence[int]]
 
 
-def _batch_norm(
-    input: Tensor,  # noqa: A002 - as the operator names it
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    channels = input.size(1) if training else 0
-    return new_like(input), _statistics(input, [channels]), _statistics(input, [channels])
+def _norm(
+    shape_of: _ShapeOf, memory_format: torch.memory_format = torch.preserve_format
+) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """Return the rule of a normalization whose two statistics have a shape by its arguments."""
+
+    def outputs(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+        values, shape = args[0], shape_of(args)
+        exact = torch.float64 if values.dtype is torch.float64 else torch.float32
+        statistics = [new_tensor(values, shape, exact) for _ in range(2)]
+        return new_like(values, memory_format), statistics[0], statistics[1]
+
+    return outputs
 
 
-def _layer_norm(
-    input: Tensor,  # noqa: A002
-    normalized_shape: Sequence[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    outer = input.dim() - len(normalized_shape)
-    shape = [*input.shape[:outer], *([1] * len(normalized_shape))]
-    output = new_like(input, torch.contiguous_format)
-    return output, _statistics(input, shape), _statistics(input, shape)
+def _rows(args: Sequence[Any]) -> Sequence[int]:
+    """Return the shape of a layer norm's statistics: one number for each row."""
+    values, normalized_shape = args[:2]
+    inner = len(normalized_shape)
+    return [*values.shape[: values.dim() - inner], *([1] * inner)]
 
 
-def _group_norm(
-    input: Tensor,  # noqa: A002
-    weight: Tensor | None,
-    bias: Tensor | None,
-    batch_size: int,
-    channels: int,
-    others: int,
-    groups: int,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    shape = [batch_size, groups]
-    return new_like(input), _statistics(input, shape), _statistics(input, shape)
-
-
-def _norm_backward(
-    weight_at: int, shape_of: Callable[[Sequence[Any]], Sequence[int]]
-) -> Callable[..., Gradients]:
+def _norm_backward(weight_at: int, shape_of: _ShapeOf) -> Callable[..., Gradients]:
     """Return the rule of a normalization whose weight is the argument at an index.
 
     The second argument is the input. The last one says which gradients are wanted.
     """
-    return lambda *args: _gradients(args[1], args[weight_at], shape_of(args), args[-1])
+
+    def gradients(*args: Any) -> Gradients:
+        values, weight, shape, needed = args[1], args[weight_at], shape_of(args), args[-1]
+        like = values if weight is None else weight
+        return (
+            new_like(values) if needed[0] else None,
+            new_tensor(like, shape) if needed[1] else None,
+            new_tensor(like, shape) if needed[2] else None,
+        )
+
+    return gradients
 
 
 def _channels(args: Sequence[Any]) -> Sequence[int]:
@@ -122,26 +111,19 @@ def _grouped_mm(
     return whole[..., :columns]
 
 
-def _addmm(bias: Tensor, left: Tensor, right: Tensor, **scales: Any) -> Tensor:
-    """Return the rows of the left matrix by the columns of the right one, in a plain layer."""
-    is_plain = left.dim() == right.dim() == 2 and bias.shape == right.shape[1:]
-    if is_plain and left.shape[1] == right.shape[0] and bias.dtype is left.dtype is right.dtype:
-        return new_tensor(left, [left.shape[0], right.shape[1]])
-    output: Tensor = run_on_shapes(_ADDMM, (bias, left, right), scales)
-    return output
+def _product(func: Any) -> Callable[..., Tensor]:
+    """Return the rule of ``mm`` or ``addmm``: the left matrix's rows by the right one's columns."""
 
+    def product(*args: Tensor, **scales: Any) -> Tensor:
+        *bias, left, right = args
+        is_plain = left.dim() == right.dim() == 2 and left.shape[1] == right.shape[0]
+        is_plain = is_plain and all(added.shape == right.shape[1:] for added in bias)
+        if is_plain and all(tensor.dtype is left.dtype for tensor in args):
+            return new_tensor(left, [left.shape[0], right.shape[1]])
+        output: Tensor = run_on_shapes(func, args, scales)
+        return output
 
-def _mm(left: Tensor, right: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Return the rows of the left matrix by the columns of the right one."""
-    is_plain = left.dim() == right.dim() == 2 and not (args or kwargs)
-    if is_plain and left.shape[1] == right.shape[0] and left.dtype is right.dtype:
-        return new_tensor(left, [left.shape[0], right.shape[1]])
-    output: Tensor = run_on_shapes(_MM, (left, right, *args), kwargs)
-    return output
-
-
-def _dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:  # noqa: A002
-    return new_like(input), new_like(input, dtype=torch.bool)
+    return product
 
 
 def _col2im(columns: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -156,37 +138,9 @@ def _col2im(columns: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return whole.as_strided(output.shape, output.stride())
 
 
-def _log_sigmoid(input: Tensor) -> tuple[Tensor, Tensor]:  # noqa: A002
-    """Return an empty buffer, which only the CPU fills: ``cuda/ActivationLogSigmoidKernel.cu``."""
-    return new_like(input), new_tensor(input, [0])
-
-
-def _like_first(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002
-    return new_like(input)
-
-
-def _like_second(_: Tensor, input: Tensor, *args: Any) -> Tensor:  # noqa: A002
-    """Return the gradient of an input, for operators without a shape rule in PyTorch."""
-    return new_like(input)
-
-
-def _statistics(like: Tensor, shape: Sequence[int]) -> Tensor:
-    dtype = torch.float64 if like.dtype is torch.float64 else torch.float32
-    return new_tensor(like, shape, dtype)
-
-
-def _gradients(
-    input: Tensor,  # noqa: A002
-    weight: Tensor | None,
-    shape: Sequence[int],
-    output_mask: Sequence[bool],
-) -> Gradients:
-    like = input if weight is None else weight
-    return (
-        new_like(input) if output_mask[0] else None,
-        new_tensor(like, shape) if output_mask[1] else None,
-        new_tensor(like, shape) if output_mask[2] else None,
-    )
+def _like(place: int) -> Callable[..., Tensor]:
+    """Return the rule of an operator whose output is like one of its arguments."""
+    return lambda *args, **_: new_like(args[place])
 
 
 _aten: Any = torch.ops.aten
@@ -196,33 +150,35 @@ _COPIES = {
     _aten.ones_like.default,
     _aten.zeros_like.default,
 }
-_ADDMM = _aten.addmm.default
 _COL2IM = _aten.col2im.default
 _CONVOLUTION = _aten.convolution.default
-_MM = _aten.mm.default
 _EFFICIENT_ATTENTION = _aten._scaled_dot_product_efficient_attention.default
 _OUTPUTS: dict[Any, Callable[..., Any]] = {
-    _ADDMM: _addmm,
-    _MM: _mm,
+    **{func: _product(func) for func in (_aten.mm.default, _aten.addmm.default)},
     _CONVOLUTION: convolution,
     _aten.convolution_backward.default: convolution_backward,
-    _aten.native_batch_norm.default: _batch_norm,
+    _aten.native_batch_norm.default: _norm(lambda args: [args[0].size(1) if args[5] else 0]),
     _aten.native_batch_norm_backward.default: _norm_backward(2, _channels),
-    _aten.native_layer_norm.default: _layer_norm,
+    _aten.native_layer_norm.default: _norm(_rows, torch.contiguous_format),
     _aten.native_layer_norm_backward.default: _norm_backward(5, lambda args: args[2]),
-    _aten.native_group_norm.default: _group_norm,
+    _aten.native_group_norm.default: _norm(lambda args: [args[3], args[6]]),
     _aten.native_group_norm_backward.default: _norm_backward(4, _channels),
-    _aten.native_dropout.default: _dropout,
-    _aten.native_dropout_backward.default: _like_first,
+    _aten.native_dropout.default: lambda values, *_: (
+        new_like(values),
+        new_like(values, dtype=torch.bool),
+    ),
+    _aten.native_dropout_backward.default: _like(0),
     _EFFICIENT_ATTENTION: _efficient_attention,
     _COL2IM: _col2im,
-    _aten.log_sigmoid_forward.default: _log_sigmoid,
-    _aten.log_sigmoid_backward.default: _like_second,
-    _aten.multi_margin_loss_backward.default: _like_second,
-    _aten.multilabel_margin_loss_backward.default: _like_second,
-    _aten._sample_dirichlet.default: _like_first,
-    _aten._dirichlet_grad.default: _like_first,
-    _aten._standard_gamma_grad.default: _like_first,
+    # Only the CPU fills the buffer: ``cuda/ActivationLogSigmoidKernel.cu``.
+    _aten.log_sigmoid_forward.default: lambda values: (new_like(values), new_tensor(values, [0])),
+    _aten.log_sigmoid_backward.default: _like(1),
+    # PyTorch has no shape rule for these.
+    _aten.multi_margin_loss_backward.default: _like(1),
+    _aten.multilabel_margin_loss_backward.default: _like(1),
+    _aten._sample_dirichlet.default: _like(0),
+    _aten._dirichlet_grad.default: _like(0),
+    _aten._standard_gamma_grad.default: _like(0),
     **LOSSES,
     **PACK,
 }

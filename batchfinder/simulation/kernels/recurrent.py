@@ -14,7 +14,7 @@ PyTorch for all but the reserve, ``aten/src/ATen/native/RNN.cpp`` for an LSTM wi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,83 +25,58 @@ _GRU_RESERVE = 6
 _BETWEEN_LAYERS = 1
 
 
-def lstm(
-    input: Tensor,  # noqa: A002 - as the operator names it
-    hx: Sequence[Tensor],
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+class _Layers(NamedTuple):
+    """The arguments of ``aten::lstm`` and ``aten::gru`` after the sequence and its states."""
+
+    params: Sequence[Tensor]
+    has_biases: bool
+    num_layers: int
+    dropout: float
+    train: bool
+    bidirectional: bool
+    batch_first: bool = False  # sequences packed into one have no dimension of examples
+
+
+def lstm(sequence: Tensor, states: Sequence[Tensor], *options: Any) -> tuple[Tensor, ...]:
     """Run ``aten::lstm.input`` as on CUDA."""
-    if not torch.backends.cudnn.enabled:
-        return _by_steps(
-            input, hx, params, has_biases, num_layers, dropout * train, bidirectional, batch_first
-        )
-    output, *states = _run(_LSTM_RESERVE, input, hx, params, num_layers, bidirectional, batch_first)
-    return output, states[0], states[1]
+    run = _run if torch.backends.cudnn.enabled else _by_steps
+    return run(sequence, states, _Layers(*options), _LSTM_RESERVE)
 
 
-def gru(
-    input: Tensor,  # noqa: A002
-    hx: Tensor,
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, Tensor]:
+def gru(sequence: Tensor, state: Tensor, *options: Any) -> tuple[Tensor, ...]:
     """Run ``aten::gru.input`` as on CUDA."""
-    output, state = _run(_GRU_RESERVE, input, [hx], params, num_layers, bidirectional, batch_first)
-    return output, state
-
-
-def _packed(layer: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the layer for sequences packed into one, which have no dimension of examples."""
-    return lambda data, batch_sizes, *others: layer(data, *others, batch_first=False)
+    return _run(sequence, [state], _Layers(*options), _GRU_RESERVE)
 
 
 RECURRENT: dict[str, Callable[..., Any]] = {
     "lstm.input": lstm,
-    "lstm.data": _packed(lstm),
+    "lstm.data": lambda sequence, batch_sizes, *others: lstm(sequence, *others),
     "gru.input": gru,
-    "gru.data": _packed(gru),
+    "gru.data": lambda sequence, batch_sizes, *others: gru(sequence, *others),
 }
 """The replacements by operator."""
 
 
 def _by_steps(
-    input: Tensor,  # noqa: A002
-    hx: Sequence[Tensor],
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    sequence: Tensor, states: Sequence[Tensor], layers: _Layers, _: int
+) -> tuple[Tensor, ...]:
     """Run an LSTM as without cuDNN: two products for each time step, and one kernel for the rest.
 
     Autocast casts the turned weights again for each product, and the backward pass keeps them all.
     """
-    sequence = input.transpose(0, 1) if batch_first else input
-    own = iter(params)
+    sequence = sequence.transpose(0, 1) if layers.batch_first else sequence
+    own = iter(layers.params)
     ends: list[tuple[Tensor, Tensor]] = []
-    for layer in range(num_layers):
-        if layer and dropout:
-            sequence = torch.dropout(sequence, dropout, True)
+    for layer in range(layers.num_layers):
+        if layer and layers.dropout and layers.train:
+            sequence = torch.dropout(sequence, layers.dropout, True)
         outputs = []
-        for backwards in (False, True)[: 1 + bidirectional]:
+        for backwards in (False, True)[: 1 + layers.bidirectional]:
             weights = [next(own).t(), next(own).t()]
             # The operator's fake kernel needs biases, even if they are not there.
             none = weights[0].new_empty(weights[0].size(1))
-            biases = [next(own), next(own)] if has_biases else [none, none]
-            hidden, cell = (state[len(ends)] for state in hx)
+            biases = [next(own), next(own)] if layers.has_biases else [none, none]
+            hidden, cell = (state[len(ends)] for state in states)
             steps = sequence.unbind(0)
             seen = []
             for step in reversed(steps) if backwards else steps:
@@ -111,33 +86,23 @@ def _by_steps(
                 seen.append(hidden)
             outputs.append(torch.stack(seen[::-1] if backwards else seen))
             ends.append((hidden, cell))
-        sequence = torch.cat(outputs, -1) if bidirectional else outputs[0]
-    hiddens, cells = (torch.stack(states) for states in zip(*ends, strict=True))
-    return sequence.transpose(0, 1) if batch_first else sequence, hiddens, cells
+        sequence = torch.cat(outputs, -1) if layers.bidirectional else outputs[0]
+    last = (torch.stack(of_kind) for of_kind in zip(*ends, strict=True))
+    return sequence.transpose(0, 1) if layers.batch_first else sequence, *last
 
 
 def _run(
-    reserve: int,
-    input: Tensor,  # noqa: A002
-    states: Sequence[Tensor],
-    params: Sequence[Tensor],
-    num_layers: int,
-    bidirectional: bool,
-    batch_first: bool,
+    sequence: Tensor, states: Sequence[Tensor], layers: _Layers, reserve: int
 ) -> tuple[Tensor, ...]:
-    dtype = input.dtype
-    if torch.is_autocast_enabled("cpu") and input.is_floating_point():
+    dtype = sequence.dtype
+    if torch.is_autocast_enabled("cpu") and sequence.is_floating_point():
         dtype = torch.get_autocast_dtype("cpu")
-    directions = 2 if bidirectional else 1
-    units = directions * (reserve * num_layers + _BETWEEN_LAYERS * (num_layers - 1))
+    directions = 2 if layers.bidirectional else 1
+    between = _BETWEEN_LAYERS * (layers.num_layers - 1)
+    sizes = directions, directions * (reserve * layers.num_layers + between)
+    tensors = [tensor.to(dtype) for tensor in (sequence, *states)]
     result: tuple[Tensor, ...] = _Recurrent.apply(  # type: ignore[no-untyped-call]
-        input.to(dtype),
-        directions,
-        units,
-        batch_first,
-        len(states),
-        *(state.to(dtype) for state in states),
-        *params,
+        sizes, layers.batch_first, len(states), *tensors, *layers.params
     )
     return result
 
@@ -145,15 +110,11 @@ def _run(
 class _Recurrent(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        sequence: Tensor,
-        directions: int,
-        units: int,
-        batch_first: bool,
-        num_states: int,
-        *rest: Tensor,
+        ctx: Any, sizes: tuple[int, int], batch_first: bool, num_states: int, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        states, params = rest[:num_states], rest[num_states:]
+        sequence, states = tensors[0], tensors[1 : 1 + num_states]
+        params = tensors[1 + num_states :]
+        directions, units = sizes
         dtype = sequence.dtype
         # The weights are already in one piece, but not in this type.
         flat = params[:1] if params[0].dtype is dtype else (_flat(params, dtype),)
@@ -182,7 +143,7 @@ class _Recurrent(torch.autograd.Function):
             for piece, parameter in zip(pieces, ctx.params, strict=True)
         )
         first = (torch.empty_like(state) for state in states)
-        return before, None, None, None, None, *first, *weights
+        return None, None, None, before, *first, *weights
 
 
 def _flat(params: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from batchfinder.simulation.kernels.attention import ComputeCapability
+from batchfinder.simulation.kernels.attention import ComputeCapability, on_target
 from batchfinder.simulation.kernels.attention_memory import (
     efficient_backward,
     efficient_forward_bytes,
@@ -83,7 +84,10 @@ class CudaWorkspaces:
             convolution = Convolution(*sides, weight, stride, dilation)
             direction = Direction.IMAGES if transposed else Direction.OUTPUT
             self._convolve(recorder, convolution, direction, [images])
-            self._time_algorithms(recorder, images, weight)
+            key = (images.shape, weight.shape, images.dtype)
+            if self._benchmark and key not in self._seen:
+                self._seen.add(key)
+                recorder.empty_cache()
         elif func is _CONVOLUTION_BACKWARD:
             grad, images, weight, _, stride, _, dilation, transposed = args[:8]
             sides = (grad, images) if transposed else (images, grad)
@@ -106,10 +110,7 @@ class CudaWorkspaces:
     def _attention_backward(
         self, recorder: Recorder, grad: Tensor, query: Tensor, key: Tensor, value: Tensor
     ) -> None:
-        kernel = efficient_backward(query, key, self._capability)
-        for other in list(self._alike):
-            if efficient_backward(query, key, other) != kernel:
-                self._alike.discard(other)
+        kernel = on_target(self._capability, self._alike, partial(efficient_backward, query, key))
         needed = Rule((math.prod(query.shape[:2]),), kernel.bytes_of)
         row_sums = math.prod(query.shape[:3]) * 4
         # The kernel reads the gradient by rows of heads.
@@ -140,21 +141,10 @@ class CudaWorkspaces:
         workspace = 0
         # Images in channels last already need no workspace.
         if memory_format is torch.contiguous_format:
-            workspace = convolution.workspace_bytes(direction, self._capability)
-            others = [
-                family
-                for family in self._alike
-                if convolution.workspace_bytes(direction, family) != workspace
-            ]
-            self._alike.difference_update(others)
+            needed = partial(convolution.workspace_bytes, direction)
+            workspace = on_target(self._capability, self._alike, needed)
         with taken(recorder, [size_of(image) for image in copied]):
             take(recorder, [workspace], optional=True)
-
-    def _time_algorithms(self, recorder: Recorder, images: Tensor, weight: Tensor) -> None:
-        key = (images.shape, weight.shape, images.dtype)
-        if self._benchmark and key not in self._seen:
-            self._seen.add(key)
-            recorder.empty_cache()
 
 
 def _contiguous(*places: int) -> _Sizes:
