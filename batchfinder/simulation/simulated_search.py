@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from batchfinder.results.memory_model import MemoryModel, PhaseModel
-from batchfinder.results.probe import Probe
+from batchfinder.results.probe import Probe, peak_at
 from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.search.bounds import Bounds, check_bounds
 from batchfinder.search.conclusion import conclude
@@ -65,10 +65,13 @@ def search_on_paper(
     status = Status.FOUND if failure else Status.CAPPED
     finding = Finding(status if answer else Status.NOTHING_FITS, probes.get(answer), failure)
     seconds = time.monotonic() - started
-    warnings = [*prober.warnings, *_remarks_on(finding, bounds)]
-    model = None
-    if answer and traces.are_general:
-        model = _memory_model(traces, probes[answer])
+    warnings = [*prober.warnings]
+    if answer and not failure and bounds[1] is None:
+        warnings.append(
+            f"nothing ran out of memory up to a batch of {answer}, and no larger one was tried; "
+            "give the size of your data set as the largest batch size"
+        )
+    model = _memory_model(traces, probes[answer]) if answer and traces.are_general else None
     return conclude(prober, list(probes.values()), finding, seconds, warnings, model)
 
 
@@ -82,15 +85,6 @@ def _last_size(traces: StepTraces, bounds: Bounds, bound: int | None) -> int:
     _, last = check_bounds(*bounds)
     is_cheap = traces.are_general or traces.makes_own_batches
     return last if is_cheap else max(smallest, min(last, MOST_MADE))
-
-
-def _remarks_on(finding: Finding, bounds: Bounds) -> Iterator[str]:
-    _, max_batch_size, _ = bounds
-    if finding.answer and not finding.failure and max_batch_size is None:
-        yield (
-            f"nothing ran out of memory up to a batch of {finding.answer.batch_size}, and no "
-            "larger one was tried; give the size of your data set as the largest batch size"
-        )
 
 
 def expected_size(bound: int | None, answers: Mapping[int, int]) -> float | None:
@@ -153,15 +147,9 @@ def plausible_interval(
         elif model is None or not model.per_sample_bytes:
             return answer
         else:  # use the slope between the sizes tried
-            taken = _peak_bytes(result) if is_capped else result.budget_bytes
-            size = answer + math.floor((budget - taken) / model.per_sample_bytes)
+            peak = peak_at(result.probes, answer) if is_capped else result.budget_bytes
+            size = answer + math.floor((budget - (peak or 0)) / model.per_sample_bytes)
         size = size if largest is None else min(size, largest)
         return max(0, size // multiple_of * multiple_of)
 
     return min(answer, shifted(MORE_THAN_SIMULATED)), max(answer, shifted(-LESS_THAN_SIMULATED))
-
-
-def _peak_bytes(result: BatchSizeResult) -> int:
-    """Return the bytes that are reserved at the answer."""
-    at_answer = [probe for probe in result.probes if probe.batch_size == result.batch_size]
-    return max(probe.peak_reserved_bytes or 0 for probe in at_answer)

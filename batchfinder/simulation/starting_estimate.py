@@ -32,7 +32,11 @@ def starting_estimate(
     """
     try:
         first, last = check_bounds(*bounds)
-        traces, simulated = _simulated(setup, options, device, budget_bytes)
+        gpu = _gpu(device, budget_bytes)
+        # The budget already excludes the limit, the overhead and the headroom.
+        options = dataclasses.replace(options, memory_limit=None, headroom=0.0)
+        traces = StepTraces(setup, options, gpu.compute_capability)
+        simulated = SimulatedProber(traces, gpu, options, AllocatorSettings.of_this_process())
         bound = traces.at(first).upper_bound(budget_bytes)
         if not traces.are_general:
             bound = None
@@ -48,16 +52,6 @@ def starting_estimate(
             return starting_estimate(setup, options, device, budget_bytes, (2, *bounds[1:]))
         return None, [f"the search started without an estimate: {error}"]
     return guess or None, []
-
-
-def _simulated(
-    setup: TrainingSetup, options: ProbeOptions, device: str, budget_bytes: int
-) -> tuple[StepTraces, SimulatedProber]:
-    gpu = _gpu(device, budget_bytes)
-    # The budget already excludes the limit, the overhead and the headroom.
-    options = dataclasses.replace(options, memory_limit=None, headroom=0.0)
-    traces = StepTraces(setup, options, gpu.compute_capability)
-    return traces, SimulatedProber(traces, gpu, options, AllocatorSettings.of_this_process())
 
 
 def _gpu(device: str, budget_bytes: int) -> Gpu:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import Any
 
 from batchfinder.probing.devices.allocator.rounding import round_request
@@ -39,9 +39,11 @@ def align(*traces: Trace) -> GeneralTrace:
     first = traces[0]
     for other in traces[1:]:
         if other.events != first.events:
+            pairs = enumerate(zip_longest(first.events, other.events))
+            parting = next(i for i, (event, instead) in pairs if event != instead)
             raise NotGeneralError(
                 f"the steps at batch sizes {first.batch_size} and {other.batch_size} part"
-                f"{_place(other, _parting(first.events, other.events))}"
+                f"{_place(other, parting)}"
             )
     batch_sizes = [trace.batch_size for trace in traces]
     each = []
@@ -160,21 +162,11 @@ def _origin(storage: Storage) -> tuple[Any, ...]:
     return storage.stage, storage.module, storage.line, storage.amounts
 
 
-def _parting(events: Sequence[int], others: Sequence[int]) -> int:
-    pairs = zip(events, others, strict=False)
-    shorter = min(len(events), len(others))
-    return next((i for i, (event, other) in enumerate(pairs) if event != other), shorter)
-
-
-def _point(trace: Trace, index: int) -> tuple[int, int]:
-    return trace.batch_size, trace.storages[index].amounts[0]
-
-
 def _not_in_line(traces: Sequence[Trace], index: int) -> NotInLineError:
-    first, *others = (_point(trace, index) for trace in traces)
+    first, *others = ((t.batch_size, t.storages[index].amounts[0]) for t in traces)
     parts = [f"{first[1]} B at batch size {first[0]}", *(f"{size} B at {b}" for b, size in others)]
-    told = f"{', '.join(parts[:-1])} and {parts[-1]}"
-    return NotInLineError(f"a storage is {told}, which is not in line{_place(traces[-1], index)}")
+    sizes = f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return NotInLineError(f"a storage is {sizes}, which is not in line{_place(traces[-1], index)}")
 
 
 def _place(trace: Trace, at: int) -> str:

@@ -146,12 +146,7 @@ class GeneralTrace:
 
     def sizes(self, batch_size: int, gpu: Gpu = NO_GPU) -> list[int]:
         """Return the bytes of each storage at a batch size."""
-        sizes, lines, parabolas = self._parts
-        sizes = sizes.copy()
-        for index, fixed, slope in lines:
-            sizes[index] = round(fixed + slope * batch_size)
-        for index, curve in parabolas:
-            sizes[index] = round(curve.bytes_at(batch_size))
+        sizes = [round(curve.bytes_at(batch_size)) for curve in self.curves]
         for index, curves in self.ruled.items():
             rule = self.example.storages[index].rule
             assert rule is not None
@@ -166,20 +161,6 @@ class GeneralTrace:
         return any(
             fixed and slope and not storage.optional for storage, (fixed, slope, _) in curves
         )
-
-    @cached_property
-    def _parts(
-        self,
-    ) -> tuple[list[int], list[tuple[int, float, float]], list[tuple[int, Curve]]]:
-        """The sizes at batch size 0, and the storages that grow, mostly in whole bytes."""
-        lines = []
-        parabolas = []
-        for index, curve in enumerate(self.curves):
-            if curve.per_pair_bytes:
-                parabolas.append((index, Curve(*map(_whole, curve))))
-            elif curve.per_sample_bytes:
-                lines.append((index, _whole(curve.fixed_bytes), _whole(curve.per_sample_bytes)))
-        return [round(curve.fixed_bytes) for curve in self.curves], lines, parabolas
 
     @cached_property
     def highest_curves(self) -> dict[Stage, list[Curve]]:
@@ -210,11 +191,10 @@ class GeneralTrace:
                 yield stage, Curve(fixed, slope, pairs)
             if event == EMPTY_CACHE:
                 continue
-            index = event if event >= 0 else ~event
+            index, sign = (event, 1) if event >= 0 else (~event, -1)
             storage = self.example.storages[index]
             if storage.optional or storage.rule:
                 continue
-            sign = 1 if event >= 0 else -1
             curve = self.curves[index]
             fixed += sign * curve[0]
             slope += sign * curve[1]
@@ -291,8 +271,3 @@ class GeneralTrace:
         if [self.curves[index] for index in found] != [self.curves[index] for index in left]:
             return None
         return list(zip(found, left, strict=True))
-
-
-def _whole(number: float) -> float:
-    """Return the number as an integer if it is whole, because integers compute faster."""
-    return int(number) if number == int(number) else number

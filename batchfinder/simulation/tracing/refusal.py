@@ -98,6 +98,11 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, DataDependentOutputException):
         return "the step reads a value of a tensor (.item(), bool(), a comparison in an if)"
     if isinstance(error, DynamicOutputShapeException):
+        if "lstsq" in str(error.func):
+            return (
+                "the residuals of torch.linalg.lstsq depend on the rank of its matrix, which is "
+                "unknown without data (torch.linalg.solve(A.mT @ A, A.mT @ B) can be simulated)"
+            )
         return "the shape of a result depends on the data (nonzero, unique, a boolean mask)"
     if "SparseTensor" in str(error):
         return _REASONS["SparseTensor"]

@@ -157,7 +157,7 @@ class StepTraces:
         self._caches.note()
         try:
             with self._repeatable(), contents_kept(reachable(methods_of(model))), joined as mesh:
-                trace, survivors = self._trace_of(batch_size, self._cluster, mesh, steps)
+                trace, survivors = self._trace_of(batch_size, mesh, steps)
         except BaseException:
             self._caches.forget_fakes()
             raise
@@ -168,8 +168,9 @@ class StepTraces:
         return repeatable(reachable([*self._setup.functions, self._setup.make_batch]))
 
     def _trace_of(
-        self, batch_size: int, cluster: Cluster | None, mesh: Any, steps: int
+        self, batch_size: int, mesh: Any, steps: int
     ) -> tuple[Trace, list[weakref.ref[Any]]]:
+        cluster = self._cluster
         # Values of larger tensors are never read.
         batch = self._batches.make(batch_size, MOST_ELEMENTS)
         names: dict[int, str] = {}

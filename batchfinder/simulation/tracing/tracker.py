@@ -108,21 +108,20 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Record that a storage released or reallocated its memory in place."""
         entry = self._live.pop(storage._cdata, None)
         if entry is not None:
-            self._died(entry.index)
+            self.end_transient(entry.index)
         self._track_storage(storage, Kind.TEMPORARY)
 
     def _track_storage(self, storage: torch.UntypedStorage, kind: Kind) -> None:
         size = storage.nbytes()
-        if storage._cdata in self._live or size == 0:
-            return
-        self._watch(storage, _Live(self._born(size, kind)))
+        if size and storage._cdata not in self._live:
+            self._watch(storage, _Live(self._born(size, kind)))
 
     def _watch(self, storage: torch.UntypedStorage, entry: _Live) -> None:
         key = storage._cdata
 
         def died(_: Any) -> None:
             if self._live.pop(key, None) is entry:
-                self._died(entry.index)
+                self.end_transient(entry.index)
 
         entry.watch = weakref.ref(storage, died)
         self._live[key] = entry
@@ -130,10 +129,6 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def begin_transient(self, size: int | Rule, *, optional: bool = False) -> int:
         """Record memory that a kernel uses while it runs; return the index to end it with."""
         return self._born(size, Kind.WORKSPACE, optional)
-
-    def end_transient(self, index: int) -> None:
-        """Record that a kernel released its memory."""
-        self._died(index)
 
     def empty_cache(self) -> None:
         """Record that the allocator releases its cached segments."""
@@ -177,10 +172,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         births = len(self.trace.storages)
         if func is _LITERAL:
             self._watch(output.untyped_storage(), _Live(_ON_HOST))
-        elif isinstance(output, Tensor):
-            self.track(output)
         else:
-            leaves = tree_leaves(output)
+            leaves = [output] if isinstance(output, Tensor) else tree_leaves(output)
             for leaf in reversed(leaves) if func is _DROPOUT else leaves:
                 if isinstance(leaf, Tensor):
                     self.track(leaf)
@@ -197,7 +190,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trace.events.append(index)
         return index
 
-    def _died(self, index: int) -> None:
+    def end_transient(self, index: int) -> None:
+        """Record the death of a storage, or that a kernel released its memory."""
         if index == _ON_HOST:
             return
         storage = self.trace.storages[index]
@@ -244,7 +238,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _settle_sum(self, first: _Live, total: _Live) -> None:
         self._sum = None
-        del self.trace.events[_last(self.trace.events, total.index)]
+        events = self.trace.events
+        del events[next(at for at in reversed(range(len(events))) if events[at] == total.index)]
         self.trace.storages.pop()
         total.index = first.index
 
@@ -287,8 +282,3 @@ class _Live:
     def __init__(self, index: int) -> None:
         self.index = index
         self.watch: weakref.ref[Any] | None = None
-
-
-def _last(events: list[int], event: int) -> int:
-    """Return the last position of an event."""
-    return next(at for at in reversed(range(len(events))) if events[at] == event)

@@ -85,6 +85,7 @@ def build(kind):
         "numpy": lambda inner, x: inner(x) + x.sum().numpy(),
         "item": lambda inner, x: inner(x) if inner(x).sum().item() > 0 else x,
         "mask": lambda inner, x: x[inner(x)[:, 0] > 0],
+        "lstsq": lambda inner, x: torch.linalg.lstsq(inner(x), x).solution,
         "pinned": lambda inner, x: inner(x.pin_memory()),
         "on cuda": lambda inner, x: inner(x) + torch.zeros(8, device="cuda"),
         "autocast": as_half,
@@ -131,6 +132,7 @@ def estimate(tmp_path: Path, kind: str) -> tuple[int, str, str]:
         ("numpy", "the values of a tensor are passed to NumPy", True),
         ("item", "the step reads a value of a tensor", True),
         ("mask", "the shape of a result depends on the data", True),
+        ("lstsq", "the residuals of torch.linalg.lstsq depend on the rank of its matrix", True),
         ("pinned", "an operator, such as pin_memory,", True),
         pytest.param(
             "flex attention",
