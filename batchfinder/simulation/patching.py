@@ -9,16 +9,7 @@ from typing import Any
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute of a class or module until the block ends.
-
-    Example:
-        >>> import math
-        >>> with replaced(math, "pi", 3):
-        ...     math.pi
-        3
-        >>> round(math.pi, 2)
-        3.14
-    """
+    """Replace an attribute of a class or module until the block ends."""
     is_own, original = name in vars(owner), getattr(owner, name)
     setattr(owner, name, value)
     try:

@@ -50,12 +50,6 @@ def completed(  # noqa: C901 - one branch per source of batches
 
     Returns:
         The setup, and warnings for the user.
-
-    Example:
-        >>> setup = TrainingSetup(torch.nn.Linear(4, 2))
-        >>> setup, warnings = completed(setup, input_spec="float32[4]")
-        >>> tuple(setup.sample.shape), warnings
-        ((2, 4), [])
     """
     check_functions(setup)
     trainer = setup.model if isinstance(setup.model, Trainer) else None

@@ -24,7 +24,8 @@ def call_model(model: nn.Module, batch: Any) -> Any:
 
     A list counts as a tuple, because a DataLoader makes lists of a data set's tuples.
     """
-    inputs = batch[0] if _is_pair(batch) or _is_single(batch) else batch
+    has_inputs = isinstance(batch, tuple | list) and len(batch) in (1, 2)
+    inputs = batch[0] if has_inputs else batch
     keywords = dict(inputs) if isinstance(inputs, Mapping) else {}
     positional = () if isinstance(inputs, Mapping) else (inputs,)
     try:
@@ -125,11 +126,7 @@ def own_loss(output: Any) -> Tensor | None:
 
 
 def _is_pair(batch: Any) -> bool:
-    return isinstance(batch, (tuple, list)) and len(batch) == 2
-
-
-def _is_single(batch: Any) -> bool:
-    return isinstance(batch, (tuple, list)) and len(batch) == 1
+    return isinstance(batch, tuple | list) and len(batch) == 2
 
 
 def _plain(output: Any) -> Any:

@@ -40,10 +40,6 @@ def find_optimizer(name: str) -> Callable[..., Optimizer]:
 
     A Trainer's name of AdamW or of an optimizer of bitsandbytes, such as adamw_torch_fused or
     adamw_8bit, is accepted too.
-
-    Example:
-        >>> find_optimizer("adamw")
-        <class 'torch.optim.adamw.AdamW'>
     """
     known = optimizer_names()
     plain = name.lower().replace("adamw_torch", "adamw")

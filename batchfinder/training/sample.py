@@ -59,10 +59,7 @@ class BatchMaker:
         self.made: dict[int, int] = {}
         self.warnings: list[str] = []
         self.varies = make_batch is not None and _takes_step(make_batch)
-        self._step = 0
         self._make_batch = make_batch
-        if make_batch is not None and self.varies:
-            self._make_batch = self._numbered(make_batch)
         self._checked = False
         if make_batch is None or (self.varies and sample is not None):
             self._sample = map_leaves(_on_host, sample)
@@ -89,34 +86,34 @@ class BatchMaker:
                 self._sample,
                 is_leaf=is_flat,
             )
-        self._step = step
-        batch = self._make_batch(batch_size)
+        batch = self._made(batch_size, step)
         if not self._checked:
-            self._check_made(self._make_batch, batch, batch_size)
+            self._check_made(batch, batch_size, step)
             self._checked = True
         bytes_made = sum(tensor.nbytes for _, tensor in named_tensors(batch))
         self.made[batch_size] = max(self.made.get(batch_size, 0), bytes_made)
         return batch
 
-    def _numbered(self, make_batch: Callable[[int, int], Any]) -> MakeBatch:
-        return lambda batch_size: make_batch(batch_size, self._step)
+    def _made(self, batch_size: int, step: int) -> Any:
+        assert self._make_batch is not None
+        return self._make_batch(*(batch_size, step)[: 1 + self.varies])
 
     def _warn_of_others(self) -> None:
         sizes = [(name, x, size_at(x, self.batch_dim)) for name, x in named_tensors(self._sample)]
         # A scalar has no size, and a tensor of size 1 suits every batch.
         others = [(name, x) for name, x, size in sizes if size not in (None, 1, self.batch_size)]
-        told = [described_shapes(others)] if others else []
+        kept = [described_shapes(others)] if others else []
 
         def note(name: str, leaf: Any) -> None:
             # It may have one item per example, or the height and width of images in a batch of 2.
             if _is_list(leaf) and not is_texts(leaf) and 1 < len(leaf) == self.batch_size:
-                told.append(f"sample{name}, a {type(leaf).__name__} of {len(leaf)}")
+                kept.append(f"sample{name}, a {type(leaf).__name__} of {len(leaf)}")
 
         map_leaves(note, self._sample, is_leaf=_is_list)
-        if told:
+        if kept:
             self.warnings.append(
                 f"the sample's batch size is taken to be {self.batch_size}, so this stays as it is "
-                f"in every batch: {', '.join(told)}; if it should grow with the batch, give "
+                f"in every batch: {', '.join(kept)}; if it should grow with the batch, give "
                 "make_batch(batch_size)"
             )
 
@@ -136,7 +133,7 @@ class BatchMaker:
             leaf = leaf.to("meta")
         return repeat_examples(leaf, self.batch_dim, batch_size)
 
-    def _check_made(self, make_batch: MakeBatch, batch: Any, batch_size: int) -> None:
+    def _check_made(self, batch: Any, batch_size: int, step: int) -> None:
         """Refuse a ``make_batch`` that ignores the size, because every size would seem to fit."""
         if batch is None:
             raise SampleError(f"make_batch({batch_size}) returned None; it must return a batch")
@@ -146,7 +143,7 @@ class BatchMaker:
             return
         # Packed data may have no tensor of this size, but their shapes still depend on it.
         other_size = batch_size // 2 or 2
-        others = named_tensors(make_batch(other_size))
+        others = named_tensors(self._made(other_size, step))
         if [(path, x.shape) for path, x in others] == [(path, x.shape) for path, x in tensors]:
             raise SampleError(
                 f"make_batch({batch_size}) and make_batch({other_size}) returned the same shapes: "
@@ -168,10 +165,6 @@ def move_batch(batch: Any, device: torch.device | str) -> Any:
     """Move all tensors of a batch to a device, as a training loop does.
 
     Objects of another kind, such as a batch of graphs, move by their method ``to(device)``.
-
-    Example:
-        >>> move_batch({"x": torch.zeros(2), "name": "a"}, "cpu")
-        {'x': tensor([0., 0.]), 'name': 'a'}
     """
 
     def move(_: str, leaf: Any) -> Any:

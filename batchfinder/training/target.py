@@ -51,10 +51,6 @@ def load_target(
             ``TrainingSetup`` or a Trainer; or the user's code called ``sys.exit``.
         SampleError: ``build_sample`` returned None.
         Exception: whatever the user's own code raised, unchanged.
-
-    Example:
-        >>> load_target("torch.nn:Linear", {"in_features": 4, "out_features": 2}).model
-        Linear(in_features=4, out_features=2, bias=True)
     """
     arguments = arguments or {}
     place, name = split_target(target)
@@ -76,10 +72,6 @@ def load_function(target: str) -> Callable[..., Any]:
     """Return the function that a target names, such as ``data.py:build_batch``.
 
     A file that is already loaded does not run again.
-
-    Example:
-        >>> load_function("math:sqrt")(9)
-        3.0
     """
     place, name = split_target(target)
     return _function(load_module(place), name, place)

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import pkgutil
 import sys
+import traceback
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,10 +28,6 @@ def load_module(place: str) -> ModuleType:
     The file's folder (for a module: the current one) becomes the first on ``sys.path`` and stays
     there, as for a script. The module gets the file's name, unless another module has that name. A
     file or module that is already loaded does not run again.
-
-    Example:
-        >>> load_module("math").sqrt(9)
-        3.0
     """
     return _load_file(place) if _names_file(place) else _import_module(place)
 
@@ -136,11 +133,8 @@ def _load_file(place: str) -> ModuleType:
 
 def _lacks_its_package(error: ImportError, path: Path) -> bool:
     """Return True if this file's own relative import failed, not one in a file that it imports."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    raised_in = frame.tb_frame.f_code.co_filename if frame is not None else ""
-    return "no known parent package" in str(error) and raised_in == str(path)
+    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
+    return "no known parent package" in str(error) and frame.f_code.co_filename == str(path)
 
 
 def _named_in_package(path: Path) -> str:

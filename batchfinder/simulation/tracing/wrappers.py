@@ -17,12 +17,7 @@ _DATA_PARALLEL = (
 
 
 def remarks_on_wrappers(model: nn.Module) -> list[str]:
-    """Return warnings about the wrappers of a model.
-
-    Example:
-        >>> remarks_on_wrappers(nn.Linear(1, 1))
-        []
-    """
+    """Return warnings about the wrappers of a model."""
     remarks = []
     modules = list(model.modules())
     if any(_is_compiled(module) for module in modules):

@@ -42,26 +42,27 @@ class DataBatches:
     remarks: tuple[str, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Collated:
     """``make_batch(batch_size) -> batch``: repeats some examples in turn, through a collator."""
 
-    def __init__(self, collate: Collate, examples: list[Any], owner: str) -> None:
-        self._collate = collate
-        self._examples = examples
-        self._owner = owner
+    collate: Collate
+    examples: list[Any]
+    owner: str
 
     def __call__(self, batch_size: int) -> Any:
         """Make a batch. Each example occurs equally often, or once more than others."""
-        count = len(self._examples)
+        count = len(self.examples)
         # Copied, because collators change the examples: they pad the labels, for example.
-        with raised_while(f"{self._owner} made a batch"):
-            return self._collate([copy.copy(self._examples[i % count]) for i in range(batch_size)])
+        with raised_while(f"{self.owner} made a batch"):
+            return self.collate([copy.copy(self.examples[i % count]) for i in range(batch_size)])
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Drawn:
     """``make_batch(batch_size, step) -> batch``: the longest in step 0, later ones as drawn.
 
-    Args:
+    Attributes:
         longest: makes the batch of step 0.
         collate: the user's collate function.
         dataset: a data set that gives examples by index.
@@ -69,30 +70,22 @@ class Drawn:
         owner: the owner of the data set, for messages.
     """
 
-    def __init__(
-        self,
-        longest: Collated,
-        collate: Collate,
-        dataset: Any,
-        places: Sequence[int],
-        owner: str,
-    ) -> None:
-        self._longest = longest
-        self._collate = collate
-        self._dataset = dataset
-        self._places = places
-        self._owner = owner
+    longest: Collated
+    collate: Collate
+    dataset: Any
+    places: Sequence[int]
+    owner: str
 
     def __call__(self, batch_size: int, step: int) -> Any:
         """Make the batch of a step. Above 2048 examples, the examples in a batch repeat."""
         if step == 0:
-            return self._longest(batch_size)
+            return self.longest(batch_size)
         count = min(batch_size, MOST_EXAMPLES)
         first = (step - 1) * count
-        places = (self._places[i % len(self._places)] for i in range(first, first + count))
-        with raised_while(f"{self._owner} made a batch"):
-            examples = [self._dataset[place] for place in places]
-        return Collated(self._collate, examples, self._owner)(batch_size)
+        places = (self.places[i % len(self.places)] for i in range(first, first + count))
+        with raised_while(f"{self.owner} made a batch"):
+            examples = [self.dataset[place] for place in places]
+        return Collated(self.collate, examples, self.owner)(batch_size)
 
 
 def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> DataBatches:
@@ -132,12 +125,7 @@ def _batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> Dat
 
 
 def drawn_places(sampler: Any) -> list[int]:
-    """Return the first indices that a copy of a sampler draws from a fixed seed.
-
-    Example:
-        >>> sorted(drawn_places(RandomSampler("abc")))
-        [0, 1, 2]
-    """
+    """Return the first indices that a copy of a sampler draws from a fixed seed."""
     sampler = copy.copy(sampler)
     if isinstance(getattr(sampler, "generator", None), torch.Generator):
         sampler.generator = torch.Generator().manual_seed(SEED)

@@ -62,10 +62,6 @@ def spread(size: int, most: int) -> list[int]:
     """Return at most this many of the indices below a size: one at random in each equal part.
 
     At equal distances they could all be of one kind, as data sets often alternate several kinds.
-
-    Example:
-        >>> spread(3, most=5)
-        [0, 1, 2]
     """
     parts = min(size, most)
     edges = [part * size // parts for part in range(parts + 1)]
@@ -102,7 +98,7 @@ def _lengths(example: Any) -> Iterator[tuple[Any, int]]:
         items = list(example.items())
     elif isinstance(example, list | tuple) and not _is_of_numbers(example):
         items = list(enumerate(example))
-    elif _is_single(example) or not hasattr(example, "__dict__"):
+    elif hasattr(example, "size") or not hasattr(example, "__dict__"):  # a tensor, an image
         items = [("", example)]
     else:
         items = list(vars(example).items())  # transformers' own collators take such objects too
@@ -116,10 +112,6 @@ def _is_of_numbers(value: list[Any] | tuple[Any, ...]) -> bool:
     Checking all items would take seconds.
     """
     return bool(value) and isinstance(value[0], Number)
-
-
-def _is_single(value: Any) -> bool:
-    return isinstance(value, Tensor) or hasattr(value, "size")
 
 
 def _length(value: Any) -> int:
@@ -140,14 +132,7 @@ def _length(value: Any) -> int:
 
 
 def padding_remarks(sample: Any) -> list[str]:
-    """Return a remark if a sample's attention mask ends in a zero, because its texts were padded.
-
-    Example:
-        >>> padding_remarks({"attention_mask": torch.tensor([[1, 1], [1, 1]])})
-        []
-        >>> len(padding_remarks({"attention_mask": torch.tensor([[1, 1], [1, 0]])}))
-        1
-    """
+    """Return a remark if a sample's attention mask ends in a zero: its texts were padded."""
     for path, mask in named_tensors(sample):
         if "attention_mask" in path and mask.dim() == 2 and mask.numel() and not mask[:, -1].all():
             return [

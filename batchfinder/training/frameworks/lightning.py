@@ -31,12 +31,7 @@ _LIGHTNING = ("lightning", "pytorch_lightning")
 
 
 def trains_itself(model: nn.Module) -> bool:
-    """Return True if a module, also inside a data-parallel wrapper, has its own step and optimizer.
-
-    Example:
-        >>> trains_itself(nn.Linear(4, 2))
-        False
-    """
+    """Return True if a module, also in a data-parallel wrapper, has its own step and optimizer."""
     module = unwrapped(model)
     names = ("training_step", "configure_optimizers")
     return all(_is_own(getattr(module, name, None)) for name in names)
@@ -47,7 +42,19 @@ def _is_own(method: Any) -> bool:
     return callable(method) and method.__module__.partition(".")[0] not in _LIGHTNING
 
 
-class OwnTrainingStep(StepSource):
+class LightningStep(StepSource):
+    """A step of a LightningModule, which may have a ``validation_step`` too."""
+
+    name = "training_step"
+    kept_until = KeptUntil.STEP
+
+    def evaluate(self, model: nn.Module, batch: Any) -> Any:
+        """Return the result of ``validation_step``, or of the forward pass if there is none."""
+        has_own = _is_own(getattr(unwrapped(model), "validation_step", None))
+        return call_step(model, batch, "validation_step") if has_own else call_model(model, batch)
+
+
+class OwnTrainingStep(LightningStep):
     """A LightningModule's ``training_step``, as Lightning's automatic optimization runs it.
 
     Lightning keeps gradients until the next backward pass. It keeps the batch and the result of a
@@ -56,13 +63,11 @@ class OwnTrainingStep(StepSource):
     lightning/pytorch/loops/training_epoch_loop.py.
     """
 
-    name = "training_step"
     keeps_gradients = True
-    kept_until = KeptUntil.STEP
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         """Return the result of ``training_step`` for the first batch of an epoch."""
-        return call_training_step(model, batch)
+        return call_step(model, batch)
 
     def loss_of(self, output: Any, batch: Any) -> Tensor:
         """Return the loss: the output itself, or ``output["loss"]``."""
@@ -75,12 +80,8 @@ class OwnTrainingStep(StepSource):
             )
         return loss
 
-    def evaluate(self, model: nn.Module, batch: Any) -> Any:
-        """Return the result of ``validation_step``, or of the forward pass if there is none."""
-        return call_validation_step(model, batch)
 
-
-def call_training_step(model: nn.Module, batch: Any, method: str = "training_step") -> Any:
+def call_step(model: nn.Module, batch: Any, method: str = "training_step") -> Any:
     """Call a LightningModule's ``training_step`` on a batch, as on the first of an epoch.
 
     Args:
@@ -101,13 +102,6 @@ def call_training_step(model: nn.Module, batch: Any, method: str = "training_ste
         if is_wrapped(model):
             return _through_forward(model, module, function, arguments)
         return function(*arguments)
-
-
-def call_validation_step(model: nn.Module, batch: Any) -> Any:
-    """Call a LightningModule's ``validation_step``, or its forward pass if it has none."""
-    if not _is_own(getattr(unwrapped(model), "validation_step", None)):
-        return call_model(model, batch)
-    return call_training_step(model, batch, "validation_step")
 
 
 def takes_index(function: Callable[..., Any]) -> bool:

@@ -12,14 +12,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from batchfinder.training.frameworks.lightning import (
-    call_training_step,
-    call_validation_step,
-    own_optimizers,
-)
+from batchfinder.training.frameworks.lightning import LightningStep, call_step, own_optimizers
 from batchfinder.training.frameworks.methods import methods_replaced
 from batchfinder.training.parallel import unwrapped
-from batchfinder.training.source import KeptUntil, StepSource
 
 
 def optimizes_by_hand(model: nn.Module) -> bool:
@@ -27,7 +22,7 @@ def optimizes_by_hand(model: nn.Module) -> bool:
     return getattr(unwrapped(model), "automatic_optimization", True) is False
 
 
-class ManualStep(StepSource):
+class ManualStep(LightningStep):
     """A ``training_step`` that runs its own backward passes and optimizers.
 
     Args:
@@ -35,9 +30,7 @@ class ManualStep(StepSource):
             ones.
     """
 
-    name = "training_step"
     returns_loss = False
-    kept_until = KeptUntil.STEP
     takes_bf16 = True  # Lightning runs the whole training_step under autocast
 
     def __init__(self, configured: tuple[list[Optimizer], list[Any]] | None = None) -> None:
@@ -48,11 +41,7 @@ class ManualStep(StepSource):
         if self._configured is None:
             self._configured = own_optimizers(model)
         with methods_replaced(unwrapped(model), **_in_the_trainers_place(*self._configured)):
-            call_training_step(model, batch)
-
-    def evaluate(self, model: nn.Module, batch: Any) -> Any:
-        """Return the result of ``validation_step``, or of the forward pass if there is none."""
-        return call_validation_step(model, batch)
+            call_step(model, batch)
 
 
 def _in_the_trainers_place(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,22 +14,17 @@ from torch import nn
 BATCHES = 2
 
 
+@dataclass(eq=False)
 class Evaluation:
     """The loop ``for ...: batch = to(device); output = model(batch)`` without gradients.
 
     Each variable holds its old value until it gets a new one.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        run: Callable[[nn.Module, Any], Any],
-        autocast: Callable[[], AbstractContextManager[Any]],
-    ) -> None:
-        self._model = model
-        self._run = run
-        self._autocast = autocast
-        self._kept: list[Any] = [None, None]
+    model: nn.Module
+    run: Callable[[nn.Module, Any], Any]
+    autocast: Callable[[], AbstractContextManager[Any]]
+    kept: tuple[Any, Any] = (None, None)
 
     def fetch(self, next_batch: Callable[[], Any]) -> Iterator[Any]:
         """Yield as many batches as the peak needs, each after the one before it has run."""
@@ -37,13 +33,13 @@ class Evaluation:
 
     def forward(self, batch: Any) -> None:
         """Run one batch that is on the device."""
-        with in_eval_mode(self._model), torch.no_grad(), self._autocast():
-            self._kept[0] = batch
-            self._kept[1] = self._run(self._model, batch)
+        with in_eval_mode(self.model), torch.no_grad(), self.autocast():
+            self.kept = batch, self.kept[1]
+            self.kept = batch, self.run(self.model, batch)
 
     def release(self) -> None:
         """Release the last batch and its output."""
-        self._kept = [None, None]
+        self.kept = None, None
 
 
 @contextmanager

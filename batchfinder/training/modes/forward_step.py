@@ -67,11 +67,7 @@ class EvalStep(TrainingStep):
     def optimizer_step(self) -> None:
         """Do nothing: nothing is trained."""
 
-    def check_loss(self) -> None:
-        """Do nothing: nothing is trained."""
-
-    def check_optimizers(self) -> None:
-        """Do nothing: nothing is trained."""
+    check_loss = check_optimizers = optimizer_step
 
 
 class InferenceStep(EvalStep):

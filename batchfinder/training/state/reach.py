@@ -131,14 +131,7 @@ def attributes_of_tensor(tensor: Tensor) -> list[dict[str, Any]]:
 
 
 def hooks_of(model: nn.Module) -> list[Any]:
-    """Return the hooks of a model's modules and parameters.
-
-    Example:
-        >>> model = nn.Linear(2, 2)
-        >>> _ = model.register_forward_hook(print)
-        >>> hooks_of(model)
-        [<built-in function print>]
-    """
+    """Return the hooks of a model's modules and parameters."""
     of_modules = [
         hooks
         for module in model.modules()
@@ -153,10 +146,6 @@ def methods_of(model: nn.Module) -> list[Any]:
     """Return the methods and data of the user's module classes.
 
     Only these reach a global that a forward pass uses, such as a table cached for each length.
-
-    Example:
-        >>> methods_of(nn.Linear(2, 2))
-        []
     """
     classes = {cls for module in model.modules() for cls in type(module).__mro__ if is_users(cls)}
     return [part for cls in classes for part in parts_of(cls)]
