@@ -46,20 +46,12 @@ _PRUNE = """DELETE FROM answers WHERE key NOT IN (
 
 @dataclass(frozen=True)
 class CachedAnswer:
-    """A remembered answer: one row of the file.
-
-    Attributes:
-        key: the key of everything that the answer depends on.
-        command: the command that found it, for people.
-        saved: the time at which it was found, in seconds since 1970.
-        facts: everything that the answer depends on.
-        result: the result of the search, as plain data.
-    """
+    """A remembered answer: one row of the file."""
 
     key: str
     command: str
-    saved: float
-    facts: Mapping[str, Any]
+    saved: float  # in seconds since 1970
+    facts: Mapping[str, Any]  # everything that the answer depends on
     result: Mapping[str, Any]
 
     @property
@@ -81,12 +73,6 @@ class AnswerCache:
     """Keep answers by the key of what they depend on. Many processes may use it at once.
 
     A ``CacheError`` is raised if the file cannot be read or written.
-
-    Args:
-        folder: the folder of the file. Default: :func:`cache_folder`.
-
-    Attributes:
-        path: the file.
 
     Example:
         >>> with tempfile.TemporaryDirectory() as folder:

@@ -55,9 +55,6 @@ class PhaseModel:
 class MemoryModel:
     """One line per phase; the peak is the highest of them.
 
-    Attributes:
-        phases: the line of each measured phase.
-
     Example:
         >>> model = fit([(1, {Phase.FORWARD_BACKWARD: 110}), (5, {Phase.FORWARD_BACKWARD: 150})])
         >>> model.fixed_bytes, model.per_sample_bytes, model.peak_bytes(20)

@@ -36,17 +36,11 @@ class Status(enum.Enum):
 
 @dataclass(frozen=True)
 class NextFailure:
-    """The smallest batch size above the answer that was tried, and why it failed.
-
-    Attributes:
-        batch_size: examples per forward/backward pass.
-        outcome: OOM or FAILED.
-        reason: one line.
-    """
+    """The smallest batch size above the answer that was tried, and why it failed."""
 
     batch_size: int
     outcome: Outcome
-    reason: str
+    reason: str  # one line
 
 
 @dataclass(frozen=True, repr=False)

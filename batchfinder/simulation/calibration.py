@@ -26,19 +26,12 @@ _AMPLE = 0.8
 
 @dataclass(frozen=True)
 class Measurement:
-    """One batch size that ran on a real GPU.
-
-    Attributes:
-        gpu_name: the driver's name of the GPU.
-        batch_size: examples per forward/backward pass.
-        peak_reserved_bytes: most bytes that the caching allocator held.
-        outside_bytes: in use outside the allocator; 0 if unknown.
-    """
+    """One batch size that ran on a real GPU."""
 
     gpu_name: str
     batch_size: int
     peak_reserved_bytes: int
-    outside_bytes: int
+    outside_bytes: int  # in use outside the allocator; 0 if unknown
 
 
 def read_measurement(path: Path) -> Measurement:
@@ -76,14 +69,10 @@ def read_measurement(path: Path) -> Measurement:
 
 @dataclass
 class Calibration:
-    """Corrections of the overhead of GPUs.
-
-    Attributes:
-        path: the file that keeps them.
-        corrections: bytes to add to the overhead, by the GPU's name.
-    """
+    """Corrections of the overhead of GPUs."""
 
     path: Path
+    # Bytes to add to the overhead, by the GPU's name.
     corrections: dict[str, int] = field(default_factory=dict)
 
     @classmethod

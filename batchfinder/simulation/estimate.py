@@ -101,12 +101,7 @@ class PeakEstimate(Summarized):
 
 @dataclass(frozen=True, repr=False)
 class ClusterEstimate(Summarized):
-    """The estimate for one rank of a job.
-
-    Attributes:
-        cluster: the number of ranks and what they share.
-        estimate: the estimate for one of them.
-    """
+    """The estimate for one rank of a job."""
 
     cluster: Cluster
     estimate: Estimate

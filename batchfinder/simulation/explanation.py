@@ -21,13 +21,7 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 @dataclass(frozen=True)
 class Moment:
-    """A point of the timeline: the peak within a short part of the step.
-
-    Attributes:
-        stage: the stage that runs.
-        allocated_bytes: most bytes that tensors hold in this part.
-        bytes_by_kind: the same bytes by :class:`~batchfinder.simulation.trace.trace.Kind`.
-    """
+    """A point of the timeline: the peak within a short part of the step."""
 
     stage: Stage
     allocated_bytes: int

@@ -11,7 +11,6 @@ from batchfinder.simulation.estimate import Estimate
 from batchfinder.simulation.gpus import Gpu, nccl_bytes
 from batchfinder.simulation.kernels.attention import ComputeCapability
 from batchfinder.simulation.tracing.data_parallel import Cluster
-from batchfinder.simulation.tracing.same_passes import SamePasses
 from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.studies.apply_strategy import applied
 from batchfinder.studies.comparison import Comparison, StrategyRow
@@ -112,7 +111,7 @@ def _estimates(
             traces = next((some for of, some in known if of == kernels), None)
             if traces is None:
                 given = (step.setup, step.options, capability, cluster)
-                traces = SamePasses(*given, known[0][1]) if known else StepTraces(*given)
+                traces = StepTraces(*given, known[0][1] if known else None)
                 same_passes.append((kernels, traces))
             return traces
 

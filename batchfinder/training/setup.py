@@ -24,12 +24,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class OptimizerOfModel:
-    """A factory of an optimizer that needs the whole model, not a list of its parameters.
-
-    Attributes:
-        make: ``make(model) -> optimizer``.
-        source: the name of the maker, for messages.
-    """
+    """A factory of an optimizer that needs the whole model, not a list of its parameters."""
 
     make: Callable[[nn.Module], Optimizer]
     source: str

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from pathlib import Path
-from types import FrameType
 
 import torch
 
@@ -28,15 +28,13 @@ def is_user_code(file_name: str) -> bool:
 
 def user_line() -> str:
     """Return the innermost line of the user's code on the stack, as ``file.py:12``, or ""."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
+    for frame, line in traceback.walk_stack(sys._getframe(2)):
         name = frame.f_code.co_filename
         if is_user_code(name):
-            return f"{name}:{frame.f_lineno}"
+            return f"{name}:{line}"
         # Frames above batchfinder's own do not belong to the step.
         if name.startswith(_BATCHFINDER) and not name.startswith(_SIMULATION):
             return ""
-        frame = frame.f_back
     return ""
 
 
@@ -48,8 +46,7 @@ def value_for_pytorch_itself() -> float | None:
     loss for negative variances: they get 0. A distribution checks that its arguments are valid: it
     gets 1. Return None for all other readers.
     """
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(sys._getframe(2)):
         name = frame.f_code.co_filename
         if is_user_code(name):
             return None
@@ -59,5 +56,4 @@ def value_for_pytorch_itself() -> float | None:
             return 0.0
         if name == _DISTRIBUTION:
             return 1.0
-        frame = frame.f_back
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -60,6 +60,9 @@ class StepTraces:
 
     Copies without data are traced, so the user's model, optimizer and sample are not changed.
 
+    Traces ``like`` of a step with the same passes save time. That step may differ in its optimizer,
+    and in whether it accumulates gradients. If the passes turn out to differ, they are not used.
+
     Attributes:
         are_general: False once a few traces turn out not to predict other sizes.
         warnings: problems that the user should act on.
@@ -71,6 +74,7 @@ class StepTraces:
         options: ProbeOptions,
         capability: ComputeCapability,
         cluster: Cluster | None = None,
+        like: StepTraces | None = None,
     ) -> None:
         self.warnings = remarks_on_wrappers(setup.model)
         self._setup = setup
@@ -78,6 +82,7 @@ class StepTraces:
         self._capability = capability
         self._alike = set(FAMILIES)
         self._cluster = cluster
+        self._like = like
         with self._repeatable():
             self._batches = BatchMaker.of(setup, options.batch_dim)
         self.warnings += self._batches.warnings
@@ -105,8 +110,14 @@ class StepTraces:
 
     def hold_at(self, batch_size: int) -> bool:
         """Check the trace at a large size; return False if every size now needs its own trace."""
+        if self._general is None:
+            return True
+        if self._like is not None:  # only the passes can fail, which both steps share
+            if not (self._like.hold_at(batch_size) and self._like.are_general):
+                self._general, self.are_general = None, False
+            return self.are_general
         # At sizes below the traced ones, such as 1, a step may need fewer copies, but not more.
-        if self._general is None or batch_size < TRACED_SIZES[0]:
+        if batch_size < TRACED_SIZES[0]:
             return True
         size = batch_size if self.makes_own_batches else min(batch_size, MOST_CHECKED)
         if size > self._held_at:
@@ -124,6 +135,12 @@ class StepTraces:
 
     def _aligned(self) -> GeneralTrace:
         """Return the trace at every size. Its steps mostly differ in their optimizer only."""
+        if self._like is not None:
+            known = self._like.at(TRACED_SIZES[0])
+            if self._like.are_general:
+                with suppress(NotGeneralError):
+                    return alike(known, self._at(known.example.batch_size, STEPS))
+            self._like = None
         lines = self._lines(1)
         try:
             return alike(lines, self._at(TRACED_SIZES[1], STEPS))

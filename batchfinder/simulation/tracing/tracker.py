@@ -49,9 +49,6 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     It holds storages by weak references only, so nothing lives longer than without it.
 
-    Attributes:
-        trace: the trace so far.
-
     Example:
         >>> layer = nn.Linear(4, 2)
         >>> with StorageTracker(1, layer) as tracker:

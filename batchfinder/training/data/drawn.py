@@ -60,20 +60,12 @@ class Collated:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Drawn:
-    """``make_batch(batch_size, step) -> batch``: the longest in step 0, later ones as drawn.
-
-    Attributes:
-        longest: makes the batch of step 0.
-        collate: the user's collate function.
-        dataset: a data set that gives examples by index.
-        places: the indices in the order of a sampler. They repeat when they are used up.
-        owner: the owner of the data set, for messages.
-    """
+    """``make_batch(batch_size, step) -> batch``: the longest in step 0, later ones as drawn."""
 
     longest: Collated
     collate: Collate
     dataset: Any
-    places: Sequence[int]
+    places: Sequence[int]  # in the order of a sampler; they repeat when they are used up
     owner: str
 
     def __call__(self, batch_size: int, step: int) -> Any:
