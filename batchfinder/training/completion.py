@@ -38,7 +38,7 @@ def completed(  # noqa: C901 - one branch per source of batches
     arguments: Mapping[str, object] | None = None,
     input_spec: str | None = None,
 ) -> tuple[TrainingSetup, list[str]]:
-    """Complete a setup with its sample, its step and its optimizer.
+    """Return a setup with its sample, its step and its optimizer; and warnings for the user.
 
     The first of these supplies the sample: the setup itself, the sample function, the input text,
     the Trainer's or LightningModule's data, an example input of the model.
@@ -47,9 +47,6 @@ def completed(  # noqa: C901 - one branch per source of batches
     The step does not run on the module's example input, which has no targets. A Trainer of
     transformers brings its model, loss, optimizer and data. The sample function gets only the
     arguments (``--arg``) that it accepts.
-
-    Returns:
-        The setup, and warnings for the user.
     """
     check_functions(setup)
     trainer = setup.model if isinstance(setup.model, Trainer) else None

@@ -28,19 +28,10 @@ def load_setup(
     loader: str | None = None,
     optimizer: str | None = None,
 ) -> tuple[TrainingSetup, list[str]]:
-    """Load a target and complete it with its sample, step and optimizer.
+    """Load a target, complete it with sample, step and optimizer; return it and the warnings.
 
-    Args:
-        target: ``FILE.py:FUNCTION``, ``package.module:FUNCTION``, or ``hf:`` and a configuration.
-        arguments: keyword arguments for the functions. Each gets those that it accepts.
-        sample: a function that returns the example batch, written as a target.
-        input_spec: the shapes of an example batch as text.
-        loader: a function that returns the user's loader, written as a target. The loader
-            replaces every sample.
-        optimizer: the name of a class of ``torch.optim``; None: the setup's own.
-
-    Returns:
-        The setup with its sample, and warnings for the user.
+    The texts are those of the command line. Each function gets the arguments that it accepts. A
+    loader replaces every sample, and an optimizer the setup's own.
     """
     remarks: list[str] = []
     is_given = any(value is not None for value in (sample, input_spec, loader))

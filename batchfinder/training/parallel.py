@@ -71,12 +71,7 @@ def shard(
 ) -> None:
     """Shard a model over the ranks of a mesh, block by block, in place.
 
-    Args:
-        model: a model with its parameters on any device.
-        mesh: a device mesh of one dimension.
-        precision: the dtype of gathered parameters and of computation. Gradients are reduced in
-            fp32.
-        keep_gathered: keep the parameters gathered from the forward to the backward pass.
+    Parameters stay gathered from the forward to the backward pass if ``keep_gathered``.
     """
     fsdp = fully_sharding()
     if mesh.device_type == "cpu" and not has_fully_shard_on_cpu():

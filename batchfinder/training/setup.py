@@ -105,12 +105,8 @@ def refused_call(
 ) -> str:
     """Return why the signature of a function refuses a call; "" if it accepts it, or is unknown.
 
-    Args:
-        function: what is called.
-        positional: the positional arguments.
-        keywords: the others.
-        follow_wrapped: True to look at the function that a decorator wraps. It may take other
-            arguments than the decorated one, so only a call that failed tells that it matters.
+    The signature is that of the function which a decorator wraps, unless ``follow_wrapped`` is
+    False. It may differ from the decorated one's: only a call that failed shows that it matters.
 
     Example:
         >>> refused_call(lambda batch: None, ("model", "batch"), {})

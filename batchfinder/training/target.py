@@ -33,17 +33,12 @@ def load_target(
     """Call the function that a target names, and return its result as a training setup.
 
     If the setup has neither a sample nor ``make_batch``, a function ``build_sample`` in the same
-    module supplies the sample. Each function gets only the arguments that it accepts.
+    module supplies the sample, unless the user gave another. Each function gets only the arguments
+    that it accepts; ``others`` names further functions that get some.
 
     The target's own folder (for a module: the current one) becomes the first on ``sys.path`` and
     stays there, as for a script. A model may import more when it runs, and worker processes of a
     DataLoader must find its module.
-
-    Args:
-        target: ``FILE.py:FUNCTION`` or ``package.module:FUNCTION``.
-        arguments: keyword arguments, as read by ``parse_arguments``.
-        use_build_sample: False if the user gave another sample.
-        others: further functions that get the arguments they accept, written as targets.
 
     Raises:
         UsageError: there is no such file, module or function, or the arguments do not fit it.

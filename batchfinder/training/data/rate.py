@@ -16,14 +16,10 @@ BATCH_SIZE = 32  # for a data set without a loader
 
 
 def samples_per_second(loader: Any, seconds: float = SECONDS) -> float:
-    """Read a loader for a few seconds and return its examples per second.
+    """Read a loader or a data set for a few seconds and return its examples per second.
 
     The first batches do not count: they wait for worker processes to start, and those that workers
     have read ahead meanwhile cost nothing. A loader that ends earlier counts as a whole.
-
-    Args:
-        loader: a DataLoader, a data set, or ``(data set, collate function)``.
-        seconds: the time to read for.
     """
     if not hasattr(loader, "dataset"):
         dataset, collate, _ = parts_of(loader, "the loader")

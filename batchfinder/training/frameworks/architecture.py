@@ -41,11 +41,6 @@ _UNBUILDABLE = (
 def built(config: str, dtype: torch.dtype, attention: str) -> tuple[Any, str]:
     """Build the model named in a configuration, else the first one that transformers has for it.
 
-    Args:
-        config: a folder with a ``config.json``, that file, or a name on the Hugging Face hub.
-        dtype: the dtype of the weights.
-        attention: one of :data:`ATTENTION`; "": sdpa, or eager if the model has no sdpa.
-
     Returns:
         The model, and its task: one of :data:`TASKS`.
     """
@@ -80,12 +75,8 @@ def built(config: str, dtype: torch.dtype, attention: str) -> tuple[Any, str]:
 def example(model: Any, task: str, seq: int, image_size: int) -> dict[str, Any]:
     """Return a batch of one example: text, and an image if the model reads images.
 
-    Args:
-        model: a model of :func:`built`.
-        task: its task.
-        seq: the number of tokens, of which an image has its share; 0: :data:`DEFAULT_SEQ`, or as
-            many as the model has positions for.
-        image_size: pixels on each side of the image; 0: what the configuration says.
+    A length (``seq``, which includes the image's tokens) of 0 stands for :data:`DEFAULT_SEQ`, or as
+    many tokens as the model has positions for; an image size of 0 for what the configuration says.
     """
     most = _positions(model)
     seq = seq or min(DEFAULT_SEQ, most or DEFAULT_SEQ)

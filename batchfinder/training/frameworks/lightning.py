@@ -82,13 +82,7 @@ class OwnTrainingStep(LightningStep):
 
 
 def call_step(model: nn.Module, batch: Any, method: str = "training_step") -> Any:
-    """Call a LightningModule's ``training_step`` on a batch, as on the first of an epoch.
-
-    Args:
-        model: the module, or DistributedDataParallel or ``fully_shard`` around it.
-        batch: a batch as the DataLoader yields it.
-        method: the name of the method, if it is another one with the same arguments.
-    """
+    """Call a LightningModule's step, which may be wrapped, on a batch as the first of an epoch."""
     module: Any = unwrapped(model)
     # By name, because importing the class takes a second.
     if type(module).__name__ == "OptimizedModule":

@@ -212,19 +212,19 @@ def remarks_on(trainer: Trainer) -> list[str]:
     remarks = []
     if getattr(trainer.args, "n_gpu", 1) > 1:
         remarks.append(
-            "the Trainer would train with DataParallel, of which the first GPU needs more memory "
-            "than one that trains alone, as here; start it with torchrun, one process per GPU"
+            "the Trainer would train with DataParallel, whose first GPU needs more memory than one "
+            "that trains alone, as here. Try torchrun, with one process for each GPU"
         )
     if getattr(trainer.args, "torch_compile", False):
         remarks.append(
-            "the Trainer compiles its model, which takes other memory than the uncompiled steps "
-            "here; batchfinder find with --compile measures it, find_max_batch with compile=True"
+            "the Trainer compiles its model, but these steps are not compiled and use other "
+            "memory. Try batchfinder find --compile, or find_max_batch with compile=True"
         )
     own_step = getattr(type(trainer), "training_step", None)
     if getattr(own_step, "__module__", "transformers").partition(".")[0] not in _KNOWN:
         remarks.append(
-            f"the training_step of {type(trainer).__name__} is not called, but its compute_loss: "
-            "what else it does is not seen; give a step(model, batch) -> loss that does it"
+            f"the training_step of {type(trainer).__name__} is not called, only its compute_loss. "
+            "Anything else that it does is not measured. Try step(model, batch) -> loss, with all"
         )
     return remarks
 

@@ -11,11 +11,7 @@ from batchfinder.errors import StepError
 
 
 class SavedStorage:
-    """The values of a storage, in host memory.
-
-    Args:
-        storage: the storage of one or more tensors. Each tensor must be noted.
-    """
+    """The values of a storage, in host memory. Each of its tensors must be noted."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._storage = storage
