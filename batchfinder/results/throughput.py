@@ -173,10 +173,8 @@ def _fit(rates: Sequence[Rate], power: int) -> list[float]:
     slope /= sum(w * (x - x_mean) ** 2 for w, x, _ in points)
     floor = y_mean - slope * x_mean
     if floor < 0:
-        floor, slope = (
-            0.0,
-            sum(w * x * y for w, x, y in points) / sum(w * x * x for w, x, _ in points),
-        )
+        floor = 0.0
+        slope = sum(w * x * y for w, x, y in points) / sum(w * x * x for w, x, _ in points)
     elif slope < 0:
         floor, slope = y_mean, 0.0
     return [

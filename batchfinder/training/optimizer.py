@@ -56,7 +56,7 @@ def find_optimizer(name: str) -> Callable[..., Optimizer]:
     if quantized is not None:
         return quantized
     near = difflib.get_close_matches(name.lower(), known, n=3)
-    hint = f"did you mean {_or(near)}?" if near else f"there are {', '.join(sorted(known))}"
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(known))}"
     raise UsageError(f"there is no optimizer {name!r} in torch.optim; {hint}")
 
 
@@ -142,7 +142,3 @@ def _trains(optimizer: Optimizer, model: nn.Module) -> bool:
     """Return True if an optimizer holds any parameter of a model."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     return any(id(parameter) in held for parameter in model.parameters())
-
-
-def _or(names: list[str]) -> str:
-    return ", ".join(names[:-1]) + f" or {names[-1]}" if len(names) > 1 else names[0]

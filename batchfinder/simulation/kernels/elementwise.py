@@ -5,7 +5,7 @@ PyTorch derives the same with a reference implementation in Python, which needs 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
 from itertools import pairwise
 from typing import Any
 
@@ -38,30 +38,25 @@ def elementwise(args: Any, kwargs: Any) -> Tensor | None:
     """Return the output of one of :data:`ELEMENTWISE`; None if the case is not simple."""
     if kwargs.keys() - {"alpha", "approximate"}:
         return None
-    widest: FakeTensor | None = None
-    dtype = None
-    operands = [*_fake_tensors(args)]
-    for operand in operands:
-        if operand is None or not operand.is_floating_point() or not operand.dim():
-            return None
-        if dtype is None:
-            dtype = operand.dtype
-        elif operand.dtype is not dtype:  # promote_types is an operator itself
-            dtype = torch.promote_types(dtype, operand.dtype)
-        if widest is None or operand.numel() > widest.numel():
-            widest = operand
-    if widest is None:
+    operands = [argument for argument in args if isinstance(argument, Tensor)]
+    if not operands or not all(map(_is_plain, operands)):
         return None
+    widest = max(operands, key=Tensor.numel)
     layout = _layout(widest)
-    if layout is None or not all(_lies_in(operand, widest, layout) for operand in operands):
+    if layout is None or not all(_follows(operand, widest, layout) for operand in operands):
         return None
+    # One dtype is not promoted: promote_types is an operator itself.
+    dtype = functools.reduce(torch.promote_types, {operand.dtype for operand in operands})
     return new_like(widest, layout, dtype)
 
 
-def _lies_in(operand: Tensor | None, widest: Tensor, layout: torch.memory_format) -> bool:
+def _is_plain(operand: Tensor) -> bool:
+    is_fake = isinstance(operand, FakeTensor) and operand.constant is None
+    return is_fake and operand.is_floating_point() and operand.dim() > 0
+
+
+def _follows(operand: Tensor, widest: Tensor, layout: torch.memory_format) -> bool:
     """Return True if an operand leaves the layout of the output to the widest operand."""
-    if operand is None:
-        return False
     if operand.shape == widest.shape:
         return operand.stride() == widest.stride() or _layout(operand) is layout
     if operand.dim() > widest.dim() or layout is not torch.contiguous_format:
@@ -104,12 +99,3 @@ def _layout(tensor: Tensor) -> torch.memory_format | None:
 def _descends(strides: list[int]) -> bool:
     """Return True if each stride is smaller than the one before. Expanded tensors fail this."""
     return 0 not in strides and all(after < before for before, after in pairwise(strides))
-
-
-def _fake_tensors(args: Any) -> Iterator[FakeTensor | None]:
-    """Yield the tensors among the arguments; None for each tensor that is not a plain fake one."""
-    for argument in args:
-        if isinstance(argument, FakeTensor) and argument.constant is None:
-            yield argument
-        elif isinstance(argument, Tensor):
-            yield None

@@ -88,7 +88,12 @@ class Caches:
     def _removed(self, holder: Any, ids: set[int]) -> bool:
         """Remove some things from a holder; return False if the holder itself must go."""
         if id(holder) in self._before:
-            self._put_back(*self._before[id(holder)], ids)
+            owner, before = self._before[id(holder)]
+            for name in [name for name, value in vars(owner).items() if id(value) in ids]:
+                if name in before:
+                    setattr(owner, name, before[name])
+                else:
+                    delattr(owner, name)
         elif id(holder) in self._containers:
             _drop(holder, ids)
         else:
@@ -105,13 +110,6 @@ class Caches:
             self._containers[id(value)] = value
             if len(value) <= MOST_LOOKED_INTO:
                 found += dict.values(value) if isinstance(value, dict) else value
-
-    def _put_back(self, owner: Any, before: dict[str, Any], ids: set[int]) -> None:
-        for name in [name for name, value in vars(owner).items() if id(value) in ids]:
-            if name in before:
-                setattr(owner, name, before[name])
-            else:
-                delattr(owner, name)
 
 
 def _drop(container: Any, ids: set[int]) -> None:
