@@ -41,9 +41,6 @@ def run_operator(
 class ValuesFollowed(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps values known where nothing is recorded yet, as when an optimizer is made."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:

@@ -201,7 +201,8 @@ class StepTraces:
                 setup = cluster.spread(setup, mesh, precision)
                 buckets = cluster.buckets(setup.model)
                 precision = "fp32" if cluster.is_sharded else precision
-            with ValuesFollowed():  # an optimizer may compute tables
+            # An optimizer may compute tables.
+            with ValuesFollowed():  # type: ignore[no-untyped-call]
                 step = STEP_OF_MODE[self._options.mode](
                     setup,
                     torch.device("cpu"),

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import RandomSampler
 
 from batchfinder.errors import SampleError
-from batchfinder.training.data.lengths import MOST_EXAMPLES, SEED, Lengths, lengths_of
+from batchfinder.training.data.lengths import MOST_EXAMPLES, SEED, lengths_of
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import MakeBatch
 from batchfinder.training.tree import described_shapes, named_tensors
@@ -91,29 +91,27 @@ def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> Data
         owner: the owner of the data set, for messages, such as "the Trainer".
     """
     with raised_while(f"{owner} made a batch"):
-        return _batches_of(dataset, collate, sampler, owner)
-
-
-def _batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> DataBatches:
-    if not len(dataset):
-        raise SampleError(f"the data set of {owner} has no examples. Try one with at least one.")
-    lengths = lengths_of(dataset)
-    remarks = []
-    if not lengths.are_sure:
-        remarks.append(
-            f"the longest batch tried is as long as the longest of {lengths.looked_at} examples "
-            f"of {owner}'s {len(dataset)}; give a sample as long as any in training"
+        if not len(dataset):
+            raise SampleError(f"the data set of {owner} has no examples. Try one with at least 1.")
+        lengths = lengths_of(dataset)
+        longest, shortest = (
+            Collated(collate, [dataset[place] for place in places], owner)
+            for places in (lengths.longest, lengths.shortest)
         )
-    longest = Collated(collate, [dataset[place] for place in lengths.longest], owner)
-    count = len(lengths.longest)
-    batch = longest(count)
-    is_repeatable = _as_when_repeated(batch, longest, 2 * count)
-    make_batch: MakeBatch | None = None if is_repeatable else longest
-    if _shapes_vary(dataset, collate, lengths, owner):
-        make_batch = Drawn(
-            longest, collate, dataset, drawn_places(sampler or RandomSampler(dataset)), owner
-        )
-    return DataBatches(batch if is_repeatable else None, make_batch, tuple(remarks))
+        count = len(lengths.longest)
+        batch = longest(count)
+        is_repeatable = _as_when_repeated(batch, longest, 2 * count)
+        make_batch: MakeBatch | None = None if is_repeatable else longest
+        # A collator may pad all batches to one length.
+        if lengths.vary and _shapes(shortest(count)) != _shapes(batch):
+            places = drawn_places(sampler or RandomSampler(dataset))
+            make_batch = Drawn(longest, collate, dataset, places, owner)
+    remark = (
+        f"the longest batch tried is as long as the longest of {lengths.looked_at} examples "
+        f"of {owner}'s {len(dataset)}; give a sample as long as any in training"
+    )
+    remarks = () if lengths.are_sure else (remark,)
+    return DataBatches(batch if is_repeatable else None, make_batch, remarks)
 
 
 def drawn_places(sampler: Any) -> list[int]:
@@ -136,17 +134,6 @@ def _as_when_repeated(batch: Any, make: Collated, batch_size: int) -> bool:
     except SampleError:
         return False
     return _shapes(repeated) == _shapes(make(batch_size))
-
-
-def _shapes_vary(dataset: Any, collate: Collate, lengths: Lengths, owner: str) -> bool:
-    """Return True if short and long examples make different shapes: no padding to one length."""
-    if not lengths.vary:
-        return False
-    shortest, longest = (
-        Collated(collate, [dataset[place] for place in places], owner)(len(lengths.longest))
-        for places in (lengths.shortest, lengths.longest)
-    )
-    return _shapes(shortest) != _shapes(longest)
 
 
 def _shapes(batch: Any) -> str:

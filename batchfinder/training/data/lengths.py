@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from numbers import Number
+from operator import itemgetter
 from typing import Any
 
 from torch import Tensor
@@ -71,21 +73,16 @@ def spread(size: int, most: int) -> list[int]:
 
 def _lengths_at(dataset: Any, places: list[int], size: int) -> Lengths:
     """Return the longest and shortest example of each value; the first if several are equal."""
-    longest: dict[Any, tuple[int, int]] = {}
-    shortest: dict[Any, tuple[int, int]] = {}
+    found: dict[Any, list[tuple[int, int]]] = defaultdict(list)
     for place in places:
         for key, length in _lengths(dataset[place]):
-            if length > longest.setdefault(key, (length, place))[0]:
-                longest[key] = length, place
-            if length < shortest.setdefault(key, (length, place))[0]:
-                shortest[key] = length, place
-
-    def places_in(found: dict[Any, tuple[int, int]]) -> list[int]:
-        return sorted({place for _, place in found.values()})
-
+            found[key].append((length, place))
+    longest, shortest = (
+        [end(of_key, key=itemgetter(0)) for of_key in found.values()] for end in (max, min)
+    )
     return Lengths(
-        places_in(longest),
-        places_in(shortest),
+        sorted({place for _, place in longest}),
+        sorted({place for _, place in shortest}),
         vary=longest != shortest,
         looked_at=len(places),
         are_sure=len(places) == size,

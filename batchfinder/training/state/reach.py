@@ -100,7 +100,9 @@ def _variables_of(thing: Any) -> Iterable[tuple[Any, Any]]:
 
 def _held_by(value: Any) -> Iterable[Any]:
     if isinstance(value, Tensor):
-        return [*tensor_hooks(value), *attributes_of_tensor(value)]
+        # Attributes from a library or the user, such as the scales of a quantized weight.
+        own = {} if hasattr(value, "__tensor_flatten__") else vars(value)
+        return [*tensor_hooks(value), *([own] if own else ())]
     if isinstance(value, type):
         return [part for cls in users_classes(value) for part in parts_of(cls)]
     if isinstance(value, tuple):
@@ -119,15 +121,6 @@ def _held_by(value: Any) -> Iterable[Any]:
 def tensor_hooks(tensor: Tensor) -> list[dict[int, Any]]:
     """Return the hooks on a tensor's gradient: before and after accumulation."""
     return [tensor._backward_hooks or {}, tensor._post_accumulate_grad_hooks or {}]
-
-
-def attributes_of_tensor(tensor: Tensor) -> list[dict[str, Any]]:
-    """Return the attributes that a library or the user gave a tensor, in a list if there are any.
-
-    Quantized weights have their scales there.
-    """
-    own = {} if hasattr(tensor, "__tensor_flatten__") else vars(tensor)
-    return [own] if own else []
 
 
 def hooks_of(model: nn.Module) -> list[Any]:
