@@ -259,7 +259,7 @@ def test_one_that_shards_its_model_is_refused(option: str) -> None:
 def test_the_user_is_told_what_the_step_does_not_show() -> None:
     _, warnings = opened(Trainer(n_gpu=2, torch_compile=True))
     assert "DataParallel" in warnings[0]
-    assert "find with --compile" in warnings[1]
+    assert "batchfinder find --compile" in warnings[1]
     peak = estimate_peak_memory(Trainer(n_gpu=2), batch_size=2, gpu="t4")
     assert peak.warnings == tuple(warnings[:1])
 
