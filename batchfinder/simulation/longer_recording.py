@@ -58,8 +58,8 @@ def lasts(recording: Recording | None, budget_bytes: int, settings: AllocatorSet
     next. What a fragmented allocator loses depends on such details. Steps that differ, such as
     those of a model that skips layers at random or of batches of varying length, may not even flush
     the cache: a size whose replays did (282 of wav2vec2-80) ran out of memory in two real loops of
-    three. If the steps of equal batches differ, some of the budget is kept free. A confirmation that
-    is unknown (None) counts as lasting.
+    three. If the steps of equal batches differ, some of the budget is kept free. An unknown
+    confirmation (None) counts as lasting.
     """
     if recording is None or not recording.steps:
         return True
