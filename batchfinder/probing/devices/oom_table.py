@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-_GITHUB = "https://github.com"
-_PYTORCH = f"{_GITHUB}/pytorch/pytorch"
-_PYTORCH_CODE = f"{_PYTORCH}/blob/main"
+_GITHUB = "https://github.com/"
+_PYTORCH = f"{_GITHUB}pytorch/pytorch"
+_CODE = "pytorch/pytorch/blob/main"
 _PYTHON_EXCEPTIONS = "https://docs.python.org/3/library/exceptions.html"
 # Lists the errors after which a process "must be terminated and relaunched" to go on with CUDA.
 _CUDA_ERRORS = "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html"
@@ -45,169 +45,114 @@ class Row:
     types: tuple[type[BaseException], ...] = (RuntimeError,)
 
 
-TABLE: tuple[Row, ...] = (
+# The texts of exceptions of PyTorch and the drivers, which are RuntimeErrors, with their sources. A
+# source is on GitHub, unless it is a whole address.
+_TEXTS: dict[Tier, dict[str, str]] = {
+    Tier.CERTAIN: {
+        "CUDA out of memory": f"{_CODE}/c10/cuda/CUDACachingAllocator.cpp",
+        "(CUDA|HIP) error: out of memory": f"{_CODE}/c10/cuda/CUDAException.cpp",
+        "CUDA driver error: out of memory": f"{_CODE}/c10/cuda/driver_api.h",
+        r"Triton Error \[(CUDA|HIP)\]: out of memory": (
+            "triton-lang/triton/blob/main/third_party/nvidia/backend/driver.c"
+        ),
+        # NCCL has written the error's number since 2.19.
+        r"Cuda failure (\d+ )?'out of memory'": "NVIDIA/nccl/issues/1235",
+        "HIP out of memory": "pytorch/pytorch/issues/138002",
+        "XPU out of memory": "intel/torch-xpu-ops/issues/3011",
+        "UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY": "open-edge-platform/physical-ai-studio/issues/440",
+        "Allocation is out of device memory on current platform": "intel/ipex-llm/issues/10575",
+        "NPU out of memory": "vllm-project/vllm-ascend/issues/19",
+        "MPS backend out of memory": f"{_CODE}/aten/src/ATen/mps/MPSAllocator.mm",
+        "MODULE:PT_DEVMEM Allocation failed": "huggingface/optimum-habana/issues/289",
+        "DefaultCPUAllocator: can't allocate memory": "pytorch/pytorch/pull/20618",
+        "DefaultCPUAllocator: not enough memory": "pytorch/pytorch/pull/20618",
+        "std::bad_alloc": "https://en.cppreference.com/w/cpp/memory/new/bad_alloc",
+        "unable to mmap .*: Cannot allocate memory": f"{_CODE}/aten/src/ATen/MapAllocator.cpp",
+    },
+    Tier.PROBABLE: {
+        # cuDNN 9 appends a detail to these names, as in CUDNN_STATUS_INTERNAL_ERROR_HOST_...
+        "CUDNN_STATUS_(NOT_SUPPORTED|ALLOC_FAILED|INTERNAL_ERROR|EXECUTION_FAILED)": (
+            "pytorch/pytorch/issues/81620"
+        ),
+        "(CU|HIP)BLAS_STATUS_ALLOC_FAILED": "QwenLM/Qwen3/issues/873",
+        "(CU|HIP)BLAS_STATUS_NOT_INITIALIZED": "EleutherAI/lm-evaluation-harness/issues/1689",
+        # Of a workspace that is not available; a kernel of cuBLAS that fails otherwise breaks the
+        # context, which the next look at the device shows.
+        "(CU|HIP)BLAS_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)": "deepspeedai/DeepSpeed/issues/294",
+        "CUSOLVER_STATUS_INTERNAL_ERROR": "JuliaGPU/CUDA.jl/issues/1924",
+        "CUFFT_INTERNAL_ERROR": "pytorch/pytorch/issues/119420",
+        "CUFFT_ALLOC_FAILED": "pytorch/pytorch/issues/6511",
+        "(GET|FIND) was unable to find an engine": "pytorch/pytorch/issues/108645",
+        "Unable to find a valid cuDNN algorithm to run convolution": "marqo-ai/marqo/issues/101",
+        "Invalid buffer size": "pytorch/pytorch/issues/141909",
+        "can NOT allocate memory block with size larger than 4GB": (
+            "intel/intel-extension-for-pytorch/issues/492"
+        ),
+        "INTERNAL ASSERT FAILED.*CUDACachingAllocator": "pytorch/pytorch/issues/185240",
+        "NVML_SUCCESS == r INTERNAL ASSERT FAILED": "pytorch/pytorch/issues/112377",
+        # "… primitive descriptor" is another failure: oneDNN has no such operation.
+        "could not (create|execute) a primitive(?! descriptor)": "pytorch/pytorch/issues/55884",
+        # A thread's stack is memory too: seen under RLIMIT_DATA.
+        "can't start new thread": "python/cpython/blob/main/Modules/_threadmodule.c",
+    },
+    # Tensors of more than 2**31 elements, and grids of more than 65535 blocks.
+    Tier.TOO_LARGE: {
+        "canUse32BitIndexMath": "pytorch/pytorch/issues/80020",
+        "(less|more) than INT_MAX elements": "pytorch/pytorch/issues/144855",
+        r"numel\(\) <= std::numeric_limits<int32_t>::max\(\)": "pytorch/pytorch/issues/131185",
+        "[Ii]nteger out of range": "pytorch/pytorch/issues/113833",
+        "CUDA error: invalid configuration argument": "pytorch/pytorch/issues/142228",
+    },
+    Tier.POISONED: {
+        "illegal memory access": _CUDA_ERRORS,
+        # Not just "device-side assert": every CUDA error of PyTorch ends with the advice to "enable
+        # device-side assertions", an OOM too.
+        "device-side assert triggered": _CUDA_ERRORS,
+        "misaligned address": _CUDA_ERRORS,
+        "unspecified launch failure": _CUDA_ERRORS,
+        "an illegal instruction was encountered": _CUDA_ERRORS,
+        "the launch timed out and was terminated": _CUDA_ERRORS,
+        # Invalid addresses of code and stack end in these.
+        "CUDA error: (invalid program counter|hardware stack error|operation not supported on "
+        "global/shared address space)": _CUDA_ERRORS,
+        "UR_RESULT_ERROR_OUT_OF_RESOURCES": "intel/torch-xpu-ops/issues/1324",
+        "UR_RESULT_ERROR_DEVICE_LOST": "intel/torch-xpu-ops/issues/3155",
+    },
+}
+
+# Failures that are recognized by other exceptions, or that only a dying process prints.
+_OTHERS = (
     # torch.OutOfMemoryError is the same class, but PyTorch 2.4 has only this name.
     Row(Tier.CERTAIN, "", f"{_PYTORCH}/pull/121702", (torch.cuda.OutOfMemoryError,)),
     Row(Tier.CERTAIN, "", f"{_PYTHON_EXCEPTIONS}#MemoryError", (MemoryError,)),
     Row(Tier.CERTAIN, r"^[\w.]*MemoryError\b", f"{_PYTHON_EXCEPTIONS}#MemoryError", ()),
     # ENOMEM: the number is the same on Linux, macOS and Windows, the words are not.
     Row(Tier.CERTAIN, r"\[Errno 12\]", f"{_PYTHON_EXCEPTIONS}#OSError", (OSError,)),
-    Row(Tier.CERTAIN, "CUDA out of memory", f"{_PYTORCH_CODE}/c10/cuda/CUDACachingAllocator.cpp"),
-    Row(
-        Tier.CERTAIN,
-        "(CUDA|HIP) error: out of memory",
-        f"{_PYTORCH_CODE}/c10/cuda/CUDAException.cpp",
-    ),
-    Row(
-        Tier.CERTAIN,
-        "CUDA driver error: out of memory",
-        f"{_PYTORCH_CODE}/c10/cuda/driver_api.h",
-    ),
     Row(
         Tier.CERTAIN,
         r"\bout of memory \(2\)",
-        f"{_PYTORCH_CODE}/torch/cuda/__init__.py",
+        f"{_GITHUB}{_CODE}/torch/cuda/__init__.py",
         (torch.cuda.CudaError,),
-    ),
-    Row(
-        Tier.CERTAIN,
-        r"Triton Error \[(CUDA|HIP)\]: out of memory",
-        f"{_GITHUB}/triton-lang/triton/blob/main/third_party/nvidia/backend/driver.c",
-    ),
-    # NCCL has written the error's number since 2.19.
-    Row(Tier.CERTAIN, r"Cuda failure (\d+ )?'out of memory'", f"{_GITHUB}/NVIDIA/nccl/issues/1235"),
-    Row(Tier.CERTAIN, "HIP out of memory", f"{_PYTORCH}/issues/138002"),
-    Row(Tier.CERTAIN, "XPU out of memory", f"{_GITHUB}/intel/torch-xpu-ops/issues/3011"),
-    Row(
-        Tier.CERTAIN,
-        "UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",
-        f"{_GITHUB}/open-edge-platform/physical-ai-studio/issues/440",
-    ),
-    Row(
-        Tier.CERTAIN,
-        "Allocation is out of device memory on current platform",
-        f"{_GITHUB}/intel/ipex-llm/issues/10575",
-    ),
-    Row(Tier.CERTAIN, "NPU out of memory", f"{_GITHUB}/vllm-project/vllm-ascend/issues/19"),
-    Row(
-        Tier.CERTAIN,
-        "MPS backend out of memory",
-        f"{_PYTORCH_CODE}/aten/src/ATen/mps/MPSAllocator.mm",
-    ),
-    Row(
-        Tier.CERTAIN,
-        "MODULE:PT_DEVMEM Allocation failed",
-        f"{_GITHUB}/huggingface/optimum-habana/issues/289",
-    ),
-    Row(Tier.CERTAIN, "DefaultCPUAllocator: can't allocate memory", f"{_PYTORCH}/pull/20618"),
-    Row(Tier.CERTAIN, "DefaultCPUAllocator: not enough memory", f"{_PYTORCH}/pull/20618"),
-    Row(Tier.CERTAIN, "std::bad_alloc", "https://en.cppreference.com/w/cpp/memory/new/bad_alloc"),
-    Row(
-        Tier.CERTAIN,
-        "unable to mmap .*: Cannot allocate memory",
-        f"{_PYTORCH_CODE}/aten/src/ATen/MapAllocator.cpp",
-    ),
-    # cuDNN 9 appends a detail to these names, as in CUDNN_STATUS_INTERNAL_ERROR_HOST_...
-    Row(
-        Tier.PROBABLE,
-        "CUDNN_STATUS_(NOT_SUPPORTED|ALLOC_FAILED|INTERNAL_ERROR|EXECUTION_FAILED)",
-        f"{_PYTORCH}/issues/81620",
-    ),
-    Row(Tier.PROBABLE, "(CU|HIP)BLAS_STATUS_ALLOC_FAILED", f"{_GITHUB}/QwenLM/Qwen3/issues/873"),
-    Row(
-        Tier.PROBABLE,
-        "(CU|HIP)BLAS_STATUS_NOT_INITIALIZED",
-        f"{_GITHUB}/EleutherAI/lm-evaluation-harness/issues/1689",
-    ),
-    # Of a workspace that is not available; a kernel of cuBLAS that fails otherwise breaks the
-    # context, which the next look at the device shows.
-    Row(
-        Tier.PROBABLE,
-        "(CU|HIP)BLAS_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)",
-        f"{_GITHUB}/deepspeedai/DeepSpeed/issues/294",
-    ),
-    Row(
-        Tier.PROBABLE,
-        "CUSOLVER_STATUS_INTERNAL_ERROR",
-        f"{_GITHUB}/JuliaGPU/CUDA.jl/issues/1924",
-    ),
-    Row(Tier.PROBABLE, "CUFFT_INTERNAL_ERROR", f"{_PYTORCH}/issues/119420"),
-    Row(Tier.PROBABLE, "CUFFT_ALLOC_FAILED", f"{_PYTORCH}/issues/6511"),
-    Row(Tier.PROBABLE, "(GET|FIND) was unable to find an engine", f"{_PYTORCH}/issues/108645"),
-    Row(
-        Tier.PROBABLE,
-        "Unable to find a valid cuDNN algorithm to run convolution",
-        f"{_GITHUB}/marqo-ai/marqo/issues/101",
-    ),
-    Row(Tier.PROBABLE, "Invalid buffer size", f"{_PYTORCH}/issues/141909"),
-    Row(
-        Tier.PROBABLE,
-        "can NOT allocate memory block with size larger than 4GB",
-        f"{_GITHUB}/intel/intel-extension-for-pytorch/issues/492",
-    ),
-    Row(
-        Tier.PROBABLE,
-        "INTERNAL ASSERT FAILED.*CUDACachingAllocator",
-        f"{_PYTORCH}/issues/185240",
-    ),
-    Row(Tier.PROBABLE, "NVML_SUCCESS == r INTERNAL ASSERT FAILED", f"{_PYTORCH}/issues/112377"),
-    # "… primitive descriptor" is another failure: oneDNN has no such operation.
-    Row(
-        Tier.PROBABLE,
-        "could not (create|execute) a primitive(?! descriptor)",
-        f"{_PYTORCH}/issues/55884",
-    ),
-    # A thread's stack is memory too: seen under RLIMIT_DATA.
-    Row(
-        Tier.PROBABLE,
-        "can't start new thread",
-        f"{_GITHUB}/python/cpython/blob/main/Modules/_threadmodule.c",
     ),
     Row(
         Tier.PROBABLE,
         "libgomp: Thread creation failed",
-        f"{_GITHUB}/gcc-mirror/gcc/blob/master/libgomp/team.c",
+        f"{_GITHUB}gcc-mirror/gcc/blob/master/libgomp/team.c",
         (),
-    ),
-    # Tensors of more than 2**31 elements, and grids of more than 65535 blocks.
-    Row(Tier.TOO_LARGE, "canUse32BitIndexMath", f"{_PYTORCH}/issues/80020"),
-    Row(Tier.TOO_LARGE, "(less|more) than INT_MAX elements", f"{_PYTORCH}/issues/144855"),
-    Row(
-        Tier.TOO_LARGE,
-        r"numel\(\) <= std::numeric_limits<int32_t>::max\(\)",
-        f"{_PYTORCH}/issues/131185",
-    ),
-    Row(Tier.TOO_LARGE, "[Ii]nteger out of range", f"{_PYTORCH}/issues/113833"),
-    Row(Tier.TOO_LARGE, "CUDA error: invalid configuration argument", f"{_PYTORCH}/issues/142228"),
-    Row(Tier.POISONED, "illegal memory access", _CUDA_ERRORS),
-    # Not just "device-side assert": every CUDA error of PyTorch ends with the advice to "enable
-    # device-side assertions", an OOM too.
-    Row(Tier.POISONED, "device-side assert triggered", _CUDA_ERRORS),
-    Row(Tier.POISONED, "misaligned address", _CUDA_ERRORS),
-    Row(Tier.POISONED, "unspecified launch failure", _CUDA_ERRORS),
-    Row(Tier.POISONED, "an illegal instruction was encountered", _CUDA_ERRORS),
-    Row(Tier.POISONED, "the launch timed out and was terminated", _CUDA_ERRORS),
-    # Invalid addresses of code and stack end in these.
-    Row(
-        Tier.POISONED,
-        "CUDA error: (invalid program counter|hardware stack error|operation not supported on "
-        "global/shared address space)",
-        _CUDA_ERRORS,
-    ),
-    Row(
-        Tier.POISONED,
-        "UR_RESULT_ERROR_OUT_OF_RESOURCES",
-        f"{_GITHUB}/intel/torch-xpu-ops/issues/1324",
-    ),
-    Row(
-        Tier.POISONED,
-        "UR_RESULT_ERROR_DEVICE_LOST",
-        f"{_GITHUB}/intel/torch-xpu-ops/issues/3155",
     ),
     Row(
         Tier.POISONED,
         "Memory access fault by GPU",
-        f"{_GITHUB}/ROCm/legacy-rocm-build/issues/1262",
+        f"{_GITHUB}ROCm/legacy-rocm-build/issues/1262",
         (),
+    ),
+)
+
+TABLE: tuple[Row, ...] = (
+    *_OTHERS,
+    *(
+        Row(tier, text, source if "://" in source else _GITHUB + source)
+        for tier, texts in _TEXTS.items()
+        for text, source in texts.items()
     ),
 )

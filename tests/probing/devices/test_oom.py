@@ -45,6 +45,15 @@ CASES: tuple[tuple[BaseException | str, BaseException | str], ...] = (
         "ValueError: no handler for MemoryError was given",
     ),
     (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), OSError(errno.ENOSPC, "No space left")),
+    (cuda_error("out of memory (2)"), cuda_error("invalid argument (1)")),
+    (
+        "\nlibgomp: Thread creation failed: Resource temporarily unavailable",
+        "libgomp: Invalid value for environment variable OMP_NUM_THREADS",
+    ),
+    (
+        "Memory access fault by GPU node-1 (Agent handle: 0x5de975b3cc80) on address 0x799bfc0630",
+        "Memory access by CPU only",
+    ),
     (
         RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 4.00 GiB total)"),
         ValueError("catch CUDA out of memory yourself, this trainer does not"),
@@ -57,7 +66,6 @@ CASES: tuple[tuple[BaseException | str, BaseException | str], ...] = (
         RuntimeError("CUDA driver error: out of memory"),
         RuntimeError("CUDA driver error: invalid argument"),
     ),
-    (cuda_error("out of memory (2)"), cuda_error("invalid argument (1)")),
     (
         RuntimeError("Triton Error [CUDA]: out of memory"),
         RuntimeError("out of resource: shared memory, Required: 131072, Hardware limit: 101376"),
@@ -197,10 +205,6 @@ CASES: tuple[tuple[BaseException | str, BaseException | str], ...] = (
         RuntimeError("cannot join thread before it is started"),
     ),
     (
-        "\nlibgomp: Thread creation failed: Resource temporarily unavailable",
-        "libgomp: Invalid value for environment variable OMP_NUM_THREADS",
-    ),
-    (
         RuntimeError(
             "Expected canUse32BitIndexMath(input) && canUse32BitIndexMath(output) to be true"
         ),
@@ -262,10 +266,6 @@ CASES: tuple[tuple[BaseException | str, BaseException | str], ...] = (
     (
         RuntimeError("Native API failed. Native API returns: 20 (UR_RESULT_ERROR_DEVICE_LOST)"),
         RuntimeError("Native API failed. Native API returns: -999 (Unknown PI error)"),
-    ),
-    (
-        "Memory access fault by GPU node-1 (Agent handle: 0x5de975b3cc80) on address 0x799bfc0630",
-        "Memory access by CPU only",
     ),
 )
 
