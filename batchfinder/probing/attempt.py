@@ -1,7 +1,4 @@
-"""The record of one tried batch size: how it ended and what its steps showed.
-
-Imports torch only when a run is turned into a probe.
-"""
+"""The record of one tried batch size: how it ended and what its steps showed. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,18 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from batchfinder import errors
-from batchfinder.errors import (
-    BatchFinderError,
-    UserCodeError,
-    WorkerError,
-    WorkerReleasedError,
-)
+from batchfinder.errors import BatchFinderError, UserCodeError, WorkerError, WorkerReleasedError
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.search.prober import Recording as Recording
 
 if TYPE_CHECKING:
     from batchfinder.probing.devices.oom import Failure
+    from batchfinder.probing.devices.oom_table import Tier
 
 # A rank's step raises an error with one of these texts when another rank has ended. Every error of
 # gloo's connections has one of the first. ncclRemoteError and an abort by ProcessGroupNCCL have the
@@ -148,21 +141,16 @@ class Run:
     steps_differ: bool = False
 
     @property
-    def is_only_probable(self) -> bool:
-        """True for a failure that means out of memory only if it repeats."""
-        from batchfinder.probing.devices.oom_table import Tier  # imports torch
-
-        return self.failure is not None and self.failure.tier is Tier.PROBABLE
+    def tier(self) -> Tier | None:
+        """What its failure says about memory; None without one."""
+        return self.failure.tier if self.failure else None
 
 
 def to_probe(run: Run, batch_size: int, confirm: bool, seconds: float) -> Probe:
     """Return the probe of a run that has ended."""
-    from batchfinder.probing.devices.oom_table import Tier  # imports torch
-
     outcome, note = Outcome.FITS, run.note
     if run.failure is not None:
-        is_memory = run.failure.tier in (Tier.CERTAIN, Tier.PROBABLE)
-        outcome = Outcome.OOM if is_memory else Outcome.FAILED
+        outcome = Outcome.OOM if run.failure.is_memory else Outcome.FAILED
         note = run.where + run.failure.reason
     elif run.note:
         outcome = Outcome.OOM

@@ -79,18 +79,6 @@ class ProbeSession:
         keeps_room = batches.varies and device.leaves_no_trace
         self._limit_bytes = with_room(budget_bytes) if keeps_room else budget_bytes
 
-    def probe(self, batch_size: int) -> Attempt:
-        """Run full steps at a batch size until one has the optimizer's states in place.
-
-        Raises:
-            Exception: the user's code raised it, and it does not mean out of memory.
-        """
-        return self._attempt(batch_size, confirm=False)
-
-    def confirm(self, batch_size: int) -> Attempt:
-        """Run full steps from scratch until the peak is steady, or is foreseen to be."""
-        return self._attempt(batch_size, confirm=True)
-
     @property
     def warnings(self) -> list[str]:
         """Warnings about the step and its batches."""
@@ -112,13 +100,20 @@ class ProbeSession:
         """Return True if the process holds no more memory than before any large probe."""
         return self._baseline is None or self._baseline.is_kept_by(self.device)
 
-    def _attempt(self, batch_size: int, confirm: bool) -> Attempt:
+    def probe(self, batch_size: int, *, confirm: bool = False) -> Attempt:
+        """Run full steps at a batch size until one has the optimizer's states in place.
+
+        To confirm, run them from scratch until the peak is steady, or is foreseen to be.
+
+        Raises:
+            Exception: the user's code raised it, and it does not mean out of memory.
+        """
         started = time.perf_counter()
         was_clean = (self.device.leaves_no_trace or not self.is_used) and self.is_at_baseline()
 
         # A probable failure counts if it repeats. When ``sleep`` runs, the failed frame is free.
         retrying = Retrying(
-            retry=retry_if_result(lambda run: run.is_only_probable),
+            retry=retry_if_result(lambda run: run.tier is Tier.PROBABLE),
             # No second attempt with other ranks: they wait in the middle of the step.
             stop=stop_after_attempt(1 if self.options.strategy else 2),
             sleep=lambda _: self.clean(),
@@ -127,14 +122,14 @@ class ProbeSession:
         run: Run = retrying(self._run, batch_size, confirm)
         if left_behind(run.in_use_after_steps):
             self._leaks = [LEAK_WARNING]
-        if not (is_broken := run.failure is not None and run.failure.tier is Tier.POISONED):
+        if not (is_broken := run.tier is Tier.POISONED):
             self.clean()
         if self._baseline is None and run.failure is None and not confirm:
             self._baseline = Baseline.of(self.device, self.budget_bytes)
         probe = to_probe(run, batch_size, confirm, time.perf_counter() - started)
         is_spoilt = run.failure is not None and not self.device.leaves_no_trace
         is_reusable = not is_broken and not is_spoilt and self.is_at_baseline()
-        is_believed = was_clean and not (self.options.strategy and run.is_only_probable)
+        is_believed = was_clean and not (self.options.strategy and run.tier is Tier.PROBABLE)
         return Attempt(probe, is_believed, is_reusable, is_broken, recording=run.recording)
 
     def _run(self, batch_size: int, confirm: bool) -> Run:

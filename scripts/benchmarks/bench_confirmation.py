@@ -134,7 +134,7 @@ def record(family: str, batch_size: int) -> dict[str, Any]:
         on_step=device.end_step,
     )
     with device.limited_to(NO_LIMIT):
-        session.confirm(batch_size)
+        session.probe(batch_size, confirm=True)
     peaks = [round(peak / MIB) for peak in device.of_steps]
     print(family, batch_size, *peaks, flush=True)
     return {"family": family, "batch_size": batch_size, "peaks_mib": peaks}

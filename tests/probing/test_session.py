@@ -221,13 +221,13 @@ def test_every_step_is_told_as_it_ends() -> None:
     steps = []
     ours, _ = session(on_step=lambda: steps.append(1))
     ours.probe(3)
-    ours.confirm(3)
+    ours.probe(3, confirm=True)
     assert len(steps) == 2 + 3
 
 
 def test_a_confirmation_takes_the_steps_asked_for_if_the_peak_is_steady() -> None:
     ours, sizes = session(confirm_steps=5)
-    attempt = ours.confirm(4)
+    attempt = ours.probe(4, confirm=True)
     assert sizes == [4] * 5
     assert attempt.probe.fits
     assert attempt.probe.confirmed
@@ -235,18 +235,18 @@ def test_a_confirmation_takes_the_steps_asked_for_if_the_peak_is_steady() -> Non
 
 
 def test_more_steps_may_be_asked_for_than_a_confirmation_takes_by_itself() -> None:
-    attempt = session(confirm_steps=12)[0].confirm(4)
+    attempt = session(confirm_steps=12)[0].probe(4, confirm=True)
     assert (attempt.probe.outcome, attempt.probe.steps) == (Outcome.FITS, 12)
 
 
 def test_a_confirmation_goes_on_until_the_peak_has_not_grown_for_two_steps() -> None:
-    attempt = session(FakeDevice(grown=[100, 0, 100]))[0].confirm(4)
+    attempt = session(FakeDevice(grown=[100, 0, 100]))[0].probe(4, confirm=True)
     assert (attempt.probe.outcome, attempt.probe.steps) == (Outcome.FITS, 6)
     assert attempt.probe.peak_reserved_bytes == 2200
 
 
 def test_a_peak_that_does_not_stop_growing_is_refused() -> None:
-    attempt = session(FakeDevice(grown=[100] * 20))[0].confirm(4)
+    attempt = session(FakeDevice(grown=[100] * 20))[0].probe(4, confirm=True)
     assert (attempt.probe.outcome, attempt.probe.steps) == (Outcome.OOM, 10)
     assert attempt.probe.note == "memory still grew after 10 steps"
 
@@ -259,20 +259,20 @@ def test_a_rank_that_waits_for_others_to_settle_is_judged_as_if_it_were_alone() 
         return False
 
     device = FakeDevice(grown=[0, 0, 0, 100, 0, 0, 0, 0, 100])
-    attempt = session(device, all_agree=others_do_not_settle)[0].confirm(4)
+    attempt = session(device, all_agree=others_do_not_settle)[0].probe(4, confirm=True)
     assert (attempt.probe.outcome, attempt.probe.steps) == (Outcome.FITS, 10)
     assert said == [False] * 2 + [True] * 8
     assert attempt.probe.peak_reserved_bytes == 2200
 
 
 def test_a_growth_within_the_noise_of_the_readings_is_none() -> None:
-    attempt = session(FakeDevice(grown=[10] * 20))[0].confirm(4)
+    attempt = session(FakeDevice(grown=[10] * 20))[0].probe(4, confirm=True)
     assert (attempt.probe.outcome, attempt.probe.steps) == (Outcome.FITS, 3)
 
 
 def test_a_size_that_runs_only_by_flushing_the_cache_is_refused() -> None:
     ours = session(FakeDevice(flushing_phases=100))[0]
-    for probe in (ours.confirm(4).probe, ours.probe(5).probe):
+    for probe in (ours.probe(4, confirm=True).probe, ours.probe(5).probe):
         assert (probe.outcome, probe.is_thrashing) == (Outcome.OOM, True)
         assert probe.note == "runs only by flushing the allocator's cache again and again"
     assert probe.steps == 2
@@ -304,13 +304,13 @@ def test_only_the_first_two_steps_of_a_confirmation_may_flush_the_cache(
 
 
 def test_where_a_process_keeps_traces_six_steps_show_how_much_peaks_differ() -> None:
-    attempt = session(FakeDevice(leaves_no_trace=False))[0].confirm(4)
+    attempt = session(FakeDevice(leaves_no_trace=False))[0].probe(4, confirm=True)
     assert (attempt.probe.outcome, attempt.probe.steps) == (Outcome.FITS, 6)
 
 
 def test_a_peak_that_differs_from_step_to_step_must_leave_room_for_more() -> None:
     device = FakeDevice(leaves_no_trace=False, peak=BUDGET - 100, grown=[-500, 0, 0, 0, 600])
-    probe = session(device)[0].confirm(4).probe
+    probe = session(device)[0].probe(4, confirm=True).probe
     assert (probe.outcome, probe.steps) == (Outcome.OOM, 6)
     # 9400 four times and 10000 once: two standard deviations above the mean are 10057, three 10325.
     why = (
@@ -319,13 +319,13 @@ def test_a_peak_that_differs_from_step_to_step_must_leave_room_for_more() -> Non
     )
     assert probe.note == why
     device = FakeDevice(leaves_no_trace=False, peak=BUDGET - 900, grown=[-500, 0, 0, 0, 500])
-    assert session(device)[0].confirm(4).probe.fits
+    assert session(device)[0].probe(4, confirm=True).probe.fits
 
 
 def test_near_the_limit_a_confirmation_takes_all_the_steps_that_there_are() -> None:
     for peak, steps in ((BUDGET - 300, 14), (BUDGET - 5100, 6)):
         device = FakeDevice(leaves_no_trace=False, peak=peak, grown=[-500, 0, 0, 0, 500, -500])
-        probe = session(device)[0].confirm(4).probe
+        probe = session(device)[0].probe(4, confirm=True).probe
         assert (probe.outcome, probe.steps) == (Outcome.FITS, steps)
 
 
@@ -333,7 +333,7 @@ def test_without_headroom_peaks_that_differ_must_leave_more_room() -> None:
     def confirm(headroom: float) -> Probe:
         grown = [-500, 0, 0, 0, 500, -500, 0, 0, 0, 0, 0, 0, 500]
         device = FakeDevice(leaves_no_trace=False, peak=BUDGET - 300, grown=grown)
-        return session(device, headroom=headroom)[0].confirm(4).probe
+        return session(device, headroom=headroom)[0].probe(4, confirm=True).probe
 
     # 9200 eleven times and 9700 twice: three standard deviations above the mean are 9840, four and
     # a half 10122.
@@ -344,17 +344,17 @@ def test_without_headroom_peaks_that_differ_must_leave_more_room() -> None:
 
 def test_that_peaks_differ_too_much_is_seen_before_a_confirmation_would_end() -> None:
     device = FakeDevice(leaves_no_trace=False, peak=BUDGET - 100, grown=[-500, 0, 500])
-    probe = session(device)[0].confirm(4).probe
+    probe = session(device)[0].probe(4, confirm=True).probe
     assert (probe.outcome, probe.steps) == (Outcome.OOM, 4)
 
 
 def test_of_peaks_that_wander_only_a_trend_is_taken_for_growth() -> None:
     for grown, steps in (([0, 0, 100, -50, 100], 6), ([0, 0, 100, 100, 100, -50], 7)):
         device = FakeDevice(leaves_no_trace=False, grown=grown)
-        probe = session(device)[0].confirm(4).probe
+        probe = session(device)[0].probe(4, confirm=True).probe
         assert (probe.outcome, probe.steps) == (Outcome.FITS, steps)
     device = FakeDevice(leaves_no_trace=False, grown=[100] * 14)
-    probe = session(device)[0].confirm(4).probe
+    probe = session(device)[0].probe(4, confirm=True).probe
     assert (probe.outcome, probe.note) == (Outcome.OOM, "memory still grew after 14 steps")
 
 
@@ -557,8 +557,8 @@ def test_what_each_step_leaves_behind_is_told_once() -> None:
     ours, _ = session(FakeDevice(leak=3 * MIB))
     ours.probe(5)
     assert not ours.warnings
-    ours.confirm(5)
-    ours.confirm(4)
+    ours.probe(5, confirm=True)
+    ours.probe(4, confirm=True)
     assert ours.warnings == [LEAK_WARNING]
 
 
@@ -571,7 +571,7 @@ def test_a_confirmation_trains_on_batches_of_several_shapes_the_longest_first_an
 
     ours, _ = session()
     ours.batches = BatchMaker(make_batch=make_batch)
-    ours.confirm(2)
+    ours.probe(2, confirm=True)
     assert seen == [0, 1, 2, 3, 0]
     seen.clear()
     ours.probe(2)

@@ -36,6 +36,11 @@ class Failure:
     tier: Tier
     reason: str
 
+    @property
+    def is_memory(self) -> bool:
+        """True if memory ran out, for sure or probably."""
+        return self.tier in (Tier.CERTAIN, Tier.PROBABLE)
+
 
 def classify(error: BaseException, handled: BaseException | None = None) -> Failure | None:
     """Decide whether an exception, or another one in its chain, bounds the batch size.

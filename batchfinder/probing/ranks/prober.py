@@ -29,10 +29,10 @@ from batchfinder.probing.place import Place
 from batchfinder.probing.ranks.consensus import RankedProber
 from batchfinder.probing.ranks.meeting import Meeting
 from batchfinder.probing.workers.group import GroupInvitation, accelerator_number
+from batchfinder.probing.workers.hung import StepTimes
 from batchfinder.probing.workers.process import WorkerProcess
 from batchfinder.probing.workers.process_worker import ProcessWorker
 from batchfinder.probing.workers.source import SetupSource
-from batchfinder.probing.workers.step_times import StepTimes
 from batchfinder.probing.workers.supervisor import Supervisor
 from batchfinder.probing.workers.worker import EstimateOrder, Order
 from batchfinder.results.probe import Outcome, Probe

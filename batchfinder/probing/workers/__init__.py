@@ -8,6 +8,6 @@ A size goes down one of these ways, ``=>`` is a pipe, and an ``Attempt`` comes b
     all ranks     RankProber, a Supervisor on each rank -> as a new one
 
 Read ``worker`` (the protocol), ``supervisor`` (when to reuse, replace or ask again), ``here``,
-``process_worker``, ``fork``, ``fork_server``, then ``child`` and ``serving``. May import
-``probing``'s own files, ``training`` and everything below it.
+``process_worker``, ``hung`` (when a step counts as hung), ``fork``, ``fork_server``, then ``child``
+and ``serving``. May import ``probing``'s own files, ``training`` and everything below it.
 """

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from batchfinder.errors import BatchFinderError
+from batchfinder.errors import BatchFinderError, UserCodeError
 from batchfinder.probing.attempt import error_to_dict
 from batchfinder.training.user_traceback import error_line, user_traceback
 
@@ -77,20 +77,13 @@ class Line:
         try:
             return action()
         except BatchFinderError as error:
-            told = error_to_dict(error)
+            failure = error
         except SystemExit as error:
-            message = (
-                f"the code called sys.exit({error.code!r}). "
-                "Try taking that out of the training step"
-            )
-            told = {"kind": "UserCodeError", "message": message, "traceback": ""}
+            told = f"the code called sys.exit({error.code!r})"
+            failure = UserCodeError(f"{told}. Try taking that out of the training step")
         except BaseException as error:  # noqa: BLE001 - reported with its traceback before the end
-            told = {
-                "kind": "UserCodeError",
-                "message": error_line(error),
-                "traceback": user_traceback(error),
-            }
-        self.answer("error", **told)
+            failure = UserCodeError(error_line(error), user_traceback(error))
+        self.answer("error", **error_to_dict(failure))
         os._exit(1)
 
     def _receive(self) -> None:

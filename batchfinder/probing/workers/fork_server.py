@@ -56,12 +56,10 @@ class _Host:
         """Pass on the worker's answers until the order is carried out or another one comes."""
         line, worker = self._line, self._worker
         assert worker is not None
-        is_given_up = lambda: not line.orders.empty()  # noqa: E731
+        receive = functools.partial(worker.receive, is_given_up=lambda: not line.orders.empty())
         try:
-            answer = worker.receive(None, is_given_up)
-            while answer["answer"] == "step":
+            while (answer := receive())["answer"] == "step":
                 line.pass_on(answer)
-                answer = worker.receive(None, is_given_up)
         except WorkerReleasedError:
             return
         except WorkerDiedError as end:
@@ -86,7 +84,7 @@ class _Host:
             from batchfinder.probing.workers.serving import no_estimate
 
             try:
-                self._line.pass_on(estimating.receive(None))
+                self._line.pass_on(estimating.receive())
             except (WorkerDiedError, WorkerGarbledError) as end:
                 self._line.pass_on(no_estimate(end))
             self._end(estimating)

@@ -137,9 +137,10 @@ class Here:
         if confirm and self._restores and not self._is_renewed() and self.is_replaceable:
             unfit = Probe(batch_size, Outcome.OOM, steps=0, seconds=0.0, confirmed=confirm)
             return Attempt(unfit, is_believed=False, is_reusable=False)
-        if self._session is None:
-            self._open()
-        attempt = self._tried(batch_size, confirm)
+        if not self._is_open:
+            self._set_out()
+        self._session = self._session or self._new_session()
+        attempt = self._tried(self._session, batch_size, confirm)
         is_reusable = attempt.is_reusable
         if confirm:
             # A later probe needs a warm-up again, because a confirmation has none.
@@ -152,12 +153,10 @@ class Here:
             restoring_seconds=time.perf_counter() - started - attempt.probe.seconds,
         )
 
-    def _tried(self, batch_size: int, confirm: bool) -> Attempt:
-        session = self._session
-        assert session is not None
+    def _tried(self, session: ProbeSession, batch_size: int, confirm: bool) -> Attempt:
         drawn = host_numbers()
         try:
-            attempt = session.confirm(batch_size) if confirm else session.probe(batch_size)
+            attempt = session.probe(batch_size, confirm=confirm)
         except BatchTooSmallError:
             self.end()  # a larger batch starts from scratch
             raise
@@ -209,35 +208,25 @@ class Here:
                 self._device.release_cache()
 
     def _is_renewed(self) -> bool:
-        """Start over; return True if the process is as good as new.
+        """Undo what probes changed in model, optimizer and allocator; return True if all is undone.
 
         Raises:
             DeviceError: not everything was restored, and this process cannot be replaced.
         """
+        if self._session is None or self._state is None:
+            return self._was_clean
         try:
-            return self._start_over()
+            self._session.clean()
+            self._session = None
+            self._state.start_over()
         except DeviceError:
             if not self.is_replaceable:
                 raise
             return False
-
-    def _start_over(self) -> bool:
-        """Undo the changes by probes in model, optimizer and allocator; return True if clean."""
-        if self._session is None or self._state is None:
-            return self._was_clean
-        self._session.clean()
-        self._session = None
-        self._state.start_over()
         gc.collect()
         self._device.release_cache()
         self._was_clean = self._baseline is None or self._baseline.is_kept_by(self._device)
         return self._was_clean
-
-    def _open(self) -> None:
-        """Begin a probe session from scratch."""
-        if not self._is_open:
-            self._set_out()
-        self._session = self._new_session()
 
     def _set_out(self) -> None:
         """Save everything that probes may change, and limit the memory."""

@@ -100,13 +100,9 @@ class WorkerProcess:
             pipe.flush()
 
     def receive(
-        self, timeout_seconds: float | None, is_given_up: Callable[[], bool] = never
+        self, timeout_seconds: float = math.inf, is_given_up: Callable[[], bool] = never
     ) -> dict[str, Any]:
-        """Wait for an answer.
-
-        Args:
-            timeout_seconds: time to wait; None to wait forever.
-            is_given_up: called repeatedly while waiting. True ends the wait.
+        """Wait for an answer; ``is_given_up`` is called repeatedly, and True ends the wait.
 
         Raises:
             WorkerDiedError: the process ended.
@@ -126,16 +122,16 @@ class WorkerProcess:
         return answer
 
     def _next_answer(
-        self, timeout_seconds: float | None, is_given_up: Callable[[], bool]
+        self, timeout_seconds: float, is_given_up: Callable[[], bool]
     ) -> dict[str, Any] | None:
-        deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+        deadline = time.monotonic() + timeout_seconds
         while True:
             left = deadline - time.monotonic()
             try:
                 return self._answers.get(timeout=min(max(left, 0), GIVEN_UP_EVERY_SECONDS))
             except Empty:
                 if left <= 0:
-                    raise WorkerHungError(timeout_seconds or 0) from None
+                    raise WorkerHungError(timeout_seconds) from None
                 if is_given_up():
                     raise WorkerReleasedError from None
 

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from batchfinder.errors import (
-    WorkerDiedError,
-    WorkerError,
-    WorkerGarbledError,
-    WorkerHungError,
-)
+from batchfinder.errors import WorkerDiedError, WorkerError, WorkerGarbledError, WorkerHungError
 from batchfinder.probing.attempt import Attempt, error_from_dict
 from batchfinder.probing.notes import Notes
 from batchfinder.probing.place import Place
+from batchfinder.probing.workers.hung import StepTimes, attempt_of
 from batchfinder.probing.workers.process import WorkerProcess, never
 from batchfinder.probing.workers.source import SetupSource
-from batchfinder.probing.workers.step_times import StepTimes
 from batchfinder.probing.workers.worker import Order
-from batchfinder.results.probe import Outcome, Probe
 from batchfinder.units import format_seconds
 
 # Time limit for loading a setup. It may download a large checkpoint.
@@ -139,7 +131,7 @@ class ProcessWorker:
         except (WorkerDiedError, WorkerGarbledError, WorkerHungError) as end:
             seconds = time.monotonic() - started
             self._give_up()
-            return attempt_of_death(end, batch_size, confirm, steps, seconds)
+            return attempt_of(end, batch_size, confirm, steps, seconds)
         except WorkerError:  # another rank has failed
             self._give_up()
             raise
@@ -204,7 +196,7 @@ class ProcessWorker:
         deadline = time.monotonic() + timeout_seconds
         while True:
             left = max(0.0, deadline - time.monotonic())
-            answer = self._process.receive(None if math.isinf(left) else left, is_given_up)
+            answer = self._process.receive(left, is_given_up)
             if answer["answer"] == "estimate":
                 self._estimate = answer["batch_size"], answer["notes"]
                 if until_estimate:
@@ -227,46 +219,3 @@ def _checked(answer: dict[str, Any]) -> dict[str, Any]:
     if answer["answer"] == "error":
         raise error_from_dict(answer)
     return answer
-
-
-def attempt_of_death(
-    death: WorkerDiedError | WorkerGarbledError | WorkerHungError,
-    batch_size: int,
-    confirm: bool,
-    steps: int,
-    seconds: float,
-) -> Attempt:
-    """Return the record of an attempt that ended because its process did, after some steps."""
-    outcome, note = Outcome.FAILED, str(death)
-    if isinstance(death, WorkerHungError):
-        note = (
-            f"hung: stopped after {format_seconds(seconds)} in step {steps + 1}; "
-            "batchfinder find --probe-timeout allows for more"
-        )
-    elif isinstance(death, WorkerDiedError):
-        if death.signal_number == getattr(signal, "SIGKILL", 9):  # Windows has none
-            outcome = Outcome.OOM
-            note = "the process was killed, most likely by the system for lack of host memory"
-        elif (reason := _printed_reason(death.output)) is not None:
-            outcome, note = Outcome.OOM, reason
-    probe = Probe(
-        batch_size,
-        outcome,
-        steps=steps + 1,
-        seconds=seconds,
-        samples=batch_size * (steps + 1),
-        confirmed=confirm,
-        note=note,
-    )
-    return Attempt(probe, is_believed=isinstance(death, WorkerHungError), is_reusable=False)
-
-
-def _printed_reason(output: str) -> str | None:
-    """Return the out-of-memory error in the last lines of a dead process; None without one."""
-    # Imported here, because they import torch, which this process does not need otherwise.
-    from batchfinder.probing.devices.oom import classify_text
-    from batchfinder.probing.devices.oom_table import Tier
-
-    failure = classify_text(output)
-    is_memory = failure is not None and failure.tier in (Tier.CERTAIN, Tier.PROBABLE)
-    return failure.reason if failure and is_memory else None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from batchfinder.probing.options import ProbeOptions
@@ -104,7 +104,7 @@ def estimated(setup: TrainingSetup | None, order: Mapping[str, Any]) -> dict[str
         if setup is None:
             setup, _ = load_from(order["source"])
         options = ProbeOptions(**order["options"])
-        batch_size, notes = function_named(estimate.function)(
+        batch_size, notes = resolve_name(estimate.function)(
             setup, options, place["device"], place["budget_bytes"], tuple(estimate.bounds)
         )
     except Exception as error:  # noqa: BLE001 - the user's code runs here
@@ -117,10 +117,3 @@ def no_estimate(error: Exception) -> dict[str, Any]:
     reason = error_line(error)
     note = f"the search started without an estimate: {reason}"
     return {"answer": "estimate", "batch_size": None, "notes": [note]}
-
-
-def function_named(name: str) -> Callable[..., Any]:
-    """Return the function with the name ``module:function``."""
-    module, _, function = name.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return found

@@ -1,6 +1,6 @@
 """Supervise any worker: reuse it while it is clean, restart it if not, repeat doubtful failures.
 
-Imports no torch.
+A step that hangs ends its worker in ``process_worker``, by the times in ``hung``. Imports no torch.
 """
 
 from __future__ import annotations

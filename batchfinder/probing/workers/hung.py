@@ -1,8 +1,14 @@
-"""The durations of steps, and the time after which a step counts as hung."""
+"""When a step counts as hung, and what a size is worth whose process hung or died. No torch."""
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
+
+from batchfinder.errors import WorkerDiedError, WorkerError, WorkerHungError
+from batchfinder.probing.attempt import Attempt
+from batchfinder.results.probe import Outcome, Probe
+from batchfinder.units import format_seconds
 
 
 @dataclass
@@ -48,3 +54,32 @@ class StepTimes:
         if is_first_step:
             expected = max(expected, self._slowest_start_seconds)
         return max(self.least_seconds, self.factor * expected + self.margin_seconds)
+
+
+def attempt_of(
+    end: WorkerError, batch_size: int, confirm: bool, steps: int, seconds: float
+) -> Attempt:
+    """Return the record of an attempt whose process hung, died or sent garbage, after some steps.
+
+    Only a hung step is believed at once: a process may die for other reasons than the size.
+    """
+    outcome, note = Outcome.FAILED, str(end)
+    is_hung = isinstance(end, WorkerHungError)
+    if is_hung:
+        note = (
+            f"hung: stopped after {format_seconds(seconds)} in step {steps + 1}; "
+            "batchfinder find --probe-timeout allows for more"
+        )
+    elif isinstance(end, WorkerDiedError):
+        from batchfinder.probing.devices.oom import classify_text  # late: it imports torch
+
+        failure = classify_text(end.output)
+        if end.signal_number == getattr(signal, "SIGKILL", 9):  # Windows has none
+            outcome = Outcome.OOM
+            note = "the process was killed, most likely by the system for lack of host memory"
+        elif failure is not None and failure.is_memory:
+            outcome, note = Outcome.OOM, failure.reason
+    steps += 1
+    samples = batch_size * steps
+    probe = Probe(batch_size, outcome, steps, seconds, samples, confirmed=confirm, note=note)
+    return Attempt(probe, is_believed=is_hung, is_reusable=False)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from warm import run_warm
 
-from batchfinder.probing.workers.step_times import StepTimes
+from batchfinder.probing.workers.hung import StepTimes
 
 
 def test_a_step_is_waited_for_by_the_slowest_so_far() -> None:
