@@ -1,5 +1,5 @@
 """The command line: one file for each command.
 
-Read ``app`` (the commands and their options; the only place that exits), ``options``, ``find``,
-then ``estimating`` and ``studies``. May import everything.
+Read ``app`` (the commands and their options), ``exiting`` (how they run and end), ``options``,
+``find``, then ``estimating`` and ``studies``. May import everything.
 """

@@ -1,23 +1,16 @@
-"""The commands and their options. The only place that exits."""
+"""The commands and their options."""
 
 from __future__ import annotations
 
-import errno
-import gc
 import os
-import signal
 import sys
-import warnings
-from collections.abc import Callable
-from contextlib import suppress
-from importlib import import_module
 from typing import Any
 
 import click
 
-from batchfinder.cli.cache import cache
-from batchfinder.cli.check import check
+from batchfinder.cli.exiting import exit_with
 from batchfinder.cli.options import (
+    CHECK_OPTIONS,
     DEVICE_OPTIONS,
     LANGUAGE_MODEL_OPTIONS,
     OUTPUT_OPTIONS,
@@ -32,7 +25,6 @@ from batchfinder.cli.options import (
     with_options,
 )
 from batchfinder.cli.studies.commands import compare, sweep
-from batchfinder.errors import BatchFinderError, UserCodeError
 from batchfinder.results.version import VERSION
 
 
@@ -166,6 +158,20 @@ def estimate(**options: Any) -> None:
     exit_with("estimating.estimate:estimate_batch_size", **options)
 
 
+@cli.command(short_help="Does one batch size train?")
+@with_options(*CHECK_OPTIONS)
+@click.argument("words", metavar="TARGET | -- COMMAND...", nargs=-1, required=True)
+def check(**options: Any) -> None:
+    """Say whether a batch size trains, by one confirmation.
+
+    TARGET is the same as for `find`. COMMAND is the same as for `run`:
+    batchfinder check --batch-size 64 -- python train.py --batch-size {batch_size}
+
+    Exit status: 0 it trains, 1 error, 2 usage, 3 it does not train, 130 Ctrl-C, 143 SIGTERM.
+    """
+    exit_with("check:check_batch_size", **options)
+
+
 @cli.command(short_help="Draw results as one HTML page.")
 @click.argument("files", metavar="RESULT.json...", nargs=-1, required=True)
 @click.option(
@@ -204,61 +210,41 @@ def gpus(**options: Any) -> None:
     exit_with("gpus:list_gpus", **options)
 
 
-cli.add_command(cache)
-cli.add_command(check)
+@cli.group(short_help="List, show or clear remembered answers.")
+def cache() -> None:
+    """List, show or clear the answers that `find` and `run` remember.
+
+    They are in the folder that BATCHFINDER_CACHE names, or the system's usual one. An answer is
+    confirmed by real steps each time before it is used.
+    """
+
+
+@cache.command("list")
+def cache_list() -> None:
+    """List the remembered answers, the newest first."""
+    exit_with("cache:list_answers")
+
+
+@cache.command("show")
+@click.argument("key")
+def cache_show(key: str) -> None:
+    """Print an answer, and what it depends on, as JSON.
+
+    KEY is the start of its key, as `list` shows it.
+    """
+    exit_with("cache:show_answer", start_of_key=key)
+
+
+@cache.command("clear")
+def cache_clear() -> None:
+    """Remove all remembered answers."""
+    exit_with("cache:clear_answers")
+
+
 cli.add_command(compare)
 cli.add_command(sweep)
 for runner in (run_script, watch):
     runner.allow_interspersed_args = False  # options after COMMAND are its own
-
-
-def exit_with(command: Callable[..., int] | str, **options: Any) -> None:
-    """Run a command and exit with its status, or with one line that says what is wrong.
-
-    Args:
-        command: the function; or ``file:function`` below ``cli``, to import only now.
-        options: the options of the function.
-    """
-    # PyTorch's warning that NumPy is missing: nothing here needs it.
-    warnings.filterwarnings("ignore", "Failed to initialize NumPy")
-    try:
-        if isinstance(command, str):
-            if "target" in options and "make_prober" not in options:
-                from batchfinder.training.user_module import check_target
-
-                check_target(options["target"])  # before PyTorch, which takes seconds to import
-            file, _, function = command.partition(":")
-            command = getattr(import_module(f"batchfinder.cli.{file}"), function)
-            assert not isinstance(command, str)
-        if not gc.isenabled():  # by main(), for the imports: what they made is no garbage
-            gc.freeze()
-            gc.enable()
-        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by main()
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.exit(command(**options))
-    except KeyboardInterrupt:  # before the command had anything to report
-        sys.exit(130)
-    except BatchFinderError as error:
-        if isinstance(error, UserCodeError):
-            click.echo(error.user_traceback, err=True, nl=False)
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(error.exit_code)
-    except OSError as error:
-        if error.errno == errno.EPIPE:  # a reader such as `head` closed the pipe: click handles it
-            raise
-        _end_output()
-        click.echo(
-            f"Error: the system refused a request ({error.strerror or error}). "
-            "Check for a full disk, or a limit on files or processes",
-            err=True,
-        )
-        sys.exit(1)
-
-
-def _end_output() -> None:
-    """Discard unwritten output, or Python reports it once more on exit."""
-    with suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def run() -> None:

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click.core import ParameterSource
 
-from batchfinder.cli.exit_status import FOUND, NOTHING_FITS
-from batchfinder.cli.options import (
-    LANGUAGE_MODEL_OPTIONS,
-    MODE_OPTIONS,
-    STEP_OPTIONS,
-    TARGET_OPTIONS,
-    accumulate_option,
-    flag,
-    headroom_option,
-    number,
-    with_options,
-)
+from batchfinder.cli.app import find, run_script
+from batchfinder.cli.exiting import FOUND, NOTHING_FITS
+from batchfinder.cli.find import worker_prober
+from batchfinder.cli.output import leftovers_named
+from batchfinder.cli.request import Request, request_of
+from batchfinder.cli.run import parse_settings
+from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import UsageError
+from batchfinder.launching.options import RunOptions
+from batchfinder.launching.template import Template
+from batchfinder.results.probe import Probe
+from batchfinder.results.version import SCHEMA_VERSION
+from batchfinder.search.plan import Prices
+from batchfinder.search.prober import Prober
+from batchfinder.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from batchfinder.cli.request import Request
     from batchfinder.launching.prober import LaunchProber
-    from batchfinder.results.probe import Probe
-    from batchfinder.search.prober import Prober
 
 
 class Check(NamedTuple):
@@ -56,8 +57,6 @@ class Check(NamedTuple):
         return self.limit_bytes - self.peak_bytes if self.trains and self.peak_bytes else None
 
     def __str__(self) -> str:
-        from batchfinder.units import format_bytes
-
         if not self.trains:
             return (
                 f"Batch size {self.batch_size} does not train on {self.device}: {self.reason}. "
@@ -84,17 +83,6 @@ def check_batch_size(
     **shared: Any,
 ) -> int:
     """Run ``batchfinder check`` and return the exit status."""
-    # Imported late, because --help must be fast.
-    import json
-    from contextlib import closing, nullcontext
-
-    from batchfinder.cli.find import worker_prober
-    from batchfinder.cli.output import leftovers_named
-    from batchfinder.cli.request import request_of
-    from batchfinder.cli.signals import terminated_as_ctrl_c
-    from batchfinder.results.version import SCHEMA_VERSION
-    from batchfinder.units import parse_bytes
-
     if batch_size < 1:
         raise UsageError(f"--batch-size must be at least 1, not {batch_size}")
     is_target = len(words) == 1 and "{" not in words[0] and not settings
@@ -135,8 +123,6 @@ def check_batch_size(
 
 
 def _judged(probe: Probe, prober: Prober, most: int | None) -> Check:
-    from batchfinder.units import format_bytes
-
     peak = probe.peak_reserved_bytes or max(probe.phase_peak_bytes.values(), default=0)
     reason = "" if probe.fits else probe.note or "out of memory"
     if probe.most_examples is not None:
@@ -149,8 +135,6 @@ def _judged(probe: Probe, prober: Prober, most: int | None) -> Check:
 
 def _refuse_options_of_targets() -> None:
     """Raise a UsageError for the first option that `find` has, and `run` does not."""
-    from batchfinder.cli.app import find, run_script
-
     context = click.get_current_context()
     of_find, of_run = ({option.name for option in each.params} for each in (find, run_script))
     for option in context.command.params:
@@ -162,11 +146,8 @@ def _refuse_options_of_targets() -> None:
 def _launcher(
     words: Sequence[str], batch_size: int, request: Request, settings: Sequence[str], verbose: bool
 ) -> LaunchProber:
-    from batchfinder.cli.run import parse_settings
-    from batchfinder.launching.options import RunOptions
+    # Late, because it is slow to import PyTorch: mistakes in the options are reported before.
     from batchfinder.launching.prober import LaunchProber
-    from batchfinder.launching.template import Template
-    from batchfinder.search.plan import Prices
 
     _refuse_options_of_targets()
     template = Template([*words], parse_settings(settings))
@@ -187,7 +168,6 @@ def _launcher(
 def _estimated(request: Request, batch_size: int, gpu: str, most: int | None) -> Check:
     from batchfinder.cli.estimating.estimate import load, user_code
     from batchfinder.estimator import estimate_peak_memory
-    from batchfinder.units import format_bytes
 
     options = request.options
     with user_code():
@@ -208,40 +188,3 @@ def _estimated(request: Request, batch_size: int, gpu: str, most: int | None) ->
     reason = "" if trains else f"its estimated peak is {format_bytes(estimate.peak_bytes)}"
     name = f"{estimate.gpu.name} (simulated)"
     return Check(batch_size, trains, name, limit, estimate.peak_bytes, 0, reason)
-
-
-CHECK_OPTIONS = (
-    number("--batch-size", required=True, help="Try this size."),
-    click.option("--gpu", metavar="NAME", help="Estimate it for this GPU, such as a10g."),
-    click.option("--device", metavar="D", help="cuda:0, cpu ... [default: an accelerator]"),
-    click.option("--memory-limit", metavar="SIZE", help="Use no more memory than this."),
-    click.option("--max-memory", metavar="SIZE", help="Exit 3 if the peak is above this."),
-    *TARGET_OPTIONS,
-    headroom_option,
-    *STEP_OPTIONS,
-    *MODE_OPTIONS,
-    accumulate_option,
-    *LANGUAGE_MODEL_OPTIONS,
-    flag("--compile", "compiled", help="Train through torch.compile."),
-    click.option(
-        "--env", "settings", metavar="NAME=VALUE", multiple=True, help="Set it for COMMAND."
-    ),
-    flag("--json", "as_json", help="Print one JSON object on stdout."),
-    flag("-v", "--verbose", help="Show what the code prints."),
-)
-
-
-@click.command(short_help="Does one batch size train?")
-@with_options(*CHECK_OPTIONS)
-@click.argument("words", metavar="TARGET | -- COMMAND...", nargs=-1, required=True)
-def check(**options: Any) -> None:
-    """Say whether a batch size trains, by one confirmation.
-
-    TARGET is the same as for `find`. COMMAND is the same as for `run`:
-    batchfinder check --batch-size 64 -- python train.py --batch-size {batch_size}
-
-    Exit status: 0 it trains, 1 error, 2 usage, 3 it does not train, 130 Ctrl-C, 143 SIGTERM.
-    """
-    from batchfinder.cli.app import exit_with
-
-    exit_with(check_batch_size, **options)

@@ -11,10 +11,9 @@ from batchfinder.reporting.estimates import gpu_table
 from batchfinder.simulation.gpus import all_gpus
 
 
-def list_gpus(as_json: bool) -> int:
+def list_gpus(as_json: bool) -> None:
     """Print every GPU that can be simulated."""
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(gpu) for gpu in all_gpus()]))
     else:
         click.echo("\n".join(gpu_table(all_gpus())))
-    return 0

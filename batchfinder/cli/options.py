@@ -235,3 +235,23 @@ RUN_OPTIONS = (
     flag("-q", "--quiet", help="Print only the answer."),
     flag("-v", "--verbose", help="Show more, and what the script prints."),
 )
+
+CHECK_OPTIONS = (
+    number("--batch-size", required=True, help="Try this size."),
+    click.option("--gpu", metavar="NAME", help="Estimate it for this GPU, such as a10g."),
+    click.option("--device", metavar="D", help="cuda:0, cpu ... [default: an accelerator]"),
+    click.option("--memory-limit", metavar="SIZE", help="Use no more memory than this."),
+    click.option("--max-memory", metavar="SIZE", help="Exit 3 if the peak is above this."),
+    *TARGET_OPTIONS,
+    headroom_option,
+    *STEP_OPTIONS,
+    *MODE_OPTIONS,
+    accumulate_option,
+    *LANGUAGE_MODEL_OPTIONS,
+    flag("--compile", "compiled", help="Train through torch.compile."),
+    click.option(
+        "--env", "settings", metavar="NAME=VALUE", multiple=True, help="Set it for COMMAND."
+    ),
+    flag("--json", "as_json", help="Print one JSON object on stdout."),
+    flag("-v", "--verbose", help="Show what the code prints."),
+)

@@ -48,14 +48,13 @@ def width_of_table() -> float:
     return shutil.get_terminal_size((0, 0)).columns or math.inf
 
 
-def report_results(files: Sequence[str], *, output: str) -> int:
-    """Run ``batchfinder report`` and return the exit status."""
+def report_results(files: Sequence[str], *, output: str) -> None:
+    """Run ``batchfinder report``."""
     from batchfinder.reporting.page.page import check_report, read_results, write_page
 
     check_report(output)
     write_page(read_results(files), output)
     click.echo(f"Wrote {output}")
-    return 0
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import ParamSpec
 
-from batchfinder.cli.exit_status import CTRL_C, TERMINATED
+from batchfinder.cli.exiting import CTRL_C, TERMINATED
 from batchfinder.errors import BatchFinderError, RankError, UsageError
 from batchfinder.probing.ranks.job import Job
 

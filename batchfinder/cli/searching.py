@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import TypeVar
 
-from batchfinder.cli.exit_status import FOUND, NOTHING_FITS, TIME_IS_UP
+from batchfinder.cli.exiting import FOUND, NOTHING_FITS, TIME_IS_UP
 from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import BatchFinderError, TimeLimitError
 from batchfinder.probing.place import prices_for

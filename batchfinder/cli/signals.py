@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from batchfinder.cli.exit_status import CTRL_C, TERMINATED, TIME_IS_UP
+from batchfinder.cli.exiting import CTRL_C, TERMINATED, TIME_IS_UP
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from dataclasses import asdict
 
 import click
 
-from batchfinder.cli.exit_status import TERMINATED
+from batchfinder.cli.exiting import TERMINATED
 from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import UsageError
 from batchfinder.launching.retries import Retries, counted_retries

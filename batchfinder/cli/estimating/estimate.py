@@ -16,7 +16,7 @@ import torch
 
 from batchfinder.cli.estimating.levers import what_to_change
 from batchfinder.cli.estimating.world_sizes import estimate_on_cluster
-from batchfinder.cli.exit_status import FOUND, NOTHING_FITS
+from batchfinder.cli.exiting import FOUND, NOTHING_FITS
 from batchfinder.cli.output import deliver, print_notes, width_of_table
 from batchfinder.cli.request import Request, request_of
 from batchfinder.errors import BatchFinderError, UsageError, UserCodeError

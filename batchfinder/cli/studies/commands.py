@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from batchfinder.cli.exiting import exit_with
 from batchfinder.cli.options import with_options
 from batchfinder.cli.studies.options import COMPARE_OPTIONS, SWEEP_OPTIONS
 
@@ -20,8 +21,6 @@ def compare(**options: Any) -> None:
     Strategies are made of: fp32, bf16, fp16, pure-bf16, checkpointing, selective-checkpointing,
     accumulate, compile, ddp, fsdp, adamw-fused, adamw-8bit, and any class of torch.optim.
     """
-    from batchfinder.cli.app import exit_with
-
     exit_with("studies.compare:compare", **options)
 
 
@@ -35,6 +34,4 @@ def sweep(**options: Any) -> None:
     Every size is confirmed by real steps, and none is remembered; with --gpu or --memory it is
     estimated. For an hf: target, --seq 512,1024,2048 says it.
     """
-    from batchfinder.cli.app import exit_with
-
     exit_with("studies.sweep:sweep", **options)
