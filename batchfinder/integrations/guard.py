@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tenacity import RetryCallState, Retrying, retry_if_result
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
@@ -30,18 +29,16 @@ from batchfinder.training.tree import described_shapes, named_tensors
 
 
 @dataclass
-class _Attempt:
-    """One pass over all parts of a batch.
+class _Failure:
+    """An out-of-memory error in a pass over all parts of a batch.
 
     Attributes:
-        loss: the mean loss of the whole batch; None if memory ran out.
-        failed_size: the number of examples that ran out of memory; None if all went well.
+        size: the number of examples that ran out of memory.
         reason: the text of the error.
     """
 
-    loss: Tensor | None = None
-    failed_size: int | None = None
-    reason: str = ""
+    size: int
+    reason: str
 
 
 class OOMGuard:
@@ -131,48 +128,34 @@ class OOMGuard:
             Exception: what the model or the loss function raises, except for out-of-memory errors.
         """
         statistics = [buffer.clone() for buffer in self._statistics]
-
-        def clean_up(_: float) -> None:
-            # tenacity calls this when no tensor of the failed step is alive: its memory is freed.
+        while isinstance(ended := self._attempt(batch), _Failure):
+            self._split_after(ended, batch)
+            # No tensor of the failed pass is alive here, so its memory is freed.
             self.optimizer.zero_grad(set_to_none=True)
             gc.collect()
             self._device.release_cache()
             for buffer, value in zip(self._statistics, statistics, strict=True):
                 buffer.copy_(value)
-
-        def split(state: RetryCallState) -> None:
-            assert state.outcome is not None
-            self._split_after(state.outcome.result(), batch)
-
-        attempt = self._attempt(batch)
-        if _ran_out(attempt):  # else a step needs no tenacity, which takes 0.1 ms
-            self._split_after(attempt, batch)
-            clean_up(0)
-            retrying = Retrying(retry=retry_if_result(_ran_out), before_sleep=split, sleep=clean_up)
-            attempt = retrying(self._attempt, batch)
         self._update()
         self._tell_of_first_split(batch)
         self._grow_after_quiet_steps()
-        assert attempt.loss is not None
-        return attempt.loss
+        return ended
 
-    def _attempt(self, batch: Any) -> _Attempt:
-        attempt = _Attempt()
+    def _attempt(self, batch: Any) -> Tensor | _Failure:
+        """Return the mean loss of the whole batch, or the failure of any rank."""
+        ended: Tensor | _Failure
         try:
-            attempt.loss = self._accumulate(batch)
+            ended = self._accumulate(batch)
         except Exception as error:
             failure = classify(error)
             size = self._part_size(batch)
             if size == 1 and needs_more_than_one_sample(error) and self.batch_size == 1:
-                attempt.failed_size, attempt.reason = 1, str(error)
+                ended = _Failure(1, str(error))
             elif failure is None or failure.tier is Tier.POISONED:
                 raise
             else:
-                attempt.failed_size = min(size, common_size(batch, self._batch_dim))
-                attempt.reason = failure.reason
-        if _ranks() > 1:
-            self._agree(attempt)
-        return attempt
+                ended = _Failure(min(size, common_size(batch, self._batch_dim)), failure.reason)
+        return ended if _ranks() == 1 else self._agreed(ended)
 
     def _accumulate(self, batch: Any) -> Tensor:
         """Add up the gradients of all parts, each weighted by its share of the examples."""
@@ -199,30 +182,29 @@ class OOMGuard:
         no_sync = getattr(self.model, "no_sync", None)
         return no_sync() if no_sync is not None and _ranks() > 1 else contextlib.nullcontext()
 
-    def _agree(self, attempt: _Attempt) -> None:
+    def _agreed(self, ended: Tensor | _Failure) -> Tensor | _Failure:
         """Fail on all ranks if one has failed; else average the gradients."""
         never = torch.iinfo(torch.int64).max
-        size = torch.tensor(attempt.failed_size or never, device=self._device.torch_device)
+        ours = ended if isinstance(ended, _Failure) else _Failure(never, "")
+        size = torch.tensor(ours.size, device=self._device.torch_device)
         dist.all_reduce(size, dist.ReduceOp.MIN)
         if size.item() != never:
-            attempt.failed_size = int(size.item())
-            attempt.reason = attempt.reason or "another rank ran out of memory"
-            return
+            return _Failure(int(size.item()), ours.reason or "another rank ran out of memory")
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         for work in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
             work.wait()
         torch._foreach_div_(gradients, float(_ranks()))
+        return ended
 
-    def _split_after(self, attempt: _Attempt, batch: Any) -> None:
-        size = attempt.failed_size or 1
-        if size == 1:
+    def _split_after(self, failure: _Failure, batch: Any) -> None:
+        if failure.size == 1:
             self.optimizer.zero_grad(set_to_none=True)
             raise DeviceError(
                 f"not even one example of {described_shapes(named_tensors(batch))} fits into "
-                f"memory ({attempt.reason}). Try shorter sequences, activation checkpointing or a "
+                f"memory ({failure.reason}). Try shorter sequences, activation checkpointing or a "
                 "leaner optimizer"
             )
-        self.batch_size = (size + 1) // 2
+        self.batch_size = (failure.size + 1) // 2
         if self._has_grown:
             self._grow_after *= 2
         self._has_grown = False
@@ -273,10 +255,6 @@ class OOMGuard:
 
 def _warn(text: str) -> None:
     warnings.warn(text, BatchFinderWarning, stacklevel=2)
-
-
-def _ran_out(attempt: _Attempt) -> bool:
-    return attempt.failed_size is not None
 
 
 def _ranks() -> int:

@@ -13,7 +13,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from batchfinder.errors import BatchFinderWarning
 from batchfinder.probing.devices.choose_device import choose_device
-from batchfinder.probing.devices.device import Device
 from batchfinder.probing.steadiness import left_behind
 from batchfinder.results.probe import LEAK_WARNING
 from batchfinder.units import format_bytes
@@ -128,31 +127,19 @@ def watch_memory(device: str | torch.device | None = None) -> Iterator[MemoryWat
     watch = MemoryWatch(
         watched.name, memory.capacity_bytes - memory.used_by_others_bytes - memory.context_bytes
     )
-    reader = _StepReader(watched, watch)
-    hook = register_optimizer_step_post_hook(reader.after_step)
+    before = watched.allocation_retries()
+    watched.reset_peaks()
+
+    def after_step(*_: Any) -> None:
+        nonlocal before
+        peaks, retries = watched.peaks(), watched.allocation_retries()
+        flushes, before = retries - before, retries
+        in_use = watched.in_use_bytes()
+        watch.note(WatchedStep(peaks.allocated_bytes, peaks.reserved_bytes, flushes, in_use))
+        watched.reset_peaks()
+
+    hook = register_optimizer_step_post_hook(after_step)
     try:
         yield watch
     finally:
         hook.remove()
-
-
-class _StepReader:
-    """Reads the device after each optimizer step."""
-
-    def __init__(self, device: Device, watch: MemoryWatch) -> None:
-        self._device, self._watch = device, watch
-        self._retries = device.allocation_retries()
-        device.reset_peaks()
-
-    def after_step(self, *_: Any) -> None:
-        peaks, retries = self._device.peaks(), self._device.allocation_retries()
-        self._watch.note(
-            WatchedStep(
-                peaks.allocated_bytes,
-                peaks.reserved_bytes,
-                retries - self._retries,
-                self._device.in_use_bytes(),
-            )
-        )
-        self._retries = retries
-        self._device.reset_peaks()

@@ -8,6 +8,8 @@ from batchfinder.errors import UsageError
 
 # The kinds of step that a search can measure.
 MODES = ("train", "eval", "inference")
+STRATEGIES = (None, "ddp", "fsdp")
+PRECISIONS = ("fp32", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
@@ -54,25 +56,19 @@ class ProbeOptions:
     eval_batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise UsageError(f"mode is train, eval or inference, not {self.mode!r}")
+        choices = {"mode": MODES, "strategy": STRATEGIES, "precision": PRECISIONS}
+        for name, known in choices.items():
+            if (value := getattr(self, name)) not in known:
+                *others, last = filter(None, known)
+                raise UsageError(f"{name} is {', '.join(others)} or {last}, not {value!r}")
         if self.eval_batch_size is not None and self.eval_batch_size < 1:
             raise UsageError(f"eval_batch_size must be at least 1, not {self.eval_batch_size}")
         if self.mode != "train":
-            of_training = {
-                "accumulate": self.accumulate,
-                "eval_batch_size": self.eval_batch_size,
-                "strategy": self.strategy,
-            }
-            for name, value in of_training.items():
-                if value:
+            for name in ("accumulate", "eval_batch_size", "strategy"):
+                if getattr(self, name):
                     raise UsageError(
                         f"{name} belongs to training, and mode is {self.mode}. Try without it."
                     )
-        if self.strategy not in (None, "ddp", "fsdp"):
-            raise UsageError(f"strategy is ddp or fsdp, not {self.strategy!r}")
-        if self.precision not in ("fp32", "bf16", "fp16"):
-            raise UsageError(f"precision is fp32, bf16 or fp16, not {self.precision!r}")
         if not 0 <= self.headroom < 1:
             raise UsageError(
                 f"headroom is a fraction of the memory from 0 to below 1, not {self.headroom}"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.probing.steadiness import CACHING_VARIED_STEPS, VARIED_ROOM
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.search.bracket import DIFFERING_RESOLUTION
@@ -52,14 +52,8 @@ class Place:
 
 
 def may_expand(device: str) -> bool:
-    """Return True if a device's allocator has expandable segments, and they are off.
-
-    Args:
-        device: the device's name, such as ``"cuda:0 NVIDIA H200"``.
-    """
-    settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF", "")
-    is_on = "expandable_segments:True" in settings.replace(" ", "")
-    return device.startswith("cuda") and not is_on
+    """Return True if a device, by its name, has expandable segments, and they are off."""
+    return device.startswith("cuda") and not AllocatorSettings.of_this_process().expandable_segments
 
 
 def prices_for(prober: Prober) -> Prices | None:

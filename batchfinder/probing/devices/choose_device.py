@@ -40,7 +40,7 @@ def choose_device(asked: str | torch.device | None, model: nn.Module | None = No
         DeviceError: this machine does not have the device.
     """
     if asked is not None:
-        device = _parse(asked)
+        device = parse_device(asked)
     else:
         parameters = iter(()) if model is None else model.parameters()
         of_model = next((parameter.device for parameter in parameters), None)
@@ -77,7 +77,12 @@ def _has_gpu() -> bool:
     return any(path.exists() for path in _GPU_FILES)
 
 
-def _parse(asked: str | torch.device) -> torch.device:
+def parse_device(asked: str | torch.device) -> torch.device:
+    """Return the device that the user names.
+
+    Raises:
+        UsageError: there is no such kind of device.
+    """
     try:
         device = torch.device(asked)
     except RuntimeError:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from batchfinder.errors import DeviceError, UsageError
-from batchfinder.probing.devices.choose_device import accelerator
+from batchfinder.probing.devices.choose_device import accelerator, parse_device
 from batchfinder.probing.devices.device import Device, DeviceMemory
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.ranks.job import Job
@@ -97,10 +97,7 @@ def device_of_rank(asked: str | None, number: int) -> str:
         UsageError: a numbered device was requested, which all ranks would share.
         DeviceError: the machine has fewer accelerators than ranks.
     """
-    try:
-        device = torch.device(asked) if asked else accelerator() or torch.device("cpu")
-    except RuntimeError:
-        raise UsageError(f"there is no device {asked!r}. Try cpu or cuda") from None
+    device = parse_device(asked) if asked else accelerator() or torch.device("cpu")
     if device.index is not None:
         raise UsageError(
             f"all ranks would share {asked}. Try --device {device.type}, for a device each"
