@@ -14,7 +14,7 @@ from torch._inductor.exc import CppCompileError
 
 from batchfinder import Outcome, Phase, TrainingSetup
 from batchfinder.errors import BatchTooSmallError, DeviceError
-from batchfinder.probing.devices.device import DeviceMemory, Peaks
+from batchfinder.probing.devices.device import Device, DeviceMemory, Peaks
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.session import ProbeSession
 from batchfinder.probing.steadiness import PeakWatch
@@ -31,7 +31,7 @@ POISON = "CUDA error: an illegal memory access was encountered"
 
 
 @dataclass
-class FakeDevice:
+class FakeDevice(Device):
     """Tells what it is told to.
 
     Attributes:
@@ -50,7 +50,6 @@ class FakeDevice:
     leaves_no_trace: bool = True
     torch_device: torch.device = CPU
     name: str = "fake"
-    limit_warning: str | None = None
     peak: int = 2000
     readings: int = 0
     releases: int = 0
@@ -64,9 +63,6 @@ class FakeDevice:
     @contextmanager
     def limited_to(self, budget_bytes: int) -> Iterator[None]:
         yield
-
-    def allowed_share(self) -> float:
-        return 1.0
 
     def held_bytes(self) -> int:
         return self.held.pop(0) if len(self.held) > 1 else self.held[0]

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 
 from batchfinder.errors import DeviceError
-from batchfinder.probing.devices.device import DeviceMemory, Peaks
+from batchfinder.probing.devices.device import Device, DeviceMemory, Peaks
 
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
@@ -44,7 +44,7 @@ RESET_HIGH_WATER_MARK = "5"
 THREAD_HEAP_BYTES = 64 * 1024**2
 
 
-class CpuDevice:
+class CpuDevice(Device):
     """See :class:`~batchfinder.probing.devices.device.Device`.
 
     Raises:
@@ -53,7 +53,6 @@ class CpuDevice:
 
     torch_device = torch.device("cpu")
     name = "cpu"
-    limit_warning: str | None = None
 
     # The heap keeps holes where a failed step's tensors were. Smaller sizes then fail too.
     leaves_no_trace = False
@@ -79,12 +78,9 @@ class CpuDevice:
         held = status["VmData"]
         used_by_others = max(0, capacity - available - status["VmRSS"])
         soft_limit = _soft_limit()
-        if soft_limit is not None and soft_limit < capacity:
+        if soft_limit is not None and soft_limit < capacity:  # set by the user, for children too
             capacity, used_by_others = soft_limit, 0
         return DeviceMemory(capacity, used_by_others, 0, held)
-
-    def allowed_share(self) -> float:
-        return 1.0  # a limit that the user set also applies to child processes
 
     @contextlib.contextmanager
     def limited_to(self, budget_bytes: int) -> Iterator[None]:
@@ -99,9 +95,6 @@ class CpuDevice:
 
     def held_bytes(self) -> int:
         return _status()["VmData"]
-
-    def kept_bytes(self) -> int:
-        return self.held_bytes()
 
     def in_use_bytes(self) -> int:
         read = _glibc("mallinfo2")  # since 2.33
@@ -133,9 +126,6 @@ class CpuDevice:
             # Threads that start at the same moment map even more that does not count.
             peak = min(max(peak, mapped), _soft_limit() or sys.maxsize)
         return Peaks(peak, peak)
-
-    def allocation_retries(self) -> int:
-        return 0
 
     def release_cache(self) -> None:
         trim = _glibc("malloc_trim")  # glibc keeps freed memory; other C libraries return it

@@ -10,7 +10,7 @@ import torch
 
 from batchfinder.errors import DeviceError
 from batchfinder.probing.devices.cublas_workspaces import CublasWorkspaces
-from batchfinder.probing.devices.device import DeviceMemory, Peaks
+from batchfinder.probing.devices.device import Device, DeviceMemory, Peaks
 
 # The context, loaded kernels and library handles of one process, outside the allocator: about
 # 0.3 to 0.5 GB since CUDA 11.7, which loads kernels lazily. No function separates this from the
@@ -18,15 +18,12 @@ from batchfinder.probing.devices.device import DeviceMemory, Peaks
 CONTEXT_BYTES = 512 * 1024**2
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """See :class:`~batchfinder.probing.devices.device.Device`.
 
     Args:
         torch_device: a device of type ``cuda``; without an index, the current one.
     """
-
-    limit_warning: str | None = None
-    leaves_no_trace = True
 
     def __init__(self, torch_device: torch.device) -> None:
         index = torch_device.index
@@ -77,9 +74,6 @@ class CudaDevice:
     def kept_bytes(self) -> int:
         # This includes the pools of CUDA graphs, which count as allocated only while a graph runs.
         return torch.cuda.memory_reserved(self._index)
-
-    def in_use_bytes(self) -> int:
-        return self.held_bytes()
 
     def reset_peaks(self) -> None:
         torch.cuda.reset_peak_memory_stats(self._index)

@@ -49,28 +49,20 @@ class Peaks:
 
 
 class Device(Protocol):
-    """A device, as a search uses it."""
+    """A device, as a search uses it. Its kinds derive from this class.
 
-    @property
-    def torch_device(self) -> torch.device: ...
+    Attributes:
+        torch_device: the device as PyTorch names it.
+        name: the name shown to people, such as ``"cuda:0 NVIDIA H200"``.
+        limit_warning: a warning that the budget cannot be enforced; None where it is.
+        leaves_no_trace: True if a process is as good as new after a probe, whatever its outcome. If
+            False, the first step of a process also reads too low.
+    """
 
-    @property
-    def name(self) -> str:
-        """The name shown to people, such as ``"cuda:0 NVIDIA H200"``."""
-        ...
-
-    @property
-    def limit_warning(self) -> str | None:
-        """A warning that the budget cannot be enforced; None where it is."""
-        ...
-
-    @property
-    def leaves_no_trace(self) -> bool:
-        """True if a process is as good as new after a probe, whatever its outcome.
-
-        If False, the first step of a process also reads too low.
-        """
-        ...
+    torch_device: torch.device
+    name: str
+    limit_warning: str | None = None
+    leaves_no_trace: bool = True
 
     def memory(self) -> DeviceMemory:
         """Read the memory of the device."""
@@ -78,7 +70,7 @@ class Device(Protocol):
 
     def allowed_share(self) -> float:
         """Return the fraction of the memory that the user lets this process use; 1 for all."""
-        ...
+        return 1.0
 
     def limited_to(self, budget_bytes: int) -> AbstractContextManager[None]:
         """Let the allocator run out of memory at the budget while the block runs."""
@@ -90,11 +82,11 @@ class Device(Protocol):
 
     def kept_bytes(self) -> int:
         """Return what the allocator still keeps after its cache was released: holes too."""
-        ...
+        return self.held_bytes()
 
     def in_use_bytes(self) -> int:
         """Return what tensors hold now, without the allocator's cache; 0 if unknown."""
-        ...
+        return self.held_bytes()
 
     def reset_peaks(self) -> None:
         """Let the next peaks start from what is held now."""
@@ -106,7 +98,7 @@ class Device(Protocol):
 
     def allocation_retries(self) -> int:
         """Return how often the allocator has flushed its cache to find room, ever."""
-        ...
+        return 0
 
     def release_cache(self) -> None:
         """Return cached memory to the device. Collect garbage before."""

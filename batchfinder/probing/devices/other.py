@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from batchfinder.errors import DeviceError
-from batchfinder.probing.devices.device import DeviceMemory, Peaks
+from batchfinder.probing.devices.device import Device, DeviceMemory, Peaks
 
 # The fraction of its recommended memory that MPS may use by default
 # (https://docs.pytorch.org/docs/stable/mps_environment_variables.html).
@@ -19,7 +19,7 @@ MPS_FRACTION = 1.7
 MPS_FRACTION_VARIABLE = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 
 
-class OtherAccelerator:
+class OtherAccelerator(Device):
     """See :class:`~batchfinder.probing.devices.device.Device`.
 
     Functions are looked up in the device's module, such as ``torch.xpu`` or ``torch.mps``, under
@@ -33,26 +33,19 @@ class OtherAccelerator:
         DeviceError: PyTorch shows nothing about the memory of this kind of device.
     """
 
-    leaves_no_trace = True
-
     def __init__(self, torch_device: torch.device, module: Any = None) -> None:
         self.torch_device = torch_device
         self.name = str(torch_device)
         self._module: Any = module or torch.get_device_module(torch_device)
         # There is one MPS device, so its functions have no device argument.
-        self._where: tuple[torch.device, ...] = (
-            () if torch_device.type == "mps" else (torch_device,)
-        )
+        self._where = () if torch_device.type == "mps" else (torch_device,)
         self._total = self._total_memory()
         self._limit = self._function("set_per_process_memory_fraction")
-        self.limit_warning = (
-            None
-            if self._limit
-            else (
+        if not self._limit:
+            self.limit_warning = (
                 f"PyTorch cannot limit the memory of {torch_device.type}: the search ends where "
                 "the device itself runs out. Try closing other programs that use it"
             )
-        )
 
     def memory(self) -> DeviceMemory:
         held = self.held_bytes()
@@ -80,15 +73,8 @@ class OtherAccelerator:
         read = self._function("memory_allocated", "current_allocated_memory")
         return int(read(*self._where)) if read else 0
 
-    def kept_bytes(self) -> int:
-        return self.held_bytes()
-
-    def in_use_bytes(self) -> int:
-        return self.held_bytes()
-
     def reset_peaks(self) -> None:
-        reset = self._function("reset_peak_memory_stats")
-        if reset:
+        if reset := self._function("reset_peak_memory_stats"):
             reset(*self._where)
 
     def peaks(self) -> Peaks:
@@ -102,18 +88,13 @@ class OtherAccelerator:
             int(reserved(*self._where)) if reserved else 0,
         )
 
-    def allocation_retries(self) -> int:
-        return 0
-
     def release_cache(self) -> None:
-        empty = self._function("empty_cache")
-        if empty:
+        if empty := self._function("empty_cache"):
             empty()
 
     def _fraction(self) -> float:
         """Return the fraction of the memory that the process may use now."""
-        read = self._function("get_per_process_memory_fraction")
-        if read:
+        if read := self._function("get_per_process_memory_fraction"):
             return float(read(*self._where))
         if self.torch_device.type == "mps":
             return float(os.environ.get(MPS_FRACTION_VARIABLE) or MPS_FRACTION)
@@ -123,11 +104,9 @@ class OtherAccelerator:
         return next((getattr(self._module, n) for n in names if hasattr(self._module, n)), None)
 
     def _total_memory(self) -> int:
-        information = self._function("mem_get_info")
-        if information:
+        if information := self._function("mem_get_info"):
             return int(information(*self._where)[1])
-        recommended = self._function("recommended_max_memory")
-        if recommended:
+        if recommended := self._function("recommended_max_memory"):
             return int(recommended())
         raise DeviceError(
             f"PyTorch does not tell how much memory {self.torch_device} has. Try another device"

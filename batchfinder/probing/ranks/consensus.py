@@ -122,17 +122,18 @@ class RankedProber(AtPlace):
         self.meeting.agree({"the batch size to try, and so on the bounds of the search": size})
 
     def _common_place(
-        self, failed: Attempt | None, own: list[Place], warnings: Sequence[str], strategy: str
+        self, own: Place | Attempt, warnings: Sequence[str], strategy: str | None
     ) -> Place:
         """Return one place for all ranks, that of the smallest budget.
 
-        Each rank sends the record of its error, or its own place and texts for the user.
+        Each rank sends its own place, or the record of its error; and texts for the user.
 
         Raises:
             BatchFinderError: a rank raised it, the ranks' facts differ, or they lost each other.
         """
-        place = asdict(own[0]) if own else None
-        said = self.meeting.gather([failed and failed.to_dict(), place, [*warnings]])
+        place = asdict(own) if isinstance(own, Place) else None
+        failed = own.to_dict() if isinstance(own, Attempt) else None
+        said = self.meeting.gather([failed, place, [*warnings]])
         failures = [failure and Attempt.from_dict(failure) for failure, _, _ in said]
         check_none_raised(failures)
         lost = next((failure.lost for failure in failures if failure), None)

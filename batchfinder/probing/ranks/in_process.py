@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,7 +19,6 @@ from batchfinder.errors import BatchFinderError, UserCodeError
 from batchfinder.probing.attempt import Attempt
 from batchfinder.probing.notes import Notes
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.place import Place
 from batchfinder.probing.ranks.consensus import RankedProber
 from batchfinder.probing.ranks.meeting import Meeting
 from batchfinder.probing.workers.here import Here, Ranks
@@ -31,6 +30,8 @@ from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
 from batchfinder.training.user_traceback import error_line, user_traceback
+
+T = TypeVar("T")
 
 
 class InProcessRankProber(RankedProber):
@@ -50,14 +51,8 @@ class InProcessRankProber(RankedProber):
         self.meeting, self.notes, self.seconds_by_part = meeting, Notes(), {}
         ranks = Ranks(meeting.job.local_world_size, self._all_agree, self._make_step)
         self._alone = Here(setup, ranks=ranks)
-        own: list[Place] = []
-
-        def start() -> Attempt | None:
-            own.append(self._alone.start(Order(options)))
-            return None
-
-        assert options.strategy is not None
-        self.settle(self._common_place(_tried(start), own, (), options.strategy))
+        own = _tried(partial(self._alone.start, Order(options)))
+        self.settle(self._common_place(own, (), options.strategy))
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -81,7 +76,6 @@ class InProcessRankProber(RankedProber):
                 raise UserCodeError(error_line(error), user_traceback(error)) from None
 
         tried = _tried(attempt, batch_size)
-        assert tried is not None
         if not tried.lost:
             self.meeting.gather(None)  # tells the ranks in the middle of the probe
         said = self.meeting.gather(tried.to_dict())
@@ -149,7 +143,7 @@ class _AnotherHasEndedError(BatchFinderError):
         super().__init__(f"stopped, as rank {rank} had failed")
 
 
-def _tried(action: Callable[[], Attempt | None], batch_size: int = 0) -> Attempt | None:
+def _tried(action: Callable[[], T], batch_size: int = 0) -> T | Attempt:
     """Run an action of this rank alone. If it raises an error, return the record of it."""
     try:
         return action()

@@ -17,8 +17,9 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -48,6 +49,8 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 # After one rank has failed, the others have this many seconds to report their own failures before
 # their workers are ended.
 GRACE_SECONDS = 1.0
+
+T = TypeVar("T")
 
 
 class RankProber(RankedProber, Supervisor):
@@ -122,10 +125,8 @@ class RankProber(RankedProber, Supervisor):
             self._start()
         self._is_fit = False  # in case an error is raised
 
-        def attempt(is_given_up: Callable[[], bool]) -> Attempt:
-            return self._rank_worker.attempt(batch_size, confirm, is_given_up)
-
-        said = self.meeting.gather(self._tried(attempt, batch_size).to_dict())
+        attempt = self._tried(partial(self._rank_worker.attempt, batch_size, confirm), batch_size)
+        said = self.meeting.gather(attempt.to_dict())
         common = self._consensus(said, batch_size, confirm)
         self._take_note(common)
         return common
@@ -137,20 +138,16 @@ class RankProber(RankedProber, Supervisor):
             str(next(self._groups)), *self._address, self._accelerator, self.meeting.job
         )
         order = Order(self.options, asdict(group), self._estimate_order)
-        own: list[Place] = []
-
-        def start(is_given_up: Callable[[], bool]) -> None:
-            own.append(self._rank_worker.start(order, is_given_up))
-
-        failed = self._tried(start)
-        assert self.options.strategy is not None
-        place = self._common_place(failed, own, self._rank_worker.warnings, self.options.strategy)
-        self._take_note_of_start(own[0])
+        own = self._tried(partial(self._rank_worker.start, order))
+        place = self._common_place(own, self._rank_worker.warnings, self.options.strategy)
+        assert isinstance(own, Place)  # else it has raised the error
+        self._take_note_of_start(own)
         self.seconds_by_part["loading"] += time.monotonic() - started
         return place
 
-    def _tried(self, action: Callable[[Callable[[], bool]], Any], batch_size: int = 0) -> Any:
+    def _tried(self, action: Callable[[Callable[[], bool]], T], batch_size: int = 0) -> T | Attempt:
         """Run an action of this rank alone. Alarm the other ranks if it fails."""
+        done: T | Attempt
         try:
             done = action(_Patience(self.meeting).has_ended)
         except RankError:

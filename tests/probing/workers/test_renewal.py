@@ -13,7 +13,7 @@ from torch.optim import AdamW
 
 from batchfinder import Outcome, TrainingSetup
 from batchfinder.errors import DeviceError
-from batchfinder.probing.devices.device import DeviceMemory, Peaks
+from batchfinder.probing.devices.device import Device, DeviceMemory, Peaks
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.here import Here
 from batchfinder.probing.workers.worker import Order
@@ -23,7 +23,7 @@ from batchfinder.units import GIB
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
-class PaperAccelerator:
+class PaperAccelerator(Device):
     """An accelerator of which only the host's side is there.
 
     Attributes:
@@ -31,8 +31,6 @@ class PaperAccelerator:
         limit: what it is limited to; None: nothing.
     """
 
-    limit_warning: str | None = None
-    leaves_no_trace = True
     name = "paper"
     torch_device = torch.device("cpu")
 
@@ -43,9 +41,6 @@ class PaperAccelerator:
     def memory(self) -> DeviceMemory:
         return DeviceMemory(8 * GIB, 0, 0, 0)
 
-    def allowed_share(self) -> float:
-        return 1.0
-
     @contextlib.contextmanager
     def limited_to(self, budget_bytes: int) -> Iterator[None]:
         before, self.limit = self.limit, budget_bytes
@@ -55,15 +50,10 @@ class PaperAccelerator:
     def held_bytes(self) -> int:
         return self.held
 
-    kept_bytes = in_use_bytes = held_bytes
-
     def reset_peaks(self) -> None: ...
 
     def peaks(self) -> Peaks:
         return Peaks(GIB, GIB)
-
-    def allocation_retries(self) -> int:
-        return 0
 
     def release_cache(self) -> None: ...
 
