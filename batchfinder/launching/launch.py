@@ -22,7 +22,12 @@ from batchfinder.launching.template import Template
 from batchfinder.probing.workers.process import NO_RESERVES
 
 HOOK = Path(__file__).parent / "hook"
-RECORDER = Path(__file__).parents[1] / "probing" / "recording.py"  # its import would need torch
+# Files of probing/ that the hook loads too. They import no batchfinder.
+PROBING = Path(__file__).parents[1] / "probing"
+SHARED = {
+    "recorder": str(PROBING / "recording.py"),
+    "process_peak": str(PROBING / "devices" / "process_peak.py"),
+}
 GUARDIAN = Path(__file__).parent / "guardian.py"
 LOOK_SECONDS = 0.02  # between two looks at the reports
 # Lines of output that are kept, and bytes of each: enough for a traceback, but bounded.
@@ -86,9 +91,9 @@ class Launch:
         self._exit_file = self._folder / "exit"
         reports = self._folder / "reports"
         reports.touch()
-        paths = {"allowed": str(self._allowed), "recorder": str(RECORDER)}
         order_file = self._folder / "order.json"
-        order_file.write_text(json.dumps({**order, **paths}), encoding="utf-8")
+        whole_order = {**order, **SHARED, "allowed": str(self._allowed)}
+        order_file.write_text(json.dumps(whole_order), encoding="utf-8")
         arguments, variables = template.fill(batch_size, self._folder)
         environment = {
             **os.environ,

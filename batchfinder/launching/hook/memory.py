@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import resource
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-STATUS = Path("/proc/self/status")
-CLEAR_REFS = Path("/proc/self/clear_refs")
-RESET_HIGH_WATER_MARK = "5"
 
 # Memory of a process's CUDA context, kernels and library handles (probing/devices/cuda.py).
 CONTEXT_BYTES = 512 * 1024**2
@@ -25,19 +19,20 @@ class Memory:
     Args:
         torch: the PyTorch module.
         order: the limits of the launch. ``cpu_budget_bytes`` is set if the CPU trains.
+        process_peak: reads the peak of a process that trains on the CPU, as ``find`` does.
 
     Attributes:
         index: the index of the CUDA device that trains; None if the CPU does, or none is known.
         facts: the device's name and memory, once it is known.
     """
 
-    def __init__(self, torch: ModuleType, order: dict[str, Any]) -> None:
+    def __init__(self, torch: ModuleType, order: dict[str, Any], process_peak: Any) -> None:
         self._torch: Any = torch
         self._order = order
         self._cpu_budget: int | None = order["cpu_budget_bytes"]
         self._limits_before = resource.getrlimit(resource.RLIMIT_DATA)
         self._limited: dict[int, dict[str, Any]] = {}
-        self._mapped_peak = self._uncounted = 0
+        self._process_peak = process_peak
         self.index: int | None = None
         self.facts: dict[str, Any] = {}
 
@@ -106,24 +101,15 @@ class Memory:
         """Start a new peak."""
         if self.index is not None:
             self._torch.cuda.reset_peak_memory_stats(self.index)
-            return
-        # Some containers forbid the reset. Then the mark only rises.
-        with contextlib.suppress(OSError):
-            CLEAR_REFS.write_text(RESET_HIGH_WATER_MARK)
-        status = _status()
-        self._mapped_peak = status["VmPeak"]
-        self._uncounted = status["VmSize"] - status["VmData"]
+        else:
+            self._process_peak.reset()
 
     def peaks(self) -> tuple[int, int]:
         """Return the most bytes that tensors and the allocator held since :meth:`reset`."""
         if self.index is not None:
             cuda = self._torch.cuda
             return cuda.max_memory_allocated(self.index), cuda.max_memory_reserved(self.index)
-        status = _status()  # read as in probing/devices/cpu.py
-        peak = status["VmHWM"] + status["VmData"] - status["VmRSS"]
-        uncounted = status["VmSize"] - status["VmData"]
-        if status["VmPeak"] > self._mapped_peak and uncounted <= self._uncounted:
-            peak = max(peak, status["VmPeak"] - uncounted)
+        peak = self._process_peak.read()
         peak = min(peak, self._cpu_budget or peak)
         return peak, peak
 
@@ -150,13 +136,3 @@ class Memory:
         if self.index is None:
             return 0
         return int(self._torch.cuda.memory_stats(self.index).get("num_alloc_retries", 0))
-
-
-def _status() -> dict[str, int]:
-    """Read the sizes in /proc/self/status, in bytes."""
-    sizes = {}
-    for line in STATUS.read_text().splitlines():
-        name, _, rest = line.partition(":")
-        if name.startswith("Vm"):
-            sizes[name] = int(rest.split()[0]) * 1024
-    return sizes

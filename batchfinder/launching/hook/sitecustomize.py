@@ -102,7 +102,8 @@ class AfterTorch:
             if order["is_only_watched"]:
                 load("retries").Retries(torch, self._report).install()
                 return
-            memory = load("memory").Memory(torch, order)
+            peak = load("process_peak", order["process_peak"]).ProcessPeak()
+            memory = load("memory").Memory(torch, order, peak)
             failures = load("failures").Failures(torch, order, self._report, memory)
             recorder = load("recording", order["recorder"])
             requests = load("requests").Requests(torch, recorder, self._report)

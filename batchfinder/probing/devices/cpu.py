@@ -1,11 +1,7 @@
 """The CPU of a Linux machine: a real limit from the operating system, peaks from /proc.
 
 The limit is ``RLIMIT_DATA``, which ``ulimit -d`` sets too. It counts private writable memory. At
-the limit PyTorch raises an error and recovers, and the kernel kills no process. The peak is the
-high-water mark of resident memory (``VmHWM``) plus the counted memory that is not resident;
-``/proc/self/clear_refs`` resets the mark (https://docs.kernel.org/filesystems/proc.html). If a step
-sets a new mark of all mapped memory (``VmPeak``), that is used instead, because it includes memory
-that was requested but never written to.
+the limit PyTorch raises an error and recovers, and the kernel kills no process.
 
 glibc takes tensors of up to 32 MiB from a heap, where they leave holes. It starts to do so only
 after some frees, which raise its threshold for mapping a tensor separately (mallopt(3)). Therefore
@@ -33,15 +29,10 @@ from typing import Any
 import torch
 
 from batchfinder.errors import DeviceError
+from batchfinder.probing.devices import process_peak
 from batchfinder.probing.devices.device import Device, DeviceMemory, Peaks
 
-PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
-RESET_HIGH_WATER_MARK = "5"
-
-# glibc maps twice this size for the heap of a new thread, then keeps the aligned half. Neither
-# counts toward the limit before it is used (HEAP_MAX_SIZE in glibc's malloc/arena.c).
-THREAD_HEAP_BYTES = 64 * 1024**2
 
 
 class CpuDevice(Device):
@@ -58,26 +49,25 @@ class CpuDevice(Device):
     leaves_no_trace = False
 
     def __init__(self) -> None:
-        self._mapped_peak_before = 0
-        self._uncounted_before = 0
+        self._peak = process_peak.ProcessPeak()
         if sys.platform != "linux":
             raise DeviceError(
                 "on this system the CPU's memory cannot be limited, and running out of it would "
                 "take the machine down. Try --device with an accelerator, or a Linux machine"
             )
         try:
-            _status()
+            process_peak.status()
         except OSError as error:
             raise DeviceError(
                 f"the memory of this process cannot be read ({error}). Try mounting /proc"
             ) from None
 
     def memory(self) -> DeviceMemory:
-        status = _status()
+        status = process_peak.status()
         capacity, available = host_memory()
         held = status["VmData"]
         used_by_others = max(0, capacity - available - status["VmRSS"])
-        soft_limit = _soft_limit()
+        soft_limit = process_peak.soft_limit()
         if soft_limit is not None and soft_limit < capacity:  # set by the user, for children too
             capacity, used_by_others = soft_limit, 0
         return DeviceMemory(capacity, used_by_others, 0, held)
@@ -94,7 +84,7 @@ class CpuDevice(Device):
             resource.setrlimit(resource.RLIMIT_DATA, before)
 
     def held_bytes(self) -> int:
-        return _status()["VmData"]
+        return process_peak.status()["VmData"]
 
     def in_use_bytes(self) -> int:
         read = _glibc("mallinfo2")  # since 2.33
@@ -105,26 +95,10 @@ class CpuDevice(Device):
         return int(info.uordblks + info.hblkhd)
 
     def reset_peaks(self) -> None:
-        # Some containers forbid the reset. Then the mark only rises, which still suits larger
-        # batches.
-        with contextlib.suppress(OSError):
-            (PROC / "self" / "clear_refs").write_text(RESET_HIGH_WATER_MARK)
-        status = _status()
-        self._mapped_peak_before = status["VmPeak"]
-        self._uncounted_before = status["VmSize"] - status["VmData"]
+        self._peak.reset()
 
     def peaks(self) -> Peaks:
-        status = _status()
-        peak = status["VmHWM"] + status["VmData"] - status["VmRSS"]
-        if status["VmPeak"] > self._mapped_peak_before:
-            # More is mapped than ever before. This shows the peak of what the limit counts,
-            # including memory that was requested but not written to.
-            uncounted = status["VmSize"] - status["VmData"]
-            mapped = status["VmPeak"] - uncounted
-            if uncounted > self._uncounted_before:  # perhaps the heap of a new thread
-                mapped -= THREAD_HEAP_BYTES
-            # Threads that start at the same moment map even more that does not count.
-            peak = min(max(peak, mapped), _soft_limit() or sys.maxsize)
+        peak = self._peak.read()
         return Peaks(peak, peak)
 
     def release_cache(self) -> None:
@@ -135,7 +109,7 @@ class CpuDevice(Device):
 
 def host_memory() -> tuple[int, int]:
     """Return the memory of this machine or container, and what is available of it, in bytes."""
-    meminfo = _fields(PROC / "meminfo")
+    meminfo = process_peak.sizes_in(process_peak.PROC / "meminfo")
     capacity, available = meminfo["MemTotal"], meminfo["MemAvailable"]
     for limit, used in _cgroup_limits():
         capacity = min(capacity, limit)
@@ -158,32 +132,10 @@ class _Mallinfo(ctypes.Structure):
     )
 
 
-def _fields(path: Path) -> dict[str, int]:
-    """Read the sizes in a file of /proc, such as ``VmRSS:  1234 kB``, in bytes."""
-    fields = {}
-    for line in path.read_text().splitlines():
-        name, _, rest = line.partition(":")
-        value = rest.split()
-        if len(value) == 2 and value[1] == "kB":
-            fields[name] = int(value[0]) * 1024
-    return fields
-
-
-def _status() -> dict[str, int]:
-    return _fields(PROC / "self" / "status")
-
-
-def _soft_limit() -> int | None:
-    import resource  # not on Windows
-
-    soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    return None if soft == resource.RLIM_INFINITY else soft
-
-
 def _cgroup_limits() -> Iterator[tuple[int, int]]:
     """Yield the limit and the use of each control group of this process, in bytes."""
     try:
-        groups = (PROC / "self" / "cgroup").read_text().splitlines()
+        groups = (process_peak.PROC / "self" / "cgroup").read_text().splitlines()
     except OSError:
         return
     for line in groups:

@@ -13,6 +13,7 @@ from warm import run_warm
 
 from batchfinder.errors import DeviceError
 from batchfinder.probing.devices import cpu as cpu_device
+from batchfinder.probing.devices import process_peak
 from batchfinder.probing.devices.cpu import CpuDevice
 from batchfinder.units import GIB, MIB
 
@@ -166,7 +167,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
             path = tmp_path / "cgroup" / name.replace("__", "/").replace("_DOT_", ".")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        monkeypatch.setattr(cpu_device, "PROC", proc)
+        monkeypatch.setattr(process_peak, "PROC", proc)
         monkeypatch.setattr(cpu_device, "CGROUP", tmp_path / "cgroup")
         return CpuDevice()
 
@@ -219,7 +220,7 @@ def test_control_groups_of_the_first_version(machine: Machine) -> None:
 
 
 def test_a_machine_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_device, "PROC", tmp_path)
+    monkeypatch.setattr(process_peak, "PROC", tmp_path)
     with pytest.raises(DeviceError, match=r"process cannot be read .*\. Try mounting /proc"):
         CpuDevice()
 
