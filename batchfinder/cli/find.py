@@ -185,13 +185,6 @@ def worker_prober(
 ) -> Supervisor:
     """Make the prober of a target: one with a worker process, or one for all ranks.
 
-    Args:
-        source: what to load, and how.
-        options: the options of the probes.
-        probe_timeout_seconds: ends a probe after this time. Default: from the steps seen.
-        show_output: True to show what the target prints.
-        estimate: the estimate to make beside the steps; None for none.
-
     Raises:
         BatchFinderError: the target cannot be loaded, or the device is unavailable.
     """

@@ -20,12 +20,12 @@ class Recorder:
     """Reads the memory requests of a few steps from PyTorch's history, which has to be on.
 
     Args:
-        index: the index of the CUDA device.
+        index: the index of the CUDA device; None to record nothing.
         held: the blocks that were in use when the history began: their sizes and streams, by
             address.
     """
 
-    def __init__(self, index: int, held: Mapping[int, tuple[int, int]]) -> None:
+    def __init__(self, index: int | None, held: Mapping[int, tuple[int, int]]) -> None:
         self._index, self._held = index, held
         self._trace: list[dict[str, Any]] = []  # up to the end of the last step
         self._ends, self._counts = [0], list[int]()
@@ -44,14 +44,16 @@ class Recorder:
 
     def _end(self) -> list[dict[str, Any]]:
         """Read the history, and return what was added to it."""
+        if self._index is None:
+            return []
         self._trace = torch.cuda.memory._snapshot()["device_traces"][self._index]
         added = self._trace[self._ends[-1] :]
         self._ends.append(len(self._trace))
         return added
 
     def recording(self) -> dict[str, Any] | None:
-        """Return the fields of a ``Recording``; None if it has too many events."""
-        if len(self._trace) > MOST_EVENTS:
+        """Return the fields of a ``Recording``; None if it has too many events, or none at all."""
+        if self._index is None or len(self._trace) > MOST_EVENTS:
             return None
         streams = [stream for _, stream in self._held.values()]
         numbers = {address: number for number, address in enumerate(self._held)}
@@ -77,32 +79,15 @@ class Recorder:
         }
 
 
-class NoRecorder:
-    """A recorder that records nothing."""
-
-    def end_step(self) -> bool:
-        """Return False: nothing is known of the steps."""
-        return False
-
-    def end_validation(self) -> None:
-        """Do nothing."""
-
-    def recording(self) -> None:
-        """Return None."""
-
-
 @contextmanager
-def recording(device: torch.device) -> Iterator[Recorder | NoRecorder]:
+def recording(device: torch.device) -> Iterator[Recorder]:
     """Record the requests to the allocator while the block runs, if possible.
 
     Nothing is recorded on devices other than CUDA, or if this build of PyTorch cannot record. A
     recording that the user has started continues, so nothing is recorded then either.
-
-    Args:
-        device: the device of the steps.
     """
     if device.type != "cuda" or not begin():
-        yield NoRecorder()
+        yield Recorder(None, {})
         return
     try:
         yield Recorder(device.index, _blocks_in_use(device.index))

@@ -17,12 +17,7 @@ from batchfinder.probing.attempt import Attempt, Recording, Run, to_probe
 from batchfinder.probing.devices.allocator.recorded import foreseen
 from batchfinder.probing.devices.baseline import Baseline
 from batchfinder.probing.devices.device import Device, Peaks
-from batchfinder.probing.devices.oom import (
-    Failure,
-    classify,
-    compiler_needs_more_than,
-    compiler_ran_out,
-)
+from batchfinder.probing.devices.oom import classify, refuse_if_compiler_ran_out
 from batchfinder.probing.devices.oom_table import Tier
 from batchfinder.probing.host_batches import make_on_host
 from batchfinder.probing.options import ProbeOptions
@@ -146,22 +141,19 @@ class ProbeSession:
             if run.failure is None:
                 if needs_more_than_one_sample(error, handled):
                     raise too_small(batch_size) from error
-                if self.device.torch_device.type == "cpu" and compiler_ran_out(error):
-                    raise compiler_needs_more_than(self.budget_bytes) from error
+                if self.device.torch_device.type == "cpu":
+                    refuse_if_compiler_ran_out(error, self.budget_bytes)
                 raise
-        if run.failure is not None and run.failure.tier is not Tier.POISONED:
-            run.failure = self._after_failure(run.failure, run)
+        if run.tier not in (None, Tier.POISONED):
+            try:
+                self._read_peaks(run)
+            except (
+                RuntimeError
+            ) as error:  # of the failing step: it comes while waiting for the device
+                if (shown := classify(error)) is None:
+                    raise
+                run.failure = shown
         return run
-
-    def _after_failure(self, failure: Failure, run: Run) -> Failure:
-        """Read the peaks of the failing step. An error while waiting for the device counts too."""
-        try:
-            self._read_peaks(run)
-        except RuntimeError as error:
-            if (shown := classify(error)) is None:
-                raise
-            return shown
-        return failure
 
     @property
     def _step_of_setup(self) -> TrainingStep:

@@ -209,16 +209,10 @@ class PeakWatch:
 
 
 def left_behind(in_use_bytes: Sequence[int]) -> int:
-    """Return the bytes that every step leaves in use.
+    """Return the bytes that every step leaves in use: those of the step that left the least.
 
-    The first step is left out, because it creates the optimizer's states.
-
-    Args:
-        in_use_bytes: memory in use after each step.
-
-    Returns:
-        The bytes of the step that left the least; 0 below ``LEAK_BYTES`` or with fewer than three
-        steps.
+    The first step is left out, because it creates the optimizer's states. The answer is 0 below
+    ``LEAK_BYTES``, or with fewer than three steps.
 
     Example:
         >>> left_behind([100 * MIB, 130 * MIB, 158 * MIB]) // MIB
@@ -233,12 +227,8 @@ def left_behind(in_use_bytes: Sequence[int]) -> int:
 def steps_without_growth(peaks: Sequence[int], noise_bytes: float) -> int:
     """Count the last steps that needed no more memory than the maximum before them.
 
-    Args:
-        peaks: the peak of each step, in bytes.
-        noise_bytes: a peak sets a new maximum only if it exceeds the old one by more than this.
-
-    Returns:
-        The number of steps. The first step always counts as growth.
+    A peak sets a new maximum if it exceeds the old one by more than the noise. The first step
+    always counts as growth.
 
     Example:
         >>> steps_without_growth([90, 100, 95, 99], noise_bytes=0)
@@ -254,10 +244,6 @@ def steps_without_growth(peaks: Sequence[int], noise_bytes: float) -> int:
 def is_rising(peaks: Sequence[int], noise_bytes: float) -> bool:
     """Return True if each of the last few steps needed more memory than all steps before it.
 
-    Args:
-        peaks: the peak of each step, in bytes.
-        noise_bytes: a peak sets a new maximum only if it exceeds the old one by more than this.
-
     Example:
         >>> is_rising([100, 96, 101, 103, 106], noise_bytes=0)
         True
@@ -271,17 +257,11 @@ def is_rising(peaks: Sequence[int], noise_bytes: float) -> bool:
 
 
 def highest_to_expect(peaks: Sequence[int], deviations: float) -> float:
-    """Estimate from a few steps the highest peak that some later step will reach.
+    """Estimate from at least one step the highest peak that some later step will reach, in bytes.
 
-    The first step is left out, because memory that it frees is in the way of later steps. Peaks
-    that were read too low are left out too.
-
-    Args:
-        peaks: the peak of each step, in bytes; at least one.
-        deviations: the number of standard deviations above the mean.
-
-    Returns:
-        The bytes, not below the highest peak so far.
+    It is so many standard deviations above the mean, but not below the highest peak so far. The
+    first step is left out, because memory that it frees is in the way of later steps. Peaks that
+    were read too low are left out too.
 
     Example:
         >>> highest_to_expect([80, 98, 60, 100, 102], deviations=3)

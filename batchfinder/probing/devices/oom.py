@@ -102,24 +102,18 @@ def classify_text(text: str) -> Failure | None:
     )
 
 
-def compiler_ran_out(error: BaseException) -> bool:
-    """Return True if the compiler of C++ kernels ran out of memory.
+def refuse_if_compiler_ran_out(error: BaseException, budget_bytes: int) -> None:
+    """Raise a DeviceError if the compiler of C++ kernels ran out of memory.
 
     The compiler is a child process. On the CPU it has the same limit as this process, whatever the
     batch size.
     """
-    return any(
-        type(link).__name__ == "CppCompileError" and _COMPILER_RAN_OUT.search(str(link))
-        for link in chain(error)
-    )
-
-
-def compiler_needs_more_than(budget_bytes: int) -> DeviceError:
-    """Return the error for a compiler that ran out of memory."""
-    return DeviceError(
-        "torch.compile's C++ compiler ran out of memory, as it gets no more than "
-        f"{format_bytes(budget_bytes)} either; give a larger memory limit"
-    )
+    for link in chain(error):
+        if type(link).__name__ == "CppCompileError" and _COMPILER_RAN_OUT.search(str(link)):
+            raise DeviceError(
+                "torch.compile's C++ compiler ran out of memory, as it gets no more than "
+                f"{format_bytes(budget_bytes)} either; give a larger memory limit"
+            ) from error
 
 
 def chain(error: BaseException, handled: BaseException | None = None) -> Iterator[BaseException]:

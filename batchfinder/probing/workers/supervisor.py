@@ -77,11 +77,7 @@ class Supervisor(AtPlace):
         raise BatchTooSmallError(f"{why}. Try sizes from 2 on")
 
     def estimate(self) -> tuple[int | None, list[str]]:
-        """Return the estimate that was ordered.
-
-        Returns:
-            The size, or None without an estimate in time; and texts for the user.
-        """
+        """Return the estimate that was ordered, or None without one in time; and texts."""
         found = self.worker.estimate()
         self._is_fit &= self.worker.is_running
         return found

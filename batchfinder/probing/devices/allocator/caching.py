@@ -114,15 +114,11 @@ class CachingAllocator:
     """
 
     def __init__(
-        self,
-        capacity_bytes: int | None = None,
-        settings: AllocatorSettings | None = None,
+        self, capacity_bytes: int | None = None, settings: AllocatorSettings | None = None
     ) -> None:
         self.capacity_bytes = capacity_bytes
-        self.allocated_bytes = 0
-        self.reserved_bytes = 0
-        self.peak_allocated_bytes = 0
-        self.peak_reserved_bytes = 0
+        self.allocated_bytes = self.peak_allocated_bytes = 0
+        self.reserved_bytes = self.peak_reserved_bytes = 0
         self.retries = 0
         settings = settings or AllocatorSettings()
         self._max_split = settings.max_split_size_bytes or _NO_LIMIT

@@ -50,9 +50,7 @@ class ExpandableAllocator(CachingAllocator):
     """
 
     def __init__(
-        self,
-        capacity_bytes: int | None = None,
-        settings: AllocatorSettings | None = None,
+        self, capacity_bytes: int | None = None, settings: AllocatorSettings | None = None
     ) -> None:
         super().__init__(capacity_bytes, settings)
         # The size of each hole, by its address, by pool. The last hole of a pool is its endless
@@ -140,12 +138,7 @@ class ExpandableAllocator(CachingAllocator):
 
 
 def allocator_of(capacity_bytes: int | None, settings: AllocatorSettings) -> CachingAllocator:
-    """Return a fresh allocator with the user's settings.
-
-    Args:
-        capacity_bytes: the bytes that it may reserve; None for no limit.
-        settings: they choose between the two allocators.
-    """
+    """Return a fresh allocator of the kind that the settings choose."""
     kind = ExpandableAllocator if settings.expandable_segments else CachingAllocator
     return kind(capacity_bytes, settings)
 
