@@ -20,10 +20,7 @@ from batchfinder.launching.leftovers import Leftovers
 def deliver(data: Mapping[str, Any], *, as_json: bool, report: str | None) -> None:
     """Print the answer as one JSON object, and write the report, as requested.
 
-    Args:
-        data: the answer, as plain data. The command that gave it is added as ``reproduce``.
-        as_json: print it on stdout.
-        report: path of the page; None for no page.
+    The command that gave the answer is added to it as ``reproduce``.
 
     Raises:
         UsageError: the page cannot be written.

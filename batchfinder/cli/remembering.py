@@ -38,9 +38,7 @@ class SearchMemory:
     def recall(self, prober: Prober, **facts: Any) -> Remembered | None:
         """Return the answer of an earlier search on as much memory; None if there is none.
 
-        Args:
-            prober: the prober of the search.
-            facts: further facts that the answer depends on, besides the prober's device.
+        The answer depends on the prober's device, and on the further facts.
         """
         self._facts |= {"device": prober.device, "versions": dict(prober.versions), **facts}
         text = json.dumps(self._facts, sort_keys=True, default=str)

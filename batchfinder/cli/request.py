@@ -43,10 +43,7 @@ class Request:
 def request_of(target: str, given: Mapping[str, Any], *, one_length: bool = True) -> Request:
     """Read the shared options of a command. Those that the command does not have are defaults.
 
-    Args:
-        target: the target of the command.
-        given: the values of its options, by name.
-        one_length: the command takes one length of a language model's examples.
+    With ``one_length``, the command takes one length of a language model's examples.
 
     Raises:
         UsageError: an option is invalid.

@@ -48,19 +48,8 @@ def search_in_terminal(
 ) -> int:
     """Search and report the result, even if it is cut short; return the exit status.
 
-    Args:
-        make_prober: makes the prober, which is closed at the end.
-        reporter: shows the progress.
-        report: called once with the prober and the result.
-        headroom: the fraction of the memory that is kept free.
-        bounds: the smallest size, the largest or None, and the number that divides each.
-        show_probe: called with the prober and each probe.
-        make_head_start: makes the estimate to start from.
-        prices: the costs of moves; None for those of a search without launches.
-        deadline: ends the search in time; None without a limit.
-        measures_throughput: True to also time steps at smaller sizes once the answer is known.
-        recall: finds the answer of an earlier search.
-        room: the further fraction kept free because batches differ in length.
+    The prober is closed at the end, and ``report`` called once. ``recall`` finds the answer of an
+    earlier search; ``room`` is the further fraction kept free because batches differ in length.
 
     Raises:
         TimeLimitError: no size was confirmed in time.

@@ -14,13 +14,9 @@ from batchfinder.cli.exiting import CTRL_C, TERMINATED, TIME_IS_UP
 def terminated_as_ctrl_c(seconds: float | None = None) -> Iterator[list[int]]:
     """Let SIGTERM and SIGHUP end the search like Ctrl-C. Restore the handlers.
 
-    Schedulers send SIGTERM, a closed terminal SIGHUP. Under nohup, SIGHUP stays ignored.
-
-    Args:
-        seconds: a time limit, which ends the search in the same way; None without one.
-
-    Yields:
-        A list whose last item is the exit status for a KeyboardInterrupt.
+    Schedulers send SIGTERM, a closed terminal SIGHUP. Under nohup, SIGHUP stays ignored. A time
+    limit in seconds ends the search in the same way. Yields a list whose last item is the exit
+    status for a KeyboardInterrupt.
     """
     exit_status = [CTRL_C]
     causes = {signal.SIGTERM: TERMINATED}

@@ -153,10 +153,6 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
         """Find the batch size of the Trainer's active loop, and set it.
 
         Call it from a hook of your own to search at another moment, such as the start of an epoch.
-
-        Args:
-            trainer: a Trainer that is in one of its loops.
-            pl_module: the Trainer's module.
         """
         if trainer.fast_dev_run:
             _rank_zero.rank_zero_warn("fast_dev_run is set: the batch size stays as it is")

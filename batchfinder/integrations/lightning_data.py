@@ -17,11 +17,7 @@ from batchfinder.training.state.snapshot import preserved_state
 
 
 class Loaders:
-    """The loaders that a loop iterates over.
-
-    Args:
-        loop: the Trainer's fit loop, or the loop of an evaluation.
-    """
+    """The loaders that the Trainer's fit loop, or the loop of an evaluation, iterates over."""
 
     def __init__(self, loop: Any) -> None:
         self._loop = loop
@@ -79,11 +75,7 @@ class Loaders:
             fetcher.teardown()
 
     def reload(self, batch_size: int) -> None:
-        """Let the loop make its loaders again. Those passed to ``fit`` get the batch size.
-
-        Args:
-            batch_size: examples in each batch of each loader.
-        """
+        """Let the loop make its loaders again. Those passed to ``fit`` get the batch size."""
         if not self._source.is_module():
             combined = self._loaders()
             resized = [self._resized(loader, batch_size) for loader in combined.flattened]

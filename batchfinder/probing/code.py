@@ -38,8 +38,7 @@ _SYSTEM = tuple(map(Path, ("/proc", "/sys", "/dev", "/etc", "/run")))
 def digests(files: Iterable[str]) -> dict[str, str]:
     """Return a digest of each file by path, except files of Python and installed packages.
 
-    Args:
-        files: paths. Files that cannot be read are left out.
+    Files that cannot be read are left out.
     """
     found = {}
     for file in sorted(set(files)):
@@ -50,11 +49,7 @@ def digests(files: Iterable[str]) -> dict[str, str]:
 
 
 def modules_beside(scripts: Iterable[str]) -> Iterator[str]:
-    """Yield the Python files that scripts may import: in their folders and below.
-
-    Args:
-        scripts: paths of files. Files other than Python files are ignored.
-    """
+    """Yield the Python files that Python scripts may import: in their folders and below."""
     for top in {Path(script).parent for script in scripts if script.endswith(".py")}:
         for name, folders, files in os.walk(top):
             if "pyvenv.cfg" in files or name.endswith(("site-packages", "node_modules")):

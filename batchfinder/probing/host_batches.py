@@ -14,11 +14,7 @@ from batchfinder.units import format_bytes
 def make_on_host(batches: BatchMaker, smallest: int, batch_size: int, step: int = 0) -> Any:
     """Make a batch in host memory, from where each step copies it to the device.
 
-    Args:
-        batches: makes the batch, and before its first one two small ones to learn their bytes.
-        smallest: the smallest size that the search may try.
-        batch_size: the number of examples.
-        step: the number of the step.
+    Before the first batch, two small ones are made to learn their bytes, from the smallest size on.
 
     Raises:
         MemoryError: the host has no room for it. Without this check, the system would kill a

@@ -36,10 +36,6 @@ def why_only_one_fails(problem: UserCodeError, try_two: Callable[[], object]) ->
     """Return why a batch of 1 fails where one of 2 does not; "" if both fail.
 
     The code may squeeze a batch of 1, whatever its error is: only a batch of 2 can tell.
-
-    Args:
-        problem: the error at a batch size of 1.
-        try_two: tries a batch of 2.
     """
     try:
         try_two()

@@ -36,10 +36,7 @@ def details(
 ) -> list[str]:
     """Return the reasons that follow the first line, one paragraph each.
 
-    Args:
-        result: the answer.
-        plan: how to reach the requested global batch size, if there is one.
-        verbose: add the allocator's messages and the cost of the search.
+    With ``verbose``, they include the allocator's messages and the cost of the search.
     """
     lines = []
     if result.status is Status.CAPPED:

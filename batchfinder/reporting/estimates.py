@@ -122,13 +122,7 @@ def _timeline(explanation: Explanation) -> list[str]:
 
 
 def fitted(rows: Sequence[Sequence[str]], width: float, left: Sequence[int] = (0,)) -> list[str]:
-    """Return a table with a header, or one paragraph per row if the table is too wide.
-
-    Args:
-        rows: of cells, all of the same length; the first is the header.
-        width: columns of the terminal.
-        left: the columns that are flush left.
-    """
+    """Return a table whose first row is its header, or one paragraph a row if it is too wide."""
     lines = aligned(rows, left)
     if max(map(len, lines)) <= width:
         return lines

@@ -11,9 +11,7 @@ from batchfinder.results.noise_scale import NoiseScale
 def plan_lines(plan: AccumulationPlan, *, verbose: bool = False) -> list[str]:
     """Return the plan, and what it means for the learning rate if the size is another one.
 
-    Args:
-        plan: how to reach a global batch size.
-        verbose: add that the rate stays otherwise, and lines to paste into the training.
+    With ``verbose``, add that the rate stays otherwise, and lines to paste into the training.
     """
     best = plan.best
     if best is None:

@@ -85,15 +85,10 @@ class TerminalReporter:
         headroom: float,
         room: float = 0.0,
     ) -> None:
-        """Show the device and its memory.
+        """Show the device and its memory, as far as it is known.
 
-        Args:
-            device: the device's name.
-            capacity_bytes: memory of the device; None if unknown.
-            used_by_others_bytes: memory that other processes use; None if unknown.
-            budget_bytes: memory that the search may use.
-            headroom: the fraction of memory kept free.
-            room: the further fraction kept free because batches differ in length.
+        ``headroom`` is the fraction of memory kept free, and ``room`` a further one because batches
+        differ in length.
         """
         facts = []
         if capacity_bytes is not None:
@@ -148,13 +143,7 @@ class TerminalReporter:
     def answer(
         self, result: BatchSizeResult, plan: AccumulationPlan | None = None, *, chart: bool = False
     ) -> None:
-        """Show the warnings, then the answer.
-
-        Args:
-            result: the result of the search.
-            plan: how to reach the requested global batch size, if there is one.
-            chart: draw memory against batch size below it.
-        """
+        """Show the warnings, then the answer, and below it a chart if asked for."""
         self.finish()
         for warning in result.warnings:
             self._say(Text.assemble((label(warning), "yellow"), one_line(warning)))

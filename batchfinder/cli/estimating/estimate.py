@@ -146,13 +146,7 @@ def for_estimates(target: str) -> Iterator[None]:
 
 
 def load(source: SetupSource, warnings: list[str], *, on_paper: bool = False) -> TrainingSetup:
-    """Load the setup of a command, and note its warnings.
-
-    Args:
-        source: the target and its arguments.
-        warnings: gets the warnings for the user.
-        on_paper: load it for a GPU that is not there.
-    """
+    """Load the setup of a command, on paper for a GPU that is not there; add to the warnings."""
     with for_estimates(source.target) if on_paper else contextlib.nullcontext():
         setup, remarks = load_setup(**vars(source))
     warnings += remarks

@@ -27,20 +27,8 @@ def estimate_on_cluster(
 ) -> list[ClusterEstimate]:
     """Estimate jobs of 1, 2, 4, ... ranks, up to the largest; one rank of each is simulated.
 
-    Args:
-        setup: the training step.
-        gpus: at least one GPU. All ranks of a job use the same kind.
-        options: options of the steps and the budget.
-        settings: settings of the caching allocator.
-        bounds: the smallest size, the largest or None, and what each size is a multiple of.
-        largest: the job with the most ranks.
-        adds_nccl: True to add the buffers of NCCL to the GPUs' overhead.
-
-    Returns:
-        For each GPU, in the given order, the jobs from small to large.
-
-    Raises:
-        UsageError, SampleError, DeviceError, StepError, Exception: from ``estimate_on_gpus``.
+    All ranks of a job use the same kind of GPU. With ``adds_nccl``, NCCL's buffers are added to
+    the GPUs' overhead. Returns, for each GPU in the given order, the jobs from small to large.
     """
     by_gpu: list[list[ClusterEstimate]] = [[] for _ in gpus]
     for world_size in _doublings(largest.world_size):

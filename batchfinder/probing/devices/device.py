@@ -108,14 +108,6 @@ class Device(Protocol):
 def budget(memory: DeviceMemory, memory_limit: int | None, headroom: float) -> int:
     """Return the budget: ``(min(limit, capacity - others) - context) * (1 - headroom)``.
 
-    Args:
-        memory: the memory of the device.
-        memory_limit: bytes to use at most; None for all free memory.
-        headroom: the fraction of the memory kept free, from 0 to below 1.
-
-    Returns:
-        The budget in bytes.
-
     Raises:
         UsageError: the headroom is out of range.
         DeviceError: the limit is above the capacity, or below what this process uses already.

@@ -77,17 +77,11 @@ def classify(error: BaseException, handled: BaseException | None = None) -> Fail
 
 
 def classify_text(text: str) -> Failure | None:
-    """Decide the same from what a process wrote to stderr before it died.
+    """Decide the same from the last lines that a process wrote to stderr before it died.
 
     This is weaker than :func:`classify`, because text has no types; use it for processes that leave
     nothing else. Rows of the probable tier do not count if exceptions have them too: a library may
     have printed such a text long before, as a warning.
-
-    Args:
-        text: the last lines, with a traceback or a message of the C++ runtime.
-
-    Returns:
-        The failure; None if no row of the table matches the text.
 
     Example:
         >>> classify_text("terminate called after throwing an instance of 'std::bad_alloc'").tier

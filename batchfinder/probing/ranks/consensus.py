@@ -41,15 +41,8 @@ def consensus(
 ) -> Attempt:
     """Return one attempt for all ranks: the worst one, FAILED before OOM before FITS.
 
-    Args:
-        attempts: the attempt of each rank, by rank.
-        budgets: the bytes that each rank's step may use, by rank.
-        batch_size: the size that was tried.
-        confirm: True if it was a confirmation.
-
-    Returns:
-        The probe of the limiting rank, with the peaks of all ranks. A failure is believed if at
-        least one rank with the worst outcome is believed. Workers are reusable only if all are.
+    Its probe is that of the limiting rank, with the peaks of all ranks. A failure is believed if at
+    least one rank with the worst outcome is believed. Workers are reusable only if all are.
 
     Raises:
         BatchFinderError: a rank raised it.

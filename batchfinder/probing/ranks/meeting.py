@@ -58,13 +58,7 @@ class Meeting:
         self._round = 0
 
     def gather(self, said: Any) -> list[Any]:
-        """Send data to all ranks, wait for theirs, and return it.
-
-        Args:
-            said: plain data, ready for JSON.
-
-        Returns:
-            The data of each rank, by rank.
+        """Send plain data, ready for JSON, to all ranks; wait for theirs, and return it by rank.
 
         Raises:
             RankError: a rank did not arrive in time or has left. The message names it.

@@ -131,11 +131,7 @@ class CachingAllocator:
         self._next: dict[int, int] = {}  # where the next segment begins, by pool
 
     def malloc(self, size: int, stream: int = 0) -> Block:
-        """Return a block of at least ``size`` bytes.
-
-        Args:
-            size: the bytes requested, above 0.
-            stream: the number of the stream that requests them. It has pools of its own.
+        """Return a block of at least ``size`` bytes, above 0. Each stream has pools of its own.
 
         Raises:
             DeviceFullError: it does not fit, even after all cached segments were returned.

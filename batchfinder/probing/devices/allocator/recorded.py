@@ -28,11 +28,7 @@ LASTING_VALIDATIONS = 10
 
 
 class Replay:
-    """Replays the requests of a recording, step by step.
-
-    Args:
-        recording: the requests.
-        allocator: serves them. It is fresh, and is changed.
+    """Replays the requests of a recording, step by step, in a fresh allocator.
 
     Raises:
         DeviceFullError: the device runs out of memory; from its methods too.
@@ -110,12 +106,8 @@ def foreseen(
     The simulation is believed if it reproduces the peak of each step that ran to the byte. One step
     before a confirmation may end, it may show that steps like the last would run out of memory, or
     flush the cache. That they stay quiet is only believed once the last two steps made the same
-    requests. Otherwise the watch is returned as it is: real steps have to show it.
-
-    Args:
-        record: returns the fields of a recording of the steps that ran; None if there is none.
-        watch: what watched these steps. It is not changed.
-        budget_bytes: the bytes that the allocator may reserve.
+    requests. Otherwise the watch is returned as it is: real steps have to show it. The watch itself
+    is not changed.
     """
     if watch.is_over or not watch.may_end_next or not (recorded := record()):
         return watch

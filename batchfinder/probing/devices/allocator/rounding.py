@@ -24,11 +24,9 @@ def round_up(size: int, multiple: int) -> int:
 
 
 def round_request(size: int, power2_divisions: int = 1) -> int:
-    """Return the size of the block that serves a request of ``size`` bytes.
+    """Return the size of the block that serves a request of ``size`` bytes, above 0.
 
-    Args:
-        size: the bytes requested, above 0.
-        power2_divisions: steps between powers of two to round up to; 1 for off.
+    It is rounded up to one of ``power2_divisions`` steps between powers of two; 1 for off.
 
     Example:
         >>> round_request(1), round_request(513), round_request(1200 * 1024, power2_divisions=4)
