@@ -37,7 +37,7 @@ def show_answer(start_of_key: str) -> None:
             f"{len(found)} answers have a key that starts with {start_of_key!r}. "
             "Try batchfinder cache list"
         )
-    click.echo(json.dumps({**vars(found[0]), "when": found[0].when}, indent=2))
+    click.echo(json.dumps(vars(found[0]), indent=2))
 
 
 def clear_answers() -> None:

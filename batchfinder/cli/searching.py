@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import TypeVar
 
 from batchfinder.cli.exiting import FOUND, NOTHING_FITS, TIME_IS_UP
@@ -57,6 +56,7 @@ def search_in_terminal(
     """
     smallest, largest, multiple_of = bounds
     seconds = None if deadline is None else ALARM * deadline.seconds_left()
+    probes: list[Probe] = []
     with terminated_as_ctrl_c(seconds) as why:
         try:
             with closing(make_prober()) as prober:
@@ -68,12 +68,13 @@ def search_in_terminal(
                     headroom=headroom,
                     room=room(prober),
                 )
-                with _told_when_cut_short(prober, partial(report, prober), why) as probes:
+                started = time.monotonic()
 
-                    def on_probe(probe: Probe) -> None:
-                        probes.append(probe)
-                        show_probe(prober, probe)
+                def on_probe(probe: Probe) -> None:
+                    probes.append(probe)
+                    show_probe(prober, probe)
 
+                try:
                     result = run_search(
                         prober,
                         min_batch_size=smallest,
@@ -87,8 +88,17 @@ def search_in_terminal(
                         measures_throughput=measures_throughput,
                         remembered=recall(prober),
                     )
-        except _TimeIsUp:
-            return FOUND
+                except (KeyboardInterrupt, BatchFinderError) as end:
+                    status = _status_after(end, probes, is_late=why[-1] == TIME_IS_UP)
+                    if status is not None:
+                        # A second signal must not lose what has been found.
+                        signal.signal(signal.SIGINT, signal.SIG_IGN)
+                        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                        finding, spent = stopped_early(probes, status), time.monotonic() - started
+                        report(prober, conclude(prober, probes, finding, spent, prober.warnings))
+                    if status is Status.TIME_LIMIT:
+                        return FOUND
+                    raise
         except KeyboardInterrupt:
             if deadline is not None and why[-1] == TIME_IS_UP:
                 raise TimeLimitError(deadline.seconds) from None
@@ -97,36 +107,10 @@ def search_in_terminal(
     return NOTHING_FITS if result.status is Status.NOTHING_FITS else FOUND
 
 
-class _TimeIsUp(KeyboardInterrupt):
-    """The time limit came after a confirmation, and the answer has been reported."""
-
-
-@contextmanager
-def _told_when_cut_short(
-    prober: Prober, report: Callable[[BatchSizeResult], None], why: list[int]
-) -> Iterator[list[Probe]]:
-    """Collect the probes. Report what they support if the search does not end by itself."""
-    probes: list[Probe] = []
-    started = time.monotonic()
-
-    def conclude_as(status: Status) -> None:
-        # A second signal must not lose what has been found.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        finding = stopped_early(probes, status)
-        report(conclude(prober, probes, finding, time.monotonic() - started, prober.warnings))
-
-    try:
-        yield probes
-    except KeyboardInterrupt:
-        if why[-1] != TIME_IS_UP:
-            conclude_as(Status.INTERRUPTED)
-            raise
-        if stopped_early(probes, Status.TIME_LIMIT).answer is None:
-            raise
-        conclude_as(Status.TIME_LIMIT)
-        raise _TimeIsUp from None
-    except BatchFinderError:
-        if probes:
-            conclude_as(Status.FAILED)
-        raise
+def _status_after(end: BaseException, probes: Sequence[Probe], *, is_late: bool) -> Status | None:
+    """Return the status of a search that was cut short; None if it has nothing to report."""
+    if isinstance(end, BatchFinderError):
+        return Status.FAILED if probes else None
+    if not is_late:
+        return Status.INTERRUPTED
+    return Status.TIME_LIMIT if stopped_early(probes, Status.TIME_LIMIT).answer else None

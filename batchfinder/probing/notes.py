@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 
 class Notes:
     """Texts for the user, without repeats, in the order in which they first came.
@@ -16,8 +14,8 @@ class Notes:
         ('small', 'slow')
     """
 
-    def __init__(self, texts: Iterable[str] = ()) -> None:
-        self._texts = dict.fromkeys(texts)
+    def __init__(self) -> None:
+        self._texts: dict[str, None] = {}
 
     def add(self, *texts: str) -> None:
         """Add the texts that are not there yet."""

@@ -53,13 +53,7 @@ class CachedAnswer:
     saved: float  # in seconds since 1970
     facts: Mapping[str, Any]  # everything that the answer depends on
     result: Mapping[str, Any]
-
-    @property
-    def when(self) -> str:
-        """The local time at which it was found, in ISO 8601."""
-        return (
-            datetime.fromtimestamp(self.saved, timezone.utc).astimezone().isoformat(" ", "minutes")
-        )
+    when: str  # the local time, in ISO 8601
 
     def remembered(self) -> Remembered | None:
         """Return the answer with its evidence; None if the row holds no such answer."""
@@ -135,7 +129,12 @@ class AnswerCache:
         try:
             return [
                 CachedAnswer(
-                    key, command, _time(saved), dict(json.loads(facts)), dict(json.loads(result))
+                    key,
+                    command,
+                    float(saved),
+                    dict(json.loads(facts)),
+                    dict(json.loads(result)),
+                    _local_time(float(saved)),
                 )
                 for key, command, saved, facts, result in rows
             ]
@@ -162,9 +161,8 @@ class AnswerCache:
             raise _unusable(self.path, error, is_damaged=is_damaged) from None
 
 
-def _time(saved: Any) -> float:
-    datetime.fromtimestamp(float(saved), timezone.utc)  # raises for what is no time
-    return float(saved)
+def _local_time(saved: float) -> str:
+    return datetime.fromtimestamp(saved, timezone.utc).astimezone().isoformat(" ", "minutes")
 
 
 def _unusable(path: Path, error: Exception, *, is_damaged: bool = False) -> CacheError:

@@ -165,10 +165,10 @@ class RankProber(RankedProber, Supervisor):
         if job.rank == 0:
             self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         address = os.environ.get("MASTER_ADDR") or socket.getfqdn()
-        hosts = self.meeting.gather([host, address])
-        port = self.meeting.gather(self._store.port if self._store is not None else 0)[0]
-        is_one_machine = {one for one, _ in hosts} == {host}
-        return "localhost" if is_one_machine else hosts[0][1], port
+        said = self.meeting.gather([host, address, self._store.port if self._store else 0])
+        _, address, port = said[0]
+        is_one_machine = {one for one, *_ in said} == {host}
+        return "localhost" if is_one_machine else address, port
 
 
 class _Patience:
