@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -70,56 +71,45 @@ class Launch:
         self.exit_status: int | None = None
         self.start_error = ""
         self._folder = Path(tempfile.mkdtemp(prefix="batchfinder-"))
-        try:
-            self._start(template, batch_size, order, steps, show_output)
-        except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise
-
-    def _start(
-        self,
-        template: Template,
-        batch_size: int,
-        order: Mapping[str, Any],
-        steps: int,
-        show_output: bool,
-    ) -> None:
-        (self._folder / "scratch").mkdir()
-        (self._folder / "tmp").mkdir()
-        self._allowed = self._folder / "allowed"
-        self.allow(steps)
-        self._exit_file = self._folder / "exit"
-        reports = self._folder / "reports"
-        reports.touch()
-        order_file = self._folder / "order.json"
-        whole_order = {**order, **SHARED, "allowed": str(self._allowed)}
-        order_file.write_text(json.dumps(whole_order), encoding="utf-8")
-        arguments, variables = template.fill(batch_size, self._folder)
-        environment = {
-            **os.environ,
-            **TRACKERS_OFF,
-            **NO_RESERVES,
-            "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-            or _usual_cache_of_kernels(),
-            "TMPDIR": str(self._folder / "tmp"),
-            **variables,
-            "BATCHFINDER": "1",
-        }
-        environment = hooked(order_file, environment)
-        self._reports = reports.open(encoding="utf-8")
-        # With -I and -S it starts in 10 ms and does not load the hook.
-        guardian = [sys.executable, "-I", "-S", str(GUARDIAN), str(self._exit_file)]
-        self._guardian = subprocess.Popen(
-            [*guardian, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,  # Ctrl-C is for the driver, which ends everything in order
-        )
-        self._lines: deque[bytes] = deque(maxlen=KEPT_LINES)
-        self._reader = threading.Thread(target=self._read, args=(show_output,), daemon=True)
-        self._reader.start()
+        with ExitStack() as on_error:
+            on_error.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            (self._folder / "scratch").mkdir()
+            (self._folder / "tmp").mkdir()
+            self._allowed = self._folder / "allowed"
+            self.allow(steps)
+            self._exit_file = self._folder / "exit"
+            reports = self._folder / "reports"
+            reports.touch()
+            order_file = self._folder / "order.json"
+            whole_order = {**order, **SHARED, "allowed": str(self._allowed)}
+            order_file.write_text(json.dumps(whole_order), encoding="utf-8")
+            arguments, variables = template.fill(batch_size, self._folder)
+            environment = {
+                **os.environ,
+                **TRACKERS_OFF,
+                **NO_RESERVES,
+                "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+                or _usual_cache_of_kernels(),
+                "TMPDIR": str(self._folder / "tmp"),
+                **variables,
+                "BATCHFINDER": "1",
+            }
+            environment = hooked(order_file, environment)
+            self._reports = reports.open(encoding="utf-8")
+            # With -I and -S it starts in 10 ms and does not load the hook.
+            guardian = [sys.executable, "-I", "-S", str(GUARDIAN), str(self._exit_file)]
+            self._guardian = subprocess.Popen(
+                [*guardian, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the driver, which ends everything in order
+            )
+            self._lines: deque[bytes] = deque(maxlen=KEPT_LINES)
+            self._reader = threading.Thread(target=self._read, args=(show_output,), daemon=True)
+            self._reader.start()
+            on_error.pop_all()
 
     @property
     def output(self) -> str:

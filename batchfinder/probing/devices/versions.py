@@ -15,9 +15,7 @@ def versions() -> dict[str, str]:
         "batchfinder": VERSION,
         "python": ".".join(map(str, sys.version_info[:3])),
         "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
     }
-    if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
-    if torch.version.hip:
-        found["hip"] = torch.version.hip
-    return found
+    return {name: version for name, version in found.items() if version}

@@ -70,10 +70,9 @@ class ProcessWorker:
         return self._notes.texts
 
     def start(self, order: Order, is_given_up: Callable[[], bool] = never) -> Place:
-        """Start; ``is_given_up`` is called repeatedly while waiting, and True ends the start.
+        """Start as in the protocol. While waiting, ``is_given_up`` is called again and again.
 
         Raises:
-            BatchFinderError, UserCodeError: the worker raised it while loading the setup.
             WorkerError: the worker died while loading, took too long, or its answer was no answer.
             WorkerReleasedError: ``is_given_up`` returned True.
         """
@@ -108,12 +107,6 @@ class ProcessWorker:
     def attempt(
         self, batch_size: int, confirm: bool, is_given_up: Callable[[], bool] = never
     ) -> Attempt:
-        """Try a size; ``is_given_up`` is called repeatedly while waiting, and True ends the wait.
-
-        Raises:
-            BatchFinderError, UserCodeError: the worker raised it.
-            WorkerReleasedError: ``is_given_up`` returned True.
-        """
         started = time.monotonic()
         self._send(batch_size=batch_size, confirm=confirm)
         steps = 0
