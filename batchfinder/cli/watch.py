@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 
 import click
@@ -86,11 +86,8 @@ def _follow(
     is_live = not as_json and os.isatty(2)
     started = time.monotonic()
     peak_host, peak_gpus = 0, dict[str, int]()
-    usage: Usage | None = None
-    seen = False
     try:
         while (usage := read_usage(pid, gpus)) is not None:
-            seen = True
             peak_host = max(peak_host, usage.host_bytes)
             for gpu in usage.gpus:
                 held = gpu.others_bytes if gpu.process_bytes is None else gpu.process_bytes
@@ -107,7 +104,7 @@ def _follow(
         pass  # report what was seen so far
     if is_live:
         sys.stderr.write(_CLEAR)
-    if not seen:
+    if not peak_host:
         return None
     gpu_peaks = (f"GPU {name} {format_bytes(most)}" for name, most in peak_gpus.items())
     return ", ".join([*gpu_peaks, f"host {format_bytes(peak_host)}", *_retries(retries.read())])
@@ -118,13 +115,8 @@ def _retries(flushes: int | None) -> list[str]:
 
 
 def _wait(process: subprocess.Popen[bytes] | None, seconds: float) -> None:
-    if process is None:
-        time.sleep(seconds)
-        return
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return
+    with suppress(subprocess.TimeoutExpired):
+        (process.wait if process else time.sleep)(seconds)
 
 
 def _line(usage: Usage, flushes: int | None, seconds: float, *, live: bool) -> str:

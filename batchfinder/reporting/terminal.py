@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
@@ -65,12 +64,7 @@ class TerminalReporter:
     def __enter__(self) -> TerminalReporter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._table is not None and self._tried is not None and isinstance(error, Exception):
             self._end_live()
             self._say(self._table.error_row(self._tried))

@@ -16,7 +16,6 @@ import ctypes
 import gc
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -60,30 +59,22 @@ def obstacle_to_forks() -> str:
 
 def _trains_in_a_fork() -> bool:
     """Train in a fork for a moment; return True if that worked."""
-    _pause_openmp()
-    told, tells = os.pipe()
     try:
-        if (pid := _fork()) == 0:
-            try:
-                _train()
-                os.write(tells, b"!")
-            finally:
-                os._exit(0)
-        os.close(tells)
-        answer = select.poll()  # select.select() takes no descriptor above 1023
-        answer.register(told, select.POLLIN)
-        trains = bool(answer.poll(1000 * _TRIAL_SECONDS)) and os.read(told, 1) == b"!"
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-        return trains
-    except OSError:  # the system has no memory for another process
+        trial = ForkedProcess(_train)
+    except WorkerError:  # the system has no memory for another process
+        return False
+    try:
+        return trial.wait(_TRIAL_SECONDS) == 0
+    except subprocess.TimeoutExpired:
         return False
     finally:
-        os.close(told)
+        trial.kill()
+        for pipe in (trial.stdin, trial.stdout, trial.stderr):
+            pipe.close()
 
 
 def _train() -> None:
+    """Train for a moment, and end this process with the exit status 0 if that worked."""
     import torch
 
     for module in (torch.cuda, torch.xpu):
@@ -93,6 +84,7 @@ def _train() -> None:
             os._exit(1)
     with torch.inference_mode(False), torch.enable_grad():  # the caller may have turned these off
         torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+    os._exit(0)
 
 
 class ForkedProcess:
