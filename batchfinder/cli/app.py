@@ -12,6 +12,7 @@ from batchfinder.cli.exiting import exit_with
 from batchfinder.cli.options import (
     CHECK_OPTIONS,
     DEVICE_OPTIONS,
+    GPU_OPTIONS,
     LANGUAGE_MODEL_OPTIONS,
     OUTPUT_OPTIONS,
     PLAN_OPTIONS,
@@ -19,6 +20,7 @@ from batchfinder.cli.options import (
     SEARCH_OPTIONS,
     SHARED_OPTIONS,
     chart_option,
+    compile_option,
     flag,
     number,
     seconds,
@@ -55,7 +57,7 @@ def cli() -> None:
     help="Train on all ranks of a job that torchrun started.",
 )
 @flag("--throughput", help="Also find the smallest size that is as fast.")
-@flag("--compile", "compiled", help="Train through torch.compile.")
+@with_options(compile_option)
 @number(
     "--confirm-steps",
     default=3,
@@ -109,18 +111,7 @@ def run_script(**options: Any) -> None:
 
 @cli.command(short_help="Estimate it for a GPU that you do not have.")
 @click.argument("target")
-@click.option(
-    "--gpu",
-    "gpu_names",
-    metavar="NAME",
-    multiple=True,
-    help="Simulate a GPU, such as rtx3090. Repeatable.",
-)
-@click.option(
-    "--memory",
-    metavar="SIZE",
-    help="Give the GPU this much memory, such as 24GiB. Enough alone, without --gpu.",
-)
+@with_options(*GPU_OPTIONS)
 @click.option(
     "--overhead",
     metavar="SIZE",

@@ -38,6 +38,20 @@ DEVICE_OPTIONS = (
         "--memory-limit", metavar="SIZE", help="Use no more memory than this, such as 24GiB."
     ),
 )
+GPU_OPTIONS = (
+    click.option(
+        "--gpu",
+        "gpu_names",
+        metavar="NAME",
+        multiple=True,
+        help="Simulate a GPU, such as rtx3090. Repeatable.",
+    ),
+    click.option(
+        "--memory",
+        metavar="SIZE",
+        help="Give the GPU this much memory, such as 24GiB. Enough alone, without --gpu.",
+    ),
+)
 TARGET_OPTIONS = (
     click.option(
         "--sample",
@@ -102,6 +116,15 @@ accumulate_option = flag(
     "--accumulate",
     help="Measure with gradient accumulation: gradients stay alive in the next forward pass.",
 )
+compile_option = flag("--compile", "compiled", help="Train through torch.compile.")
+env_option = click.option(
+    "--env",
+    "settings",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Set a variable for the script; placeholders are replaced. Repeatable.",
+)
+json_option = flag("--json", "as_json", help="Print one JSON object on stdout.")
 SIZE_OPTIONS = (
     number("--min-batch-size", default=1, show_default=True, help="Try no smaller size."),
     number("--max-batch-size", help="Try no larger size, for example the size of the data set."),
@@ -139,7 +162,7 @@ PLAN_OPTIONS = (
 """The plan for an optimizer step."""
 
 OUTPUT_OPTIONS = (
-    flag("--json", "as_json", help="Print one JSON object on stdout."),
+    json_option,
     click.option("--report", metavar="FILE.html", help="Also write a page with pictures."),
 )
 
@@ -195,13 +218,7 @@ RUN_OPTIONS = (
         "--global-batch-size",
         help="Replace {accumulation} so that its product with {batch_size} is N.",
     ),
-    click.option(
-        "--env",
-        "settings",
-        metavar="NAME=VALUE",
-        multiple=True,
-        help="Set a variable for the script; placeholders are replaced. Repeatable.",
-    ),
+    env_option,
     click.option(
         "--file",
         "files",
@@ -239,8 +256,7 @@ RUN_OPTIONS = (
 CHECK_OPTIONS = (
     number("--batch-size", required=True, help="Try this size."),
     click.option("--gpu", metavar="NAME", help="Estimate it for this GPU, such as a10g."),
-    click.option("--device", metavar="D", help="cuda:0, cpu ... [default: an accelerator]"),
-    click.option("--memory-limit", metavar="SIZE", help="Use no more memory than this."),
+    *DEVICE_OPTIONS,
     click.option("--max-memory", metavar="SIZE", help="Exit 3 if the peak is above this."),
     *TARGET_OPTIONS,
     headroom_option,
@@ -248,10 +264,8 @@ CHECK_OPTIONS = (
     *MODE_OPTIONS,
     accumulate_option,
     *LANGUAGE_MODEL_OPTIONS,
-    flag("--compile", "compiled", help="Train through torch.compile."),
-    click.option(
-        "--env", "settings", metavar="NAME=VALUE", multiple=True, help="Set it for COMMAND."
-    ),
-    flag("--json", "as_json", help="Print one JSON object on stdout."),
+    compile_option,
+    env_option,
+    json_option,
     flag("-v", "--verbose", help="Show what the code prints."),
 )

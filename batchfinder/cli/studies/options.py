@@ -6,6 +6,7 @@ import click
 
 from batchfinder.cli.options import (
     DEVICE_OPTIONS,
+    GPU_OPTIONS,
     LANGUAGE_MODEL_OPTIONS,
     OUTPUT_OPTIONS,
     STUDY_OPTIONS,
@@ -13,12 +14,6 @@ from batchfinder.cli.options import (
     number,
 )
 
-GPU_OPTIONS = (
-    click.option(
-        "--gpu", "gpu_names", metavar="NAME", multiple=True, help="Estimate for a GPU. Repeatable."
-    ),
-    click.option("--memory", metavar="SIZE", help="Estimate for any GPU with this much memory."),
-)
 COMPARE_OPTIONS = (
     *GPU_OPTIONS,
     flag("--measure", help="Run each strategy on this machine, as `find` does."),

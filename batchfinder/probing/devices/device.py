@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from batchfinder.errors import DeviceError, UsageError
+from batchfinder.errors import DeviceError
 from batchfinder.units import format_bytes
 
 
@@ -109,7 +109,6 @@ def budget(memory: DeviceMemory, memory_limit: int | None, headroom: float) -> i
     """Return the budget: ``(min(limit, capacity - others) - context) * (1 - headroom)``.
 
     Raises:
-        UsageError: the headroom is out of range.
         DeviceError: the limit is above the capacity, or below what this process uses already.
 
     Example:
@@ -118,8 +117,6 @@ def budget(memory: DeviceMemory, memory_limit: int | None, headroom: float) -> i
         >>> budget(h200, memory_limit=24 * GiB, headroom=0.05) / GiB
         22.325
     """
-    if not 0 <= headroom < 1:
-        raise UsageError(f"headroom is a fraction of the memory from 0 to below 1, not {headroom}")
     capacity = memory.capacity_bytes
     if memory_limit is not None and memory_limit > capacity:
         raise DeviceError(

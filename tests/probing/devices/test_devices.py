@@ -12,6 +12,7 @@ from torch import nn
 from batchfinder.errors import DeviceError, UsageError
 from batchfinder.probing.devices.choose_device import accelerator, choose_device
 from batchfinder.probing.devices.device import DeviceMemory, budget
+from batchfinder.probing.options import ProbeOptions
 from batchfinder.units import GIB
 
 has_cuda = torch.cuda.is_available()
@@ -130,4 +131,4 @@ def test_a_device_that_others_have_filled() -> None:
 @pytest.mark.parametrize("headroom", [-0.1, 1.0, float("nan")])
 def test_a_headroom_that_is_no_fraction(headroom: float) -> None:
     with pytest.raises(UsageError, match="headroom is a fraction of the memory from 0 to below 1"):
-        budget(memory(), None, headroom)
+        ProbeOptions(headroom=headroom)
