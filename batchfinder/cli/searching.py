@@ -60,14 +60,7 @@ def search_in_terminal(
     with terminated_as_ctrl_c(seconds) as why:
         try:
             with closing(make_prober()) as prober:
-                reporter.start(
-                    prober.device,
-                    prober.capacity_bytes,
-                    prober.used_by_others_bytes,
-                    prober.budget_bytes,
-                    headroom=headroom,
-                    room=room(prober),
-                )
+                reporter.start(prober, headroom, room(prober))
                 started = time.monotonic()
 
                 def on_probe(probe: Probe) -> None:

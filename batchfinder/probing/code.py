@@ -79,11 +79,10 @@ def surroundings() -> dict[str, str]:
     }
     affinity = getattr(os, "sched_getaffinity", None)
     gpus = sorted(_DRIVER.glob("gpus/*/information"))
-    texts = [_text(path) for path in (_DRIVER / "version", *gpus)]
     return {
         **kept,
         "libc": " ".join(platform.libc_ver()),
-        "driver": hashlib.sha256("".join(texts).encode()).hexdigest() if any(texts) else "",
+        "driver": " ".join(filter(None, map(digest_of, (_DRIVER / "version", *gpus)))),
         "processors": str(len(affinity(0)) if affinity else os.cpu_count()),
     }
 
@@ -93,10 +92,3 @@ def _is_users(path: Path) -> bool:
     return not parts and not any(
         folder in path.parents for folder in (_OURS, *_INSTALLED, *_SYSTEM)
     )
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", "replace")
-    except OSError:
-        return ""

@@ -1,5 +1,6 @@
-"""Results for people: the terminal, tables of estimates, an HTML page. Knows no prober.
+"""Results for people: the terminal, tables of estimates, an HTML page.
 
 Read ``wording``, ``table``, ``answer``, ``terminal``, then ``estimates``, ``chart`` and ``page``.
-May import ``results``, ``simulation``'s records, ``units`` and ``errors``.
+Knows only the protocol of probers. May import ``search``, ``results``, ``simulation``'s records,
+``units`` and ``errors``.
 """

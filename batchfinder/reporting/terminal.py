@@ -16,6 +16,7 @@ from batchfinder.reporting.wording import label, one_line
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.probe import Probe
 from batchfinder.results.result import BatchSizeResult
+from batchfinder.search.prober import Prober
 from batchfinder.units import format_bytes
 
 # Gaps between the parts of a line.
@@ -39,7 +40,7 @@ class TerminalReporter:
 
     Example:
         >>> with TerminalReporter() as reporter:  # doctest: +SKIP
-        ...     reporter.start("cpu", None, None, 2 * 2**30, 0.05)
+        ...     reporter.start(prober, headroom=0.05)
         ...     reporter.probing(1)
         ...     reporter.probe(prober.probe(1))
         >>> reporter.answer(result)  # doctest: +SKIP
@@ -70,35 +71,29 @@ class TerminalReporter:
             self._say(self._table.error_row(self._tried))
         self.finish()
 
-    def start(
-        self,
-        device: str,
-        capacity_bytes: int | None,
-        used_by_others_bytes: int | None,
-        budget_bytes: int,
-        headroom: float,
-        room: float = 0.0,
-    ) -> None:
-        """Show the device and its memory, as far as it is known.
+    def start(self, prober: Prober, headroom: float, room: float = 0.0) -> None:
+        """Show the device of a prober and its memory, as far as it is known.
 
         ``headroom`` is the fraction of memory kept free, and ``room`` a further one because batches
         differ in length.
         """
         facts = []
-        if capacity_bytes is not None:
-            facts.append(format_bytes(capacity_bytes))
-        if used_by_others_bytes:
-            facts.append(f"{format_bytes(used_by_others_bytes)} used by others")
+        if prober.capacity_bytes is not None:
+            facts.append(format_bytes(prober.capacity_bytes))
+        if prober.used_by_others_bytes:
+            facts.append(f"{format_bytes(prober.used_by_others_bytes)} used by others")
         kept = f"{headroom * 100:.3g}% headroom"
         kept += f", {room:.0%} more as lengths differ" if room else ""
-        facts.append(f"budget {format_bytes(budget_bytes)} ({kept})")
+        facts.append(f"budget {format_bytes(prober.budget_bytes)} ({kept})")
         self._table = ProbeTable(
-            budget_bytes,
+            prober.budget_bytes,
             width=self._progress.width if self._progress.is_terminal else None,
             has_blocks=_can_show(BLOCKS, self._progress),
             verbose=self._verbose,
         )
-        self._say(_side_by_side([one_line(device), ", ".join(facts)], self._progress, _NARROW))
+        self._say(
+            _side_by_side([one_line(prober.device), ", ".join(facts)], self._progress, _NARROW)
+        )
         self._space()
         self._say(self._table.header())
 

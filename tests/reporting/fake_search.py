@@ -7,6 +7,7 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
+from fakes import FakeProber
 from rich.console import Console
 
 from batchfinder.reporting.terminal import TerminalReporter
@@ -107,13 +108,13 @@ class Screen:
     def play(self, *probes: Probe) -> Screen:
         """Show a search, without the live line."""
         with self.reporter as reporter:
-            reporter.start(
-                RESULT.device,
+            prober = FakeProber(
+                BUDGET,
+                device=RESULT.device,
                 capacity_bytes=int(139.8 * GIB),
                 used_by_others_bytes=GIB,
-                budget_bytes=BUDGET,
-                headroom=0.05,
             )
+            reporter.start(prober, headroom=0.05)
             for probe in probes or PROBES:
                 reporter.probe(probe)
         return self

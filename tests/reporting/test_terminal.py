@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 
 import pytest
+from fakes import FakeProber
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reporting.fake_search import BUDGET, OOM_NOTE, PROBES, RESULT, Screen, fits, result
@@ -147,7 +148,7 @@ def test_a_pipe_gets_no_live_line_and_no_wrapping() -> None:
     screen = Screen()
     note = "the loss is [bold]NaN[/bold] " * 20
     with screen.reporter as reporter:
-        reporter.start("cpu", None, None, BUDGET, 0.05)
+        reporter.start(FakeProber(BUDGET, device="cpu"), 0.05)
         reporter.probing(1)
         reporter.probe(fits(1, 0.5, note=note))
     assert screen.stderr.splitlines() == [
@@ -185,7 +186,7 @@ def test_characters_outside_the_encoding_are_escaped() -> None:
 def test_quiet_prints_the_headline_and_the_plan() -> None:
     screen = Screen(80, quiet=True)
     with screen.reporter as reporter:
-        reporter.start("cpu", None, None, BUDGET, 0.05)
+        reporter.start(FakeProber(BUDGET, device="cpu"), 0.05)
         reporter.probing(1)
         reporter.probe(PROBES[0])
     plan = RESULT.accumulation_plan(4096)
@@ -224,13 +225,14 @@ def test_the_header_leaves_out_unknown_values(
     capacity: int | None, others: int | None, headroom: float, facts: str
 ) -> None:
     screen = Screen()
-    screen.reporter.start("cpu", capacity, others, BUDGET, headroom)
+    prober = FakeProber(BUDGET, device="cpu", capacity_bytes=capacity, used_by_others_bytes=others)
+    screen.reporter.start(prober, headroom)
     assert screen.stderr.splitlines()[0] == f"cpu   {facts}"
 
 
 def test_the_header_says_that_more_is_free_where_lengths_differ() -> None:
     screen = Screen()
-    screen.reporter.start("cuda:0", None, None, BUDGET, 0.05, room=0.05)
+    screen.reporter.start(FakeProber(BUDGET, device="cuda:0"), 0.05, room=0.05)
     kept = "(5% headroom, 5% more as lengths differ)"
     assert " ".join(screen.stderr.split()).startswith(f"cuda:0 budget 132.2 GiB {kept}")
 
@@ -238,7 +240,7 @@ def test_the_header_says_that_more_is_free_where_lengths_differ() -> None:
 def test_the_live_line_shows_the_size_until_the_probe_ends() -> None:
     screen = Screen(80)
     with screen.reporter as reporter:
-        reporter.start("cpu", None, None, BUDGET, 0.05)
+        reporter.start(FakeProber(BUDGET, device="cpu"), 0.05)
         reporter.probing(1041)
         assert "trying 1041 …" in screen.stderr
         reporter.probing(1042, confirm=True)
@@ -267,7 +269,7 @@ def test_an_exception_leaves_the_cursor_visible() -> None:
 def test_an_error_is_shown_at_its_batch_size() -> None:
     screen = Screen()
     with pytest.raises(ZeroDivisionError), screen.reporter as reporter:  # noqa: PT012 - both needed
-        reporter.start("cpu", None, None, BUDGET, 0.05)
+        reporter.start(FakeProber(BUDGET, device="cpu"), 0.05)
         reporter.probing(1041)
         raise ZeroDivisionError
     assert screen.stderr.splitlines()[-1].split() == ["1041", "error"]
@@ -289,7 +291,7 @@ def test_by_default_progress_is_on_stderr_and_the_answer_on_stdout(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     reporter = TerminalReporter()
-    reporter.start("cpu", None, None, BUDGET, 0.05)
+    reporter.start(FakeProber(BUDGET, device="cpu"), 0.05)
     reporter.answer(RESULT)
     captured = capsys.readouterr()
     assert captured.out.startswith("Max batch size 1042 ")
@@ -319,10 +321,14 @@ def test_anything_can_be_shown_anywhere(
 
 CHILD = f"""
 import time
+from types import SimpleNamespace
 from batchfinder.reporting.terminal import TerminalReporter
 
+prober = SimpleNamespace(
+    device="cpu", capacity_bytes=None, used_by_others_bytes=None, budget_bytes={BUDGET}
+)
 with TerminalReporter() as reporter:
-    reporter.start("cpu", None, None, {BUDGET}, 0.05)
+    reporter.start(prober, 0.05)
     reporter.probing(1041)
     time.sleep(60)
 """

@@ -1,4 +1,4 @@
 """The commands that search many times, and the measurements that need the user's data.
 
-Read ``options`` and ``commands``, then ``compare`` and ``sweep``; by itself ``on_data``.
+Read ``commands``, then ``compare`` and ``sweep``; by itself ``on_data``.
 """
