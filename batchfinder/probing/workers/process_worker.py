@@ -160,13 +160,13 @@ class ProcessWorker:
 
     def _give_up(self) -> None:
         """End the worker, but keep a process that can fork another one from the loaded target."""
-        if self._restarts and self._process is not None:
-            try:
-                self._send(end=True)
-                self._receive(ENDING_SECONDS)
-            except WorkerError:
-                self.end()
-        else:
+        if not self._restarts:
+            self.end()
+            return
+        try:
+            self._send(end=True)
+            self._receive(ENDING_SECONDS)
+        except WorkerError:
             self.end()
 
     def _send(self, **order: Any) -> None:

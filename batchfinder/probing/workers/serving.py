@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -34,55 +35,43 @@ def serve(
     if "place" in order:
         line.pass_on(estimated(setup, order))
         return
-    server = line.or_tell(lambda: _Server(line, order, setup, warnings or []))
+    setup, worker = line.or_tell(partial(_start, line, order, setup, warnings or []))
+
+    def carry_out(asked: Mapping[str, Any]) -> None:
+        if "fingerprint" in asked:
+            line.answer("fingerprint", facts=worker.fingerprint())
+        elif "batch_size" in asked:
+            attempt = worker.attempt(asked["batch_size"], asked["confirm"])
+            line.answer("attempt", attempt=attempt.to_dict())
+        else:
+            line.pass_on(estimated(setup, {**order, "place": asdict(worker.place)}))
+
     while True:
-        order = line.next_order()
-        line.or_tell(lambda: server.carry_out(order))  # noqa: B023 - called at once
+        line.or_tell(partial(carry_out, line.next_order()))
 
 
-class _Server:
-    """A worker in this process that carries out orders."""
+def _start(
+    line: Line, order: Mapping[str, Any], setup: TrainingSetup | None, warnings: list[str]
+) -> tuple[TrainingSetup, Here]:
+    """Load the setup, start a worker in this process, and answer that it is ready."""
+    options = ProbeOptions(**order["options"])
+    ranks = None
+    if order["group"]:
+        from batchfinder.probing.workers.group import GroupInvitation, all_agree, join
 
-    def __init__(
-        self,
-        line: Line,
-        order: dict[str, Any],
-        setup: TrainingSetup | None,
-        warnings: list[str],
-    ) -> None:
-        self._line = line
-        options = ProbeOptions(**order["options"])
-        ranks = None
-        if order["group"]:
-            from batchfinder.probing.workers.group import GroupInvitation, all_agree, join
-
-            # Join before the target is loaded, because it may shard the model itself.
-            group = GroupInvitation.from_dict(order["group"])
-            options = replace(options, device=join(group, options.device))
-            ranks = Ranks(group.job.local_world_size, all_agree)
-        if setup is None:
-            setup, warnings = load_from(order["source"])
-        mark_as_worker()
-        self._setup, self._order = setup, order
-        self._worker = Here(setup, on_step=self._tell_step, is_replaceable=True, ranks=ranks)
-        self._place = self._worker.start(Order(options))
-        spare_what_is_loaded()
-        line.answer("ready", place=asdict(self._place), warnings=warnings, restarts=False)
-
-    def carry_out(self, order: Mapping[str, Any]) -> None:
-        """Carry out an order, and answer it."""
-        if "fingerprint" in order:
-            self._line.answer("fingerprint", facts=self._worker.fingerprint())
-            return
-        if "batch_size" not in order:
-            place = asdict(self._place)
-            self._line.pass_on(estimated(self._setup, {**self._order, "place": place}))
-            return
-        attempt = self._worker.attempt(order["batch_size"], order["confirm"])
-        self._line.answer("attempt", attempt=attempt.to_dict())
-
-    def _tell_step(self) -> None:
-        self._line.answer("step", compiles=has_compiled())
+        # Join before the target is loaded, because it may shard the model itself.
+        group = GroupInvitation.from_dict(order["group"])
+        options = replace(options, device=join(group, options.device))
+        ranks = Ranks(group.job.local_world_size, all_agree)
+    if setup is None:
+        setup, warnings = load_from(order["source"])
+    mark_as_worker()
+    on_step = lambda: line.answer("step", compiles=has_compiled())  # noqa: E731
+    worker = Here(setup, on_step=on_step, is_replaceable=True, ranks=ranks)
+    place = worker.start(Order(options))
+    spare_what_is_loaded()
+    line.answer("ready", place=asdict(place), warnings=warnings, restarts=False)
+    return setup, worker
 
 
 def spare_what_is_loaded() -> None:
