@@ -27,7 +27,6 @@ from batchfinder.reporting.global_batch import noise_line
 from batchfinder.reporting.page.page import check_report
 from batchfinder.reporting.terminal import TerminalReporter
 from batchfinder.results.accumulation import AccumulationPlan
-from batchfinder.results.remembered import Remembered
 from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.deadline import deadline_in
@@ -133,7 +132,13 @@ def find_batch_size(
             show_probe=lambda _, probe: reporter.probe(probe),
             deadline=deadline,
             measures_throughput=throughput,
-            recall=lambda prober: None if memory is None else _recalled(memory, prober),
+            recall=lambda prober: (
+                None
+                if memory is None
+                else memory.recall(
+                    prober, setup=prober.fingerprint(), capacity_bytes=prober.capacity_bytes
+                )
+            ),
             make_head_start=lambda prober: head_start_of(
                 prober,
                 options.confirm_steps,
@@ -149,15 +154,6 @@ def _check_plan(global_batch_size: int | None, mode: str, is_noise_unknown: bool
         raise UsageError(f"--global-batch-size must be at least 1, not {global_batch_size}")
     if is_noise_unknown:
         raise UsageError(NOISE_NEEDS_DATA)
-
-
-def _recalled(memory: SearchMemory, prober: Supervisor) -> Remembered | None:
-    """Return the answer of an earlier search for this setup; None if there is none."""
-    fingerprint = prober.fingerprint()
-    if fingerprint is None:
-        return None
-    capacity_bytes = prober.capacity_bytes
-    return memory.recall(prober, setup=fingerprint, capacity_bytes=capacity_bytes)
 
 
 def _planned(

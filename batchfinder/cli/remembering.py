@@ -38,8 +38,11 @@ class SearchMemory:
     def recall(self, prober: Prober, **facts: Any) -> Remembered | None:
         """Return the answer of an earlier search on as much memory; None if there is none.
 
-        The answer depends on the prober's device, and on the further facts.
+        The answer depends on the prober's device, and on the further facts. If one of them is None,
+        it could not be read, so nothing is recalled or remembered.
         """
+        if None in facts.values():
+            return None
         self._facts |= {"device": prober.device, "versions": dict(prober.versions), **facts}
         text = json.dumps(self._facts, sort_keys=True, default=str)
         self.key = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()

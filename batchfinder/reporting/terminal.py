@@ -138,22 +138,19 @@ class TerminalReporter:
             self._say(Text.assemble((label(warning), "yellow"), one_line(warning)))
         if result.warnings:
             self._space()
-        _print(self._output, self._headline(result))
-        lines = details(result, plan, verbose=self._verbose)
-        if self._quiet:
-            lines = [str(plan)] if plan else []  # the user asked for the plan
-        for line in lines:
-            _print(self._output, Text(line))
-        if chart:
-            width = self._output.width if self._output.is_terminal else 72
-            for line in memory_lines(result, width, has_blocks=_can_show("●", self._output)):
-                _print(self._output, Text(line))
-
-    def _headline(self, result: BatchSizeResult) -> Text:
         parts = headline(result)
         line = _side_by_side(parts, self._output, _WIDE, _NARROW)
         line.stylize("bold", 0, len(parts[0]))
-        return line
+        _print(self._output, line)
+        lines = details(result, plan, verbose=self._verbose)
+        if self._quiet:
+            lines = [str(plan)] if plan else []  # the user asked for the plan
+        for text in lines:
+            _print(self._output, Text(text))
+        if chart:
+            width = self._output.width if self._output.is_terminal else 72
+            for text in memory_lines(result, width, has_blocks=_can_show("●", self._output)):
+                _print(self._output, Text(text))
 
     def _say(self, text: Text) -> None:
         if not self._quiet:

@@ -12,6 +12,7 @@ the slowest step so far would have ended, and later if steps may compile.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -149,7 +150,7 @@ class RankProber(RankedProber, Supervisor):
         """Run an action of this rank alone. Alarm the other ranks if it fails."""
         done: T | Attempt
         try:
-            done = action(_Patience(self.meeting).has_ended)
+            done = action(_patience(self.meeting))
         except RankError:
             raise
         except BatchFinderError as error:
@@ -171,18 +172,17 @@ class RankProber(RankedProber, Supervisor):
         return "localhost" if is_one_machine else address, port
 
 
-class _Patience:
-    """The grace period of a worker after another rank failed, to report its own failure."""
+def _patience(meeting: Meeting) -> Callable[[], bool]:
+    """Return a function that returns True once another rank has failed, GRACE_SECONDS ago."""
+    deadline = math.inf
 
-    def __init__(self, meeting: Meeting) -> None:
-        self._meeting = meeting
-        self._deadline: float | None = None
+    def has_ended() -> bool:
+        nonlocal deadline
+        if math.isinf(deadline) and meeting.is_alarmed():
+            deadline = time.monotonic() + GRACE_SECONDS
+        return time.monotonic() > deadline
 
-    def has_ended(self) -> bool:
-        """Return True once another rank has failed and the grace period is over."""
-        if self._deadline is None and self._meeting.is_alarmed():
-            self._deadline = time.monotonic() + GRACE_SECONDS
-        return self._deadline is not None and time.monotonic() > self._deadline
+    return has_ended
 
 
 def _asked_for(source: SetupSource, options: ProbeOptions) -> dict[str, Any]:
