@@ -259,9 +259,9 @@ def is_rising(peaks: Sequence[int], noise_bytes: float) -> bool:
 def highest_to_expect(peaks: Sequence[int], deviations: float) -> float:
     """Estimate from at least one step the highest peak that some later step will reach, in bytes.
 
-    It is so many standard deviations above the mean, but not below the highest peak so far. The
-    first step is left out, because memory that it frees is in the way of later steps. Peaks that
-    were read too low are left out too.
+    It is ``deviations`` standard deviations above the mean, but not below the highest peak so far.
+    The first step is left out, because memory that it frees is in the way of later steps. Peaks
+    that were read too low are left out too.
 
     Example:
         >>> highest_to_expect([80, 98, 60, 100, 102], deviations=3)

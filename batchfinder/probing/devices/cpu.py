@@ -125,11 +125,8 @@ def _glibc(name: str) -> Any:
 class _Mallinfo(ctypes.Structure):
     """What glibc reports about its heap and its separate mappings (mallinfo(3))."""
 
-    _fields_ = (
-        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
-        *((name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks")),
-        ("keepcost", ctypes.c_size_t),
-    )
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _names.split())
 
 
 def _cgroup_limits() -> Iterator[tuple[int, int]]:

@@ -140,7 +140,7 @@ class RankProber(RankedProber, Supervisor):
         )
         order = Order(self.options, asdict(group), self._estimate_order)
         own = self._tried(partial(self._rank_worker.start, order))
-        place = self._common_place(own, self._rank_worker.warnings, self.options.strategy)
+        place = self._common_place(own, self._rank_worker.notes.texts, self.options.strategy)
         assert isinstance(own, Place)  # else it has raised the error
         self._take_note_of_start(own)
         self.seconds_by_part["loading"] += time.monotonic() - started

@@ -25,7 +25,7 @@ from batchfinder.probing.notes import Notes
 from batchfinder.probing.place import Place
 from batchfinder.probing.session import ProbeSession
 from batchfinder.probing.steadiness import DIFFERING_STEPS
-from batchfinder.probing.workers.worker import Order
+from batchfinder.probing.workers.worker import Order, Worker
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.training.optimizer import find_optimizer
 from batchfinder.training.sample import BatchMaker
@@ -52,7 +52,7 @@ class Ranks:
     make_step: Callable[..., TrainingStep] | None = None
 
 
-class Here:
+class Here(Worker):
     """A worker in this process; see :class:`~batchfinder.probing.workers.worker.Worker`.
 
     In the user's own process, the model is on the device and memory is limited to the budget while
@@ -71,8 +71,6 @@ class Here:
         DeviceError: an attempt broke the device, and this process cannot be replaced.
     """
 
-    is_running = True
-
     def __init__(
         self,
         setup: TrainingSetup,
@@ -83,7 +81,7 @@ class Here:
     ) -> None:
         self.is_replaceable = is_replaceable
         self._setup, self._on_step, self._ranks = setup, on_step, ranks
-        self._notes = Notes()
+        self.notes = Notes()
         self._opened = ExitStack()
         self._spared = ExitStack()  # closed last
         self._state: Snapshot | None = None
@@ -92,10 +90,6 @@ class Here:
         self._is_open = False
         self._was_clean = True
         self._differs = self._is_shown = False  # whether steps make the same requests
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        return self._notes.texts
 
     def start(self, order: Order) -> Place:
         self._options = options = order.options
@@ -149,7 +143,7 @@ class Here:
             attempt,
             is_believed=attempt.is_believed and self._was_clean,
             is_reusable=is_reusable,
-            warnings=self._notes.texts,
+            warnings=self.notes.texts,
             restoring_seconds=time.perf_counter() - started - attempt.probe.seconds,
         )
 
@@ -161,7 +155,7 @@ class Here:
             self.end()  # a larger batch starts from scratch
             raise
         finally:
-            self._notes.add(*session.warnings)
+            self.notes.add(*session.warnings)
         if attempt.is_broken and not self.is_replaceable:
             raise self._given_up(attempt.probe)
         if attempt.probe.fits and self._options.warm_up_batch_size is None:
@@ -179,9 +173,6 @@ class Here:
         least_steps = max(least_steps, self._least_steps)
         self._options = replace(self._options, confirm_steps=least_steps)
         return attempt
-
-    def estimate(self) -> tuple[int | None, list[str]]:
-        return None, []
 
     def fingerprint(self) -> dict[str, Any] | None:
         from batchfinder.probing.fingerprint import fingerprint

@@ -14,7 +14,7 @@ from batchfinder.probing.place import Place
 from batchfinder.probing.workers.hung import StepTimes, attempt_of
 from batchfinder.probing.workers.process import WorkerProcess, never
 from batchfinder.probing.workers.source import SetupSource
-from batchfinder.probing.workers.worker import Order
+from batchfinder.probing.workers.worker import Order, Worker
 from batchfinder.units import format_seconds
 
 # Time limit for loading a setup. It may download a large checkpoint.
@@ -27,7 +27,7 @@ LONGEST_ESTIMATE_SECONDS = 300.0
 ENDING_SECONDS = 15.0
 
 
-class ProcessWorker:
+class ProcessWorker(Worker):
     """A worker in another process; see :class:`~batchfinder.probing.workers.worker.Worker`.
 
     Args:
@@ -50,7 +50,7 @@ class ProcessWorker:
         loading_timeout_seconds: float = LOADING_SECONDS,
         step_times: StepTimes | None = None,
     ) -> None:
-        self._notes = Notes()
+        self.notes = Notes()
         self._launch = launch
         self._source = source
         self._timeout_seconds = probe_timeout_seconds
@@ -64,10 +64,6 @@ class ProcessWorker:
     @property
     def is_running(self) -> bool:
         return self._process is not None
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        return self._notes.texts
 
     def start(self, order: Order, is_given_up: Callable[[], bool] = never) -> Place:
         """Start as in the protocol. While waiting, ``is_given_up`` is called again and again.
@@ -101,7 +97,7 @@ class ProcessWorker:
             self.end()
             raise
         self._restarts = answer["restarts"]
-        self._notes.add(*answer["warnings"])
+        self.notes.add(*answer["warnings"])
         return Place(**answer["place"])
 
     def attempt(

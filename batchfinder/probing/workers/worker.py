@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from batchfinder.probing.attempt import Attempt
+from batchfinder.probing.notes import Notes
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.place import Place
 
@@ -43,23 +44,21 @@ class Order:
 
 
 class Worker(Protocol):
-    """Tries one size after the other.
+    """Tries one size after the other. Its kinds derive from this class.
 
     Attributes:
         is_replaceable: True if a second start gives a fresh process, without traces of earlier
             probes.
-        is_running: True if an attempt needs no other start, as far as is known.
-        warnings: texts for the user so far.
+        notes: texts for the user so far.
     """
 
-    @property
-    def is_replaceable(self) -> bool: ...
+    is_replaceable: bool
+    notes: Notes
 
     @property
-    def is_running(self) -> bool: ...
-
-    @property
-    def warnings(self) -> tuple[str, ...]: ...
+    def is_running(self) -> bool:
+        """True if an attempt needs no other start, as far as is known."""
+        return True
 
     def start(self, order: Order) -> Place:
         """Prepare for the first size. A second start makes the worker as good as new.
@@ -80,7 +79,7 @@ class Worker(Protocol):
 
     def estimate(self) -> tuple[int | None, list[str]]:
         """Return the estimate that the start ordered, or None; and texts for the user."""
-        ...
+        return None, []
 
     def fingerprint(self) -> dict[str, Any] | None:
         """Return what the answer depends on, as plain data; None if it cannot be read.

@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 
 from batchfinder.probing.attempt import Attempt
+from batchfinder.probing.notes import Notes
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.place import Place
 from batchfinder.probing.workers.supervisor import Supervisor
@@ -20,7 +21,7 @@ class PaperWorker:
     is_replaceable = is_running = True
 
     def __init__(self, *, is_repeatable: bool) -> None:
-        self.warnings = ()
+        self.notes = Notes()
         self.starts = 0
         self._place = Place("paper", 1000, 0, 900, is_repeatable, {})
 
