@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings
+from batchfinder.probing.notes import Notes
 from batchfinder.probing.steadiness import CACHING_VARIED_STEPS, VARIED_ROOM
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.search.bracket import DIFFERING_RESOLUTION
@@ -79,6 +80,11 @@ class AtPlace:
     may_expand: bool
     seconds_by_part: dict[str, float]
     recordings: dict[int, Recording] | None = None
+    notes: Notes
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self.notes.texts
 
     def settle(self, place: Place) -> None:
         """Take over the attributes of a place."""

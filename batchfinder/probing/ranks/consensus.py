@@ -8,7 +8,6 @@ from typing import Any
 
 from batchfinder.errors import RankError
 from batchfinder.probing.attempt import Attempt
-from batchfinder.probing.notes import Notes
 from batchfinder.probing.place import AtPlace, Place
 from batchfinder.probing.ranks.meeting import Meeting, check_same
 from batchfinder.results.probe import Outcome, Probe
@@ -97,7 +96,6 @@ class RankedProber(AtPlace):
     """A prober whose answers are the same on every rank."""
 
     meeting: Meeting
-    notes: Notes
     _budgets: list[int]
 
     def agreed(self, result: BatchSizeResult) -> BatchSizeResult:

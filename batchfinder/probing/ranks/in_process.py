@@ -54,10 +54,6 @@ class InProcessRankProber(RankedProber):
         own = _tried(partial(self._alone.start, Order(options)))
         self.settle(self._common_place(own, (), options.strategy))
 
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        return self.notes.texts
-
     def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
         self._agree_to_try(batch_size, confirm)
         raised: list[Exception] = []

@@ -58,10 +58,6 @@ class Supervisor(AtPlace):
         if self.place.device.startswith("cuda"):
             self.recordings = {}
 
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        return self.notes.texts
-
     def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
         try:
             return self._probe(batch_size, confirm)
