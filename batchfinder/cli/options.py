@@ -8,6 +8,8 @@ from typing import TypeAlias
 
 import click
 
+from batchfinder.probing.options import MODES, PRECISIONS
+
 Option: TypeAlias = Callable[[Callable[..., None]], Callable[..., None]]
 """What ``click.option()`` returns: it adds the option to a command."""
 
@@ -89,7 +91,7 @@ headroom_option = click.option(
 STEP_OPTIONS = (
     click.option(
         "--precision",
-        type=click.Choice(["fp32", "bf16", "fp16"]),
+        type=click.Choice(PRECISIONS),
         default="fp32",
         show_default=True,
         help="Train under autocast; fp16 also with a GradScaler.",
@@ -104,7 +106,7 @@ STEP_OPTIONS = (
 MODE_OPTIONS = (
     click.option(
         "--mode",
-        type=click.Choice(["train", "eval", "inference"]),
+        type=click.Choice(MODES),
         default="train",
         show_default=True,
         help="Run forward passes only: with a training's states, after small steps (eval), or "
@@ -237,7 +239,7 @@ RUN_OPTIONS = (
     ),
     click.option(
         "--mode",
-        type=click.Choice(["train", "eval", "inference"]),
+        type=click.Choice(MODES),
         default="train",
         show_default=True,
         help="Count forward passes without gradients as steps (eval, inference).",
