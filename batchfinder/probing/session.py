@@ -146,10 +146,8 @@ class ProbeSession:
                 raise
         if run.tier not in (None, Tier.POISONED):
             try:
-                self._read_peaks(run)
-            except (
-                RuntimeError
-            ) as error:  # of the failing step: it comes while waiting for the device
+                self._read_peaks(run)  # waiting for the device may bring another error of the step
+            except RuntimeError as error:
                 if (shown := classify(error)) is None:
                     raise
                 run.failure = shown
