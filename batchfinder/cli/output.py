@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,24 @@ def print_notes(texts: Iterable[str]) -> None:
 def width_of_table() -> float:
     """Return ``COLUMNS``, or those of the terminal on stdout; infinity for a file or a pipe."""
     return shutil.get_terminal_size((0, 0)).columns or math.inf
+
+
+@contextmanager
+def live_line() -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows what runs now on the last line of a terminal.
+
+    Each text replaces the one before; "" clears the line. Pipes and files get nothing.
+    """
+
+    def show(text: str) -> None:
+        if os.isatty(2):
+            room = shutil.get_terminal_size().columns - 1  # a wrapped line could not be cleared
+            click.echo(f"\r\033[K{text[:room]}", err=True, nl=False)
+
+    try:
+        yield show
+    finally:
+        show("")
 
 
 def report_results(files: Sequence[str], *, output: str) -> None:

@@ -17,7 +17,7 @@ from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.studies.apply_strategy import Applied, applied
 from batchfinder.studies.comparison import Comparison, StrategyRow, seconds_of_step
 from batchfinder.studies.strategies import Strategy
-from batchfinder.studies.study import Study, reason_of
+from batchfinder.studies.study import Study, probing, reason_of
 
 # The compute capability of an RTX 3090. The size of the model states is the same on every GPU.
 _ANY_CAPABILITY = (8, 6)
@@ -30,9 +30,15 @@ _NEEDS_RANKS = (
 
 def measure_strategies(
     study: Study,
+    on_begin: Callable[[str], None] = lambda _: None,
     on_end: Callable[[StrategyRow], None] = lambda _: None,
 ) -> Comparison:
     """Search with every strategy on the device.
+
+    Args:
+        study: the comparison to make.
+        on_begin: called as each probe begins, with a text such as ``bf16: trying 64 ...``.
+        on_end: called with each row as it ends.
 
     Raises:
         Exception: the error of the first strategy, which changes nothing.
@@ -40,7 +46,7 @@ def measure_strategies(
     rows: list[StrategyRow] = []
     for strategy in study.strategies:
         try:
-            row = _measured(study, strategy)
+            row = _measured(study, strategy, on_begin)
         except Exception as error:
             if not rows:
                 raise
@@ -65,12 +71,12 @@ def measured_comparison(study: Study, rows: Sequence[StrategyRow]) -> Comparison
     )
 
 
-def _measured(study: Study, strategy: Strategy) -> StrategyRow:
+def _measured(study: Study, strategy: Strategy, on_begin: Callable[[str], None]) -> StrategyRow:
     if strategy.parallel:
         note = _NEEDS_RANKS.format(ranks=study.world_size, name=strategy.parallel)
         return StrategyRow(strategy, note=note, world_size=study.world_size)
     with applied(strategy, study.setup, study.options) as step:
-        result = _search(study, step)
+        result = _search(study, step, probing(strategy.name, on_begin))
         states = _model_states(step, max(result.batch_size, study.bounds[0]))
     row = StrategyRow(
         strategy,
@@ -86,7 +92,9 @@ def _measured(study: Study, strategy: Strategy) -> StrategyRow:
     return replace(row, split_seconds=one * row.split.gradient_accumulation_steps)
 
 
-def _search(study: Study, step: Applied) -> BatchSizeResult:
+def _search(
+    study: Study, step: Applied, on_probing: Callable[[int, bool], None]
+) -> BatchSizeResult:
     smallest, largest, multiple_of = study.bounds
     with closing(choose_prober(step.setup, step.options)) as prober:
         return run_search(
@@ -94,6 +102,7 @@ def _search(study: Study, step: Applied) -> BatchSizeResult:
             min_batch_size=smallest,
             max_batch_size=largest,
             multiple_of=multiple_of,
+            on_probing=on_probing,
             head_start=head_start_of(prober, step.options.confirm_steps),
         )
 

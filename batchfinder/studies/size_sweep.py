@@ -67,17 +67,24 @@ class SizeSweep:
         # The highest fraction of the budget that an answer used. The rest is lost to gaps.
         self._level = 0.0
 
-    def find(self, prober: Prober, x: float | None) -> Answer:
+    def find(
+        self,
+        prober: Prober,
+        x: float | None,
+        on_probing: Callable[[int, bool], None] = lambda *_: None,
+    ) -> Answer:
         """Find the largest batch size with a prober.
 
         Args:
             prober: the prober that trains on examples of this size.
             x: the example size; None if it is not a number. Then a whole search runs.
+            on_probing: called with the size, and whether it is a confirmation, as a probe begins.
         """
         if x is None or not self.scaling.per_sample_bytes:
-            return self._searched(prober, x, Answer())
+            return self._searched(prober, x, Answer(), on_probing)
         answer = Answer()
-        run = partial(_run, prober, head_start_of(prober, self._confirm_steps), answer)
+        head_start = head_start_of(prober, self._confirm_steps)
+        run = partial(_run, prober, head_start, answer, on_probing)
         level = self._level * prober.budget_bytes
         if len(self.scaling.per_sample_bytes) == 1:
             # Other example sizes may leave smaller gaps than the first.
@@ -99,7 +106,7 @@ class SizeSweep:
             if size <= low:
                 break
         if not low and high > self._first:
-            return self._searched(prober, None, answer)
+            return self._searched(prober, None, answer, on_probing)
         answer.batch_size = low
         return answer
 
@@ -129,13 +136,20 @@ class SizeSweep:
         if probe.fits:
             self._learn(x, probe)
 
-    def _searched(self, prober: Prober, x: float | None, answer: Answer) -> Answer:
+    def _searched(
+        self,
+        prober: Prober,
+        x: float | None,
+        answer: Answer,
+        on_probing: Callable[[int, bool], None],
+    ) -> Answer:
         smallest, largest, multiple_of = self._bounds
         result = run_search(
             prober,
             min_batch_size=smallest,
             max_batch_size=largest,
             multiple_of=multiple_of,
+            on_probing=on_probing,
             head_start=head_start_of(prober, self._confirm_steps),
         )
         answer.probes += result.probes
@@ -165,8 +179,15 @@ class SizeSweep:
 
 
 def _run(
-    prober: Prober, head_start: HeadStart, answer: Answer, batch_size: int, *, confirm: bool
+    prober: Prober,
+    head_start: HeadStart,
+    answer: Answer,
+    on_probing: Callable[[int, bool], None],
+    batch_size: int,
+    *,
+    confirm: bool,
 ) -> Probe:
+    on_probing(batch_size, confirm)
     probe = head_start.judged(prober.probe(batch_size, confirm=confirm))
     answer.probes.append(probe)
     return probe

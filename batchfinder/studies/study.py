@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch.optim import Optimizer
@@ -108,6 +108,18 @@ def study_of(
         )
     rows = tuple(dict.fromkeys((Strategy(), *named)))
     return Study(setup, options, rows, bounds, world_size, global_batch_size)
+
+
+def probing(name: str, on_begin: Callable[[str], None]) -> Callable[[int, bool], None]:
+    """Return a function that tells of each probe of a search as it begins.
+
+    Example:
+        >>> probing("bf16", print)(64, True)
+        bf16: confirming 64 ...
+    """
+    return lambda size, confirm: on_begin(
+        f"{name}: {'confirming' if confirm else 'trying'} {size} ..."
+    )
 
 
 def reason_of(error: Exception) -> str:

@@ -22,7 +22,7 @@ from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds
 from batchfinder.simulation.estimate import Estimate
 from batchfinder.simulation.gpus import Gpu, find_gpu
 from batchfinder.studies.size_sweep import SizeSweep
-from batchfinder.studies.study import reason_of
+from batchfinder.studies.study import probing, reason_of
 from batchfinder.studies.sweep_result import Sweep, SweepRow
 from batchfinder.studies.sweep_values import (
     ExampleSizes,
@@ -42,6 +42,9 @@ Load: TypeAlias = Callable[[Mapping[str, Any]], TrainingSetup]
 """A function that makes the setup for some values of the swept arguments."""
 
 OnRow: TypeAlias = Callable[[SweepRow], None]
+
+OnBegin: TypeAlias = Callable[[str], None]
+"""Called with each piece of work as it begins, such as ``seq_len=512: trying 64 ...``."""
 
 OnEnd: TypeAlias = Callable[[SweepRow, Sequence[Sweep]], None]
 """Called with each row as it ends, and the sweeps so far: one for each device, none if unknown."""
@@ -148,6 +151,7 @@ def sweep_on_device(
     bounds: Bounds,
     on_end: OnEnd,
     source: SetupSource | None = None,
+    on_begin: OnBegin = lambda _: None,
 ) -> Sweep:
     """Search on the device: the largest and the smallest examples first, then those between.
 
@@ -171,6 +175,7 @@ def sweep_on_device(
 
     def searched(row: SweepRow) -> tuple[SweepRow, BatchMaker]:
         gc.collect()  # on the CPU, the model of the value before counts against the limit
+        on_begin(f"{row.name}: loading ...")
         setup = load(row.values)
         batches = BatchMaker.of(setup, options.batch_dim)
         elements = elements_of(batches)
@@ -178,7 +183,7 @@ def sweep_on_device(
         own = source and source.with_arguments(row.values)
         with closing(choose_prober(setup, options, own)) as prober:
             facts.append((prober.device, prober.budget_bytes))
-            answer = finder.find(prober, x)
+            answer = finder.find(prober, x, probing(row.name, on_begin))
         warnings.extend(answer.warnings)
         peak = peak_at(answer.probes, answer.batch_size)
         slope = None if x is None else finder.scaling.per_sample_bytes.get(x)
@@ -204,7 +209,7 @@ def sweep_on_device(
         return sweep
     gc.collect()
     of_longest = partial(load, values[next(iter(parts))])
-    percent, warning = mixed_percent(of_longest, [*parts.values()], options)
+    percent, warning = mixed_percent(of_longest, [*parts.values()], options, on_begin)
     told = (*sweep.warnings, *filter(None, [warning]))
     return dataclasses.replace(sweep, mixed_percent=percent, warnings=told)
 
@@ -216,6 +221,7 @@ def sweep_on_gpus(
     options: ProbeOptions,
     bounds: Bounds,
     on_end: OnEnd,
+    on_begin: OnBegin = lambda _: None,
 ) -> list[Sweep]:
     """Estimate every value on each GPU.
 
@@ -234,6 +240,7 @@ def sweep_on_gpus(
         ]
 
     for values in combinations(over):
+        on_begin(f"{SweepRow(values).name}: tracing ...")
         try:
             setup = load(values)
             elements = elements_of(BatchMaker.of(setup, options.batch_dim))

@@ -9,10 +9,11 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-from batchfinder.errors import UsageError
+from batchfinder.errors import BatchFinderError, UsageError, UserCodeError
 from batchfinder.probing.choose_prober import choose_prober
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.results.probe import Outcome
+from batchfinder.search.prober import Prober
 from batchfinder.studies.size_sweep import SizeSweep
 from batchfinder.studies.study import reason_of
 from batchfinder.studies.sweep_result import SweepRow, share_of
@@ -82,6 +83,7 @@ def mixed_percent(
     load_longest: Callable[[], TrainingSetup],
     parts: Sequence[tuple[BatchMaker, int]],
     options: ProbeOptions,
+    on_begin: Callable[[str], None] = lambda _: None,
 ) -> tuple[int | None, str]:
     """Find the percentage of the batch sizes at which steps of all lengths run in turn.
 
@@ -89,22 +91,38 @@ def mixed_percent(
         load_longest: makes the setup of the longest examples, whose model trains on all.
         parts: makes the batches of each length, with its largest batch size; the longest first.
         options: the options of the search.
+        on_begin: called with a text as each percentage begins.
 
     Returns:
         One of ``MIXED_PERCENTAGES``, 0 if none fits, or None if the steps failed otherwise; and a
         warning for the user, "" if there is none.
     """
+    setup = dataclasses.replace(load_longest(), sample=None, make_batch=partial(_mixed, parts))
     try:
-        make_batch = partial(_mixed, parts)
-        setup = dataclasses.replace(load_longest(), sample=None, make_batch=make_batch)
         with closing(choose_prober(setup, dataclasses.replace(options, smallest=1))) as prober:
             for percent in MIXED_PERCENTAGES:
-                if prober.probe(percent, confirm=True).outcome is Outcome.FITS:
+                on_begin(f"all values in turn: confirming {percent} % ...")
+                if _fits(prober, percent):
                     is_less = percent < max(MIXED_PERCENTAGES)
                     return percent, MIXED_LESS.format(percent) if is_less else ""
-    except Exception as error:  # noqa: BLE001 - the sizes of each length hold without it
+    except BatchFinderError as error:  # the sizes of each length hold without it
         return None, MIXED_FAILED.format(reason_of(error))
     return 0, MIXED_NONE
+
+
+def _fits(prober: Prober, percent: int) -> bool:
+    """Confirm a percentage.
+
+    Raises:
+        UserCodeError: the user's step fails, for example because its model takes one length only.
+        BatchFinderError: the prober fails.
+    """
+    try:
+        return prober.probe(percent, confirm=True).outcome is Outcome.FITS
+    except BatchFinderError:
+        raise
+    except Exception as error:  # in this process, the user's exceptions are raised unchanged
+        raise UserCodeError(reason_of(error)) from error
 
 
 def _mixed(parts: Sequence[tuple[BatchMaker, int]], percent: int, step: int) -> Any:

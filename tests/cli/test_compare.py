@@ -53,6 +53,12 @@ def test_json_and_report_have_a_row_for_each_strategy_and_gpu(tmp_path: Path) ->
     assert [row["strategy"] for row in data["comparisons"][0]["rows"]] == ["as it is", "sgd"]
 
 
+def test_a_terminal_shows_what_runs_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.isatty", lambda descriptor: True)
+    done = compare(*SMALL, "--strategy", "sgd", "--max-batch-size", "8")
+    assert done.stderr.startswith("\rtracing as it is ...\rtracing sgd ...\r")
+
+
 @pytest.mark.slow
 def test_measured_rows_are_timed() -> None:
     tiny = ("--arg", "width=16", "--arg", "depth=1", "--arg", "vocabulary=64")

@@ -112,6 +112,30 @@ def test_a_signal_leaves_the_rows_that_ended(device: tuple[str, str], tmp_path: 
     assert rows == [["4", "4"]]
 
 
+@pytest.mark.parametrize(
+    ("device", "lines"),
+    [
+        (("--gpu", "t4"), ["length=4: tracing ..."]),
+        (
+            ("--device", "cpu"),
+            ["length=4: loading ...", "length=4: trying 1 ...", "length=8: confirming 4 ...",
+             "all values in turn: confirming 100 % ..."],
+        ),
+    ],
+)  # fmt: skip
+def test_a_terminal_shows_what_runs_now_and_a_pipe_does_not(
+    device: tuple[str, str], lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "with_make_batch.py"
+    file.write_text(WITH_MAKE_BATCH)
+    options = (f"{file}:build_setup", "--over", "length=4,8", *device, "--max-batch-size", "4")
+    assert "\r" not in sweep(*options).stderr
+    monkeypatch.setattr("os.isatty", lambda descriptor: True)
+    shown = sweep(*options).stderr
+    assert all(f"\r{line}" in shown for line in lines), shown
+    assert shown.count("\r  length=") == 2  # the line is cleared before each row
+
+
 def test_in_a_pipe_the_table_is_as_wide_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     done = sweep(GPT, *SMALL, "--over", "max_tokens=8", "--max-batch-size", "4")

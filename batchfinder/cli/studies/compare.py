@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from batchfinder.cli.estimating.estimate import end, gpus_of, load, user_code
-from batchfinder.cli.output import deliver, print_notes, width_of_table
+from batchfinder.cli.output import deliver, live_line, print_notes, width_of_table
 from batchfinder.cli.request import request_of
 from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import UsageError
@@ -53,7 +52,7 @@ def compare(
     comparisons: list[Comparison] = []
     warnings: list[str] = []
     status = 0
-    with user_code():
+    with user_code(), live_line() as show:
         setup = load(request.source, warnings, on_paper=bool(gpus))
         for is_measured in [False] * bool(gpus) + [True] * measure:
             if is_measured and gpus and is_language_model(target):
@@ -68,14 +67,13 @@ def compare(
                 is_measured=is_measured,
             )
             if is_measured:
-                measured, status = _measured(study)
+                measured, status = _measured(study, show)
                 comparisons += [measured] if measured else []
             else:
-                estimated, status = _estimated(study, gpus)
+                estimated, status = _estimated(study, gpus, show)
                 comparisons += estimated
             if status:
                 break
-    _clear_line()
     if status and not comparisons:
         return status
     if not as_json:
@@ -89,28 +87,35 @@ def compare(
     return status or end(fits, request, gpus if is_advised else [])
 
 
-def _estimated(study: Study, gpus: Sequence[Gpu]) -> tuple[list[Comparison], int]:
+def _estimated(
+    study: Study, gpus: Sequence[Gpu], show: Callable[[str], None]
+) -> tuple[list[Comparison], int]:
     """Estimate; return what a signal leaves of the comparisons, and the exit status."""
     done: list[Sequence[StrategyRow]] = []
+
+    def on_begin(strategy: Strategy) -> None:
+        show(f"tracing {strategy.name} ...")
+
     with terminated_as_ctrl_c() as why:
         try:
             settings = AllocatorSettings()
-            return estimate_strategies(study, gpus, settings, _show_begin, done.append), 0
+            return estimate_strategies(study, gpus, settings, on_begin, done.append), 0
         except KeyboardInterrupt:
             return estimated_comparisons(study, gpus, done), why[-1]
 
 
-def _measured(study: Study) -> tuple[Comparison | None, int]:
+def _measured(study: Study, show: Callable[[str], None]) -> tuple[Comparison | None, int]:
     """Measure; return what a signal leaves of the comparison, if anything, and the exit status."""
     rows: list[StrategyRow] = []
 
     def on_end(row: StrategyRow) -> None:
         rows.append(row)
+        show("")
         _show_progress(row)
 
     with terminated_as_ctrl_c() as why:
         try:
-            return measure_strategies(study, on_end), 0
+            return measure_strategies(study, show, on_end), 0
         except KeyboardInterrupt:
             return measured_comparison(study, rows) if rows else None, why[-1]
 
@@ -123,16 +128,6 @@ def _print(comparisons: Sequence[Comparison], *, explain: bool) -> None:
         if explain and (rows := marked_rows(comparison)):
             paragraphs.append(equation_lines(*rows))
     click.echo("\n\n".join("\n".join(lines) for lines in paragraphs))
-
-
-def _show_begin(strategy: Strategy) -> None:
-    if os.isatty(2):
-        click.echo(f"\r\033[Ktracing {strategy.name} ...", err=True, nl=False)
-
-
-def _clear_line() -> None:
-    if os.isatty(2):
-        click.echo("\r\033[K", err=True, nl=False)
 
 
 def _show_progress(row: StrategyRow) -> None:

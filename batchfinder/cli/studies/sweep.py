@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from batchfinder.cli.estimating.estimate import end, for_estimates, gpus_of, load, user_code
-from batchfinder.cli.output import deliver, print_notes, width_of_table
+from batchfinder.cli.output import deliver, live_line, print_notes, width_of_table
 from batchfinder.cli.request import request_of
 from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import UsageError
@@ -47,7 +47,7 @@ def sweep(
     gpus = gpus_of(gpu_names, memory, None) if gpu_names or memory else []
     source = request.source
     warnings: list[str] = []
-    with user_code():
+    with user_code(), live_line() as show:
         with for_estimates(target) if gpus else contextlib.nullcontext():
             of_batches = _names_for_batches(target, source.sample or source.loader, over)
 
@@ -68,14 +68,16 @@ def sweep(
         def on_end(row: SweepRow, so_far: Sequence[Sweep]) -> None:
             nonlocal sweeps
             sweeps = so_far
+            show("")
             _show(row)
 
         with terminated_as_ctrl_c() as why:
             try:
                 if gpus:
-                    sweeps = sweep_on_gpus(of_values, over, gpus, options, bounds, on_end)
+                    sweeps = sweep_on_gpus(of_values, over, gpus, options, bounds, on_end, show)
                 else:
-                    sweeps = [sweep_on_device(of_values, over, options, bounds, on_end, base)]
+                    given = (of_values, over, options, bounds, on_end, base, show)
+                    sweeps = [sweep_on_device(*given)]
             except KeyboardInterrupt:  # the rows that have ended are worth their time
                 status = why[-1]
     if status and not sweeps:
