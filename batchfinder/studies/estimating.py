@@ -10,6 +10,7 @@ from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.simulation.estimate import Estimate
 from batchfinder.simulation.gpus import Gpu, nccl_bytes
 from batchfinder.simulation.kernels.attention import ComputeCapability
+from batchfinder.simulation.tracing.caches import Caches
 from batchfinder.simulation.tracing.data_parallel import Cluster
 from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.studies.apply_strategy import applied
@@ -44,10 +45,11 @@ def estimate_strategies(
     """
     done: list[list[StrategyRow]] = []
     traced: dict[Strategy, list[tuple[Strategy, StepTraces]]] = {}
+    caches = Caches(study.setup.model)
     for strategy in study.strategies:
         on_begin(strategy)
         try:
-            estimates, blocks = _estimates(study, strategy, gpus, settings, traced)
+            estimates, blocks = _estimates(study, strategy, gpus, settings, traced, caches)
         except Exception as error:
             if not done:
                 raise
@@ -95,6 +97,7 @@ def _estimates(
     gpus: Sequence[Gpu],
     settings: AllocatorSettings | None,
     traced: dict[Strategy, list[tuple[Strategy, StepTraces]]],
+    caches: Caches,
 ) -> tuple[list[Estimate], str]:
     ranks = study.ranks_of(strategy)
     cluster = Cluster(strategy.parallel, ranks) if strategy.parallel else None
@@ -111,7 +114,7 @@ def _estimates(
             traces = next((some for of, some in known if of == kernels), None)
             if traces is None:
                 given = (step.setup, step.options, capability, cluster)
-                traces = StepTraces(*given, known[0][1] if known else None)
+                traces = StepTraces(*given, known[0][1] if known else None, caches)
                 same_passes.append((kernels, traces))
             return traces
 

@@ -42,7 +42,7 @@ from batchfinder.simulation.tracing.masks import known_masks_read
 from batchfinder.simulation.tracing.refusal import USE_FIND
 from batchfinder.simulation.tracing.wrappers import without_compile
 from batchfinder.simulation.values.known import know, numbers_of
-from batchfinder.simulation.values.shapes import new_strided_like
+from batchfinder.simulation.values.shapes import new_literal, new_strided_like
 from batchfinder.simulation.values.unknown import unknown_numbers
 from batchfinder.training.placement import homes_of
 from batchfinder.training.setup import TrainingSetup
@@ -53,9 +53,17 @@ from batchfinder.training.tree import named_tensors
 
 T = TypeVar("T")
 
+_LITERAL = torch.ops.aten.lift_fresh.default
+
 
 class SimulatedMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """A FakeTensorMode of its own, to distinguish its tensors from those of ``torch.compile``."""
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator; literals have a shorter way."""
+        if func is _LITERAL and type(args[0]) is Tensor and self.may_turn_const(args[0]):
+            return new_literal(args[0], self)
+        return super().dispatch(func, types, args, kwargs)
 
 
 @contextmanager
@@ -232,7 +240,8 @@ def _deepcopied(memo: dict[int, Any]) -> list[Tensor]:
 def _fake_like(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
     fake = new_strided_like(tensor, mode)
     if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        vars(fake)["_is_param"] = True  # nn.Parameter(fake) would make another fake tensor
+        return fake.requires_grad_(tensor.requires_grad)
     return fake.requires_grad_(tensor.requires_grad and tensor.is_leaf)
 
 

@@ -62,6 +62,7 @@ class StepTraces:
 
     Traces ``like`` of a step with the same passes save time. That step may differ in its optimizer,
     and in whether it accumulates gradients. If the passes turn out to differ, they are not used.
+    Other traces of the same model may have noted the ``caches`` of all code before.
 
     Attributes:
         are_general: False once a few traces turn out not to predict other sizes.
@@ -75,6 +76,7 @@ class StepTraces:
         capability: ComputeCapability,
         cluster: Cluster | None = None,
         like: StepTraces | None = None,
+        caches: Caches | None = None,
     ) -> None:
         self.warnings = remarks_on_wrappers(setup.model)
         self._setup = setup
@@ -89,7 +91,7 @@ class StepTraces:
         self._general: GeneralTrace | None = None
         self.are_general = True
         self._held_at = 0
-        self._caches = Caches(setup.model)
+        self._caches = caches or Caches(setup.model)
         self._at = functools.cache(self._trace)
 
     def at(self, batch_size: int) -> GeneralTrace:

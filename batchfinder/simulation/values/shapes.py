@@ -25,10 +25,10 @@ _aten: Any = torch.ops.aten
 _SIMPLE = {
     getattr(_aten, name).default
     for name in (
-        "_foreach_sqrt", "_unsafe_view", "addmm", "bmm", "cat", "mm", "select_backward",
-        "slice_backward", "zero_",
+        "_foreach_sqrt", "_unsafe_view", "addmm", "bmm", "cat", "linalg_vector_norm", "mm",
+        "select_backward", "slice_backward", "zero_",
     )
-}  # fmt: skip
+} | {_aten._foreach_mul.List, _aten.mean.dim}  # fmt: skip
 
 
 def run_on_shapes(func: OpOverload, args: Any, kwargs: Any) -> Any:
@@ -104,16 +104,29 @@ def new_tensor(
     dtype = dtype or like.dtype
     if not isinstance(like, FakeTensor):
         return torch.empty(shape, dtype=dtype, device=like.device, memory_format=memory_format)
-    with in_kernel_invocation_manager(like.fake_mode):
+    with torch._C._DisableTorchDispatch():
         meta = torch.empty(shape, dtype=dtype, device="meta", memory_format=memory_format)
         return _fake(like.fake_mode, meta)
 
 
 def new_strided_like(like: Tensor, mode: FakeTensorMode) -> Tensor:
     """Make a fake tensor with the shape, strides and dtype of ``like``, from any device."""
-    with in_kernel_invocation_manager(mode):
-        meta = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device="meta")
-        return _fake(mode, meta)
+    size, stride, dtype = like.size(), like.stride(), like.dtype
+    with torch._C._DisableTorchDispatch():
+        return _fake(mode, torch.empty_strided(size, stride, dtype=dtype, device="meta"))
+
+
+def new_literal(value: Tensor, mode: FakeTensorMode) -> Tensor:
+    """Make a fake tensor from a literal, such as ``torch.tensor(0.0)``, that knows its value.
+
+    Optimizers make one for each parameter. FakeTensorMode would describe each in every detail.
+    """
+    fake = new_strided_like(value, mode)
+    assert isinstance(fake, FakeTensor)
+    with torch._C._DisableTorchDispatch():
+        fake.constant = value.clone()
+    mode.fake_tensor_converter.add_constant_storage_mapping(fake)
+    return fake
 
 
 def new_like(
