@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -113,6 +114,6 @@ def _blocks(comparison: Comparison) -> list[str]:
 def marked_rows(comparison: Comparison) -> Sequence[StrategyRow]:
     """Return the two rows to explain: the one that changes nothing, and the largest other one."""
     first, *others = comparison.rows
-    possible = [row for row in others if row.terms]
-    largest = max(possible, key=lambda row: row.batch_size, default=None)
-    return [first, largest] if largest and first.terms else []
+    possible = tuple(row for row in others if row.terms)
+    largest = dataclasses.replace(comparison, rows=possible).largest
+    return [first, largest or possible[0]] if possible and first.terms else []

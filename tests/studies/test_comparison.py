@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from batchfinder.errors import UsageError
 from batchfinder.estimator import estimate_max_batch
+from batchfinder.reporting.comparison import marked_rows
 from batchfinder.results.accumulation import plan_accumulation
 from batchfinder.results.memory_model import MemoryModel, Phase, PhaseModel
 from batchfinder.results.probe import Outcome, Probe
@@ -171,3 +172,14 @@ def test_the_fastest_at_a_global_batch_is_not_the_largest() -> None:
     assert comparison.fastest is rows[0]
     assert rows[0].samples_per_second == pytest.approx(10)
     assert rows[0].seconds_per_1000_samples == pytest.approx(100)
+
+
+def test_the_equation_is_that_of_the_row_marked_as_the_largest() -> None:
+    terms = {"parameters": 100}
+    states = {"base": 9, "bf16": 9, "bf16+sgd": 3, "sgd": 3}
+    rows = [
+        StrategyRow(parse_strategy(name), result_of((8, 1.0)), terms, model_state_bytes=held)
+        for name, held in states.items()
+    ]
+    comparison = Comparison("fake", 1000, False, tuple(rows))
+    assert marked_rows(comparison) == [rows[0], comparison.largest] == [rows[0], rows[2]]
