@@ -37,6 +37,8 @@ from transformers.models.auto import modeling_auto
 
 from batchfinder import TrainingSetup, estimate_max_batch
 from batchfinder.probing.devices.versions import versions
+from batchfinder.reporting.page.page import page_of
+from batchfinder.results.version import SCHEMA_VERSION
 
 TEXTS, TOKENS, CLASSES = 2, 128, 2
 SECONDS_OF_SOUND, SAMPLES_PER_SECOND = 2, 16000
@@ -102,7 +104,8 @@ def tried(
     """How an estimate of one architecture ended.
 
     Returns:
-        ``outcome``: one of those in ``rendering``; and ``reason`` or ``batch_size``, ``seconds``.
+        ``outcome``: one of those in ``rendering``; and ``reason``, or ``batch_size``, ``seconds``
+        and what the report's page of the estimate needs.
     """
     try:
         with time_limit(seconds):
@@ -133,10 +136,14 @@ def estimated(name: str, model_type: str, task: Task) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - that is what is counted
         outcome = "refused" if "batchfinder find" in str(error) else "failed"
         return {"outcome": outcome, "reason": _told(error)}
+    seconds = time.process_time() - started
+    page = page_of([{"schema_version": SCHEMA_VERSION, "estimates": [estimate.to_dict()]}])
     return {
         "outcome": "estimated",
         "batch_size": estimate.batch_size,
-        "seconds": round(time.process_time() - started, 1),
+        "seconds": round(seconds, 1),
+        "page_bytes": len(page.encode()),
+        "page_seconds": round(time.process_time() - started - seconds, 3),
     }
 
 

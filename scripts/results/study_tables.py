@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rendering import FAMILIES, Row, markdown_table
 
@@ -23,7 +23,7 @@ def winners(rows: Mapping[str, Row]) -> str:
             row["largest_measured"],
             row["largest_estimated"],
             f"{row['share_of_largest']:.0%}",
-            _worst([s["peak_error"] for s in row["sizes"].values() if s.get("peak_error")]),
+            _worst([s.get("peak_error") for s in row["sizes"].values()]),
         )
         for name, row in rows.items()
     ]
@@ -31,8 +31,9 @@ def winners(rows: Mapping[str, Row]) -> str:
     return markdown_table(header, lines)
 
 
-def _worst(errors: list[float]) -> str:
-    return f"{max(map(abs, errors)):.1%}" if errors else "-"
+def _worst(errors: list[float | None]) -> str:
+    known = [abs(error) for error in errors if error is not None]
+    return f"{max(known):.1%}" if known else "-"
 
 
 def times(rows: Mapping[str, Row]) -> str:
@@ -118,3 +119,18 @@ def validation_batches(rows: list[Row]) -> str:
     ]
     header = ("model", "`--mode eval`", "by bisection", "share", "trained with", "then")
     return markdown_table(header, lines)
+
+
+def pages(rows: Sequence[Row]) -> str:
+    """Show the largest pages of the coverage benchmark's estimates."""
+    measured = [row for row in rows if "page_bytes" in row]
+    lines = [
+        (
+            row["model_type"],
+            row["task"],
+            f"{row['page_bytes'] / 1000:.0f} kB",
+            f"{row['page_seconds']:.2f} s",
+        )
+        for row in sorted(measured, key=lambda row: -row["page_bytes"])[:3]
+    ]
+    return markdown_table(("model", "task", "page", "CPU time"), lines)

@@ -167,6 +167,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "faults": lambda: show.faults(load("faults")["faults"]),
     "fuzz": lambda: show.texts(load("fuzz")["readers"]),
     "coverage": lambda: show.coverage(load("coverage")["rows"]),
+    "pages": lambda: study_tables.pages(load("coverage")["rows"]),
     "fine_tuning": lambda: show.fine_tuning(load("fine_tuning")),
     "confirmations": lambda: show.confirmations(load("confirmation_cpu")["rules"]),
     "llm": lambda: show.language_models(load("llm")["sources"]),
