@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tenacity import RetryCallState, Retrying, retry_if_result
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
@@ -128,14 +129,26 @@ class OOMGuard:
             Exception: what the model or the loss function raises, except for out-of-memory errors.
         """
         statistics = [buffer.clone() for buffer in self._statistics]
-        while isinstance(ended := self._attempt(batch), _Failure):
-            self._split_after(ended, batch)
-            # No tensor of the failed pass is alive here, so its memory is freed.
+
+        def clean_up(_: float) -> None:
+            # tenacity calls this when no tensor of the failed pass is alive: its memory is freed.
             self.optimizer.zero_grad(set_to_none=True)
             gc.collect()
             self._device.release_cache()
             for buffer, value in zip(self._statistics, statistics, strict=True):
                 buffer.copy_(value)
+
+        def split(state: RetryCallState) -> None:
+            assert state.outcome is not None
+            self._split_after(state.outcome.result(), batch)
+
+        ended = self._attempt(batch)
+        if isinstance(ended, _Failure):  # else a step needs no tenacity, which takes 0.1 ms
+            self._split_after(ended, batch)
+            clean_up(0)
+            retrying = Retrying(retry=retry_if_result(_ran_out), before_sleep=split, sleep=clean_up)
+            ended = retrying(self._attempt, batch)
+        assert not isinstance(ended, _Failure)
         self._update()
         self._tell_of_first_split(batch)
         self._grow_after_quiet_steps()
@@ -251,6 +264,10 @@ class OOMGuard:
         """Return the most examples in a part: all of them, unless that is known to be too many."""
         largest = largest_size(batch, self._batch_dim)
         return largest if self.batch_size is None else min(self.batch_size, largest)
+
+
+def _ran_out(ended: Tensor | _Failure) -> bool:
+    return isinstance(ended, _Failure)
 
 
 def _warn(text: str) -> None:
