@@ -118,7 +118,7 @@ def test_a_signal_leaves_the_rows_that_ended(device: tuple[str, str], tmp_path: 
         (("--gpu", "t4"), ["length=4: tracing ..."]),
         (
             ("--device", "cpu"),
-            ["length=4: loading ...", "length=4: trying 1 ...", "length=8: confirming 4 ...",
+            ["length=4: loading ...", "length=8: trying 1 ...", "length=8: confirming 4 ...",
              "all values in turn: confirming 100 % ..."],
         ),
     ],
