@@ -22,6 +22,7 @@ from batchfinder.probing.devices.allocator.recorded_step import (
     steps_of,
     steps_vary,
 )
+from batchfinder.probing.steadiness import STEPS_THAT_MAY_FLUSH
 from batchfinder.results.probe import Probe
 from batchfinder.search.head_start import Guess
 from batchfinder.search.prober import Recording
@@ -55,21 +56,23 @@ def lasts(recording: Recording | None, budget_bytes: int, settings: AllocatorSet
     """Return True if a recorded confirmation can go on for LASTING_STEPS steps.
 
     They are replayed as recorded, and as in a loop that releases each batch before it copies the
-    next. What a fragmented allocator loses depends on such details. Steps that differ, such as
-    those of a model that skips layers at random or of batches of varying length, may not even flush
-    the cache: a size whose replays did (282 of wav2vec2-80) ran out of memory in two real loops of
-    three. If the steps of equal batches differ, some of the budget is kept free. An unknown
-    confirmation (None) counts as lasting.
+    next. What a fragmented allocator loses depends on such details. Batches of varying length may
+    not even flush the cache, nor may steps that differ, such as those of a model that skips layers
+    at random, after the first ones: a size whose replays did (282 of wav2vec2-80) ran out of memory
+    in two real loops of three. If the steps of equal batches differ, some of the budget is kept
+    free. An unknown confirmation (None) counts as lasting.
     """
     if recording is None or not recording.steps:
         return True
-    may_flush = not steps_vary(recording)
+    quiet_from = STEPS_THAT_MAY_FLUSH if steps_vary(recording) else math.inf
+    if recording.batches_vary:
+        quiet_from = 0
     try:
         for variant in going_on(recording):
             replay = Replay(variant, allocator_of(limit_of(recording, budget_bytes), settings))
-            for _, flushes in replay.steps(max(LASTING_STEPS, len(variant.steps))):
-                if flushes and not may_flush:
-                    return False
+            steps = replay.steps(max(LASTING_STEPS, len(variant.steps)))
+            if any(flushes and number >= quiet_from for number, (_, flushes) in enumerate(steps)):
+                return False
             replay.validations()
     except DeviceFullError:
         return False
