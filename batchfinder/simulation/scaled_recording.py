@@ -21,7 +21,7 @@ from batchfinder.probing.devices.allocator.expandable import allocator_of
 from batchfinder.probing.devices.allocator.recorded import Replay
 from batchfinder.probing.devices.allocator.recorded_step import requests_of, steps_differ
 from batchfinder.probing.place import batches_vary
-from batchfinder.probing.steadiness import PeakWatch
+from batchfinder.probing.steadiness import PeakWatch, with_room
 from batchfinder.results.probe import Probe
 from batchfinder.search.belief import APART
 from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
@@ -68,7 +68,7 @@ def head_start_of(
         return lasts(recordings.get(size), prober.budget_bytes, settings)
 
     if batches_vary(prober):  # small batches have other lengths than large ones
-        longer = LongerRecordings(recordings, prober.budget_bytes, settings)
+        longer = LongerRecordings(recordings, with_room(prober.budget_bytes), settings)
         return HeadStart(estimate, longer.guess, longer.last)
 
     def guess(failure: Probe | None) -> Guess | None:
