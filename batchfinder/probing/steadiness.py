@@ -31,7 +31,7 @@ DIFFERING_STEPS = MAX_CONFIRM_STEPS
 # At batch size 124 of set-up varying-bert-24 (scripts/benchmarks/parts/setup_list.py) one ran out
 # of memory, at 127 fifteen did. With 5 % free, 123 is confirmed there. Replays of a confirmation
 # leave it free too: without that, set-up lightning-24 was answered 150, which ran out of memory in
-# two of three trainings of 200 steps, and 147 in one of six; 143 ran in all of six.
+# two of three trainings of 200 steps under the search's budget. 141, with it, did in one of six.
 VARIED_ROOM = 0.05
 
 # The optimizer's states appear at the end of the first step. Blocks cached before are then in the
