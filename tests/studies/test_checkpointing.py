@@ -78,6 +78,8 @@ def state_of(model: nn.Module) -> list[Any]:
     return [(name, id(module), [*vars(module)]) for name, module in model.named_modules()]
 
 
+# PyTorch 2.14 warns that hooks such as those of `saved_bytes` do not see all that is kept.
+@pytest.mark.filterwarnings("ignore:A saved_tensors_hooks context:FutureWarning")
 @pytest.mark.parametrize("how", ["checkpointing", "selective-checkpointing"])
 def test_blocks_are_recomputed_and_the_model_is_afterwards_as_before(how: str) -> None:
     model = Stack()
