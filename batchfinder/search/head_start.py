@@ -22,7 +22,8 @@ class Guess(NamedTuple):
     Attributes:
         size: the batch size.
         is_sure: False if a recording of a larger size would show better where memory runs out.
-        deviation: how near the answer is, as a share (scripts/benchmarks/bench_counted_search.py).
+        deviation: how near the answer is, as a share above 0; by default as in
+            scripts/benchmarks/bench_counted_search.py.
     """
 
     size: int

@@ -93,7 +93,7 @@ def was_refuted(prober: FakeProber, probes: list[Probe]) -> bool:
     return any(p.batch_size in plain or p.steps > 1 for p in failures)
 
 
-guesses = st.none() | st.builds(Guess, st.integers(1, 10**7), st.booleans())
+guesses = st.none() | st.builds(Guess, st.integers(1, 10**7), st.booleans(), st.floats(0.001, 0.2))
 
 
 # Every device, whatever it does.
