@@ -64,12 +64,13 @@ def lasts(recording: Recording | None, budget_bytes: int, settings: AllocatorSet
     """
     if recording is None or not recording.steps:
         return True
+    limit_bytes = limit_of(recording, budget_bytes)
     quiet_from = STEPS_THAT_MAY_FLUSH if steps_vary(recording) else math.inf
     if recording.batches_vary:
         quiet_from = 0
     try:
         for variant in going_on(recording):
-            replay = Replay(variant, allocator_of(limit_of(recording, budget_bytes), settings))
+            replay = Replay(variant, allocator_of(limit_bytes, settings))
             steps = replay.steps(max(LASTING_STEPS, len(variant.steps)))
             if any(flushes and number >= quiet_from for number, (_, flushes) in enumerate(steps)):
                 return False
@@ -95,9 +96,10 @@ def bytes_to_last(recording: Recording, settings: AllocatorSettings) -> int:
     for variant in going_on(recording):
         allocator = allocator_of(None, settings)
         replay = Replay(variant, allocator)
-        peaks = [peak for peak, _ in replay.steps(max(LASTING_STEPS, len(variant.steps)))]
+        for _ in replay.steps(max(LASTING_STEPS, len(variant.steps))):
+            pass
         replay.validations()
-        most = max(most, allocator.peak_reserved_bytes, *peaks)
+        most = max(most, allocator.reserved_bytes)  # which without a limit never falls
     return most
 
 
