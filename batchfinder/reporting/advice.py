@@ -36,9 +36,7 @@ def why_nothing_fits(result: BatchSizeResult) -> list[str]:
     probe = next((p for p in result.probes if p.batch_size == failure.batch_size), None)
     request = allocator_request_bytes(reason)
     # Reserved bytes would be too many: the allocator returns its free blocks before it gives up.
-    held = probe and (
-        probe.peak_allocated_bytes or max(probe.phase_peak_bytes.values(), default=None)
-    )
+    held = probe.tensor_bytes if probe else 0
     if request is None or not held:
         return [advice] if reason in PLAIN_REASONS else [f"Why: {reason}", advice]
     story = f"It held {format_bytes(held)} and requested {format_bytes(request)} more."

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from batchfinder.results.record import Record
+
 # The largest residual of a model that still counts as linear, as a fraction of the highest peak.
 LINEAR_WITHIN = 0.02
 
@@ -52,7 +54,7 @@ class PhaseModel:
 
 
 @dataclass(frozen=True)
-class MemoryModel:
+class MemoryModel(Record):
     """One line per phase; the peak is the highest of them.
 
     Example:
@@ -115,11 +117,7 @@ class MemoryModel:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> MemoryModel:
-        """Rebuild a model from :meth:`to_dict`; all its lines have the worst residual.
-
-        Raises:
-            KeyError, ValueError, TypeError: the data does not describe a model.
-        """
+        """Rebuild a model from :meth:`to_dict`; all its lines have the worst residual."""
         worst = float(data["worst_residual"])
         return cls(
             {

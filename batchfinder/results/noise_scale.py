@@ -9,14 +9,15 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from batchfinder.results.record import Record
 
 # The interval is this many standard errors wide on each side: 95 % of draws, if they are normal.
 STANDARD_ERRORS = 2.0
 
 
 @dataclass(frozen=True)
-class NoiseScale:
+class NoiseScale(Record):
     """The simple noise scale ``trace(covariance of the gradient) / |gradient|^2``, in examples.
 
     Attributes:
@@ -34,10 +35,6 @@ class NoiseScale:
     small_batch_size: int
     large_batch_size: int
     draws: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the estimate as plain data, ready for JSON: an infinite number is None."""
-        return {k: None if math.isinf(value) else value for k, value in vars(self).items()}
 
 
 def noise_scale_of(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from batchfinder.results.memory_model import Phase
+from batchfinder.results.record import Record
 from batchfinder.units import format_bytes, format_seconds
 
 VARIED_NOTE = "it fits, but leaves too little room for other orders of batches that differ in shape"
@@ -33,7 +33,7 @@ class Outcome(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Probe:
+class Probe(Record):
     """One batch size, tried once.
 
     Attributes:
@@ -105,33 +105,10 @@ class Probe:
             return max(self.phase_peak_bytes.values())
         return self.peak_reserved_bytes or self.peak_allocated_bytes
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the probe as plain data, ready for JSON."""
-        return {
-            **vars(self),
-            "outcome": self.outcome.value,
-            "phase_peak_bytes": {phase.value: n for phase, n in self.phase_peak_bytes.items()},
-            "rank_peak_bytes": [*self.rank_peak_bytes],
-            "steps_seconds": [*self.steps_seconds],
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Probe:
-        """Rebuild a probe from :meth:`to_dict`.
-
-        Raises:
-            KeyError, ValueError, TypeError: the data does not describe a probe.
-        """
-        peaks = {Phase(name): int(peak) for name, peak in data["phase_peak_bytes"].items()}
-        return cls(
-            **{
-                **data,
-                "outcome": Outcome(data["outcome"]),
-                "phase_peak_bytes": peaks,
-                "rank_peak_bytes": tuple(data["rank_peak_bytes"]),
-                "steps_seconds": tuple(data.get("steps_seconds", ())),
-            }
-        )
+    @property
+    def tensor_bytes(self) -> int:
+        """The most bytes that tensors held at any moment; 0 if not read."""
+        return self.peak_allocated_bytes or max(self.phase_peak_bytes.values(), default=0)
 
 
 def peak_at(probes: Iterable[Probe], batch_size: int) -> int | None:

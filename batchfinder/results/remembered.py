@@ -74,11 +74,8 @@ class Remembered:
 
     def is_proved_by(self, probe: Probe, *, is_repeatable: bool) -> bool:
         """Return True if a confirmation of the batch size proves the answer again."""
-        then = max((_peak(p) for p in self.probes if p.batch_size == self.batch_size), default=0)
+        before = (p.tensor_bytes for p in self.probes if p.batch_size == self.batch_size)
+        then = max(before, default=0)
         tolerance = SAME_PEAK if is_repeatable else SAME_PEAK_UNREPEATABLE
-        is_same = abs(_peak(probe) - then) <= tolerance * then
+        is_same = abs(probe.tensor_bytes - then) <= tolerance * then
         return self.is_current and probe.fits and is_same
-
-
-def _peak(probe: Probe) -> int:
-    return probe.peak_allocated_bytes or max(probe.phase_peak_bytes.values(), default=0)

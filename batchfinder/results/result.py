@@ -5,12 +5,13 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from batchfinder.results.accumulation import AccumulationPlan, plan_accumulation
 from batchfinder.results.memory_model import MemoryModel
 from batchfinder.results.probe import Outcome, Probe
+from batchfinder.results.record import Record
 from batchfinder.results.summary import Summarized
 from batchfinder.results.throughput import Throughput
 from batchfinder.results.version import SCHEMA_VERSION
@@ -35,7 +36,7 @@ class Status(enum.Enum):
 
 
 @dataclass(frozen=True)
-class NextFailure:
+class NextFailure(Record):
     """The smallest batch size above the answer that was tried, and why it failed."""
 
     batch_size: int
@@ -44,7 +45,7 @@ class NextFailure:
 
 
 @dataclass(frozen=True, repr=False)
-class BatchSizeResult(Summarized):
+class BatchSizeResult(Summarized, Record):
     """The answer of a search, with the evidence for it.
 
     ``int(result)`` is the batch size, ``str(result)`` a one-line summary. ``result.to_json()`` has
@@ -176,47 +177,14 @@ class BatchSizeResult(Summarized):
         properties there is ``schema_version``: while it stays the same, names keep their meaning
         and new ones may be added.
         """
-        failure, model = self.next_failure, self.memory_model
         return {
             "schema_version": SCHEMA_VERSION,
-            **vars(self),
-            "status": self.status.value,
-            "probes": [probe.to_dict() for probe in self.probes],
-            "memory_model": model and model.to_dict(),
-            "next_failure": failure and {**vars(failure), "outcome": failure.outcome.value},
-            "versions": dict(self.versions),
-            "warnings": [*self.warnings],
+            **super().to_dict(),
             "is_final": self.is_final,
-            "throughput": self.throughput and self.throughput.to_dict(),
-            "notes": [*self.notes],
             "world_size": self.world_size,
             "rank_peak_bytes": [*self.rank_peak_bytes],
             "limiting_rank": self.limiting_rank,
         }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> BatchSizeResult:
-        """Rebuild a result from :meth:`to_dict`. Names that are no attributes are ignored.
-
-        Raises:
-            KeyError, ValueError, TypeError: the data does not describe a result.
-        """
-        failure, model = data["next_failure"], data["memory_model"]
-        throughput = data.get("throughput")
-        known = {one.name: data[one.name] for one in fields(cls) if one.name in data}
-        return cls(
-            **{
-                **known,
-                "status": Status(data["status"]),
-                "probes": tuple(map(Probe.from_dict, data["probes"])),
-                "memory_model": model and MemoryModel.from_dict(model),
-                "throughput": throughput and Throughput.from_dict(throughput),
-                "next_failure": failure
-                and NextFailure(**{**failure, "outcome": Outcome(failure["outcome"])}),
-                "warnings": tuple(data["warnings"]),
-                "notes": tuple(data["notes"]),
-            }
-        )
 
     def to_json(self) -> str:
         """Return the JSON object that ``batchfinder find --json`` prints."""

@@ -9,7 +9,8 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from batchfinder.results.record import Record
 
 # A size within this fraction of the best rate counts as just as fast.
 AS_FAST = 0.02
@@ -36,7 +37,7 @@ DRIFT_ERRORS = 3
 
 
 @dataclass(frozen=True)
-class Rate:
+class Rate(Record):
     """The speed of training at one batch size.
 
     Attributes:
@@ -58,7 +59,7 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class Throughput:
+class Throughput(Record):
     """The speed of training at several batch sizes.
 
     Attributes:
@@ -78,19 +79,6 @@ class Throughput:
         if not seconds[0][0] <= batch_size <= seconds[-1][0]:
             return None
         return batch_size / interpolated(seconds, batch_size)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the throughput as plain data, ready for JSON."""
-        return {**vars(self), "rates": [vars(rate) for rate in self.rates]}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Throughput:
-        """Rebuild it from :meth:`to_dict`.
-
-        Raises:
-            KeyError, TypeError: the data does not describe a throughput.
-        """
-        return cls(**{**data, "rates": tuple(Rate(**rate) for rate in data["rates"])})
 
 
 def interpolated(points: Sequence[tuple[int, float]], at: int) -> float:

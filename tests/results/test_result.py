@@ -118,7 +118,7 @@ def test_a_probe_survives_a_json_round_trip(probe: Probe) -> None:
     assert Probe.from_dict(json.loads(json.dumps(probe.to_dict()))) == probe
 
 
-@pytest.mark.parametrize("missing", ["outcome", "phase_peak_bytes", "batch_size"])
+@pytest.mark.parametrize("missing", ["outcome", "steps", "batch_size"])
 def test_a_missing_field_is_an_error(missing: str) -> None:
     data = PROBE.to_dict()
     del data[missing]
