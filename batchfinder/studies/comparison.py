@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchfinder.results.accumulation import AccumulationPlan, Split
+from batchfinder.results.record import Record
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.results.summary import Summarized, answer, table_of
 from batchfinder.results.throughput import interpolated
@@ -17,7 +18,7 @@ from batchfinder.studies.strategies import Strategy
 
 
 @dataclass(frozen=True, repr=False)
-class StrategyRow(Summarized):
+class StrategyRow(Summarized, Record):
     """The result of one strategy.
 
     Attributes:
@@ -98,7 +99,7 @@ class StrategyRow(Summarized):
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Summarized):
+class Comparison(Summarized, Record):
     """Strategies side by side, on one device.
 
     Attributes:
@@ -129,7 +130,11 @@ class Comparison(Summarized):
         Of equals, the one with the fewest bytes of model states: it leaves the most memory.
         """
         rows = [row for row in self.rows if row.batch_size]
-        return max(rows, key=_batch_size_and_room, default=None)
+        return max(
+            rows,
+            key=lambda row: (row.batch_size, -(row.model_state_bytes or math.inf)),
+            default=None,
+        )
 
     @property
     def fastest(self) -> StrategyRow | None:
@@ -137,26 +142,24 @@ class Comparison(Summarized):
 
         None if nothing was measured.
         """
-        if self.global_batch_size is not None:
-            timed = [row for row in self.rows if row.split_seconds and row.split]
-            return min(timed, key=_seconds_of_an_example, default=None)
-        timed = [row for row in self.rows if row.samples_per_second]
-        return max(timed, key=lambda row: row.samples_per_second or 0.0, default=None)
+        return max(filter(self._speed, self.rows), key=self._speed, default=None)
+
+    def _speed(self, row: StrategyRow) -> float:
+        """Return the examples per second that count for a row; 0 if unmeasured."""
+        if self.global_batch_size is None:
+            return row.samples_per_second or 0.0
+        if row.split is None or not row.split_seconds:
+            return 0.0
+        return row.split.global_batch_size / row.split_seconds
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as plain data, ready for JSON."""
         largest, fastest = self.largest, self.fastest
         return {
             "schema_version": SCHEMA_VERSION,
-            "device": self.device,
-            "budget_bytes": self.budget_bytes,
-            "is_measured": self.is_measured,
-            "global_batch_size": self.global_batch_size,
-            "base": self.base,
+            **super().to_dict(),
             "largest": largest.strategy.name if largest else None,
             "fastest": fastest.strategy.name if fastest else None,
-            "rows": [row.to_dict() for row in self.rows],
-            "warnings": [*self.warnings],
         }
 
 
@@ -171,13 +174,3 @@ def seconds_of_step(result: BatchSizeResult, batch_size: int) -> float | None:
             known = readings.get(probe.batch_size, probe.step_seconds)
             readings[probe.batch_size] = min(known, probe.step_seconds)
     return interpolated(sorted(readings.items()), batch_size) if readings else None
-
-
-def _batch_size_and_room(row: StrategyRow) -> tuple[int, float]:
-    return row.batch_size, -(row.model_state_bytes or math.inf)
-
-
-def _seconds_of_an_example(row: StrategyRow) -> float:
-    assert row.split is not None
-    assert row.split_seconds is not None
-    return row.split_seconds / row.split.global_batch_size

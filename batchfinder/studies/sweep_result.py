@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from batchfinder.results.probe import Probe
+from batchfinder.results.record import Record
 from batchfinder.results.summary import Summarized, answer, table_of
 from batchfinder.results.version import SCHEMA_VERSION
 
@@ -17,7 +18,7 @@ _PROPORTIONAL = 0.02
 
 
 @dataclass(frozen=True, repr=False)
-class SweepRow(Summarized):
+class SweepRow(Summarized, Record):
     """The largest batch size for one value.
 
     Attributes:
@@ -74,7 +75,7 @@ class SweepRow(Summarized):
 
 
 @dataclass(frozen=True, repr=False)
-class Sweep(Summarized):
+class Sweep(Summarized, Record):
     """The largest batch size for each value of some arguments, on one device.
 
     Attributes:
@@ -153,15 +154,9 @@ class Sweep(Summarized):
         """Return the sweep as plain data, ready for JSON."""
         return {
             "schema_version": SCHEMA_VERSION,
-            "over": [*self.over],
-            "device": self.device,
-            "budget_bytes": self.budget_bytes,
-            "is_measured": self.is_measured,
+            **super().to_dict(),
             "max_tokens": self.max_tokens,
-            "mixed_percent": self.mixed_percent,
             "number_of_probes": self.number_of_probes,
-            "rows": [row.to_dict() for row in self.rows],
-            "warnings": [*self.warnings],
         }
 
 
