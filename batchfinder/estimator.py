@@ -129,7 +129,7 @@ def estimate_max_batch(
     )
     (estimate,) = estimate_on_gpus(
         setup,
-        [find_gpu(gpu) if isinstance(gpu, str) else gpu],
+        [find_gpu(gpu)],
         options,
         AllocatorSettings(expandable_segments=expandable_segments),
         whole_bounds(min_batch_size, max_batch_size, multiple_of),
@@ -216,7 +216,7 @@ def estimate_peak_memory(
         mode=mode,
         eval_batch_size=eval_batch_size,
     )
-    device = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    device = find_gpu(gpu)
     settings = AllocatorSettings(expandable_segments=expandable_segments)
     traces = StepTraces(setup, options, device.compute_capability)
     prober = SimulatedProber(traces, device, options, settings)

@@ -58,16 +58,18 @@ def all_gpus() -> tuple[Gpu, ...]:
     return tuple(_to_gpu(row) for row in _tables()["gpu"])
 
 
-def find_gpu(name: str, cuda: tuple[int, int] = CURRENT_CUDA) -> Gpu:
+def find_gpu(name: str | Gpu, cuda: tuple[int, int] = CURRENT_CUDA) -> Gpu:
     """Find a GPU by its name; case, spaces and punctuation do not matter.
 
     Args:
-        name: the GPU's name, such as ``"rtx3090"`` or ``"A100 80GB"``.
+        name: the GPU's name, such as ``"rtx3090"`` or ``"A100 80GB"``. A GPU is returned as it is.
         cuda: the CUDA version of the PyTorch build, which decides the overhead.
 
     Raises:
         UsageError: the name is unknown.
     """
+    if isinstance(name, Gpu):
+        return name
     rows = {
         _key(spelling): row
         for row in _tables()["gpu"]
