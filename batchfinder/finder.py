@@ -179,9 +179,7 @@ def find_max_batch(
         try:
             result = run_search(
                 prober,
-                min_batch_size=bounds[0],
-                max_batch_size=bounds[1],
-                multiple_of=bounds[2],
+                bounds,
                 on_probe=on_probe,
                 measures_throughput=throughput,
                 prices=prices_for(prober),

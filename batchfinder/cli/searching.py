@@ -54,7 +54,6 @@ def search_in_terminal(
         TimeLimitError: no size was confirmed in time.
         BatchFinderError: the search cannot be made, or has failed.
     """
-    smallest, largest, multiple_of = bounds
     seconds = None if deadline is None else ALARM * deadline.seconds_left()
     probes: list[Probe] = []
     with terminated_as_ctrl_c(seconds) as why:
@@ -70,9 +69,7 @@ def search_in_terminal(
                 try:
                     result = run_search(
                         prober,
-                        min_batch_size=smallest,
-                        max_batch_size=largest,
-                        multiple_of=multiple_of,
+                        bounds,
                         on_probing=reporter.probing,
                         on_probe=on_probe,
                         head_start=make_head_start(prober),

@@ -26,10 +26,8 @@ OnProbe = Callable[[Probe], None]
 
 def run_search(
     prober: Prober,
+    bounds: Bounds = (1, None, 1),
     *,
-    min_batch_size: int = 1,
-    max_batch_size: int | None = None,
-    multiple_of: int = 1,
     on_probing: Callable[[int, bool], None] | None = None,
     on_probe: OnProbe | None = None,
     head_start: HeadStart | None = None,
@@ -42,9 +40,7 @@ def run_search(
 
     Args:
         prober: tries the sizes.
-        min_batch_size: the smallest size to try.
-        max_batch_size: the largest size to try.
-        multiple_of: every size tried is a multiple of it.
+        bounds: the smallest size, the largest or None, and what each size is a multiple of.
         on_probing: called with the size, and whether it is a confirmation, as each probe begins.
         on_probe: called with each probe as it ends.
         head_start: the estimate to start from; None to start without one.
@@ -64,6 +60,7 @@ def run_search(
         Exception: whatever the prober raises.
     """
     started = time.monotonic()
+    smallest, largest, multiple_of = bounds
     head_start = head_start or HeadStart()
     spent_before = sum(prober.seconds_by_part.values())
     probes: list[Probe] = []
@@ -87,34 +84,32 @@ def run_search(
     proved = remembered if finding else None
 
     def search_from(smallest: int) -> Finding:
-        bounds = (smallest, max_batch_size, multiple_of)
         return search(
             run,
             budget_bytes=prober.budget_bytes,
             smallest=smallest,
-            largest=max_batch_size,
+            largest=largest,
             multiple_of=multiple_of,
             is_repeatable=prober.is_repeatable,
-            guess=head_start.of(prober, bounds),
+            guess=head_start.of(prober, (smallest, largest, multiple_of)),
             replays=head_start.replays,
             prices=prices,
             confirmed=seen,
             deadline=deadline,
         )
 
-    next_size = max(2, min_batch_size + 1)
+    next_size = max(2, smallest + 1)
     try:
-        finding = finding or search_from(min_batch_size)
+        finding = finding or search_from(smallest)
     except BatchTooSmallError:
-        if len(probes) > len(seen) or (max_batch_size is not None and max_batch_size < next_size):
+        if len(probes) > len(seen) or (largest is not None and largest < next_size):
             raise
     if finding is None:  # not above, where later errors would be chained to that one
         finding = search_from(next_size)
     _check(finding, deadline)
     expanded = head_start.expanded if prober.may_expand else None
-    of_the_finding = warnings_about(finding, prober, max_batch_size, multiple_of, expanded=expanded)
+    of_the_finding = warnings_about(finding, prober, largest, multiple_of, expanded=expanded)
     warnings = [*head_start.notes, *prober.warnings, *of_the_finding]
-    bounds = (min_batch_size, max_batch_size, multiple_of)
     throughput = _timed(finding, run, probes, bounds) if measures_throughput else None
     seconds = time.monotonic() - started
     model = memory_model_of(proved.probes, prober.is_repeatable) if proved else None

@@ -15,7 +15,7 @@ from batchfinder.simulation.gpus import Gpu, find_gpu
 from batchfinder.studies.comparison import Comparison
 from batchfinder.studies.estimating import estimate_strategies
 from batchfinder.studies.measuring import measure_strategies
-from batchfinder.studies.study import study_of
+from batchfinder.studies.study import comparisons_of, study_of
 from batchfinder.training.completion import completed
 from batchfinder.training.setup import (
     LossFunction,
@@ -121,10 +121,9 @@ def compare_strategies(
         global_batch_size=global_batch_size,
         is_measured=measure,
     )
-    if gpu is None:
-        comparison = measure_strategies(study)
-    else:
-        (comparison,) = estimate_strategies(study, [find_gpu(gpu) if isinstance(gpu, str) else gpu])
+    gpus = [] if gpu is None else [find_gpu(gpu)]
+    rows = estimate_strategies(study, gpus) if gpus else measure_strategies(study)
+    (comparison,) = comparisons_of(study, [*rows], gpus)
     comparison = dataclasses.replace(comparison, warnings=(*warnings, *comparison.warnings))
     warn_of(comparison.warnings)
     return comparison

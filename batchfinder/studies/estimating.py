@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from batchfinder.estimator import estimate_on_gpus
-from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.simulation.estimate import Estimate
 from batchfinder.simulation.gpus import Gpu, nccl_bytes
 from batchfinder.simulation.kernels.attention import ComputeCapability
@@ -14,9 +13,9 @@ from batchfinder.simulation.tracing.caches import Caches
 from batchfinder.simulation.tracing.data_parallel import Cluster
 from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.studies.apply_strategy import applied
-from batchfinder.studies.comparison import Comparison, StrategyRow
+from batchfinder.studies.comparison import StrategyRow
 from batchfinder.studies.strategies import Strategy
-from batchfinder.studies.study import Study, reason_of
+from batchfinder.studies.study import Study, reason_of, warnings_of
 
 SAVES_NOTHING = "saves nothing here: no less is kept for the backward pass"
 
@@ -25,20 +24,14 @@ _SAME = 0.001
 
 
 def estimate_strategies(
-    study: Study,
-    gpus: Sequence[Gpu],
-    settings: AllocatorSettings | None = None,
-    on_begin: Callable[[Strategy], None] = lambda _: None,
-    on_end: Callable[[Sequence[StrategyRow]], None] = lambda _: None,
-) -> list[Comparison]:
-    """Estimate every strategy on each GPU.
+    study: Study, gpus: Sequence[Gpu], on_begin: Callable[[str], None] = lambda _: None
+) -> Iterator[list[StrategyRow]]:
+    """Estimate every strategy on each GPU. Yield its rows, one for each GPU, as it ends.
 
     Args:
         study: the comparison to make.
         gpus: at least one GPU.
-        settings: settings of the caching allocator.
-        on_begin: called with each strategy before it is traced.
-        on_end: called with its rows, one for each GPU, as it ends.
+        on_begin: called as each strategy begins, with a text such as ``tracing bf16 ...``.
 
     Raises:
         Exception: the error of the first strategy, which changes nothing.
@@ -47,55 +40,29 @@ def estimate_strategies(
     traced: dict[Strategy, list[tuple[Strategy, StepTraces]]] = {}
     caches = Caches(study.setup.model)
     for strategy in study.strategies:
-        on_begin(strategy)
+        on_begin(f"tracing {strategy.name} ...")
         try:
-            estimates, blocks = _estimates(study, strategy, gpus, settings, traced, caches)
+            estimates, blocks = _estimates(study, strategy, gpus, traced, caches)
         except Exception as error:
             if not done:
                 raise
-            done.append([StrategyRow(strategy, note=reason_of(error)) for _ in gpus])
+            rows = [StrategyRow(strategy, note=reason_of(error)) for _ in gpus]
         else:
-            known = _warnings(done)
+            known = warnings_of(done)
             rows = []
             for index, estimate in enumerate(estimates):
                 new = (text for text in estimate.result.warnings if text not in known)
                 note = next(new, "") if done else ""
                 row = _row(study, strategy, estimate, blocks, note)
                 rows.append(_checked(row, [before[index] for before in done]))
-            done.append(rows)
-        on_end(done[-1])
-    return estimated_comparisons(study, gpus, done)
-
-
-def estimated_comparisons(
-    study: Study, gpus: Sequence[Gpu], done: Sequence[Sequence[StrategyRow]]
-) -> list[Comparison]:
-    """Return the comparisons of the finished strategies, whose rows are one for each GPU."""
-    return [
-        Comparison(
-            gpu.name,
-            of_gpu[0].result.budget_bytes if of_gpu[0].result else 0,
-            False,
-            of_gpu,
-            study.global_batch_size,
-            study.base,
-            _warnings(done),
-        )
-        for gpu, of_gpu in zip(gpus, zip(*done, strict=True), strict=bool(done))
-    ]
-
-
-def _warnings(done: Sequence[Sequence[StrategyRow]]) -> tuple[str, ...]:
-    """Return the warnings of the first strategy, which hold for all."""
-    first = [row.result for rows in done[:1] for row in rows if row.result]
-    return tuple(dict.fromkeys(text for result in first for text in result.warnings))
+        done.append(rows)
+        yield rows
 
 
 def _estimates(
     study: Study,
     strategy: Strategy,
     gpus: Sequence[Gpu],
-    settings: AllocatorSettings | None,
     traced: dict[Strategy, list[tuple[Strategy, StepTraces]]],
     caches: Caches,
 ) -> tuple[list[Estimate], str]:
@@ -122,8 +89,7 @@ def _estimates(
             step.setup,
             gpus,
             step.options,
-            settings,
-            study.bounds,
+            bounds=study.bounds,
             make_traces=make_traces,
         )
     return estimates, step.blocks

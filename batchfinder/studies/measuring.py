@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from batchfinder.simulation.gpus import NO_GPU
 from batchfinder.simulation.scaled_recording import head_start_of
 from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.studies.apply_strategy import Applied, applied
-from batchfinder.studies.comparison import Comparison, StrategyRow, seconds_of_step
+from batchfinder.studies.comparison import StrategyRow, seconds_of_step
 from batchfinder.studies.strategies import Strategy
 from batchfinder.studies.study import Study, probing, reason_of
 
@@ -29,46 +29,25 @@ _NEEDS_RANKS = (
 
 
 def measure_strategies(
-    study: Study,
-    on_begin: Callable[[str], None] = lambda _: None,
-    on_end: Callable[[StrategyRow], None] = lambda _: None,
-) -> Comparison:
-    """Search with every strategy on the device.
+    study: Study, on_begin: Callable[[str], None] = lambda _: None
+) -> Iterator[list[StrategyRow]]:
+    """Search with every strategy on the device. Yield the row of each as it ends.
 
     Args:
         study: the comparison to make.
         on_begin: called as each probe begins, with a text such as ``bf16: trying 64 ...``.
-        on_end: called with each row as it ends.
 
     Raises:
         Exception: the error of the first strategy, which changes nothing.
     """
-    rows: list[StrategyRow] = []
     for strategy in study.strategies:
         try:
             row = _measured(study, strategy, on_begin)
         except Exception as error:
-            if not rows:
+            if strategy == study.strategies[0]:
                 raise
             row = StrategyRow(strategy, note=reason_of(error))
-        rows.append(row)
-        on_end(row)
-    return measured_comparison(study, rows)
-
-
-def measured_comparison(study: Study, rows: Sequence[StrategyRow]) -> Comparison:
-    """Return the comparison of the finished rows. The first row must have a result."""
-    base = rows[0].result
-    assert base is not None
-    return Comparison(
-        base.device,
-        base.budget_bytes,
-        True,
-        tuple(rows),
-        study.global_batch_size,
-        study.base,
-        base.warnings,
-    )
+        yield [row]
 
 
 def _measured(study: Study, strategy: Strategy, on_begin: Callable[[str], None]) -> StrategyRow:
@@ -95,16 +74,9 @@ def _measured(study: Study, strategy: Strategy, on_begin: Callable[[str], None])
 def _search(
     study: Study, step: Applied, on_probing: Callable[[int, bool], None]
 ) -> BatchSizeResult:
-    smallest, largest, multiple_of = study.bounds
     with closing(choose_prober(step.setup, step.options)) as prober:
-        return run_search(
-            prober,
-            min_batch_size=smallest,
-            max_batch_size=largest,
-            multiple_of=multiple_of,
-            on_probing=on_probing,
-            head_start=head_start_of(prober, step.options.confirm_steps),
-        )
+        head_start = head_start_of(prober, step.options.confirm_steps)
+        return run_search(prober, study.bounds, on_probing=on_probing, head_start=head_start)
 
 
 def _model_states(step: Applied, batch_size: int) -> int | None:

@@ -10,12 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 from batchfinder.results.probe import Probe
 from batchfinder.results.result import Status
 from batchfinder.search.bounds import Bounds, check_bounds
-from batchfinder.search.head_start import HeadStart
 from batchfinder.search.prober import Prober
 from batchfinder.search.run import run_search
 from batchfinder.simulation.scaled_recording import head_start_of
@@ -84,7 +82,13 @@ class SizeSweep:
             return self._searched(prober, x, Answer(), on_probing)
         answer = Answer()
         head_start = head_start_of(prober, self._confirm_steps)
-        run = partial(_run, prober, head_start, answer, on_probing)
+
+        def run(batch_size: int, *, confirm: bool) -> Probe:
+            on_probing(batch_size, confirm)
+            probe = head_start.judged(prober.probe(batch_size, confirm=confirm))
+            answer.probes.append(probe)
+            return probe
+
         level = self._level * prober.budget_bytes
         if len(self.scaling.per_sample_bytes) == 1:
             # Other example sizes may leave smaller gaps than the first.
@@ -143,15 +147,8 @@ class SizeSweep:
         answer: Answer,
         on_probing: Callable[[int, bool], None],
     ) -> Answer:
-        smallest, largest, multiple_of = self._bounds
-        result = run_search(
-            prober,
-            min_batch_size=smallest,
-            max_batch_size=largest,
-            multiple_of=multiple_of,
-            on_probing=on_probing,
-            head_start=head_start_of(prober, self._confirm_steps),
-        )
+        head_start = head_start_of(prober, self._confirm_steps)
+        result = run_search(prober, self._bounds, on_probing=on_probing, head_start=head_start)
         answer.probes += result.probes
         answer.batch_size = result.batch_size
         answer.warnings = result.warnings
@@ -174,20 +171,4 @@ class SizeSweep:
         return self._bounds[2]
 
     def _on_grid(self, size: float) -> int:
-        on_grid = math.floor(min(size, self._last) / self._unit) * self._unit
-        return max(on_grid, 0)
-
-
-def _run(
-    prober: Prober,
-    head_start: HeadStart,
-    answer: Answer,
-    on_probing: Callable[[int, bool], None],
-    batch_size: int,
-    *,
-    confirm: bool,
-) -> Probe:
-    on_probing(batch_size, confirm)
-    probe = head_start.judged(prober.probe(batch_size, confirm=confirm))
-    answer.probes.append(probe)
-    return probe
+        return max(0, math.floor(min(size, self._last) / self._unit) * self._unit)

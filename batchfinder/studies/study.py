@@ -1,4 +1,4 @@
-"""The request for a comparison: what to train, by which strategies, within which bounds."""
+"""The request for a comparison, and the comparisons of the strategies that have ended."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from batchfinder.errors import BatchFinderError, UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.results.accumulation import AccumulationPlan, plan_accumulation
 from batchfinder.search.bounds import Bounds, check_bounds, whole_number
+from batchfinder.simulation.gpus import Gpu
+from batchfinder.studies.comparison import Comparison, StrategyRow
 from batchfinder.studies.strategies import Strategy, parse_strategy, usual_strategies
 from batchfinder.training.optimizer import DEFAULT_OPTIMIZER, FUSED, find_optimizer
 from batchfinder.training.setup import TrainingSetup
@@ -108,6 +110,38 @@ def study_of(
         )
     rows = tuple(dict.fromkeys((Strategy(), *named)))
     return Study(setup, options, rows, bounds, world_size, global_batch_size)
+
+
+def comparisons_of(
+    study: Study, done: Sequence[Sequence[StrategyRow]], gpus: Sequence[Gpu] = ()
+) -> list[Comparison]:
+    """Return the comparisons of the strategies that have ended; none before the first has.
+
+    Args:
+        study: the request.
+        done: for each strategy, its rows: one for each GPU, or the measured one.
+        gpus: the simulated GPUs; none if the rows are measured.
+    """
+    results = [row.result for rows in done[:1] for row in rows if row.result]
+    devices = [gpu.name for gpu in gpus] or [result.device for result in results]
+    return [
+        Comparison(
+            device,
+            result.budget_bytes,
+            not gpus,
+            rows,
+            study.global_batch_size,
+            study.base,
+            warnings_of(done),
+        )
+        for device, result, rows in zip(devices, results, zip(*done, strict=True), strict=False)
+    ]
+
+
+def warnings_of(done: Sequence[Sequence[StrategyRow]]) -> tuple[str, ...]:
+    """Return the warnings of the first strategy, which hold for all."""
+    first = [row.result for rows in done[:1] for row in rows if row.result]
+    return tuple(dict.fromkeys(text for result in first for text in result.warnings))
 
 
 def probing(name: str, on_begin: Callable[[str], None]) -> Callable[[int, bool], None]:

@@ -138,8 +138,7 @@ def sweep_max_batch(
     if gpu is None:
         sweep = sweep_on_device(load, over, options, bounds, on_end)
     else:
-        gpus = [find_gpu(gpu) if isinstance(gpu, str) else gpu]
-        (sweep,) = sweep_on_gpus(load, over, gpus, options, bounds, on_end)
+        (sweep,) = sweep_on_gpus(load, over, [find_gpu(gpu)], options, bounds, on_end)
     warn_of(sweep.warnings)
     return sweep
 

@@ -26,6 +26,6 @@ def search_here(
     """
     prober = Supervisor(Here(setup), ProbeOptions(device="cpu", **options))
     try:
-        return run_search(prober, max_batch_size=max_batch_size)
+        return run_search(prober, (1, max_batch_size, 1))
     finally:
         prober.close()

@@ -159,7 +159,7 @@ def test_a_launch_whose_requests_do_not_last_is_shown_as_refused() -> None:
     options = RunOptions(device="cpu", memory_limit=4 * GIB)
     prober = LaunchProber(Template([*command, "{batch_size}"]), options, 1, Prices(confirm=1))
     head_start = HeadStart(lasts=lambda batch_size: batch_size < 3)
-    found = run_search(prober, max_batch_size=3, head_start=head_start)
+    found = run_search(prober, (1, 3, 1), head_start=head_start)
     result = prober.conclude(found)
     assert result.batch_size == 2
     refused = {probe.batch_size: probe.note for probe in result.probes if not probe.fits}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
@@ -12,17 +12,14 @@ from batchfinder.cli.output import deliver, live_line, print_notes, width_of_tab
 from batchfinder.cli.request import request_of
 from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import UsageError
-from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.probing.devices.versions import versions
 from batchfinder.reporting.comparison import comparison_table, equation_lines, marked_rows
 from batchfinder.reporting.page.page import check_report
 from batchfinder.results.version import SCHEMA_VERSION
-from batchfinder.simulation.gpus import Gpu
 from batchfinder.studies.comparison import Comparison, StrategyRow
-from batchfinder.studies.estimating import estimate_strategies, estimated_comparisons
-from batchfinder.studies.measuring import measure_strategies, measured_comparison
-from batchfinder.studies.strategies import Strategy
-from batchfinder.studies.study import Study, study_of
+from batchfinder.studies.estimating import estimate_strategies
+from batchfinder.studies.measuring import measure_strategies
+from batchfinder.studies.study import comparisons_of, study_of
 from batchfinder.training.user_module import is_language_model
 from batchfinder.units import format_seconds
 
@@ -66,12 +63,11 @@ def compare(
                 global_batch_size=global_batch_size,
                 is_measured=is_measured,
             )
-            if is_measured:
-                measured, status = _measured(study, show)
-                comparisons += [measured] if measured else []
-            else:
-                estimated, status = _estimated(study, gpus, show)
-                comparisons += estimated
+            on = [] if is_measured else gpus
+            rows = estimate_strategies(study, on, show) if on else measure_strategies(study, show)
+            done: list[Sequence[StrategyRow]] = []
+            status = _collect(rows, done, show if is_measured else None)
+            comparisons += comparisons_of(study, done, on)
             if status:
                 break
     if status and not comparisons:
@@ -87,37 +83,25 @@ def compare(
     return status or end(fits, request, gpus if is_advised else [])
 
 
-def _estimated(
-    study: Study, gpus: Sequence[Gpu], show: Callable[[str], None]
-) -> tuple[list[Comparison], int]:
-    """Estimate; return what a signal leaves of the comparisons, and the exit status."""
-    done: list[Sequence[StrategyRow]] = []
+def _collect(
+    rows: Iterable[Sequence[StrategyRow]],
+    done: list[Sequence[StrategyRow]],
+    show: Callable[[str], None] | None,
+) -> int:
+    """Collect the rows that end before a signal; return the exit status.
 
-    def on_begin(strategy: Strategy) -> None:
-        show(f"tracing {strategy.name} ...")
-
+    With ``show``, print one line as a strategy ends: a measured comparison takes minutes.
+    """
     with terminated_as_ctrl_c() as why:
         try:
-            settings = AllocatorSettings()
-            return estimate_strategies(study, gpus, settings, on_begin, done.append), 0
+            for each in rows:
+                done.append(each)
+                if show:
+                    show("")
+                    _show_progress(*each)
         except KeyboardInterrupt:
-            return estimated_comparisons(study, gpus, done), why[-1]
-
-
-def _measured(study: Study, show: Callable[[str], None]) -> tuple[Comparison | None, int]:
-    """Measure; return what a signal leaves of the comparison, if anything, and the exit status."""
-    rows: list[StrategyRow] = []
-
-    def on_end(row: StrategyRow) -> None:
-        rows.append(row)
-        show("")
-        _show_progress(row)
-
-    with terminated_as_ctrl_c() as why:
-        try:
-            return measure_strategies(study, show, on_end), 0
-        except KeyboardInterrupt:
-            return measured_comparison(study, rows) if rows else None, why[-1]
+            return why[-1]
+    return 0
 
 
 def _print(comparisons: Sequence[Comparison], *, explain: bool) -> None:
@@ -131,7 +115,6 @@ def _print(comparisons: Sequence[Comparison], *, explain: bool) -> None:
 
 
 def _show_progress(row: StrategyRow) -> None:
-    """Print one line as a strategy ends: a measured comparison takes minutes."""
     if row.result is None:
         text = row.note
     else:

@@ -28,6 +28,7 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.here import Here
 from batchfinder.probing.workers.process_worker import ProcessWorker
 from batchfinder.probing.workers.supervisor import Supervisor
+from batchfinder.search.bounds import Bounds
 from batchfinder.search.run import run_search
 from batchfinder.training.completion import completed
 
@@ -91,7 +92,8 @@ def search(
     make_batch: Any = None,
     precision: str = "fp32",
     accumulate: bool = False,
-    **bounds: Any,
+    bounds: Bounds = (2, 6, 1),
+    **more: Any,
 ) -> BatchSizeResult:
     setup = TrainingSetup(
         model, sample, loss_fn=loss_fn, optimizer=optimizer, make_batch=make_batch
@@ -99,7 +101,7 @@ def search(
     options = ProbeOptions(device="cpu", precision=precision, accumulate=accumulate)
     prober = Supervisor(Here(completed(setup)[0]), options)
     try:
-        return run_search(prober, **{"max_batch_size": 6, "min_batch_size": 2, **bounds})
+        return run_search(prober, bounds, **more)
     finally:
         prober.close()
 
@@ -153,7 +155,7 @@ class _Counting(nn.Module):
 
 def test_a_loss_module_is_as_it_was_too() -> None:
     loss = _Counting().eval()
-    search(Net(), loss_fn=loss, max_batch_size=2)
+    search(Net(), loss_fn=loss, bounds=(2, 2, 1))
     assert loss.calls == 0
     assert not loss.training
 
@@ -205,7 +207,7 @@ def test_a_script_is_told_how_to_search_with_fsdp() -> None:
 
 def test_an_out_of_memory_is_an_outcome_and_the_search_goes_on() -> None:
     model = Net(raising(RuntimeError("DefaultCPUAllocator: can't allocate memory: 12")), at=6)
-    result = search(model, None, max_batch_size=100)
+    result = search(model, None, bounds=(2, 100, 1))
     assert (result.batch_size, result.status) == (5, Status.FOUND)
     assert result.next_failure is not None
     assert (result.next_failure.batch_size, result.next_failure.outcome) == (6, Outcome.OOM)
@@ -219,12 +221,12 @@ def test_a_size_that_breaks_the_device_ends_the_search_with_one_error() -> None:
     with pytest.raises(
         DeviceError, match=r"^a batch of 6 broke .*\(CUDA error: device-side assert triggered\)\. "
     ):
-        search(model, optimizer, max_batch_size=6)
+        search(model, optimizer)
     assert fingerprint(model, optimizer) == before
 
 
 def test_a_size_too_small_for_batch_norm_is_no_failure() -> None:
-    result = search(Net(), None, min_batch_size=1)
+    result = search(Net(), None, bounds=(1, 6, 1))
     assert min(probe.batch_size for probe in result.probes) == 2
     assert result.batch_size == 6
 
