@@ -9,7 +9,7 @@ from typing import Any
 
 from batchfinder.reporting.answer import details, headline
 from batchfinder.reporting.page import charts
-from batchfinder.reporting.page.studies import comparison_rows, memory_map, size_chart, sweep_rows
+from batchfinder.reporting.page.studies import memory_map, names_of, rows_of, size_chart
 from batchfinder.reporting.table import PHASES
 from batchfinder.reporting.wording import label
 from batchfinder.results.result import BatchSizeResult
@@ -28,21 +28,16 @@ def sections_of(data: Data) -> list[str]:
     """
     if "estimates" in data:
         sections, versions = _estimates(data["estimates"]), data["estimates"][0]["versions"]
-    elif "comparisons" in data:
-        sections = [_study(one, comparison_rows(one), 1) for one in data["comparisons"]]
-        versions = data.get("versions", {})
-    elif "over" in data or "sweeps" in data:
-        sweeps = data.get("sweeps", [data])
-        sections = [_study(one, sweep_rows(one), len(one["over"])) for one in sweeps]
-        versions = data.get("versions", {})
-    else:
+    elif "probes" in data:
         sections, versions = [_search(data)], data["versions"]
+    else:
+        studies = data.get("comparisons") or data.get("sweeps") or [data]
+        sections, versions = [_study(one) for one in studies], data.get("versions", {})
     return [*sections, *_reproduce(data.get("reproduce"), versions)]
 
 
-def _study(data: Data, rows: Rows, names: int) -> str:
-    sizes = [row["batch_size"] for row in data["rows"]]
-    by = ", ".join(rows[0][:names])
+def _study(data: Data) -> str:
+    by = ", ".join(names_of(data))
     facts = [f"budget {format_bytes(data['budget_bytes'])}"]
     if data.get("max_tokens"):
         facts.append(f"max_tokens = {data['max_tokens']} is safe at all lengths")
@@ -51,11 +46,11 @@ def _study(data: Data, rows: Rows, names: int) -> str:
             f"<h2>{escape(data['device'])}</h2>",
             f'<p class="lead">{escape(", ".join(facts))}</p>',
             *(f"<p>Note: {escape(warning)}</p>" for warning in data.get("warnings", [])),
-            _picture(f"Largest batch size by {by}", size_chart(rows, sizes, names), {}),
+            _picture(f"Largest batch size by {by}", size_chart(data), {}),
             _picture(f"Memory by {by} and batch size", memory_map(data), {})
             if "over" in data
             else "",
-            _table("Every row", rows),
+            _table("Every row", rows_of(data)),
         ]
     )
 

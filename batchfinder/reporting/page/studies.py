@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from batchfinder.reporting.page.svg import bars, heat_map
@@ -17,62 +17,51 @@ FULL = 0.9
 
 Data = Mapping[str, Any]
 
-MEMORY = ("peak", "model_state", "per_sample")
-COMPARED = ("strategy", "max batch", "peak", "model states", "per sample", "samples/s", "note")
+# Columns without any value are left out of the page's table.
+COLUMNS = ("max batch", "peak", "model states", "per sample", "samples/s", "note")
 
 
-def comparison_rows(data: Data) -> list[tuple[str, ...]]:
-    """Return the rows of a comparison, with a header.
+def names_of(data: Data) -> list[str]:
+    """Return the columns that name a row: the swept arguments, or the strategy."""
+    return list(data.get("over", ["strategy"]))
+
+
+def rows_of(data: Data) -> list[tuple[str, ...]]:
+    """Return the rows of a comparison or a sweep, with a header.
 
     Raises:
-        KeyError: it is none.
+        KeyError: it is neither.
     """
-    rows: list[tuple[str, ...]] = [COMPARED]
+    names = names_of(data)
+    rows: list[tuple[str, ...]] = [(*names, *COLUMNS)]
     for row in data["rows"]:
-        rate = row["samples_per_second"]
-        marks = [mark for mark in ("largest", "fastest") if data[mark] == row["strategy"]]
+        rate = row.get("samples_per_second")
+        marks = ("largest", "fastest") if "strategy" in row else ()
+        notes = [mark for mark in marks if data[mark] == row["strategy"]]
         rows.append(
             (
-                row["strategy"],
-                _size(row),
-                *(bytes_or_dash(row[f"{name}_bytes"]) for name in MEMORY),
+                *(str(row[name]) for name in names),
+                f"{row['batch_size']:,}" if row["batch_size"] else "-",
+                bytes_or_dash(row["peak_bytes"]),
+                bytes_or_dash(row.get("model_state_bytes")),
+                bytes_or_dash(row["per_sample_bytes"]),
                 f"{rate:.3g}" if rate else "-",
-                ", ".join([*marks, *filter(None, [row["note"]])]),
+                ", ".join(filter(None, [*notes, row["note"]])),
             )
         )
     return rows
 
 
-def sweep_rows(data: Data) -> list[tuple[str, ...]]:
-    """Return the rows of a sweep, with a header.
-
-    Raises:
-        KeyError: it is none.
-    """
-    rows: list[tuple[str, ...]] = [(*data["over"], "max batch", "peak", "per sample", "note")]
-    for row in data["rows"]:
-        values = [str(row[name]) for name in data["over"]]
-        memory = [bytes_or_dash(row[f"{name}_bytes"]) for name in ("peak", "per_sample")]
-        rows.append((*values, _size(row), *memory, row["note"]))
-    return rows
-
-
-def size_chart(rows: Sequence[Sequence[str]], sizes: Sequence[int], names: int = 1) -> str:
-    """Draw the batch size of each row.
-
-    Args:
-        rows: of a table, with its header.
-        sizes: of each row; 0 where nothing fits.
-        names: the columns at the left that name a row.
-    """
-    named = [", ".join(row[:names]) for row in rows[1:]]
-    bars_of = [
-        (name, float(size), f"{size:,}" if size else "nothing fits")
-        for name, size in zip(named, sizes, strict=True)
+def size_chart(data: Data) -> str:
+    """Draw the batch size of each row of a comparison or a sweep."""
+    sizes = [row["batch_size"] for row in data["rows"]]
+    rows = [
+        (_name_of(row, data), float(size), f"{size:,}" if size else "nothing fits")
+        for row, size in zip(data["rows"], sizes, strict=True)
     ]
     best = max(sizes, default=0)
     return bars(
-        "Largest batch size", bars_of, lambda index: "bar best" if sizes[index] == best else "bar"
+        "Largest batch size", rows, lambda index: "bar best" if sizes[index] == best else "bar"
     )
 
 
@@ -93,10 +82,11 @@ def memory_map(data: Data) -> str:
     for row in lines:
         answer, peak, slope = (row[key] for key in ("batch_size", "peak_bytes", "per_sample_bytes"))
         shares = [(size, max(0, peak + (size - answer) * slope) / most) for size in sizes]
-        name = ", ".join(str(row[swept]) for swept in data["over"])
-        rows.append((name, [None if n > answer and one > FULL else one for n, one in shares]))
+        rows.append(
+            (_name_of(row, data), [None if n > answer and one > FULL else one for n, one in shares])
+        )
     return heat_map("Share of the memory by batch size", [f"{size:,}" for size in sizes], rows)
 
 
-def _size(row: Data) -> str:
-    return f"{row['batch_size']:,}" if row["batch_size"] else "-"
+def _name_of(row: Data, data: Data) -> str:
+    return ", ".join(str(row[name]) for name in names_of(data))
