@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from batchfinder.reporting.estimates import aligned, fitted
+from batchfinder.reporting.columns import aligned, fitted, title_of
 from batchfinder.reporting.wording import bytes_or_dash
 from batchfinder.units import format_bytes, format_seconds
 
@@ -41,9 +41,9 @@ def comparison_table(comparison: Comparison, width: float = math.inf) -> list[st
             took = row.split_seconds
             cells += [format_seconds(took) if took else "-"] if comparison.is_measured else []
         rows.append([*cells, _note(row, comparison)])
-    beside = "" if comparison.is_measured else " beside the context"
-    title = f"{comparison.device}, budget {format_bytes(comparison.budget_bytes)}{beside}"
-    title += f"; {comparison.rows[0].strategy.name}: {comparison.base}" if comparison.base else ""
+    measured = comparison.is_measured
+    title = title_of(comparison.device, comparison.budget_bytes, is_measured=measured)
+    title += f"; {base.strategy.name}: {comparison.base}" if comparison.base else ""
     return [title, *fitted(rows, width, left=(0, len(head) - 1)), *_blocks(comparison)]
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from batchfinder.reporting.columns import aligned, fitted
 from batchfinder.units import format_bytes
 
 if TYPE_CHECKING:
@@ -118,27 +119,4 @@ def _timeline(explanation: Explanation) -> list[str]:
             if moment.stage.value == name
         )
         lines.append(f"  {name:<15} {bars}".rstrip())
-    return lines
-
-
-def fitted(rows: Sequence[Sequence[str]], width: float, left: Sequence[int] = (0,)) -> list[str]:
-    """Return a table whose first row is its header, or one paragraph a row if it is too wide."""
-    lines = aligned(rows, left)
-    if max(map(len, lines)) <= width:
-        return lines
-    header, *rest = rows
-    paragraphs = [aligned(list(zip(header, row, strict=True)), left=(0, 1)) for row in rest]
-    return [line for paragraph in paragraphs for line in ("", *paragraph)][1:]
-
-
-def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
-    """Pad the cells to columns: the ``left`` ones flush left, the others flush right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
     return lines

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from batchfinder.reporting.estimates import fitted
+from batchfinder.reporting.columns import fitted, title_of
 from batchfinder.reporting.wording import bytes_or_dash
-from batchfinder.units import format_bytes
 
 if TYPE_CHECKING:
     from batchfinder.studies.sweep_result import Sweep, SweepRow
@@ -25,8 +24,7 @@ def sweep_table(sweep: Sweep, width: float = math.inf) -> list[str]:
         cells += [bytes_or_dash(row.peak_bytes), bytes_or_dash(row.per_sample_bytes)]
         cells += [str(len(row.probes)), _note(row)] if sweep.is_measured else [_note(row)]
         rows.append(cells)
-    beside = "" if sweep.is_measured else " beside the context"
-    title = f"{sweep.device}, budget {format_bytes(sweep.budget_bytes)}{beside}"
+    title = title_of(sweep.device, sweep.budget_bytes, is_measured=sweep.is_measured)
     return [title, *fitted(rows, width, left=(len(head) - 1,))]
 
 

@@ -145,12 +145,11 @@ class TerminalReporter:
         lines = details(result, plan, verbose=self._verbose)
         if self._quiet:
             lines = [str(plan)] if plan else []  # the user asked for the plan
-        for text in lines:
-            _print(self._output, Text(text))
         if chart:
             width = self._output.width if self._output.is_terminal else 72
-            for text in memory_lines(result, width, has_blocks=_can_show("●", self._output)):
-                _print(self._output, Text(text))
+            lines += memory_lines(result, width, has_blocks=_can_show("●", self._output))
+        for text in lines:
+            _print(self._output, Text(text))
 
     def _say(self, text: Text) -> None:
         if not self._quiet:
