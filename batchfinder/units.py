@@ -1,4 +1,4 @@
-"""Convert bytes, seconds and percentages to and from text. All sizes are 1024-based."""
+"""Convert bytes, seconds, percentages and counts to and from text. Sizes are 1024-based."""
 
 from __future__ import annotations
 
@@ -131,3 +131,13 @@ def format_rate(samples_per_second: float) -> str:
     if samples_per_second >= 10:
         return f"{samples_per_second:,.0f}"
     return f"{samples_per_second:.2g}"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    Example:
+        >>> count(0, "step"), count(1, "step"), count(3, "step")
+        ('0 steps', '1 step', '3 steps')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

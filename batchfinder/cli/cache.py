@@ -8,6 +8,7 @@ import click
 
 from batchfinder.errors import UsageError
 from batchfinder.results.cache import AnswerCache
+from batchfinder.units import count
 
 # Characters of a key to show: enough to distinguish a thousand answers.
 SHOWN = 8
@@ -43,5 +44,4 @@ def show_answer(start_of_key: str) -> None:
 def clear_answers() -> None:
     """Remove all answers."""
     cache = AnswerCache()
-    count = cache.clear()
-    click.echo(f"Removed {count} answer{'s' * (count != 1)} from {cache.path}")
+    click.echo(f"Removed {count(cache.clear(), 'answer')} from {cache.path}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from batchfinder.units import count
+
 # Folders that are skipped, like hidden ones: they have too many files to compare.
 _SKIPPED = {"__pycache__", "node_modules", "site-packages"}
 # With more files the folder probably holds data sets, and comparing them takes too long.
@@ -35,7 +37,7 @@ class Leftovers:
         if not new:
             return ""
         shown = ", ".join(new[:_SHOWN]) + (" ..." if len(new) > _SHOWN else "")
-        files = f"{len(new)} file" if len(new) == 1 else f"{len(new)} files"
+        files = count(len(new), "file")
         return f"the launches left or changed {files}: {shown}. Try {{scratch}} for outputs"
 
     def _named(self, path: str) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from batchfinder.reporting.advice import PLAIN_REASONS, why_nothing_fits
 from batchfinder.reporting.global_batch import plan_lines
 from batchfinder.reporting.speed import speed_details, speed_verdict
-from batchfinder.reporting.wording import allocator_request_bytes, count, one_line
+from batchfinder.reporting.wording import allocator_request_bytes, one_line
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.memory_model import MemoryModel
 from batchfinder.results.probe import IN_VALIDATION, THRASHING_NOTE, Outcome
 from batchfinder.results.result import BatchSizeResult, Status
-from batchfinder.units import format_bytes, format_seconds
+from batchfinder.units import count, format_bytes, format_seconds
 
 _KINDS = {"train": "", "eval": "validation ", "inference": "inference "}
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from batchfinder.reporting.wording import allocator_request_bytes, count, one_line
+from batchfinder.reporting.wording import allocator_request_bytes, one_line
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import IN_VALIDATION, Outcome, Probe
-from batchfinder.units import format_bytes, format_seconds
+from batchfinder.units import count, format_bytes, format_seconds
 
 BLOCKS = " ▏▎▍▌▋▊▉█"
 

@@ -43,16 +43,6 @@ def bytes_or_dash(size: float | None) -> str:
     return "-" if size is None else format_bytes(size)
 
 
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    Example:
-        >>> count(1, "step"), count(3, "step")
-        ('1 step', '3 steps')
-    """
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def one_line(text: str) -> str:
     r"""Return a text on one line, with control codes spelled out.
 

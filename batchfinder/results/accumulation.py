@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from batchfinder.errors import UsageError
+from batchfinder.units import count
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,8 @@ class Split:
 
     def __str__(self) -> str:
         ranks = f" x {self.world_size} ranks" if self.world_size > 1 else ""
-        steps = self.gradient_accumulation_steps
-        return (
-            f"{self.global_batch_size} = {self.batch_size} per device"
-            f" x {steps} accumulation step{'s' if steps > 1 else ''}{ranks}"
-        )
+        steps = count(self.gradient_accumulation_steps, "accumulation step")
+        return f"{self.global_batch_size} = {self.batch_size} per device x {steps}{ranks}"
 
 
 @dataclass(frozen=True)

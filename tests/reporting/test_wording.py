@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from strategies import texts
 
-from batchfinder.reporting.wording import allocator_request_bytes, count, one_line
+from batchfinder.reporting.wording import allocator_request_bytes, one_line
 from batchfinder.units import GIB, MIB
 
 
@@ -24,10 +24,6 @@ from batchfinder.units import GIB, MIB
 )
 def test_the_request_is_read_from_an_allocators_message(message: str, size: int | None) -> None:
     assert allocator_request_bytes(message) == size
-
-
-def test_one_is_written_in_the_singular() -> None:
-    assert [count(number, "probe") for number in (0, 1, 2)] == ["0 probes", "1 probe", "2 probes"]
 
 
 @given(texts)

@@ -24,6 +24,7 @@ from batchfinder.training.arguments import parse_arguments
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.target import accepts, load_function
 from batchfinder.training.user_module import is_language_model, load_module
+from batchfinder.units import count
 
 
 def sweep(
@@ -130,6 +131,5 @@ def _names_for_batches(
 
 def _show(row: SweepRow) -> None:
     """Print one line as a value ends."""
-    number = len(row.probes)
-    probes = "" if row.note else f", {number} probe{'s' * (number != 1)}"
+    probes = "" if row.note else f", {count(len(row.probes), 'probe')}"
     click.echo(f"  {row}{probes}", err=True)

@@ -7,10 +7,9 @@ from itertools import accumulate
 from typing import Any
 
 from batchfinder.reporting.page.svg import Chart, bars
-from batchfinder.reporting.wording import count
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.results.throughput import Throughput
-from batchfinder.units import format_bytes, format_rate, format_seconds
+from batchfinder.units import count, format_bytes, format_rate, format_seconds
 
 Data = Mapping[str, Any]
 
