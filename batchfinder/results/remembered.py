@@ -33,8 +33,6 @@ class Remembered:
         budget_bytes: memory that a step could use.
         probes: the probes of that search.
         failure: the smallest size above the answer that failed; None if none was tried.
-        is_current: True if everything that the answer depends on is unchanged. If not, the
-            confirmation is only the first probe of a new search.
     """
 
     batch_size: int
@@ -43,7 +41,6 @@ class Remembered:
     budget_bytes: int
     probes: tuple[Probe, ...]
     failure: Probe | None
-    is_current: bool = True
 
     @classmethod
     def of(cls, result: Mapping[str, Any], saved: str) -> Remembered:
@@ -78,4 +75,4 @@ class Remembered:
         then = max(before, default=0)
         tolerance = SAME_PEAK if is_repeatable else SAME_PEAK_UNREPEATABLE
         is_same = abs(probe.tensor_bytes - then) <= tolerance * then
-        return self.is_current and probe.fits and is_same
+        return probe.fits and is_same
