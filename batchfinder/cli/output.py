@@ -50,7 +50,8 @@ def width_of_table() -> float:
 def live_line() -> Iterator[Callable[[str], None]]:
     """Yield a function that shows what runs now on the last line of a terminal.
 
-    Each text replaces the one before; "" clears the line. Pipes and files get nothing.
+    Each text replaces the one before; "" clears the line. Pipes and files get nothing. Rich's
+    status would need a thread, and a search on the CPU forks this process.
     """
 
     def show(text: str) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,14 +14,12 @@ from dataclasses import asdict
 import click
 
 from batchfinder.cli.exiting import TERMINATED
+from batchfinder.cli.output import live_line
 from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import UsageError
 from batchfinder.launching.retries import Retries, counted_retries
 from batchfinder.launching.usage import Gpus, Usage, read_usage
 from batchfinder.units import format_bytes, format_seconds
-
-# Erases the line before the next is written over it.
-_CLEAR = "\r\x1b[K"
 
 
 def watch_training(
@@ -83,10 +80,10 @@ def _follow(
     as_json: bool,
 ) -> str | None:
     """Show the memory until the process ends. Return the peaks; None if there is no process."""
-    is_live = not as_json and os.isatty(2)
     started = time.monotonic()
     peak_host, peak_gpus = 0, dict[str, int]()
-    try:
+    # After Ctrl-C, report what was seen so far.
+    with live_line() as show, suppress(KeyboardInterrupt):
         while (usage := read_usage(pid, gpus)) is not None:
             peak_host = max(peak_host, usage.host_bytes)
             for gpu in usage.gpus:
@@ -96,14 +93,11 @@ def _follow(
             if as_json:
                 facts = {"seconds": round(seconds, 3), **asdict(usage)}
                 print(json.dumps({**facts, "allocation_retries": flushes}), flush=True)
+            elif os.isatty(2):
+                show(_line(usage, flushes, seconds))
             else:
-                text = _line(usage, flushes, seconds, live=is_live)
-                click.echo(text, err=True, nl=not is_live)
+                click.echo(_line(usage, flushes, seconds), err=True)
             _wait(process, every)
-    except KeyboardInterrupt:
-        pass  # report what was seen so far
-    if is_live:
-        sys.stderr.write(_CLEAR)
     if not peak_host:
         return None
     gpu_peaks = (f"GPU {name} {format_bytes(most)}" for name, most in peak_gpus.items())
@@ -119,7 +113,7 @@ def _wait(process: subprocess.Popen[bytes] | None, seconds: float) -> None:
         (process.wait if process else time.sleep)(seconds)
 
 
-def _line(usage: Usage, flushes: int | None, seconds: float, *, live: bool) -> str:
+def _line(usage: Usage, flushes: int | None, seconds: float) -> str:
     parts = [format_seconds(seconds)]
     for gpu in usage.gpus:
         total = format_bytes(gpu.total_bytes)
@@ -130,7 +124,4 @@ def _line(usage: Usage, flushes: int | None, seconds: float, *, live: bool) -> s
             parts.append(f"GPU {gpu.name}: {own} of {total}, {others} by others")
     processes = f" in {usage.processes} processes" if usage.processes > 1 else ""
     parts.append(f"host: {format_bytes(usage.host_bytes)}{processes}")
-    text = "  ".join([*parts, *_retries(flushes)])
-    if not live:
-        return text
-    return _CLEAR + text[: shutil.get_terminal_size().columns - 1]
+    return "  ".join([*parts, *_retries(flushes)])
