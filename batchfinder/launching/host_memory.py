@@ -6,8 +6,8 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
+from batchfinder.launching.usage import resident_bytes
 from batchfinder.probing.devices.cpu import host_memory
 from batchfinder.units import format_bytes
 
@@ -56,7 +56,8 @@ class HostWatch:
             if _is_short(total, free):
                 name = "" if kind is host_memory else f" in {SHARED}"
                 # Which of them train is known only after their first step.
-                used = sum(map(_resident, self._processes()))
+                own = (resident_bytes(pid, with_shared=False) for pid in self._processes())
+                used = sum(filter(None, own))
                 shared_total, shared_free = _shared()
                 shared = shared_total - shared_free
                 return (
@@ -89,12 +90,3 @@ def _shared() -> tuple[int, int]:
     except OSError:  # this host has none
         return 0, 0
     return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
-
-
-def _resident(pid: int) -> int:
-    """Return the memory of a process that it shares with no other, in bytes."""
-    try:
-        pages, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
-    except (OSError, ValueError):  # it has ended
-        return 0
-    return (int(pages) - int(shared)) * os.sysconf("SC_PAGE_SIZE")

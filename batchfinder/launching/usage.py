@@ -87,18 +87,21 @@ class Gpus:
 
 def read_usage(pid: int, gpus: Gpus) -> Usage | None:
     """Read the memory of a process and its descendants; None if the process has ended."""
-    if _resident_bytes(pid) is None:
+    if resident_bytes(pid) is None:
         return None
     pids = {pid, *descendants(pid)}
-    resident = [size for size in map(_resident_bytes, pids) if size is not None]
+    resident = [size for size in map(resident_bytes, pids) if size is not None]
     return Usage(len(resident), sum(resident), gpus.read(pids))
 
 
-def _resident_bytes(pid: int) -> int | None:
-    """Return a process's resident memory; None if it has ended, or only waits to be reaped."""
+def resident_bytes(pid: int, *, with_shared: bool = True) -> int | None:
+    """Return a process's resident memory; None if it has ended, or only waits to be reaped.
+
+    Pages that it shares with other processes count, unless ``with_shared`` is False.
+    """
     with suppress(OSError, ValueError, IndexError):
         state = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
         if state != "Z":
-            pages = int((PROC / str(pid) / "statm").read_text().split()[1])
-            return pages * os.sysconf("SC_PAGE_SIZE")
+            pages, shared = map(int, (PROC / str(pid) / "statm").read_text().split()[1:3])
+            return (pages if with_shared else pages - shared) * os.sysconf("SC_PAGE_SIZE")
     return None
