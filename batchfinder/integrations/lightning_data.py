@@ -119,8 +119,7 @@ class Loaders:
 
 
 def _longest_of(loader: Any) -> DataBatches:
-    if getattr(loader, "batch_sampler", None) is None:  # the data set makes whole batches
-        with preserved_state():
-            return DataBatches(next(iter(loader)), None)
     with preserved_state():
+        if getattr(loader, "batch_sampler", None) is None:  # the data set makes whole batches
+            return DataBatches(next(iter(loader)), None)
         return batches_of_its_loader(loader)
