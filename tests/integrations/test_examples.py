@@ -43,16 +43,16 @@ def script(name: str, launcher: list[str] = PYTHON) -> list[str]:
     return [*launcher, f"scripts/examples/{name}"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fit_plain.py",
-        pytest.param("fit_ddp.py", marks=pytest.mark.slow),
-        pytest.param("fit_lightning.py", marks=needs("lightning")),
-        pytest.param("fit_trainer.py", marks=needs("transformers")),
-        pytest.param("fit_accelerate.py", marks=needs("accelerate")),
-    ],
-)
+EXAMPLES = [
+    "fit_plain.py",
+    pytest.param("fit_ddp.py", marks=pytest.mark.slow),
+    pytest.param("fit_lightning.py", marks=needs("lightning")),
+    pytest.param("fit_trainer.py", marks=needs("transformers")),
+    pytest.param("fit_accelerate.py", marks=needs("accelerate")),
+]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_finds_its_batch_size_and_trains(name: str) -> None:
     launcher = TORCHRUN if name == "fit_ddp.py" else PYTHON
     assert f"trained with {TRAINED[name]}" in output_of(script(name, launcher))
@@ -65,16 +65,7 @@ def test_lightning_s_ranks_find_one_size(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fit_plain.py",
-        "fit_ddp.py",
-        pytest.param("fit_lightning.py", marks=needs("lightning")),
-        pytest.param("fit_trainer.py", marks=needs("transformers")),
-        pytest.param("fit_accelerate.py", marks=needs("accelerate")),
-    ],
-)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_run_finds_it_from_outside(name: str) -> None:
     launcher = TORCHRUN if name == "fit_ddp.py" else PYTHON
     command = script(name, launcher)

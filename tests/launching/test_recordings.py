@@ -68,12 +68,17 @@ def test_a_process_reports_its_requests_only_when_it_waits() -> None:
     assert not recorder.is_on
 
 
+def step(shape: list[int], held: int = 2**20) -> dict[str, Any]:
+    """The report of a step, whose model had an input of a shape."""
+    memory = {"budget_bytes": 2**30, "reserved": held, "allocated": held, "phases": {}}
+    facts = {"device": "cuda:0", "processes": 1, "rank": 0, "retries": 0, "seconds": 0.1}
+    return {"event": "step", "pid": 7, "shapes": [shape], **memory, **facts}
+
+
 def test_the_driver_keeps_the_last_recording_of_a_process() -> None:
     record = Record(4, steps=3, headroom=0.05, cpu_budget_bytes=None)
     record.add({"event": "recording", "pid": 7, "held": [], "steps": [[512]], "streams": []})
-    step = {"device": "cuda:0", "budget_bytes": 2**30, "reserved": 2**20, "allocated": 2**20}
-    more = {"processes": 1, "retries": 0, "seconds": 0.1, "phases": {}, "shapes": [[4, 8]]}
-    record.add({"event": "step", "pid": 7, **step, **more})
+    record.add(step([4, 8]))
     recording = record.trainers[7].recording
     assert recording is not None
     assert recording.steps == [[512]]
@@ -82,17 +87,9 @@ def test_the_driver_keeps_the_last_recording_of_a_process() -> None:
 @pytest.mark.parametrize(("sizes", "steps"), [((4, 4, 4, 4), 3), ((4, 3, 4, 3, 4), 5)])
 def test_batches_of_different_shapes_need_more_steps(sizes: tuple[int, ...], steps: int) -> None:
     record = Record(4, steps=3, headroom=0.05, cpu_budget_bytes=None)
-    step = {"device": "cuda:0", "budget_bytes": 2**30, "reserved": 2**20, "allocated": 2**20}
     for size in sizes:
         if not record.is_over:
-            more = {
-                "processes": 1,
-                "retries": 0,
-                "seconds": 0.1,
-                "phases": {},
-                "shapes": [[size, 8]],
-            }
-            record.add({"event": "step", "pid": 7, **step, **more})
+            record.add(step([size, 8]))
     assert record.steps == steps
 
 
@@ -101,10 +98,8 @@ def test_batches_of_different_lengths_are_told_from_a_smaller_last_one(
     lengths: list[int], differ: bool
 ) -> None:
     record = Record(4, steps=3, headroom=0.05, cpu_budget_bytes=None)
-    step = {"device": "cuda:0", "budget_bytes": 2**30, "reserved": 2**29, "allocated": 2**29}
     for size, length in zip((4, 3, 4, 4, 4, 4), lengths, strict=True):
-        more = {"processes": 1, "retries": 0, "seconds": 0.1, "phases": {}, "rank": 0}
-        record.add({"event": "step", "pid": 7, **step, **more, "shapes": [[size, length]]})
+        record.add(step([size, length], held=2**29))
     assert record.lengths_differ is differ
     verdict = judge(record, None, "", "")
     assert verdict.within(2**29).probe.fits

@@ -232,10 +232,6 @@ def test_verbose_adds_the_cost() -> None:
     assert last == "The search cost as much as 5.0 steps at the size found."
 
 
-def test_a_single_probe_is_written_in_the_singular() -> None:
-    assert headline(result(probes=PROBES[:1]))[-1] == "1 probe, 8.42 s"
-
-
 def test_a_validation_batch_size_says_what_it_holds_for() -> None:
     told = " ".join(details(result(mode="eval")))
     assert "It holds after small training steps" in told

@@ -19,9 +19,9 @@ FAILED = Probe(64, Outcome.FAILED, steps=1, seconds=0.5, note="killed by SIGABRT
 widths = st.none() | st.integers(0, 200)
 
 
-def outcome(probe: Probe, *, verbose: bool = False) -> str:
+def outcome(probe: Probe) -> str:
     """Return the text of the row after the columns."""
-    return ProbeTable(BUDGET, verbose=verbose).row(probe).plain.splitlines()[0][35:]
+    return ProbeTable(BUDGET).row(probe).plain.splitlines()[0][35:]
 
 
 def bar(share: float, *, width: int = 120, has_blocks: bool = True) -> str:
@@ -56,10 +56,6 @@ def test_each_outcome_is_described(probe: Probe, text: str) -> None:
     assert outcome(probe) == text
 
 
-def test_only_verbose_shows_the_allocators_message() -> None:
-    assert outcome(dataclasses.replace(OOM, note=OOM_NOTE), verbose=True) == f"OOM: {OOM_NOTE}"
-
-
 def test_notes_are_one_line_without_control_codes() -> None:
     probe = dataclasses.replace(FAILED, note="first\n\tsecond \x1b[31mred\r")
     assert outcome(probe) == r"failed: first second \x1b[31mred"
@@ -69,13 +65,6 @@ def test_only_a_size_that_fits_has_readings() -> None:
     probe = dataclasses.replace(fits(64, 1.0), outcome=Outcome.OOM)
     row = ProbeTable(BUDGET, width=120).row(probe)
     assert row.plain.split() == ["64", "OOM"]
-
-
-def test_verbose_adds_the_peaks_of_the_phases_and_the_cost() -> None:
-    row = ProbeTable(BUDGET, width=120, verbose=True).row(fits(16, 0.044, steps=2))
-    assert row.plain.splitlines()[1:] == [
-        "              forward/backward 4.9 GiB, optimizer step 3.0 GiB, 2 steps in 88 ms"
-    ]
 
 
 @pytest.mark.parametrize(

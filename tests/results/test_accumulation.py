@@ -65,32 +65,6 @@ def test_a_large_prime_is_fast() -> None:
 
 
 @given(globals_, limits, worlds)
-def test_an_exact_split_is_found_whenever_there_is_one(total: int, limit: int, world: int) -> None:
-    possible = [
-        steps
-        for steps in range(1, total + 1)
-        if total % (steps * world) == 0 and total // (steps * world) <= limit
-    ]
-    exact = plan_accumulation(total, limit, world).exact
-    if not possible:
-        assert exact is None
-    else:
-        assert exact == Split(total // (possible[0] * world), possible[0], world)
-
-
-@given(globals_, limits, worlds)
-def test_every_split_respects_the_limit_and_its_side(total: int, limit: int, world: int) -> None:
-    plan = plan_accumulation(total, limit, world)
-    for split in (plan.exact, plan.below, plan.above):
-        if split is not None:
-            assert 1 <= split.batch_size <= limit
-            assert split.world_size == world
-    assert plan.exact is None or plan.exact.global_batch_size == total
-    assert plan.below is None or plan.below.global_batch_size < total
-    assert plan.above is None or plan.above.global_batch_size > total
-
-
-@given(globals_, limits, worlds)
 def test_below_and_above_are_the_nearest_with_their_number_of_steps(
     total: int, limit: int, world: int
 ) -> None:
@@ -125,10 +99,12 @@ def test_every_split_keeps_to_the_sizes_allowed(
         return
     plan = plan_accumulation(total, limit, world, min_batch_size=least, multiple_of=multiple_of)
     exact = [n for n in allowed if total % (n * world) == 0]
-    assert (plan.exact and plan.exact.batch_size) == max(exact, default=None)
+    largest = max(exact, default=0)
+    assert plan.exact == (Split(largest, total // (largest * world), world) if largest else None)
     assert plan.exact or plan.above
     for split in filter(None, (plan.exact, plan.below, plan.above)):
         assert split.batch_size in allowed
+        assert split.world_size == world
     assert plan.below is None or plan.below.global_batch_size < total
     assert plan.above is None or plan.above.global_batch_size > total
 
