@@ -109,22 +109,24 @@ def sweep_max_batch(
         >>> [(row.values["seq_len"], row.batch_size) for row in sweep.rows]
         [(16, 64), (32, 64)]
     """
+    if isinstance(build, nn.Module | TrainingSetup):
+        fixed = setup_of(build)
+        fixed = dataclasses.replace(fixed, make_batch=make_batch or fixed.make_batch)
+        made_for: Callable[..., Any] = lambda **values: bound(fixed, values)  # noqa: E731
+    else:
+        refuse_unknown_arguments(name_of(build), over, build)
+        made_for = build
 
-    def complete(returned: Any) -> TrainingSetup:
-        given = returned if isinstance(returned, tuple) else (returned,)
-        setup = setup_of(*given)
+    def load(values: Mapping[str, Any]) -> TrainingSetup:
+        made = made_for(**values)
+        setup = setup_of(*(made if isinstance(made, tuple) else (made,)))
         if optimizer is not None:
             setup = dataclasses.replace(setup, optimizer=optimizer)
         return completed(setup)[0]
 
-    if isinstance(build, nn.Module | TrainingSetup):
-        fixed = build if isinstance(build, TrainingSetup) else TrainingSetup(build)
-        setup = dataclasses.replace(fixed, make_batch=make_batch or fixed.make_batch)
-        load: Load = lambda values: complete(bound(setup, values))  # noqa: E731
-    else:
-        refuse_unknown_arguments(name_of(build), over, build)
-        function = build
-        load = lambda values: complete(function(**values))  # noqa: E731
+    def on_end(row: SweepRow, _: Sequence[Sweep]) -> None:
+        on_row(row)
+
     bounds = whole_bounds(min_batch_size, max_batch_size, multiple_of)
     options = ProbeOptions(
         device=device,
@@ -134,7 +136,6 @@ def sweep_max_batch(
         accumulate=accumulate,
         smallest=check_bounds(*bounds)[0],
     )
-    on_end: OnEnd = lambda row, _: on_row(row)  # noqa: E731
     if gpu is None:
         sweep = sweep_on_device(load, over, options, bounds, on_end)
     else:
