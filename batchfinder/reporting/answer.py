@@ -53,26 +53,27 @@ def details(
         lines.append(_guess(result.estimated_batch_size, result.batch_size))
     if plan is not None:
         lines += plan_lines(plan, verbose=verbose)
+    return lines + (_more(result) if verbose else [])
+
+
+def _more(result: BatchSizeResult) -> list[str]:
+    """Return what only ``-v`` shows."""
+    lines = []
     model = result.memory_model
-    if verbose and result.batch_size and model is not None and not model.is_linear:
-        # Without -v, the headline's "roughly" says it.
+    # Without -v, the headline's "roughly" says it.
+    if result.batch_size and model is not None and not model.is_linear:
         lines.append(
             f"Note: memory does not grow linearly here (readings are up to "
             f"{model.worst_residual:.0%} off the line). Search again for another limit."
         )
-    if verbose:
-        lines += [f"Note: {one_line(note)}." for note in result.notes]
-    if verbose and result.batch_size:
+    lines += [f"Note: {one_line(note)}." for note in result.notes]
+    if result.batch_size:
         cost = f"{result.cost_full_size_steps:.1f}"
         lines.append(f"The search cost as much as {cost} steps at the size found.")
-    if verbose and result.seconds_by_part:
+    if result.seconds_by_part:
         parts = sorted(result.seconds_by_part.items(), key=lambda part: -part[1])
-        told = ", ".join(
-            f"{name} {format_seconds(seconds)}"
-            for name, seconds in parts
-            if seconds or name == "rest"
-        )
-        lines.append(f"Time: {told}")
+        told = [f"{name} {format_seconds(time)}" for name, time in parts if time or name == "rest"]
+        lines.append(f"Time: {', '.join(told)}")
     return lines
 
 

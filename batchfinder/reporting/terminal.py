@@ -111,13 +111,8 @@ class TerminalReporter:
         self._live.start(refresh=True)
 
     def probe(self, probe: Probe) -> None:
-        """Show the row of a finished probe.
-
-        Raises:
-            RuntimeError: :meth:`start` was not called.
-        """
-        if self._table is None:
-            raise RuntimeError("call start() before the first probe()")
+        """Show the row of a finished probe. :meth:`start` comes before it."""
+        assert self._table is not None
         self._end_live()
         self._tried = None
         self._say(self._table.row(probe))

@@ -282,11 +282,6 @@ def test_finish_may_be_called_twice() -> None:
     assert screen.stderr == before
 
 
-def test_a_probe_before_start_raises() -> None:
-    with pytest.raises(RuntimeError, match="call start"):
-        Screen().reporter.probe(PROBES[0])
-
-
 def test_by_default_progress_is_on_stderr_and_the_answer_on_stdout(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
