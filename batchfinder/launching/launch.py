@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -138,7 +137,7 @@ class Launch:
 
     def has_python(self, seconds: float) -> bool:
         """Return True if the command has a Python process that is older than ``seconds``."""
-        return any(map(partial(_is_python, seconds), self.processes()))
+        return any(_is_python(pid, seconds) for pid in self.processes())
 
     def owns(self, path: str) -> bool:
         """Return True for a file that is removed with the launch, as those in its scratch."""
@@ -207,7 +206,7 @@ def hooked(order: Path, environment: Mapping[str, str] = os.environ) -> dict[str
     }
 
 
-def _is_python(seconds: float, pid: int) -> bool:
+def _is_python(pid: int, older_than_seconds: float) -> bool:
     folder = Path(f"/proc/{pid}")
     try:
         name = (folder / "exe").readlink().name
@@ -216,4 +215,4 @@ def _is_python(seconds: float, pid: int) -> bool:
     except OSError:  # the process has ended
         return False
     age = uptime - started / os.sysconf("SC_CLK_TCK")
-    return name.startswith("python") and age > seconds
+    return name.startswith("python") and age > older_than_seconds
