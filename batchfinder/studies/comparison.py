@@ -32,7 +32,6 @@ class StrategyRow(Summarized, Record):
         note: why the strategy is impossible, or a remark on it; "" if there is none.
         world_size: the number of ranks that train together.
         plan: how to reach the global batch size; None if none was requested.
-        split_seconds: seconds of one optimizer step at the global batch size; None if unmeasured.
     """
 
     strategy: Strategy
@@ -44,7 +43,6 @@ class StrategyRow(Summarized, Record):
     note: str = ""
     world_size: int = 1
     plan: AccumulationPlan | None = None
-    split_seconds: float | None = None
 
     def __str__(self) -> str:
         return f"{self.strategy.name}: {answer(self.batch_size, self.note)}"
@@ -64,6 +62,14 @@ class StrategyRow(Summarized, Record):
     def split(self) -> Split | None:
         """The split to reach the global batch size: the exact one, unless it is wasteful."""
         return (self.plan.nearest or self.plan.exact) if self.plan else None
+
+    @property
+    def split_seconds(self) -> float | None:
+        """Seconds of one optimizer step at the global batch size; None if unmeasured."""
+        if self.result is None or self.split is None:
+            return None
+        one = seconds_of_step(self.result, self.split.batch_size)
+        return one and one * self.split.gradient_accumulation_steps
 
     @property
     def samples_per_second(self) -> float | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import replace
 
 from batchfinder.probing.choose_prober import choose_prober
 from batchfinder.results.probe import peak_at
@@ -15,7 +14,7 @@ from batchfinder.simulation.gpus import NO_GPU
 from batchfinder.simulation.scaled_recording import head_start_of
 from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.studies.apply_strategy import Applied, applied
-from batchfinder.studies.comparison import StrategyRow, seconds_of_step
+from batchfinder.studies.comparison import StrategyRow
 from batchfinder.studies.strategies import Strategy
 from batchfinder.studies.study import Study, probing, reason_of
 
@@ -57,7 +56,7 @@ def _measured(study: Study, strategy: Strategy, on_begin: Callable[[str], None])
     with applied(strategy, study.setup, study.options) as step:
         result = _search(study, step, probing(strategy.name, on_begin))
         states = _model_states(step, max(result.batch_size, study.bounds[0]))
-    row = StrategyRow(
+    return StrategyRow(
         strategy,
         result,
         peak_bytes=peak_at(result.probes, result.batch_size),
@@ -65,10 +64,6 @@ def _measured(study: Study, strategy: Strategy, on_begin: Callable[[str], None])
         blocks=step.blocks,
         plan=study.plan_of(strategy, result.batch_size),
     )
-    one = row.split and seconds_of_step(result, row.split.batch_size)
-    if not row.split or not one:
-        return row
-    return replace(row, split_seconds=one * row.split.gradient_accumulation_steps)
 
 
 def _search(

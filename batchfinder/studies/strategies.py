@@ -49,12 +49,12 @@ class Strategy:
         return " + ".join(lever for lever in levers if lever) or BASE
 
 
-_CHANGES: Mapping[str, Mapping[str, object]] = {
-    **{name: {"precision": name} for name in ("fp32", "bf16", "fp16", "pure-bf16")},
-    **{name: {"checkpointing": name} for name in ("checkpointing", "selective-checkpointing")},
-    **{name: {"parallel": name} for name in ("ddp", "fsdp")},
-    "accumulate": {"accumulate": True},
-    "compile": {"compiled": True},
+_CHANGES: Mapping[str, tuple[str, object]] = {
+    **{name: ("precision", name) for name in ("fp32", "bf16", "fp16", "pure-bf16")},
+    **{name: ("checkpointing", name) for name in ("checkpointing", "selective-checkpointing")},
+    **{name: ("parallel", name) for name in ("ddp", "fsdp")},
+    "accumulate": ("accumulate", True),
+    "compile": ("compiled", True),
 }
 
 
@@ -76,7 +76,7 @@ def parse_strategy(text: str) -> Strategy:
         >>> parse_strategy("bf16+checkpointing").name
         'bf16 + checkpointing'
     """
-    known = {**_CHANGES, **{name: {"optimizer": name} for name in optimizer_levers()}}
+    known = {**_CHANGES, **{name: ("optimizer", name) for name in optimizer_levers()}}
     changes: dict[str, object] = {}
     for lever in (part.strip().lower() for part in text.split("+")):
         if lever in ("base", BASE):
@@ -86,7 +86,7 @@ def parse_strategy(text: str) -> Strategy:
             near = difflib.get_close_matches(lever, known, n=3, cutoff=0.5)
             hint = f"; did you mean {' or '.join(near)}?" if near else f". Try {usual}."
             raise UsageError(f"there is no strategy {lever!r}{hint}")
-        ((part, value),) = known[lever].items()
+        part, value = known[lever]
         if part in changes:
             raise UsageError(
                 f"{text!r} sets the {part} twice. Try one strategy for each: {changes[part]} and "
