@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import nn
 
-from batchfinder.errors import UsageError, warn_of
+from batchfinder.errors import warn_of
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.results.result import Status
-from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds, whole_number
+from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds
 from batchfinder.simulation.estimate import Estimate, PeakEstimate
 from batchfinder.simulation.explanation import explain
 from batchfinder.simulation.gpus import Gpu, find_gpu
@@ -36,7 +36,7 @@ from batchfinder.training.setup import (
     TrainingSetup,
     setup_of,
 )
-from batchfinder.units import parse_bytes
+from batchfinder.units import parse_bytes, positive
 
 
 def estimate_max_batch(
@@ -202,9 +202,7 @@ def estimate_peak_memory(
         >>> estimate_peak_memory(model, sample, batch_size=64, gpu="t4").fits
         True
     """
-    batch_size = whole_number("batch_size", batch_size)
-    if batch_size < 1:
-        raise UsageError(f"batch_size must be at least 1, not {batch_size}")
+    batch_size = positive("batch_size", batch_size)
     setup, warnings = completed(
         setup_of(model, sample, loss_fn, optimizer, step, make_batch, loader)
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from fractions import Fraction
+from typing import Any, SupportsIndex
 
 from batchfinder.errors import UsageError
 
@@ -119,6 +121,27 @@ def parse_percentage(text: str, name: str) -> float:
     if not 0 <= value < 100:
         raise UsageError(f"{name} is a percentage from 0 to below 100, not {text!r}")
     return value / 100
+
+
+def positive(name: str, value: Any) -> int:
+    """Return a number of examples, steps or ranks as a plain integer. NumPy's integers are allowed.
+
+    Args:
+        name: what the number is, for the error message.
+        value: the value that the user gave.
+
+    Raises:
+        UsageError: the value is no whole number, or below 1.
+
+    Example:
+        >>> positive("multiple_of", 8)
+        8
+    """
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise UsageError(f"{name} must be a whole number, not {value!r}")
+    if operator.index(value) < 1:
+        raise UsageError(f"{name} must be at least 1, not {value}")
+    return operator.index(value)
 
 
 def format_rate(samples_per_second: float) -> str:

@@ -31,6 +31,7 @@ from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.training.frameworks.lightning import OwnTrainingStep
 from batchfinder.training.frameworks.manual_optimization import ManualStep
 from batchfinder.training.setup import TrainingSetup
+from batchfinder.units import positive
 
 
 def _lightning() -> str:
@@ -112,9 +113,8 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
     ) -> None:
         if not 0 <= margin < 1:
             raise UsageError(f"margin is a fraction from 0 to below 1, not {margin}")
-        for name, value in (("init_val", init_val), ("max_val", max_val)):
-            if value < 1:
-                raise UsageError(f"{name} must be at least 1, not {value}")
+        positive("init_val", init_val)
+        positive("max_val", max_val)
         super().__init__(mode, steps_per_trial, init_val, max_trials, batch_arg_name)
         self._margin, self._max_val = margin, max_val  # before 2.6 Lightning had neither
         self._limits: dict[str, Any] = {"memory_limit": memory_limit, "headroom": headroom}

@@ -15,6 +15,7 @@ from batchfinder.finder import find_max_batch
 from batchfinder.results.accumulation import Split
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.training.setup import Trainer
+from batchfinder.units import positive
 
 
 def set_max_batch(
@@ -58,8 +59,8 @@ def set_max_batch(
             f"this Trainer splits each batch over {args.n_gpu} GPUs in one process. Try one "
             "process per GPU: torchrun --nproc-per-node ... train.py, or CUDA_VISIBLE_DEVICES=0"
         )
-    if global_batch_size is not None and global_batch_size < 1:
-        raise UsageError(f"global_batch_size must be at least 1, not {global_batch_size}")
+    if global_batch_size is not None:
+        positive("global_batch_size", global_batch_size)
     before = args.gradient_accumulation_steps
     try:
         result, split, largest = _search(trainer, global_batch_size, options)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from batchfinder.errors import UsageError
+from batchfinder.units import positive
 
 BATCH_SIZE, ACCUMULATION, SCRATCH = "batch_size", "accumulation", "scratch"
 NAMES = (BATCH_SIZE, ACCUMULATION, SCRATCH)
@@ -54,9 +55,8 @@ class Template:
     global_batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        product = self.global_batch_size
-        if product is not None and product < 1:
-            raise UsageError(f"--global-batch-size must be at least 1, not {product}")
+        if self.global_batch_size is not None:
+            positive("--global-batch-size", self.global_batch_size)
         texts = {name: _read(name) for name in self.files}
         for name, text in texts.items():
             if not any(f"{{{known}}}" in text for known in NAMES):

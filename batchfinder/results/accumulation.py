@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from batchfinder.errors import UsageError
-from batchfinder.units import count
+from batchfinder.units import count, positive
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,7 @@ def plan_accumulation(
         ("the minimum batch size", min_batch_size),
         ("multiple_of", multiple_of),
     ):
-        if value < 1:
-            raise UsageError(f"{name} must be at least 1, not {value}")
-
+        positive(name, value)
     least = -(-min_batch_size // multiple_of) * multiple_of
     most = max_batch_size // multiple_of * multiple_of
     if most < least:

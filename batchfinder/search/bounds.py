@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any, TypeAlias
 
 from batchfinder.errors import UsageError
+from batchfinder.units import positive
 
 # The search ends at this size if nothing runs out of memory and no maximum was given: no optimizer
 # step uses sixteen million examples.
@@ -15,38 +15,16 @@ Bounds: TypeAlias = tuple[int, int | None, int]
 """The smallest batch size, the largest or None, and the number that divides each size."""
 
 
-def whole_number(name: str, value: Any) -> int:
-    """Return a number of examples as a plain integer. NumPy's integers are allowed.
-
-    Args:
-        name: the name of the argument.
-        value: the value of the argument.
-
-    Raises:
-        UsageError: the value is no whole number.
-
-    Example:
-        >>> whole_number("multiple_of", 8)
-        8
-    """
-    try:
-        if not isinstance(value, bool):
-            return operator.index(value)
-    except TypeError:
-        pass
-    raise UsageError(f"{name} must be a whole number, not {value!r}")
-
-
 def whole_bounds(smallest: Any, largest: Any, multiple_of: Any) -> Bounds:
     """Return bounds as plain integers.
 
     Raises:
-        UsageError: one of them is no whole number.
+        UsageError: one of them is no whole number, or not positive.
     """
     return (
-        whole_number("the minimum batch size", smallest),
-        None if largest is None else whole_number("the maximum batch size", largest),
-        whole_number("multiple_of", multiple_of),
+        positive("the minimum batch size", smallest),
+        None if largest is None else positive("the maximum batch size", largest),
+        positive("multiple_of", multiple_of),
     )
 
 
@@ -66,11 +44,6 @@ def check_bounds(smallest: int, largest: int | None, multiple_of: int) -> tuple[
             or no multiple lies within them.
     """
     smallest, largest, multiple_of = whole_bounds(smallest, largest, multiple_of)
-    for name, value in (("min", smallest), ("max", largest)):
-        if value is not None and value < 1:
-            raise UsageError(f"the {name}imum batch size must be at least 1, not {value}")
-    if multiple_of < 1:
-        raise UsageError(f"multiple_of must be at least 1, not {multiple_of}")
     if largest is not None and smallest > largest:
         raise UsageError(
             f"the smallest batch size, {smallest}, is above the largest, {largest}. "

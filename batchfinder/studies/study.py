@@ -11,13 +11,14 @@ from torch.optim import Optimizer
 from batchfinder.errors import BatchFinderError, UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.results.accumulation import AccumulationPlan, plan_accumulation
-from batchfinder.search.bounds import Bounds, check_bounds, whole_number
+from batchfinder.search.bounds import Bounds, check_bounds
 from batchfinder.simulation.gpus import Gpu
 from batchfinder.studies.comparison import Comparison, StrategyRow
 from batchfinder.studies.strategies import Strategy, parse_strategy, usual_strategies
 from batchfinder.training.optimizer import DEFAULT_OPTIMIZER, FUSED, find_optimizer
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.source import own_precision
+from batchfinder.units import positive
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,9 @@ def study_of(
         UsageError: a number or a strategy is invalid.
     """
     check_bounds(*bounds)
-    if whole_number("world_size", world_size) < 1:
-        raise UsageError(f"the world size must be at least 1, not {world_size}")
-    if global_batch_size is not None and whole_number("global_batch_size", global_batch_size) < 1:
-        raise UsageError(f"the global batch size must be at least 1, not {global_batch_size}")
+    positive("the world size", world_size)
+    if global_batch_size is not None:
+        positive("the global batch size", global_batch_size)
     accumulate = options.accumulate or global_batch_size is not None
     options = dataclasses.replace(options, accumulate=accumulate)
     named = [parse_strategy(text) for text in strategies]

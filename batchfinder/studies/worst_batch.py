@@ -7,12 +7,12 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
-from batchfinder.errors import SampleError, UsageError
-from batchfinder.search.bounds import whole_number
+from batchfinder.errors import SampleError
 from batchfinder.training.data.lengths import MOST_EXAMPLES, spread
 from batchfinder.training.data.loader import has_places
 from batchfinder.training.state.snapshot import preserved_state
 from batchfinder.training.tree import named_tensors
+from batchfinder.units import positive
 
 
 def worst_batch(data: Any, batch_size: int, *, collate_fn: Callable[..., Any] | None = None) -> Any:
@@ -42,8 +42,7 @@ def worst_batch(data: Any, batch_size: int, *, collate_fn: Callable[..., Any] | 
         >>> worst_batch(texts, 2, collate_fn=pad).shape
         torch.Size([2, 9])
     """
-    if whole_number("batch_size", batch_size) < 1:
-        raise UsageError(f"batch_size must be at least 1, not {batch_size}")
+    batch_size = positive("batch_size", batch_size)
     is_loader = hasattr(data, "dataset") and hasattr(data, "collate_fn")
     dataset = data.dataset if is_loader else data
     collate = collate_fn or (data.collate_fn if is_loader else default_collate)
