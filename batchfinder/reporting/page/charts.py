@@ -134,8 +134,8 @@ def name_of(estimate: Data) -> str:
     return f"{name}, {ranks} ranks" if ranks > 1 else str(name)
 
 
-def module_chart(explanation: Data) -> str:
+def module_chart(estimate: Data) -> str:
     """Draw the modules whose activations use most memory per example."""
-    modules = explanation["activation_bytes_per_sample"].items()
+    modules = estimate["explanation"]["activation_bytes_per_sample"].items()
     rows = [(name, size, format_bytes(size)) for name, size in modules if size]
     return bars("Activation memory per example by module", rows)

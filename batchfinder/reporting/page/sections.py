@@ -124,11 +124,11 @@ def _estimates(estimates: Sequence[Data]) -> list[str]:
         _picture("", charts.gpu_chart(estimates), {}),
         _table("Estimates", rows),
     ]
-    return [
-        _section(overview),
-        *(_section(_one_gpu(one)) for one in estimates),
-        _section(_modules(estimates[0]["explanation"])),
+    modules = [
+        "<h2>Which modules use most</h2>",
+        _picture("Activation memory per example", charts.module_chart(estimates[0]), {}),
     ]
+    return [_section(part) for part in (overview, *map(_one_gpu, estimates), modules)]
 
 
 def _one_gpu(estimate: Data) -> list[str]:
@@ -153,13 +153,6 @@ def _one_gpu(estimate: Data) -> list[str]:
                 *((name, format_bytes(size), f"{size / total:.1%}") for name, size in terms),
             ],
         ),
-    ]
-
-
-def _modules(explanation: Data) -> list[str]:
-    return [
-        "<h2>Which modules use most</h2>",
-        _picture("Activation memory per example", charts.module_chart(explanation), {}),
     ]
 
 
