@@ -11,7 +11,7 @@ from batchfinder.launching.host_memory import ADVICE, HOST
 from batchfinder.launching.launch import Launch
 from batchfinder.launching.options import RunOptions, choose_kind, cpu_memory, make_order
 from batchfinder.launching.record import Record
-from batchfinder.launching.sizes import Honored, SizesSeen, lengths_differ, remark_on
+from batchfinder.launching.sizes import Honored, SizesSeen, lengths_warning, remark_on
 from batchfinder.launching.start_time import StartTime
 from batchfinder.launching.template import Template
 from batchfinder.launching.verdict import Verdict, judge, limiting, overruled, quoted, refute_close
@@ -245,7 +245,7 @@ class LaunchProber:
             if self.room:
                 self.budget_bytes = self._cuda_budget_bytes = with_room(self.budget_bytes)
                 verdict = verdict.within(self.budget_bytes)
-            self._warnings["lengths"] = lengths_differ(self.room)
+            self._warnings["lengths"] = lengths_warning(self.room)
         probe = verdict.probe
         if probe.fits:
             seen = self._sizes.note(size, record.shapes, self.processes)

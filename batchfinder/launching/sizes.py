@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 GROWS = 0.7
 
 
-def lengths_differ(room: float) -> str:
+def lengths_warning(room: float) -> str:
     """Return the warning that batches differ in length, with the share of memory kept free."""
     kept = f", so a further {room:.0%} of the memory stays free for other orders of them"
     return (
