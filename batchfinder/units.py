@@ -14,6 +14,8 @@ MIB = 1024**2
 GIB = 1024**3
 TIB = 1024**4
 
+UNITS = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
+
 # "24GB" on a graphics card's box means GiB in every driver and in PyTorch. Both spellings mean GiB
 # here, so that a user who types 24GB for a 24 GiB card does not lose 7 %.
 _FACTORS = {
@@ -71,7 +73,7 @@ def format_bytes(size: float) -> str:
         >>> format_bytes(25769803776), format_bytes(1536), format_bytes(100)
         ('24.0 GiB', '1.5 KiB', '100 B')
     """
-    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+    for unit, factor in UNITS:
         # 0.99995: write 1.0 of this unit instead of rounding to 1024.0 of the smaller one.
         if abs(size) >= factor * 0.99995:
             return f"{size / factor:.1f} {unit}"

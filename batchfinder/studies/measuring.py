@@ -7,7 +7,6 @@ from contextlib import closing, suppress
 
 from batchfinder.probing.choose_prober import choose_prober
 from batchfinder.results.probe import peak_at
-from batchfinder.results.result import BatchSizeResult
 from batchfinder.search.run import run_search
 from batchfinder.simulation.explanation import explain
 from batchfinder.simulation.gpus import NO_GPU
@@ -53,8 +52,11 @@ def _measured(study: Study, strategy: Strategy, on_begin: Callable[[str], None])
     if strategy.parallel:
         note = _NEEDS_RANKS.format(ranks=study.world_size, name=strategy.parallel)
         return StrategyRow(strategy, note=note, world_size=study.world_size)
+    on_probing = probing(strategy.name, on_begin)
     with applied(strategy, study.setup, study.options) as step:
-        result = _search(study, step, probing(strategy.name, on_begin))
+        with closing(choose_prober(step.setup, step.options)) as prober:
+            head_start = head_start_of(prober, step.options.confirm_steps)
+            result = run_search(prober, study.bounds, on_probing=on_probing, head_start=head_start)
         states = _model_states(step, max(result.batch_size, study.bounds[0]))
     return StrategyRow(
         strategy,
@@ -64,14 +66,6 @@ def _measured(study: Study, strategy: Strategy, on_begin: Callable[[str], None])
         blocks=step.blocks,
         plan=study.plan_of(strategy, result.batch_size),
     )
-
-
-def _search(
-    study: Study, step: Applied, on_probing: Callable[[int, bool], None]
-) -> BatchSizeResult:
-    with closing(choose_prober(step.setup, step.options)) as prober:
-        head_start = head_start_of(prober, step.options.confirm_steps)
-        return run_search(prober, study.bounds, on_probing=on_probing, head_start=head_start)
 
 
 def _model_states(step: Applied, batch_size: int) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from batchfinder.units import GIB, KIB, MIB, TIB
+from batchfinder.units import UNITS
 
 WIDTH, HEIGHT = 720, 350  # pixels
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 16, 34, 46
@@ -193,8 +193,7 @@ def _svg(title: str, height: int, marks: Sequence[str]) -> str:
 
 def byte_unit(most: float) -> tuple[int, str]:
     """Return the unit in which the largest of some sizes is at least 1, and its name."""
-    units = ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
-    return next(((unit, name) for unit, name in units if most >= unit), (1, "B"))
+    return next(((unit, name) for name, unit in UNITS if most >= unit), (1, "B"))
 
 
 def ticks(most: float, *, whole: bool = False) -> list[float]:
