@@ -10,14 +10,14 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batchfinder.results.record import Record
+from batchfinder.results.record import Plain
 
 # The interval is this many standard errors wide on each side: 95 % of draws, if they are normal.
 STANDARD_ERRORS = 2.0
 
 
 @dataclass(frozen=True)
-class NoiseScale(Record):
+class NoiseScale(Plain):
     """The simple noise scale ``trace(covariance of the gradient) / |gradient|^2``, in examples.
 
     Attributes:

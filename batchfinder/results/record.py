@@ -10,21 +10,25 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 R = TypeVar("R", bound="Record")
 
 
-class Record:
-    """A dataclass that JSON can hold. An infinite number is None there.
-
-    Example:
-        >>> from dataclasses import dataclass
-        >>> @dataclass(frozen=True)
-        ... class Peak(Record):
-        ...     sizes: tuple[int, ...] = ()
-        >>> Peak((3, 4)).to_dict()
-        {'sizes': [3, 4]}
-    """
+class Plain:
+    """A dataclass that JSON can hold. An infinite number is None there."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain data, ready for JSON."""
         return {name: _plain(value) for name, value in vars(self).items()}
+
+
+class Record(Plain):
+    """A dataclass that JSON can hold, and give back.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Peaks(Record):
+        ...     sizes: tuple[int, ...] = ()
+        >>> Peaks((3, 4)).to_dict()
+        {'sizes': [3, 4]}
+    """
 
     @classmethod
     def from_dict(cls: type[R], data: Mapping[str, Any]) -> R:
@@ -42,7 +46,7 @@ class Record:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Record):
+    if isinstance(value, Plain):
         return value.to_dict()
     if isinstance(value, enum.Enum):
         return value.value

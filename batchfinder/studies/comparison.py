@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchfinder.results.accumulation import AccumulationPlan, Split
-from batchfinder.results.record import Record
+from batchfinder.results.record import Plain
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.results.summary import Summarized, answer, table_of
 from batchfinder.results.throughput import interpolated
@@ -18,7 +18,7 @@ from batchfinder.studies.strategies import Strategy
 
 
 @dataclass(frozen=True, repr=False)
-class StrategyRow(Summarized, Record):
+class StrategyRow(Summarized, Plain):
     """The result of one strategy.
 
     Attributes:
@@ -105,7 +105,7 @@ class StrategyRow(Summarized, Record):
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Summarized, Record):
+class Comparison(Summarized, Plain):
     """Strategies side by side, on one device.
 
     Attributes:

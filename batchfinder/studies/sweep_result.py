@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from batchfinder.results.probe import Probe
-from batchfinder.results.record import Record
+from batchfinder.results.record import Plain
 from batchfinder.results.summary import Summarized, answer, table_of
 from batchfinder.results.version import SCHEMA_VERSION
 
@@ -18,7 +18,7 @@ _PROPORTIONAL = 0.02
 
 
 @dataclass(frozen=True, repr=False)
-class SweepRow(Summarized, Record):
+class SweepRow(Summarized, Plain):
     """The largest batch size for one value.
 
     Attributes:
@@ -75,7 +75,7 @@ class SweepRow(Summarized, Record):
 
 
 @dataclass(frozen=True, repr=False)
-class Sweep(Summarized, Record):
+class Sweep(Summarized, Plain):
     """The largest batch size for each value of some arguments, on one device.
 
     Attributes:
