@@ -15,7 +15,7 @@ from batchfinder.errors import BatchFinderWarning
 from batchfinder.probing.devices.choose_device import choose_device
 from batchfinder.probing.steadiness import left_behind
 from batchfinder.results.probe import LEAK_WARNING
-from batchfinder.units import format_bytes
+from batchfinder.units import count, format_bytes
 
 # A step this close to the limit is one unlucky layout away from running out of memory.
 CLOSE_SHARE = 0.98
@@ -65,8 +65,8 @@ class MemoryWatch:
     def __str__(self) -> str:
         peak, limit = format_bytes(self.peak_bytes), format_bytes(self.limit_bytes)
         retries = sum(step.allocation_retries for step in self.steps)
-        text = f"{len(self.steps)} steps on {self.device}: peak {peak} of {limit}"
-        return f"{text}, cache flushed {retries} times" if retries else text
+        text = f"{count(len(self.steps), 'step')} on {self.device}: peak {peak} of {limit}"
+        return f"{text}, cache flushed {count(retries, 'time')}" if retries else text
 
     def note(self, step: WatchedStep) -> None:
         """Record a step, and warn if it shows trouble."""

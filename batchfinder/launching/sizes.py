@@ -6,6 +6,8 @@ import enum
 import math
 from collections.abc import Iterable, Sequence
 
+from batchfinder.units import count
+
 # In a batch packed into one row, the elements grow at least this share as fast as the batch size.
 GROWS = 0.7
 
@@ -107,14 +109,14 @@ def remark_on(
     """
     if seen is Honored.IGNORED:
         return (
-            f"the script ignores the batch size: its steps had {examples} examples at "
-            f"every size. Try another place for {{batch_size}}"
+            f"the script ignores the batch size: its steps had {count(examples, 'example')} at "
+            "every size. Try another place for {batch_size}"
         )
     if seen is Honored.DIVIDED:
         advice = f". Try --multiple-of {ranks}" if multiple_of % ranks else ""
         return (
             f"the script divides the batch size by its {ranks} ranks: each had "
-            f"{examples} examples at {batch_size}{advice}"
+            f"{count(examples, 'example')} at {batch_size}{advice}"
         )
     if seen is Honored.UNKNOWN and batch_size > 1:
         return (
@@ -123,8 +125,8 @@ def remark_on(
         )
     if seen is Honored.CAPPED:
         return (
-            f"at batch size {batch_size} a step has at most {examples} examples: the data set, or "
-            "a limit of the script, has no more"
+            f"at batch size {batch_size} a step has at most {count(examples, 'example')}: the data "
+            "set, or a limit of the script, has no more"
         )
     return ""
 
