@@ -120,6 +120,12 @@ def test_a_missing_field_is_an_error(missing: str) -> None:
         Probe.from_dict(data)
 
 
+def test_the_json_of_another_version_may_have_fewer_names_or_more() -> None:
+    data = {**PROBE.to_dict(), "new": 1}
+    del data["steps_differ"]
+    assert Probe.from_dict(data) == PROBE
+
+
 def test_an_unknown_outcome_is_an_error() -> None:
     with pytest.raises(ValueError, match="'splendid' is not a valid Outcome"):
         Probe.from_dict({**PROBE.to_dict(), "outcome": "splendid"})
