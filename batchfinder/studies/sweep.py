@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any, TypeAlias
@@ -41,13 +41,12 @@ from batchfinder.units import parse_bytes
 Load: TypeAlias = Callable[[Mapping[str, Any]], TrainingSetup]
 """A function that makes the setup for some values of the swept arguments."""
 
-OnRow: TypeAlias = Callable[[SweepRow], None]
-
 OnBegin: TypeAlias = Callable[[str], None]
 """Called with each piece of work as it begins, such as ``seq_len=512: trying 64 ...``."""
 
-OnEnd: TypeAlias = Callable[[SweepRow, Sequence[Sweep]], None]
-"""Called with each row as it ends, and the sweeps so far: one for each device, none if unknown."""
+Progress: TypeAlias = tuple[SweepRow | None, list[Sweep]]
+"""A row that has ended, and the sweeps so far: one for each device, none before one is known. The
+row is None where the sweeps only know more of the rows before."""
 
 
 def sweep_max_batch(
@@ -65,7 +64,7 @@ def sweep_max_batch(
     min_batch_size: int = 1,
     max_batch_size: int | None = None,
     multiple_of: int = 1,
-    on_row: OnRow = lambda _: None,
+    on_row: Callable[[SweepRow], None] = lambda _: None,
 ) -> Sweep:
     """Find the largest batch size for each value of one or two arguments, such as the length.
 
@@ -124,9 +123,6 @@ def sweep_max_batch(
             setup = dataclasses.replace(setup, optimizer=optimizer)
         return completed(setup)[0]
 
-    def on_end(row: SweepRow, _: Sequence[Sweep]) -> None:
-        on_row(row)
-
     bounds = whole_bounds(min_batch_size, max_batch_size, multiple_of)
     options = ProbeOptions(
         device=device,
@@ -137,9 +133,15 @@ def sweep_max_batch(
         smallest=check_bounds(*bounds)[0],
     )
     if gpu is None:
-        sweep = sweep_on_device(load, over, options, bounds, on_end)
+        progress = sweep_on_device(load, over, options, bounds)
     else:
-        (sweep,) = sweep_on_gpus(load, over, [find_gpu(gpu)], options, bounds, on_end)
+        progress = sweep_on_gpus(load, over, [find_gpu(gpu)], options, bounds)
+    sweeps: list[Sweep] = []
+    for row, so_far in progress:
+        sweeps = so_far
+        if row is not None:
+            on_row(row)
+    (sweep,) = sweeps
     warn_of(sweep.warnings)
     return sweep
 
@@ -149,10 +151,9 @@ def sweep_on_device(
     over: Mapping[str, Sequence[Any]],
     options: ProbeOptions,
     bounds: Bounds,
-    on_end: OnEnd,
     source: SetupSource | None = None,
     on_begin: OnBegin = lambda _: None,
-) -> Sweep:
+) -> Iterator[Progress]:
     """Search on the device: the largest and the smallest examples first, then those between.
 
     If another process can load the setups, ``source`` says how, but for the swept values.
@@ -200,18 +201,18 @@ def sweep_on_device(
         else:
             if rows[index].batch_size:
                 parts[index] = batches, rows[index].batch_size
-        on_end(rows[index], so_far())
+        yield rows[index], so_far()
     if len(errors) == len(rows):
         raise errors[0]
     (sweep,) = so_far()
     fitting = tuple(row for row in sweep.rows if row.batch_size)
     if len(parts) < 2 or not dataclasses.replace(sweep, rows=fitting).max_tokens:
-        return sweep
+        return
     gc.collect()
     of_longest = partial(load, values[next(iter(parts))])
     percent, warning = mixed_percent(of_longest, [*parts.values()], options, on_begin)
     told = (*sweep.warnings, *filter(None, [warning]))
-    return dataclasses.replace(sweep, mixed_percent=percent, warnings=told)
+    yield None, [dataclasses.replace(sweep, mixed_percent=percent, warnings=told)]
 
 
 def sweep_on_gpus(
@@ -220,9 +221,8 @@ def sweep_on_gpus(
     gpus: Sequence[Gpu],
     options: ProbeOptions,
     bounds: Bounds,
-    on_end: OnEnd,
     on_begin: OnBegin = lambda _: None,
-) -> list[Sweep]:
+) -> Iterator[Progress]:
     """Estimate every value on each GPU.
 
     Raises:
@@ -256,10 +256,9 @@ def sweep_on_gpus(
                 (*of_gpu, _estimated(values, elements, estimate))
                 for of_gpu, estimate in zip(rows, estimates, strict=True)
             ]
-        on_end(rows[0][-1], so_far())
+        yield rows[0][-1], so_far()
     if len(errors) == len(rows[0]):
         raise errors[0]
-    return so_far()
 
 
 def _estimated(values: Mapping[str, Any], elements: float, estimate: Estimate) -> SweepRow:

@@ -63,22 +63,19 @@ def sweep(
         # Where a process of its own for each value is needed, it must load all by itself.
         base = None if of_batches else source
         options, bounds = request.options, request.bounds
-        sweeps: Sequence[Sweep] = []
+        if gpus:
+            progress = sweep_on_gpus(of_values, over, gpus, options, bounds, show)
+        else:
+            progress = sweep_on_device(of_values, over, options, bounds, base, show)
+        sweeps: list[Sweep] = []
         status = 0
-
-        def on_end(row: SweepRow, so_far: Sequence[Sweep]) -> None:
-            nonlocal sweeps
-            sweeps = so_far
-            show("")
-            _show(row)
-
         with terminated_as_ctrl_c() as why:
             try:
-                if gpus:
-                    sweeps = sweep_on_gpus(of_values, over, gpus, options, bounds, on_end, show)
-                else:
-                    given = (of_values, over, options, bounds, on_end, base, show)
-                    sweeps = [sweep_on_device(*given)]
+                for row, so_far in progress:
+                    sweeps = so_far
+                    show("")
+                    if row is not None:
+                        _show(row)
             except KeyboardInterrupt:  # the rows that have ended are worth their time
                 status = why[-1]
     if status and not sweeps:
