@@ -61,7 +61,7 @@ def test_a_terminal_shows_what_runs_now(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.slow
 def test_measured_rows_are_timed() -> None:
-    tiny = ("--arg", "width=16", "--arg", "depth=1", "--arg", "vocabulary=64")
+    tiny = ("--arg", "width=16", "--arg", "depth=1")
     done = compare(
         *tiny, "--measure", "--device", "cpu", "--max-batch-size", "4", "--strategy", "sgd"
     )
