@@ -13,6 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from warm import run_warm
+
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.process import WorkerProcess
 from batchfinder.probing.workers.process_worker import ProcessWorker
@@ -89,4 +91,4 @@ def idle_bytes() -> int:
     A build of PyTorch with CUDA holds half a GiB more than one without.
     """
     code = "import batchfinder.probing.workers.serving, batchfinder.probing.devices.cpu as cpu; "
-    return int(run_python("-c", f"{code} print(cpu.CpuDevice().held_bytes())"))
+    return int(run_warm(f"{code} print(cpu.CpuDevice().held_bytes())"))

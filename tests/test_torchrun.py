@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 from marks import FSDP, needs_fully_shard
 from torch.distributed import PrefixStore, TCPStore, rendezvous  # type: ignore[attr-defined]
+from warm import start_command
 
 from batchfinder.cli.app import cli
 from batchfinder.errors import RankError
@@ -24,7 +25,8 @@ from batchfinder.probing.ranks.job import Job
 from batchfinder.probing.ranks.meeting import Meeting
 
 TARGETS = Path(__file__).parent / "targets"
-FIND = ("-m", "batchfinder", "find", f"{TARGETS}/on_ranks.py:build", "--device", "cpu")
+FIND = ("find", f"{TARGETS}/on_ranks.py:build", "--device", "cpu")
+SEARCH = ("-m", "batchfinder", *FIND)
 MARK = "BATCHFINDER_TEST"
 PATIENCE_SECONDS = 170
 
@@ -102,11 +104,9 @@ def test_a_rank_that_is_refused_before_it_meets_the_others_lets_nobody_wait(
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    command = [sys.executable, *FIND, "--strategy", "ddp", *refused]
-    done = subprocess.run(
-        command, env={**os.environ, **environment}, capture_output=True, timeout=60
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    refused_rank = start_command(*FIND, "--strategy", "ddp", *refused, **environment)
+    assert refused_rank.communicate() == ("", "")
+    assert refused_rank.wait() == 0
     for name, value in {**environment, "RANK": "0", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     ours, *_ = next(rendezvous("env://"))  # with the prefix that older releases of PyTorch add
@@ -121,7 +121,7 @@ def test_a_rank_that_is_refused_before_it_meets_the_others_lets_nobody_wait(
 )
 def test_one_answer_for_all_ranks(ranks: int, strategy: str) -> None:
     limit = f"{ranks * 900}MiB"
-    job = Torchrun(ranks, *FIND, "--strategy", strategy, "--memory-limit", limit, "--json")
+    job = Torchrun(ranks, *SEARCH, "--strategy", strategy, "--memory-limit", limit, "--json")
     status, stdout, stderr = job.wait()
     assert status == 0, stderr
     answer = json.loads(stdout)
@@ -137,7 +137,7 @@ def test_one_answer_for_all_ranks(ranks: int, strategy: str) -> None:
 @pytest.mark.slow
 def test_one_rank_is_enough_but_told() -> None:
     job = Torchrun(
-        1, *FIND, "--strategy", "fsdp", "--max-batch-size", "4", "--global-batch-size", "64"
+        1, *SEARCH, "--strategy", "fsdp", "--max-batch-size", "4", "--global-batch-size", "64"
     )
     status, stdout, stderr = job.wait()
     assert status == 0, stderr
@@ -149,7 +149,7 @@ def test_one_rank_is_enough_but_told() -> None:
 
 @pytest.mark.slow
 def test_what_goes_wrong_is_told_once() -> None:
-    job = Torchrun(2, *FIND, "--strategy", "ddp", "--arg", "deed=raise")
+    job = Torchrun(2, *SEARCH, "--strategy", "ddp", "--arg", "deed=raise")
     status, stdout, stderr = job.wait()
     assert (status, stdout) == (1, "")
     assert stderr.count("Error: on rank 1: ValueError: no such width") == 1
@@ -162,7 +162,9 @@ def test_a_rank_killed_in_a_probe_ends_the_job_and_all_that_it_started(
     strategy: str, tmp_path: Path
 ) -> None:
     at_it = tmp_path / "at_it"
-    job = Torchrun(2, *FIND, "--strategy", strategy, "--arg", "deed=hang", "--arg", f"once={at_it}")
+    job = Torchrun(
+        2, *SEARCH, "--strategy", strategy, "--arg", "deed=hang", "--arg", f"once={at_it}"
+    )
     while not at_it.exists():
         assert job.process.poll() is None
         time.sleep(0.1)

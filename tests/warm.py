@@ -1,8 +1,8 @@
 """Python processes that start with PyTorch imported, which takes seconds otherwise.
 
 A server imports what workers import, and is forked for each process. It has no threads and trains
-nothing, so its forks can do what a new Python process can. Tests of how processes start and end,
-and of what is imported when, use real ones.
+nothing, so its forks can do what a new Python process can. Tests of how processes start, and of
+what is imported when, use real ones.
 """
 
 from __future__ import annotations
@@ -23,6 +23,15 @@ from types import ModuleType
 from typing import IO, Any, NoReturn
 
 _ONE_AT_A_TIME = threading.Lock()
+
+# In a warm process: the workers that it starts are forks of it, and so are warm, too.
+WARM_WORKERS = """
+from batchfinder.probing.workers import child, fork, process
+process.start_python = lambda _: fork.ForkedProcess(child.main)
+"""
+
+# ``python -m batchfinder``.
+COMMAND = f"{WARM_WORKERS}from batchfinder.__main__ import main; main()"
 
 
 class WarmPython:
@@ -75,9 +84,12 @@ class WarmPython:
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
         return self._status
 
-    def kill(self) -> None:
+    def send_signal(self, number: int) -> None:
         if self._status is None:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
     def communicate(self) -> tuple[str, str]:
         """What it printed, once it has ended."""
@@ -102,6 +114,11 @@ def run_warm(code: str, *arguments: str, **settings: Any) -> str:
     printed, errors = process.communicate()
     assert process.wait() == 0, errors
     return printed
+
+
+def start_command(*words: str, **settings: Any) -> WarmPython:
+    """Start ``batchfinder`` in a warm process, with warm workers. See :class:`WarmPython`."""
+    return WarmPython("-c", COMMAND, *words, **settings)
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from processes import idle_bytes
+from warm import start_command
 
 from batchfinder.cli.app import cli
 from batchfinder.units import MIB
@@ -114,11 +115,10 @@ def test_a_loader_whose_process_is_killed(tmp_path: Path) -> None:
     (tmp_path / "data.py").write_text("import os\n\ndef load():\n    os.kill(os.getpid(), 9)\n")
     # In a process of its own: a pool leaves a process of Python's behind until its parent ends.
     options = (GOOD, "--loader", "data.py:load", "--throughput", "--device", "cpu")
-    command = [sys.executable, "-m", "batchfinder", "find", *options]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    (line,) = done.stderr.splitlines()
+    process = start_command("find", *options, folder=tmp_path)
+    (line,) = process.communicate()[1].splitlines()
     assert "was killed, most likely for lack of host memory. Try fewer" in line
-    assert done.returncode == 1
+    assert process.wait() == 1
 
 
 BROKEN_DATA = """

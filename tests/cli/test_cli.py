@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from fakes import FakeProber
-from processes import PATIENCE_SECONDS, descendants, eventually, is_gone
+from processes import descendants, eventually, is_gone
+from warm import COMMAND, WarmPython, start_command
 
 from batchfinder import Outcome
 from batchfinder.cli.app import cli
@@ -320,17 +321,8 @@ def test_the_version() -> None:
 # With real workers, in processes of their own.
 
 
-def command(target: str, *options: str) -> list[str]:
-    return [sys.executable, "-m", "batchfinder", "find", f"{TARGETS}/{target}", *options]
-
-
-def start(target: str, *options: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command(target, "--device", "cpu", *options),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def words(target: str, *options: str) -> list[str]:
+    return ["find", f"{TARGETS}/{target}", "--device", "cpu", *options]
 
 
 INTERRUPTED_ON_IMPORT = """
@@ -374,15 +366,14 @@ def test_stopped_by_a_signal(
     tmp_path: Path,
 ) -> None:
     at_it = tmp_path / "at_it"
-    process = start(
-        f"deaths.py:{function}", "--arg", "deed=hang", "--arg", f"once={at_it}", "--json", *options
-    )
+    options = ("--arg", "deed=hang", "--arg", f"once={at_it}", "--json", *options)
+    process = start_command(*words(f"deaths.py:{function}", *options))
     eventually(lambda: at_it.exists() and at_it.read_text().endswith("\n"))
     started = descendants(process.pid)
     assert int(at_it.read_text()) in started
     process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == status
+    stdout, stderr = process.communicate()
+    assert process.wait() == status
     assert "Traceback" not in stderr
     assert all(is_gone(pid) for pid in started)
     if proved is None:
@@ -396,25 +387,21 @@ def test_stopped_by_a_signal(
 class Terminal:
     """A command in a terminal of its own, 100 columns wide."""
 
-    # What a login does: make the terminal the one that Ctrl-C in it interrupts us from.
-    LOGIN = (
-        "import fcntl, os, sys, termios; "
-        "fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
-        "os.execv(sys.argv[1], sys.argv[1:])"
-    )
+    # What a login does: the first terminal that a session opens is where Ctrl-C interrupts it.
+    LOGIN = """
+import os, sys
+terminal = os.open(sys.argv.pop(1), os.O_RDWR)
+print(flush=True)
+for standard in range(3):
+    os.dup2(terminal, standard)
+"""
 
     def __init__(self, *arguments: str) -> None:
         self._ours, theirs = pty.openpty()
-        environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"}
-        environment.pop("NO_COLOR", None)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", self.LOGIN, *arguments],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env=environment,
-            start_new_session=True,
-        )
+        environment = {"TERM": "xterm-256color", "COLUMNS": "100", "NO_COLOR": ""}
+        code = ("-c", self.LOGIN + COMMAND, os.ttyname(theirs))
+        self._process = WarmPython(*code, *arguments, new_session=True, **environment)
+        self._process.stdout.readline()  # it has opened the terminal
         os.close(theirs)
         self.text = ""
 
@@ -433,7 +420,8 @@ class Terminal:
         except OSError:  # how Linux says that nobody is at the other end any more
             pass
         os.close(self._ours)
-        return self.process.wait(PATIENCE_SECONDS)
+        self._process.communicate()
+        return self._process.wait()
 
 
 def plain(text: str) -> str:
@@ -443,8 +431,8 @@ def plain(text: str) -> str:
 
 
 def test_in_a_terminal_it_shows_bars_and_colours() -> None:
-    options = ("--device", "cpu", "--memory-limit", "1GiB", "--max-batch-size", "2")
-    terminal = Terminal(*command("models.py:build_small", *options))
+    options = ("--memory-limit", "1GiB", "--max-batch-size", "2")
+    terminal = Terminal(*words("models.py:build_small", *options))
     assert terminal.read_to_the_end() == 0
     # The live line of the probe at work, with its dots, is wiped out each time.
     lines = [line for line in plain(terminal.text).splitlines() if line.strip() and "…" not in line]
@@ -460,7 +448,7 @@ def test_in_a_terminal_it_shows_bars_and_colours() -> None:
 def test_ctrl_c_in_a_terminal(tmp_path: Path) -> None:
     at_it = tmp_path / "at_it"
     arguments = ("--arg", "deed=hang", "--arg", "at=2", "--arg", f"once={at_it}")
-    terminal = Terminal(*command("deaths.py:build", "--device", "cpu", *arguments))
+    terminal = Terminal(*words("deaths.py:build", *arguments))
     terminal.read_until("trying")
     worker = int(eventually(lambda: at_it.exists() and at_it.read_text().strip()))
     terminal.type("\x03")

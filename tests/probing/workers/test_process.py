@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from processes import PATIENCE_SECONDS, descendants, eventually, is_gone, order
+from warm import WARM_WORKERS, WarmPython
 
 from batchfinder.errors import WorkerDiedError, WorkerHungError
 from batchfinder.probing.workers.process import WorkerProcess
@@ -42,6 +42,7 @@ def test_it_answers_in_order_and_then_waits_for_the_next_one(process: WorkerProc
     assert {answer["to"] for answer in answers} == {2}
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_after_an_error_it_ends_itself(process: WorkerProcess) -> None:
     process.send(order(f"{TARGETS}/models.py:no_such_function"))
     answer = process.receive(PATIENCE_SECONDS)
@@ -60,6 +61,7 @@ def test_it_ends_with_a_parent_that_is_killed_within_an_order(process: WorkerPro
         process.receive(PATIENCE_SECONDS)
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_what_it_printed_last_is_told_with_its_death(process: WorkerProcess) -> None:
     process.send(order(f"{TARGETS}/deaths.py:build_and_do", deed="complain_and_abort"))
     with pytest.raises(WorkerDiedError) as death:
@@ -68,6 +70,7 @@ def test_what_it_printed_last_is_told_with_its_death(process: WorkerProcess) -> 
     assert "std::bad_alloc" in death.value.output
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_it_goes_on_where_nobody_reads_what_it_prints(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = io.StringIO()
     closed.close()
@@ -93,8 +96,6 @@ def test_when_its_parent_is_killed_it_ends_with_all_that_it_started(
 ) -> None:
     pids = tmp_path / "pids"
     program = f"""
-import sys
-sys.path.insert(0, {str(TARGETS.parent)!r})
 from processes import supervisor
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.source import SetupSource
@@ -102,7 +103,8 @@ arguments = {{"deed": {deed!r}, "once": {str(pids)!r}}}
 source = SetupSource({str(TARGETS / "deaths.py:build")!r}, arguments)
 supervisor(source, ProbeOptions(device="cpu")).probe(1)
 """
-    parent = subprocess.Popen([sys.executable, "-c", program])
+    tests = str(TARGETS.parent)
+    parent = WarmPython("-c", WARM_WORKERS + program, PYTHONPATH=tests)
     eventually(pids.exists)
     time.sleep(0.2)  # for the child to be there
     started = descendants(parent.pid)
@@ -110,5 +112,5 @@ supervisor(source, ProbeOptions(device="cpu")).probe(1)
     assert worker in started
     assert len(descendants(worker)) == (deed == "leave_a_child_and_hang")
     parent.kill()
-    parent.wait()
+    parent.communicate()
     eventually(lambda: all(is_gone(pid) for pid in started))
