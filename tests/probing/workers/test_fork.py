@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from processes import REPOSITORY, descendants, eventually, idle_bytes, is_gone
+from processes import descendants, eventually, idle_bytes, is_gone
 from torch import Tensor, nn
 from warm import WarmPython, run_warm, server
 
@@ -166,9 +164,9 @@ def test_what_the_fork_prints_is_not_the_users_output() -> None:
 
 def test_without_standard_streams(tmp_path: Path) -> None:
     told = tmp_path / "told"
-    code = script(max_batch_size=4) + f"open({str(told)!r}, 'w').write(str(result.batch_size))"
-    close = lambda: os.closerange(0, 3)  # noqa: E731
-    subprocess.run([sys.executable, "-c", code], preexec_fn=close, cwd=REPOSITORY, check=False)
+    closed = "import os, sys; os.closerange(0, 3); sys.stdin = sys.stdout = sys.stderr = None\n"
+    code = f"open({str(told)!r}, 'w').write(str(result.batch_size)); os._exit(0)"
+    WarmPython("-c", closed + script(max_batch_size=4) + code).communicate()
     assert told.read_text() == "4"
 
 

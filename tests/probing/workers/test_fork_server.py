@@ -11,13 +11,14 @@ from processes import descendants, eventually, is_gone, supervisor
 
 from batchfinder import Outcome
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.workers.fork import obstacle_to_forks
+from batchfinder.probing.workers import child
+from batchfinder.probing.workers.fork import ForkedProcess, obstacle_to_forks
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.search.run import run_search
 
 pytestmark = pytest.mark.skipif(bool(obstacle_to_forks()), reason="needs forks")
 
-OPTIONS = ProbeOptions(device="cpu", memory_limit=2 * 2**30)
+OPTIONS = ProbeOptions(device="cpu")
 TARGET = """
 import batchfinder
 import torch
@@ -46,6 +47,13 @@ def source(notes: Path) -> SetupSource:
     return SetupSource(f"{notes.parent}/train.py:build", {"largest": 5})
 
 
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start workers as forks: children with PyTorch imported already."""
+    start = "batchfinder.probing.workers.process.start_python"
+    monkeypatch.setattr(start, lambda _: ForkedProcess(child.main))
+
+
 @pytest.mark.usefixtures("warm_workers")
 def test_a_search_loads_its_target_once(notes: Path) -> None:
     ours = supervisor(source(notes), OPTIONS)
@@ -60,6 +68,7 @@ def test_a_search_loads_its_target_once(notes: Path) -> None:
     assert result.seconds_by_part["loading"] > 0
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_nothing_is_left_of_a_host_and_its_forks(notes: Path) -> None:
     ours = supervisor(source(notes), OPTIONS)
     assert ours.probe(2).fits
@@ -69,6 +78,7 @@ def test_nothing_is_left_of_a_host_and_its_forks(notes: Path) -> None:
     assert all(map(is_gone, started))
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_host_that_is_killed_is_replaced(notes: Path) -> None:
     ours = supervisor(source(notes), OPTIONS)
     try:
