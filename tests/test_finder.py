@@ -16,10 +16,11 @@ import pytest
 import torch
 from fakes import FakeProber
 from hypothesis import given
-from processes import idle_bytes, run_python
+from processes import idle_bytes
 from strategies import fake_probers, search_bounds
 from targets.models import build_small
 from torch import nn
+from warm import run_warm, start_command
 
 from batchfinder import (
     BatchFinderWarning,
@@ -451,7 +452,7 @@ print(find_max_batch(*build_reserving(), device="cpu", memory_limit=int(sys.argv
 def test_the_answer_trains_in_a_fresh_process_and_a_fifth_more_does_not() -> None:
     limit_bytes = idle_bytes() + 310 * MIB
     # In a process of its own, as it would be forked from this one with all that the tests hold.
-    result = json.loads(run_python("-c", FINDING, str(limit_bytes)))
+    result = json.loads(run_warm(FINDING, str(limit_bytes)))
     assert result["status"] == "found"
     assert result["budget_bytes"] == math.floor(limit_bytes * 0.95)
     assert result["next_failure"]["outcome"] == "oom"
@@ -570,39 +571,28 @@ def test_what_is_in_the_path_of_modules_and_no_text_is_left_out(
     assert find_max_batch(nn.Linear(4, 2), torch.ones(2, 4), device="cpu", max_batch_size=2)
 
 
-def test_a_model_from_a_script_is_tried_in_forks_of_the_script(tmp_path: Path) -> None:
-    """What stands in ``__main__`` is not there in another process."""
-    (tmp_path / "beside.py").write_text("WIDTH = 4\n")
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import torch, beside\n"
-        "from batchfinder import find_max_batch\n"
-        "class Net(torch.nn.Linear):\n"
-        "    pass\n"
-        "result = find_max_batch(Net(beside.WIDTH, 2), torch.ones(2, beside.WIDTH), device='cpu',\n"
-        "                        loss_fn=lambda output, _: print('here') or output.sum(),\n"
-        "                        max_batch_size=3)\n"
-        "print(result.batch_size, result.warnings)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, check=False, cwd="/"
-    )
-    assert done.stdout == "3 ()\n", done.stderr
-
-
-def test_a_model_from_a_module_beside_the_script_is_found_by_the_workers(tmp_path: Path) -> None:
+def test_a_model_from_a_script_or_from_a_module_beside_it_is_found_by_the_workers(
+    tmp_path: Path,
+) -> None:
+    """What stands in ``__main__`` is not there in another process: forks of the script try it."""
     (tmp_path / "nets.py").write_text("import torch\nclass Net(torch.nn.Linear):\n    pass\n")
     script = tmp_path / "train.py"
     script.write_text(
         "import torch, nets\n"
         "from batchfinder import find_max_batch\n"
+        "class Net(torch.nn.Linear):\n"
+        "    pass\n"
+        "result = find_max_batch(Net(4, 2), torch.ones(2, 4), device='cpu',\n"
+        "                        loss_fn=lambda output, _: print('here') or output.sum(),\n"
+        "                        max_batch_size=3)\n"
+        "print(result.batch_size, result.warnings)\n"
         "print(int(find_max_batch(nets.Net(4, 2), torch.ones(2, 4), device='cpu',\n"
         "                         max_batch_size=1)))\n"
     )
     done = subprocess.run(
         [sys.executable, script], capture_output=True, text=True, check=False, cwd="/"
     )
-    assert done.stdout.split() == ["1"], done.stderr
+    assert done.stdout == "3 ()\n1\n", done.stderr
 
 
 def test_a_compiled_model_is_searched_for_on_the_device_there_is() -> None:
@@ -630,7 +620,6 @@ def test_a_file_that_searches_when_it_is_imported_does_not_start_search_after_se
         "    return Net(4, 2), torch.ones(2, 4)\n"
         "result = find_max_batch(*build_model(), device='cpu', max_batch_size=1)\n"
     )
-    command = [sys.executable, "-m", "batchfinder", "find", "unguarded.py:build_model"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "Try moving that under if __name__ == '__main__'" in done.stderr
+    process = start_command("find", "unguarded.py:build_model", folder=tmp_path)
+    assert "Try moving that under if __name__ == '__main__'" in process.communicate()[1]
+    assert process.wait() == 2

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from fakes import FakeProber
 from marks import needs_fully_shard
 from processes import REPOSITORY, idle_bytes, run_python
+from warm import run_warm
 
 from batchfinder import BatchSizeResult, Probe
 from batchfinder.cli.app import cli
@@ -204,8 +205,8 @@ def test_estimates(command: str, expected: str) -> None:
 
 @pytest.mark.parametrize("code", [text for kind, text in BLOCKS if kind == "python"])
 def test_python_blocks(code: str, folder: Path) -> None:
-    code = code.replace('"2GiB"', f"{idle_bytes() + 400 * MIB}")
-    run_python("-c", PREAMBLE + code + EPILOGUE, folder=folder)
+    code = code.replace('"2GiB"', f"{idle_bytes() + 200 * MIB}")
+    run_warm(PREAMBLE + code + EPILOGUE, folder=folder)
 
 
 def test_it_is_short() -> None:
