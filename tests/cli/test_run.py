@@ -48,7 +48,7 @@ def answer_of(result: Result) -> dict[str, Any]:
 
 
 def test_a_plain_loop_is_answered_with_a_command_and_leaves_nothing(folder: Path) -> None:
-    result = run_script(options=("--min-batch-size", "8"))
+    result = run_script(options=("--min-batch-size", "16"))
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[0].startswith("Max batch size 16")
     assert result.stdout.splitlines()[-1] == f"Run: {sys.executable} {SCRIPT} --batch-size 16"
@@ -191,16 +191,16 @@ def test_a_script_that_wants_sizes_divisible_by_its_ranks_is_advised(
 
 
 def test_a_script_that_never_steps_is_named_and_all_its_processes_end() -> None:
-    result = run_script("--manner", "hangs", options=("--timeout", "8"))
+    result = run_script("--manner", "hangs", options=("--timeout", "4"))
     assert result.exit_code == 1
     assert "no training step ended within" in result.stderr
     assert descendants(os.getpid()) == []
 
 
 def test_a_time_limit_without_a_confirmed_size_is_an_error_and_ends_all_processes() -> None:
-    result = run_script("--manner", "hangs", options=("--time-limit", "2"))
+    result = run_script("--manner", "hangs", options=("--time-limit", "1"))
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "no batch size was confirmed within the time limit of 2 s" in result.stderr
+    assert "no batch size was confirmed within the time limit of 1 s" in result.stderr
     assert descendants(os.getpid()) == []
 
 
@@ -244,8 +244,8 @@ def test_every_process_ends_with_the_driver(number: int, folder: Path) -> None:
 
 
 def test_without_a_limit_a_search_on_the_cpu_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batchfinder.cli.run.CPU_SECONDS", 2)
+    monkeypatch.setattr("batchfinder.cli.run.CPU_SECONDS", 1)
     command = (*PYTHON, "--manner", "hangs", "--batch-size", "{batch_size}")
     result = run("--device", "cpu", "--max-batch-size", "16", "--", *command)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "no batch size was confirmed within the time limit of 2 s" in result.stderr
+    assert "no batch size was confirmed within the time limit of 1 s" in result.stderr

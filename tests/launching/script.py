@@ -10,20 +10,20 @@ import time
 from pathlib import Path
 from types import ModuleType
 
-import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+# Parts of PyTorch that take longer to import than the rest, and that this script does not need. The
+# first optimizer asks its compiler for nothing but to leave its functions uncompiled.
+for name in ("torch._dynamo", "torch._meta_registrations", "torch.export"):
+    sys.modules[name] = ModuleType(name)
+vars(sys.modules["torch._dynamo"]).update(
+    disable=lambda function, *_, **__: function, graph_break=lambda: None
+)
+
+import torch  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 # By default, the size beyond which the manners that depend on the size show.
 LIMIT = 4
-
-
-# The first optimizer imports PyTorch's compiler, which takes longer than PyTorch itself. It asks it
-# for nothing but to leave its functions uncompiled.
-COMPILER = ModuleType("torch._dynamo")
-vars(COMPILER)["disable"] = lambda function, *_, **__: function
-vars(COMPILER)["graph_break"] = lambda: None
-sys.modules[COMPILER.__name__] = COMPILER
 
 
 class Greedy(nn.Module):
