@@ -76,9 +76,9 @@ def test_a_report_has_a_picture_and_a_table(tmp_path: Path) -> None:
 
 def test_a_length_that_does_not_fit_is_named_everywhere(tmp_path: Path) -> None:
     page = tmp_path / "sweep.html"
-    done = sweep(GPT, *SMALL, "--over", "max_tokens=8,16,40000000", "--max-batch-size", "4",
+    done = sweep(GPT, *SMALL, "--over", "max_tokens=8,16,1000000", "--max-batch-size", "4",
                  "--report", str(page))  # fmt: skip
-    why = "there is no max_tokens for all lengths, as nothing trains at max_tokens=40000000"
+    why = "there is no max_tokens for all lengths, as nothing trains at max_tokens=1000000"
     assert f"Note: {why}" in done.stderr
     assert f"<p>Note: {why}</p>" in page.read_text()
     assert "max_tokens = " not in done.stdout

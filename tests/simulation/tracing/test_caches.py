@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import gc
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,12 @@ def looked_up(rows: int) -> Tensor:
     return TABLES[rows]
 
 
+def scaled(rows: int, *, scale: float) -> dict[str, Tensor]:
+    return {"table": positions(rows) * scale}
+
+
 always = functools.cache(positions)
-lately = functools.lru_cache(maxsize=8)(lambda rows, *, scale: {"table": positions(rows) * scale})
+lately = functools.lru_cache(maxsize=8)(scaled)
 
 
 class Positioned(nn.Module):
@@ -56,47 +59,47 @@ def traces(model: nn.Module) -> StepTraces:
 
 
 @pytest.fixture(autouse=True)
-def _caches_are_looked_at() -> Iterator[None]:
-    """Undo what spares the imports: the caches here are among them."""
-    gc.unfreeze()
-    yield
-    gc.freeze()
+def _caches_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make new caches: those of the import are frozen, and the collector does not see them."""
+    here = sys.modules[__name__]
+    monkeypatch.setattr(here, "always", functools.cache(positions))
+    monkeypatch.setattr(here, "lately", functools.lru_cache(maxsize=8)(scaled))
+    monkeypatch.setattr(here, "TABLES", {})
 
 
 CACHES = pytest.mark.parametrize(
     ("table", "cache"),
-    [(always, always), (lambda rows: lately(rows, scale=1.0)["table"], lately)],
+    [
+        (lambda rows: always(rows), lambda: always),
+        (lambda rows: lately(rows, scale=1.0)["table"], lambda: lately),
+    ],
     ids=["unbounded", "bounded"],
 )
 
 
 @CACHES
 def test_tensors_without_data_are_removed_from_caches(
-    table: Callable[[int], Tensor], cache: functools._lru_cache_wrapper[object]
+    table: Callable[[int], Tensor], cache: Callable[[], functools._lru_cache_wrapper[object]]
 ) -> None:
-    cache.cache_clear()
-    TABLES.clear()
     model = Positioned(table)
 
     trace = traces(model)
     trace.at(8)
 
     assert trace.are_general
-    assert cache.cache_info().currsize == 0
+    assert cache().cache_info().currsize == 0
     assert TABLES == {}
     assert model(torch.randn(2, ROWS, 4)).isfinite().all()
 
 
 @CACHES
 def test_caches_are_cleared_after_a_refused_step_too(
-    table: Callable[[int], Tensor], cache: functools._lru_cache_wrapper[object]
+    table: Callable[[int], Tensor], cache: Callable[[], functools._lru_cache_wrapper[object]]
 ) -> None:
-    cache.cache_clear()
-
     with pytest.raises(StepError, match="the step reads a value of a tensor"):
         traces(Positioned(table, reads=True)).at(8)
 
-    assert cache.cache_info().currsize == 0
+    assert cache().cache_info().currsize == 0
 
 
 LIBRARY = """
@@ -170,7 +173,6 @@ def test_modules_that_load_lazily_stay_unloaded(
 
 
 def test_earlier_cache_entries_stay() -> None:
-    always.cache_clear()
     cached, TABLES[ROWS] = always(ROWS), positions(ROWS)
     table = TABLES[ROWS]
 
