@@ -31,9 +31,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _imports_are_no_garbage() -> None:
-    """Let no collection look at what is imported, as commands do: it takes most of the time."""
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_there_is_no_garbage() -> None:
+    """Let no collection look at what was imported or made before: it takes most of the time."""
+    gc.collect()
     gc.freeze()
 
 

@@ -102,14 +102,15 @@ class Caches:
 
     def _note_containers(self, values: Iterable[Any]) -> None:
         """Record the containers among some values, and those inside them."""
-        found = [*values]
+        found = [value for value in values if type(value) in _CONTAINERS]
         while found:
-            value = found.pop()
-            if type(value) not in _CONTAINERS or id(value) in self._containers:
+            container = found.pop()
+            if id(container) in self._containers:
                 continue
-            self._containers[id(value)] = value
-            if len(value) <= MOST_LOOKED_INTO:
-                found += dict.values(value) if isinstance(value, dict) else value
+            self._containers[id(container)] = container
+            if len(container) <= MOST_LOOKED_INTO:
+                inside = dict.values(container) if isinstance(container, dict) else container
+                found += [value for value in inside if type(value) in _CONTAINERS]
 
 
 def _drop(container: Any, ids: set[int]) -> None:
