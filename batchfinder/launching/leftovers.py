@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from pathlib import Path
 
 from batchfinder.units import count
@@ -33,7 +35,10 @@ class Leftovers:
         self.saved = []
         if before is not None and self._before is not None:
             found |= {name for name, time in self._before.items() if before.get(name) != time}
-        new = sorted(found)
+        if not found:
+            return ""
+        written = _still_written()
+        new = sorted(n for n in found if os.path.realpath(self._folder / n) not in written)
         if not new:
             return ""
         shown = ", ".join(new[:_SHOWN]) + (" ..." if len(new) > _SHOWN else "")
@@ -49,7 +54,7 @@ def files_in(folder: Path) -> dict[str, int] | None:
     """Return each file in a folder with its time of change, in ns; None if there are too many.
 
     Links to folders elsewhere are followed, because outputs often go to another disk; not if they
-    have too many files. Files that this process itself writes its output to are left out.
+    have too many files.
     """
     links: list[Path] = []
     found = _walk(folder, links)
@@ -65,7 +70,6 @@ def files_in(folder: Path) -> dict[str, int] | None:
 def _walk(folder: Path, links: list[Path]) -> dict[str, int] | None:
     """Do the same, without following links to folders, which are added to the list."""
     found: dict[str, int] = {}
-    own = {_identity(os.fstat(number)) for number in _open_outputs()}
     for path, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in _SKIPPED and name[0] != "."]
         links += [place for place in map(Path(path).joinpath, folders) if place.is_symlink()]
@@ -74,17 +78,20 @@ def _walk(folder: Path, links: list[Path]) -> dict[str, int] | None:
                 status = os.stat(f"{path}/{name}")  # noqa: PTH116 - many
             except OSError:
                 continue
-            if _identity(status) not in own:
-                found[os.path.relpath(f"{path}/{name}", folder)] = status.st_mtime_ns
+            found[os.path.relpath(f"{path}/{name}", folder)] = status.st_mtime_ns
         if len(found) > MOST_FILES:
             return None
     return found
 
 
-def _open_outputs() -> list[int]:
-    """Return the file descriptors of standard output and standard error that are open."""
-    return [number for number in (1, 2) if os.path.exists(f"/dev/fd/{number}")]  # noqa: PTH110
+def _still_written() -> set[str]:
+    """Return the files that running processes write. No launch does: all of them have ended.
 
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
+    Such a file is the log of this search, also behind ``| tee log.txt``.
+    """
+    written = set()
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # it was closed, or is another user's
+            if descriptor.lstat().st_mode & stat.S_IWUSR:
+                written.add(str(descriptor.readlink()))
+    return written

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,19 @@ import pytest
 
 from batchfinder.launching.leftovers import Leftovers
 
-SHOW = "from pathlib import Path; from batchfinder.launching.leftovers import files_in; " + (
-    "print(files_in(Path('.')))"
-)
+# Its output is written while it runs.
+SEARCH = """
+import pathlib, sys, time
+from batchfinder.launching.leftovers import Leftovers
+leftovers = Leftovers(pathlib.Path())
+pathlib.Path("made").write_text("x")
+for stream in (sys.stdout, sys.stderr):
+    print("a row", file=stream, flush=True)
+while not pathlib.Path("log").exists():
+    time.sleep(0.01)
+text = leftovers.warning()
+pathlib.Path("warning").write_text(text)
+"""
 
 
 def test_new_and_changed_files_are_named_once(tmp_path: Path) -> None:
@@ -61,7 +72,9 @@ def test_a_linked_data_set_does_not_hide_the_rest(
     assert "left or changed 1 file: new." in leftovers.warning()
 
 
-def test_the_file_that_this_process_prints_to_is_not_left_behind(tmp_path: Path) -> None:
-    with (tmp_path / "out.txt").open("w") as out:
-        subprocess.run([sys.executable, "-c", SHOW], cwd=tmp_path, stdout=out, check=True)
-    assert (tmp_path / "out.txt").read_text() == "{}\n"
+@pytest.mark.parametrize("redirection", ["> log", "2> log", "| tee log"])
+def test_the_log_of_the_search_is_not_left_behind(tmp_path: Path, redirection: str) -> None:
+    search = f"{shlex.join([sys.executable, '-c', SEARCH])} {redirection}"
+    subprocess.run(search, shell=True, cwd=tmp_path, check=True)
+    assert "1 file: made." in (tmp_path / "warning").read_text()
+    assert (tmp_path / "log").exists()
