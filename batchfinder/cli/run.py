@@ -102,9 +102,12 @@ def run_command(
 
     def show_launches(prober: LaunchProber, probe: Probe) -> None:
         nonlocal shown
-        for launched in prober.judged([probe])[shown:]:
-            reporter.probe(launched)
-        shown = len(prober.launched)
+        rows = prober.judged([probe])
+        before = zip(rows[:shown], prober.launched, strict=False)
+        refuted = [row for row, launched in before if row.fits != launched.fits]
+        for row in rows[shown:] + refuted:
+            reporter.probe(row)
+        shown = len(rows)
 
     def tell(prober: LaunchProber, result: BatchSizeResult) -> None:
         leftovers.saved += prober.saved

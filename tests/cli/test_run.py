@@ -190,6 +190,22 @@ def test_a_script_that_wants_sizes_divisible_by_its_ranks_is_advised(
     assert f"{error}. Try --multiple-of with the number of ranks" in result.stderr
 
 
+def test_an_option_behind_the_command_is_sent_before_it() -> None:
+    result = run_script("--memory-limit", "4GiB")
+    assert "unrecognized arguments: --memory-limit 4GiB" in result.stderr
+    assert "Options of batchfinder belong before the command" in result.stderr
+
+
+def test_a_size_that_a_later_launch_refutes_gets_a_second_row() -> None:
+    options = ("--min-batch-size", "100", "--max-batch-size", "101", "--json")
+    manner = ("--manner", "swallows", "--limit", "100")
+    lines = run_script(*manner, options=options).stderr.splitlines()
+    rows = [line.split() for line in lines if line.split()[0] in ("100", "101")]
+    assert [row[0] for row in rows] == ["100", "101", "100"], lines
+    refuted = "a launch at 101 ran out, and memory differs by more from run to run"
+    assert lines[-1].endswith(refuted)
+
+
 def test_a_script_that_never_steps_is_named_and_all_its_processes_end() -> None:
     result = run_script("--manner", "hangs", options=("--timeout", "4"))
     assert result.exit_code == 1
