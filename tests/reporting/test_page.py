@@ -24,6 +24,7 @@ from batchfinder.reporting.page.svg import ticks
 from batchfinder.results.memory_model import MemoryModel, Phase, PhaseModel
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.results.throughput import throughput_of
+from batchfinder.units import format_bytes
 
 TARGET = f"{Path(__file__).parents[1] / 'targets' / 'models.py'}:build_small"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -167,6 +168,21 @@ def test_a_size_that_only_the_largest_allowed_one_kept_out_is_not_out_of_memory(
     page = page_of([sweep])
 
     assert re.findall(r'text-anchor="middle">([0-9]+%|OOM)<', page) == ["30%", "40%", "60%"]
+
+
+def test_a_comparison_shows_what_uses_the_memory_of_each_strategy(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    strategies = ("--strategy", "bf16", "--strategy", "sgd")
+    command = ["compare", TARGET, "--gpu", "t4", *strategies, "--json", "--report", str(page)]
+    done = CliRunner().invoke(cli, command)
+
+    assert done.exit_code == 0, done.output
+    rows = json.loads(done.stdout)["comparisons"][0]["rows"]
+    table = page.read_text().partition("What uses the memory at the peak")[2]
+    for row in rows:
+        cells = [format_bytes(size) for size in row["terms"].values() if size]
+        assert row["strategy"] in table
+        assert all(f">{cell}</td>" in table for cell in cells)
 
 
 def test_texts_of_the_user_are_no_markup() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from batchfinder.reporting.answer import details, headline
 from batchfinder.reporting.page import charts
-from batchfinder.reporting.page.studies import memory_map, names_of, rows_of, size_chart
+from batchfinder.reporting.page.studies import memory_map, names_of, rows_of, size_chart, term_rows
 from batchfinder.reporting.table import PHASES
 from batchfinder.reporting.wording import label
 from batchfinder.results.result import BatchSizeResult
@@ -51,6 +51,7 @@ def _study(data: Data) -> str:
             if "over" in data
             else "",
             _table("Every row", rows_of(data)),
+            _table("What uses the memory at the peak", terms) if (terms := term_rows(data)) else "",
         ]
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from batchfinder.reporting.page.svg import bars, heat_map
 from batchfinder.reporting.wording import bytes_or_dash
+from batchfinder.units import format_bytes
 
 # More columns leave no room for their numbers.
 MOST_COLUMNS = 8
@@ -50,6 +51,20 @@ def rows_of(data: Data) -> list[tuple[str, ...]]:
             )
         )
     return rows
+
+
+def term_rows(data: Data) -> list[tuple[str, ...]]:
+    """Return what uses the memory at the peak of each estimated strategy, with a header.
+
+    Empty for a study that has only measured rows.
+    """
+    rows = [row for row in data["rows"] if row.get("terms")]
+    if not rows:
+        return []
+    terms = [name for name in rows[0]["terms"] if any(row["terms"][name] for row in rows)]
+    return [("strategy", *terms)] + [
+        (row["strategy"], *(format_bytes(row["terms"][name]) for name in terms)) for row in rows
+    ]
 
 
 def size_chart(data: Data) -> str:
