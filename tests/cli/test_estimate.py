@@ -73,6 +73,14 @@ def test_output_of_the_target_goes_to_stderr(train_file: Path) -> None:
     assert result.stderr.startswith("here I am\nloss 0.000\n")
 
 
+def test_a_terminal_shows_what_is_traced(train_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batchfinder.cli.output.os.isatty", lambda _: True)
+    target = f"{train_file}:build_model"
+    result = run("estimate", target, "--gpu", "t4")
+    # The runner drops the code that clears the line.
+    assert result.stderr == f"\r{f'tracing {target} ...'[:79]}\r"
+
+
 def test_an_autocast_at_module_level_is_on(train_file: Path) -> None:
     on, off = (
         estimate(f"{train_file}:talkative", "--gpu", "t4", "--arg", f"is_cast={is_cast}")[0]

@@ -17,7 +17,7 @@ import torch
 from batchfinder.cli.estimating.levers import what_to_change
 from batchfinder.cli.estimating.world_sizes import estimate_on_cluster
 from batchfinder.cli.exiting import FOUND, NOTHING_FITS
-from batchfinder.cli.output import deliver, print_notes, width_of_table
+from batchfinder.cli.output import deliver, live_line, print_notes, width_of_table
 from batchfinder.cli.request import Request, request_of
 from batchfinder.errors import BatchFinderError, UsageError, UserCodeError
 from batchfinder.estimator import estimate_on_gpus
@@ -85,11 +85,13 @@ def estimate_batch_size(
     runs: dict[int | None, Sequence[Estimate]] = {}
     jobs: list[ClusterEstimate] = []
     warnings: list[str] = []
-    with user_code():
+    with user_code(), live_line() as show:
         for length in (*lengths,) or (None,):
             of_length = {} if length is None else {"seq": length}
             source = request.source.with_arguments(of_length)
             setup = load(source, warnings, on_paper=True)
+            at = "" if length is None else f" at {length} tokens"
+            show(f"tracing {target}{at} ...")
             if calibrate is not None:
                 _calibrate(calibration, Path(calibrate), setup, options, settings)
             known = [calibration.applied(gpu) for gpu in gpus] if overhead is None else gpus
