@@ -85,6 +85,7 @@ class Verdicts:
         died: of how many of those the training needed more than the limit.
         refused_needlessly: of how many it refused the training stays within the budget.
         steps_of_accepted: the mean number of steps that it watched those that it let pass.
+        steps_of_refused: that of the others.
     """
 
     headroom: float
@@ -94,6 +95,7 @@ class Verdicts:
     died: int
     refused_needlessly: int
     steps_of_accepted: float
+    steps_of_refused: float
 
 
 def main() -> None:
@@ -116,7 +118,7 @@ def main() -> None:
     ]
     save(RESULT_FILE, results | {"rules": [asdict(verdict) for verdict in verdicts]})
     rows = [list(map(str, asdict(verdict).values())) for verdict in verdicts]
-    header = ("headroom", "at most", "judged", "accepted", "died", "refused needlessly", "steps")
+    header = [name.replace("_", " ") for name in asdict(verdicts[0])]
     print(markdown_table(header, rows))
 
 
@@ -161,7 +163,7 @@ def verdicts_of(
         headroom: the share of the limit that the budget leaves free.
         most_steps: that the rule watches.
     """
-    accepted = died = needless = steps = 0
+    accepted = died = needless = steps = all_steps = 0
     for peaks, of_training in pairs:
         for share in SHARES:
             limit = max(of_training) / share
@@ -169,18 +171,20 @@ def verdicts_of(
             watched, passes = confirm(peaks, budget, limit - budget, most_steps)
             accepted += passes
             steps += watched * passes
+            all_steps += watched
             died += passes and max(of_training) > limit
             needless += not passes and max(of_training) <= budget
     judged = len(pairs) * len(SHARES)
-    mean_steps = round(steps / accepted, 2)
-    return Verdicts(headroom, most_steps, judged, accepted, died, needless, mean_steps)
+    of_accepted = round(steps / accepted, 2)
+    of_refused = round((all_steps - steps) / (judged - accepted), 2)
+    return Verdicts(headroom, most_steps, judged, accepted, died, needless, of_accepted, of_refused)
 
 
 def confirm(
     peaks: Sequence[int], budget: int, headroom_bytes: float, most_steps: int
 ) -> tuple[int, bool]:
     """How many steps a confirmation watches, and whether it lets the size pass."""
-    steadiness.MAX_STEPS_FOR_SPREAD = most_steps
+    steadiness.MAX_WANDERING_STEPS = most_steps
     watch = steadiness.PeakWatch(
         budget, least_steps=CONFIRM_STEPS, peaks_wander=True, headroom_bytes=headroom_bytes
     )

@@ -224,7 +224,7 @@ def coverage(rows: Sequence[Row]) -> str:
 
 def confirmations(rules: Sequence[Row]) -> str:
     """Show what each rule for a confirmation lets pass, and what of that dies."""
-    header = ("headroom", "at most", "judged", "accepted", "died", "refused needlessly", "steps")
+    header = [name.replace("_", " ") for name in rules[0]]
     return markdown_table(header, [tuple(rule.values()) for rule in rules])
 
 

@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+import random
+from statistics import NormalDist, fmean, stdev
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchfinder.probing.steadiness import highest_to_expect, is_rising, steps_without_growth
+from batchfinder.probing.steadiness import (
+    CONFIDENCE,
+    highest_to_expect,
+    is_rising,
+    steps_without_growth,
+    tolerance_factor,
+)
 
 peaks = st.lists(st.integers(1, 2**40), min_size=1, max_size=12)
 
@@ -44,24 +53,45 @@ def test_too_few_steps_show_no_rise() -> None:
 
 @given(peaks)
 def test_at_least_what_was_needed_is_to_be_expected(peaks: list[int]) -> None:
-    assert highest_to_expect(peaks, deviations=3) >= max(peaks)
+    assert highest_to_expect(peaks, 0.99) >= max(peaks)
 
 
 @given(st.integers(1, 2**40), st.integers(3, 9))
 def test_from_peaks_that_do_not_differ_no_more_is_to_be_expected(peak: int, steps: int) -> None:
-    assert highest_to_expect([peak] * steps, deviations=3) == peak
+    assert highest_to_expect([peak] * steps, 0.99) == peak
+
+
+@given(peaks)
+def test_more_is_to_be_expected_of_more_steps_and_the_surer_it_has_to_be(peaks: list[int]) -> None:
+    expected = highest_to_expect(peaks, 0.99)
+    assert highest_to_expect(peaks, 0.999) >= expected
+    assert highest_to_expect(peaks, 0.99, 0.05) <= expected
 
 
 def test_the_more_peaks_differ_the_more_is_to_be_expected() -> None:
-    assert highest_to_expect([50, 99, 100, 101], deviations=3) == 103
-    assert highest_to_expect([50, 95, 100, 105], deviations=3) == 115
-    assert highest_to_expect([50, 95, 100, 105], deviations=4) == 120
+    assert round(highest_to_expect([50, 98, 99, 100, 101, 102], 0.99)) == 109
+    assert round(highest_to_expect([50, 90, 95, 100, 105, 110], 0.99)) == 150
 
 
 def test_the_first_step_does_not_count_for_how_much_they_differ() -> None:
-    assert highest_to_expect([10, 100, 100, 100, 100], deviations=3) == 100
-    assert highest_to_expect([110, 100, 100, 100, 100], deviations=3) == 110
+    assert highest_to_expect([10, 100, 100, 100, 100], 0.99) == 100
+    assert highest_to_expect([110, 100, 100, 100, 100], 0.99) == 110
 
 
 def test_peaks_that_were_read_too_low_say_nothing() -> None:
-    assert highest_to_expect([93, 93, 63, 93, 93, 63], deviations=3) == 93
+    assert highest_to_expect([93, 93, 63, 93, 93, 63], 0.99) == 93
+
+
+@pytest.mark.parametrize("readings", [4, 9, 30])
+@pytest.mark.parametrize("share", [0.99, 0.999])
+@pytest.mark.parametrize("confidence", [CONFIDENCE, 1 - CONFIDENCE])
+def test_the_bound_holds_as_often_as_it_says(
+    readings: int, share: float, confidence: float
+) -> None:
+    draw, trials = random.Random(readings), 2000
+    held = 0
+    for _ in range(trials):
+        drawn = [draw.gauss(0, 1) for _ in range(readings)]
+        bound = fmean(drawn) + tolerance_factor(readings, share, confidence) * stdev(drawn)
+        held += bound >= NormalDist().inv_cdf(share)
+    assert held / trials == pytest.approx(confidence, abs=0.03)
