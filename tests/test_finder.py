@@ -246,7 +246,7 @@ def no_estimate(*_: object) -> tuple[int | None, list[str]]:
 @pytest.mark.parametrize("size", [88, 90, None])
 def test_what_two_small_confirmations_tell_is_confirmed_next(size: int | None) -> None:
     prober = FakeProber()
-    start = HeadStart(replay=lambda _: Guess(size) if size else None)
+    start = HeadStart(replay=lambda: Guess(size) if size else None)
 
     result = run_search(prober, head_start=start)
 
@@ -259,7 +259,7 @@ def test_what_two_small_confirmations_tell_is_confirmed_next(size: int | None) -
 
 def test_a_size_of_which_the_requests_do_not_last_is_refused() -> None:
     prober = FakeProber()
-    start = HeadStart(replay=lambda _: Guess(85), lasts=lambda size: size <= 80)
+    start = HeadStart(replay=lambda: Guess(85), lasts=lambda size: size <= 80)
 
     result = run_search(prober, head_start=start)
 

@@ -51,11 +51,11 @@ class Guessing:
             opening: the move of a search without guesses, if there is nothing to weigh.
         """
         has_failed = known.failure is not None
-        if self._guess is None or (opening and has_failed):
+        # After a failure, the bracket knows more than a guess, unless only confirmations count.
+        is_spent = has_failed and (not self._replays or self._prices.probes_prove)
+        if self._guess is None or is_spent or (opening and (has_failed or not self._replays)):
             return opening
-        if not self._replays and (opening or has_failed):
-            return opening
-        found = self._guess(known.failure)
+        found = self._guess()
         if self._replays and not has_failed:
             # If a launch costs more than its steps, larger steps are recorded at once.
             share = min(LARGEST_REHEARSED, REHEARSED * (1 + self._prices.launch))

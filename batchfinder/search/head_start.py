@@ -31,9 +31,8 @@ class Guess(NamedTuple):
     deviation: float = 0.005
 
 
-MakeGuess: TypeAlias = Callable[["Probe | None"], "Guess | None"]
-"""``guess(failure)`` returns a guess, or None. ``failure`` is the smallest size that failed, or
-None."""
+MakeGuess: TypeAlias = Callable[[], "Guess | None"]
+"""``guess()`` returns a guess by all that is known when it is called, or None."""
 
 
 class HeadStart:
@@ -87,9 +86,9 @@ class HeadStart:
         if not self._estimate and not self._replay:
             return None
 
-        def guess(failure: Probe | None) -> Guess | None:
+        def guess() -> Guess | None:
             started = time.monotonic()
-            found = self._guess(prober, bounds, failure)
+            found = self._guess(prober, bounds)
             self.seconds += time.monotonic() - started
             return found
 
@@ -111,7 +110,7 @@ class HeadStart:
         self.seconds += time.monotonic() - started
         return found
 
-    def _guess(self, prober: Prober, bounds: Bounds, failure: Probe | None) -> Guess | None:
+    def _guess(self, prober: Prober, bounds: Bounds) -> Guess | None:
         if self._estimate is not None:
             if prober.device.partition(" ")[0] == "cpu":
                 self.notes = ["the search started without an estimate: there is none for the CPU"]
@@ -119,4 +118,4 @@ class HeadStart:
             found = self._estimate(prober.device, prober.budget_bytes, bounds)
             self.batch_size, self.notes = found
             return Guess(self.batch_size) if self.batch_size else None
-        return self._replay(failure) if self._replay else None
+        return self._replay() if self._replay else None

@@ -23,7 +23,6 @@ from batchfinder.probing.devices.allocator.recorded_step import (
     steps_vary,
 )
 from batchfinder.probing.steadiness import STEPS_THAT_MAY_FLUSH
-from batchfinder.results.probe import Probe
 from batchfinder.search.head_start import Guess
 from batchfinder.search.prober import Recording
 
@@ -125,12 +124,8 @@ class LongerRecordings:
         recording = self._recordings.get(size)
         return not (recording and recording.steps) or self._needed(size) <= self._limit(size)
 
-    def guess(self, failure: Probe | None) -> Guess | None:
-        """Guess the largest size that lasts, by the largest one that was recorded.
-
-        Args:
-            failure: the smallest size that failed; None if none did. It changes nothing.
-        """
+    def guess(self) -> Guess | None:
+        """Guess the largest size that lasts, by the largest one that was recorded."""
         size = max((size for size, each in self._recordings.items() if each.steps), default=0)
         return self._guess_from(size) if size else None
 

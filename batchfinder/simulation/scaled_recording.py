@@ -22,7 +22,6 @@ from batchfinder.probing.devices.allocator.recorded import Replay
 from batchfinder.probing.devices.allocator.recorded_step import requests_of, steps_differ
 from batchfinder.probing.place import batches_vary
 from batchfinder.probing.steadiness import PeakWatch, with_room
-from batchfinder.results.probe import Probe
 from batchfinder.search.belief import APART
 from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
 from batchfinder.search.prober import Prober, Recording
@@ -71,14 +70,9 @@ def head_start_of(
         longer = LongerRecordings(recordings, with_room(prober.budget_bytes), settings)
         return HeadStart(estimate, longer.guess, longer.last)
 
-    def guess(failure: Probe | None) -> Guess | None:
-        if failure is not None:
-            return None
-        return scaled_guess(recordings, prober.budget_bytes, settings, least_steps)
-
     return HeadStart(
         estimate,
-        guess,
+        lambda: scaled_guess(recordings, prober.budget_bytes, settings, least_steps),
         judge,
         lambda least: scaled_guess(recordings, prober.budget_bytes, expanding, least_steps, least),
     )

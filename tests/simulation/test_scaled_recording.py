@@ -200,7 +200,7 @@ def test_more_validations_must_fit_than_were_recorded(budget_mib: int, does: boo
 def test_the_largest_size_of_varying_lengths_is_guessed_from_a_small_one() -> None:
     recordings = {10: of_lengths(100, 90, 96, 90, 96)}
     longer = LongerRecordings(recordings, 5000 * MIB, AllocatorSettings())
-    guess = longer.guess(None)
+    guess = longer.guess()
     assert guess is not None
 
     def at(size: int) -> Recording:
@@ -214,5 +214,5 @@ def test_the_largest_size_of_varying_lengths_is_guessed_from_a_small_one() -> No
 
 def test_nothing_is_guessed_of_varying_lengths_without_a_recording() -> None:
     longer = LongerRecordings({}, 5000 * MIB, AllocatorSettings())
-    assert longer.guess(None) is None
+    assert longer.guess() is None
     assert longer.last(10)
