@@ -25,7 +25,7 @@ from batchfinder.probing.workers.supervisor import Supervisor
 from batchfinder.probing.workers.worker import EstimateOrder
 from batchfinder.reporting.global_batch import noise_line
 from batchfinder.reporting.page.page import check_report
-from batchfinder.reporting.terminal import TerminalReporter
+from batchfinder.reporting.progress import TerminalReporter
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.search.bounds import Bounds

@@ -18,7 +18,7 @@ from batchfinder.launching.options import RunOptions, choose_kind
 from batchfinder.launching.template import Template
 from batchfinder.probing.code import digests, modules_beside
 from batchfinder.reporting.page.page import check_report
-from batchfinder.reporting.terminal import TerminalReporter
+from batchfinder.reporting.progress import TerminalReporter
 from batchfinder.results.result import Status
 from batchfinder.search.bounds import Bounds, check_bounds
 from batchfinder.search.deadline import deadline_in

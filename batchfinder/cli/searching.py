@@ -12,7 +12,7 @@ from batchfinder.cli.exiting import FOUND, NOTHING_FITS, TIME_IS_UP
 from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import BatchFinderError, TimeLimitError
 from batchfinder.probing.place import prices_for
-from batchfinder.reporting.terminal import TerminalReporter
+from batchfinder.reporting.progress import TerminalReporter
 from batchfinder.results.probe import Probe
 from batchfinder.results.remembered import Remembered
 from batchfinder.results.result import BatchSizeResult, Status

@@ -17,7 +17,7 @@ from batchfinder.cli.exiting import TERMINATED
 from batchfinder.cli.output import live_line
 from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import UsageError
-from batchfinder.launching.retries import Retries, counted_retries
+from batchfinder.launching.flushes import Flushes, counted_flushes
 from batchfinder.launching.usage import Gpus, Usage, read_usage
 from batchfinder.units import format_bytes, format_seconds
 
@@ -37,10 +37,10 @@ def watch_training(
         click.echo(f"Note: {gpus.missing}", err=True)
     with (
         terminated_as_ctrl_c() as why,
-        counted_retries() as retries,
-        _watched(command_line, pid, retries) as (watched, process),
+        counted_flushes() as counted,
+        _watched(command_line, pid, counted) as (watched, process),
     ):
-        highest = _follow(watched, gpus, process, retries, every, as_json=as_json)
+        highest = _follow(watched, gpus, process, counted, every, as_json=as_json)
         if process and why[-1] == TERMINATED:
             process.terminate()  # Ctrl-C reaches the command too, but this signal may not
     if highest is None:
@@ -58,14 +58,14 @@ def watch_training(
 
 @contextmanager
 def _watched(
-    command_line: Sequence[str], pid: int | None, retries: Retries
+    command_line: Sequence[str], pid: int | None, counted: Flushes
 ) -> Iterator[tuple[int, subprocess.Popen[bytes] | None]]:
     if pid is not None:
         yield pid, None
         return
     if shutil.which(command_line[0]) is None:
         raise UsageError(f"there is no command {command_line[0]!r}")
-    with subprocess.Popen([*command_line], env=retries.environment) as process:
+    with subprocess.Popen([*command_line], env=counted.environment) as process:
         # Leaving the block waits for it.
         yield process.pid, process
 
@@ -74,7 +74,7 @@ def _follow(
     pid: int,
     gpus: Gpus,
     process: subprocess.Popen[bytes] | None,
-    retries: Retries,
+    counted: Flushes,
     every: float,
     *,
     as_json: bool,
@@ -89,7 +89,7 @@ def _follow(
             for gpu in usage.gpus:
                 held = gpu.others_bytes if gpu.process_bytes is None else gpu.process_bytes
                 peak_gpus[gpu.name] = max(peak_gpus.get(gpu.name, 0), held)
-            seconds, flushes = time.monotonic() - started, retries.read()
+            seconds, flushes = time.monotonic() - started, counted.read()
             if as_json:
                 facts = {"seconds": round(seconds, 3), **asdict(usage)}
                 print(json.dumps({**facts, "allocation_retries": flushes}), flush=True)
@@ -101,10 +101,10 @@ def _follow(
     if not peak_host:
         return None
     gpu_peaks = (f"GPU {name} {format_bytes(most)}" for name, most in peak_gpus.items())
-    return ", ".join([*gpu_peaks, f"host {format_bytes(peak_host)}", *_retries(retries.read())])
+    return ", ".join([*gpu_peaks, f"host {format_bytes(peak_host)}", *_in_words(counted.read())])
 
 
-def _retries(flushes: int | None) -> list[str]:
+def _in_words(flushes: int | None) -> list[str]:
     return [] if flushes is None else [f"allocator retries: {flushes}"]
 
 
@@ -124,4 +124,4 @@ def _line(usage: Usage, flushes: int | None, seconds: float) -> str:
             parts.append(f"GPU {gpu.name}: {own} of {total}, {others} by others")
     processes = f" in {usage.processes} processes" if usage.processes > 1 else ""
     parts.append(f"host: {format_bytes(usage.host_bytes)}{processes}")
-    return "  ".join([*parts, *_retries(flushes)])
+    return "  ".join([*parts, *_in_words(flushes)])

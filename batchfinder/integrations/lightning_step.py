@@ -12,7 +12,7 @@ from torch.optim import SGD
 
 from batchfinder.errors import SampleError, StepError
 from batchfinder.training.frameworks.lightning import takes_index
-from batchfinder.training.frameworks.methods import methods_replaced
+from batchfinder.training.frameworks.patched_methods import methods_replaced
 from batchfinder.training.parallel import unwrapped
 from batchfinder.training.sample import common_size
 from batchfinder.training.source import KeptUntil, StepSource

@@ -1,6 +1,6 @@
 """Results for people: the terminal, tables of estimates, an HTML page.
 
-Read ``wording``, ``table``, ``answer``, ``terminal``, then ``columns``, ``estimates``, ``chart``
+Read ``wording``, ``table``, ``answer``, ``progress``, then ``columns``, ``estimates``, ``chart``
 and ``page``. Knows only the protocol of probers. May import ``search``, ``results``,
 ``simulation``'s records, ``units`` and ``errors``.
 """

@@ -10,7 +10,7 @@ from typing import Any
 from fakes import FakeProber
 from rich.console import Console
 
-from batchfinder.reporting.terminal import TerminalReporter
+from batchfinder.reporting.progress import TerminalReporter
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.memory_model import Phase, fit
 from batchfinder.results.probe import Outcome, Probe

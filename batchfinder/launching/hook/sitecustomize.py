@@ -100,7 +100,7 @@ class AfterTorch:
             return
         try:
             if order["is_only_watched"]:
-                load("retries").Retries(torch, self._report).install()
+                load("flushes").Flushes(torch, self._report).install()
                 return
             peak = load("process_peak", order["process_peak"]).ProcessPeak()
             memory = load("memory").Memory(torch, order, peak)

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from batchfinder.errors import StepError
 from batchfinder.training.data.drawn import DataBatches
 from batchfinder.training.data.loader import batches_of_loader
-from batchfinder.training.frameworks.methods import methods_replaced
+from batchfinder.training.frameworks.patched_methods import methods_replaced
 from batchfinder.training.loss import call_model
 from batchfinder.training.parallel import is_wrapped, unwrapped
 from batchfinder.training.source import KeptUntil, StepSource

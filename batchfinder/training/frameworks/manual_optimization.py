@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from batchfinder.training.frameworks.lightning import LightningStep, call_step, own_optimizers
-from batchfinder.training.frameworks.methods import methods_replaced
+from batchfinder.training.frameworks.patched_methods import methods_replaced
 from batchfinder.training.parallel import unwrapped
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from batchfinder.errors import StepError
-from batchfinder.training.frameworks.methods import methods_replaced
+from batchfinder.training.frameworks.patched_methods import methods_replaced
 from batchfinder.training.frameworks.trainer_evaluation import GatheredEvaluation
 from batchfinder.training.loss import call_model
 from batchfinder.training.parallel import unwrapped

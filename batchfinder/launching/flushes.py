@@ -12,7 +12,7 @@ from typing import IO
 from batchfinder.launching.launch import hooked, new_reports
 
 
-class Retries:
+class Flushes:
     """The flushes that the processes of one command report.
 
     Args:
@@ -28,17 +28,17 @@ class Retries:
     def read(self) -> int | None:
         """Return the flushes of all processes; None while none has ended a step on a GPU."""
         for report in new_reports(self._reports):
-            if report["event"] == "retries":
+            if report["event"] == "flushes":
                 self._totals[report["pid"]] = report["total"]
         return sum(self._totals.values()) if self._totals else None
 
 
 @contextmanager
-def counted_retries() -> Iterator[Retries]:
+def counted_flushes() -> Iterator[Flushes]:
     """Count the flushes of a command that is started in the block."""
     with TemporaryDirectory(prefix="batchfinder-") as folder:
         reports, order = Path(folder, "reports"), Path(folder, "order.json")
         reports.touch()
         order.write_text(json.dumps({"is_only_watched": True}), encoding="utf-8")
         with reports.open(encoding="utf-8") as file:
-            yield Retries(file, hooked(order))
+            yield Flushes(file, hooked(order))

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 
-class Retries:
+class Flushes:
     """The flushes of this process, reported after an optimizer step if their number has changed."""
 
     def __init__(self, torch: ModuleType, report: Any) -> None:
@@ -27,4 +27,4 @@ class Retries:
         total = int(cuda.memory_stats().get("num_alloc_retries", 0))
         if total != self._told:
             self._told = total
-            self._report("retries", total=total)
+            self._report("flushes", total=total)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from reporting.fake_search import BUDGET, OOM_NOTE, PROBES, RESULT, Screen, fits, result
 from strategies import accumulation_plans, results
 
-from batchfinder.reporting.terminal import TerminalReporter
+from batchfinder.reporting.progress import TerminalReporter
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.result import BatchSizeResult
@@ -317,7 +317,7 @@ def test_anything_can_be_shown_anywhere(
 CHILD = f"""
 import time
 from types import SimpleNamespace
-from batchfinder.reporting.terminal import TerminalReporter
+from batchfinder.reporting.progress import TerminalReporter
 
 prober = SimpleNamespace(
     device="cpu", capacity_bytes=None, used_by_others_bytes=None, budget_bytes={BUDGET}
