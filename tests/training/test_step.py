@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import functools
 import gc
 import weakref
 from typing import Any
@@ -263,14 +262,7 @@ def test_the_users_error_comes_out_as_it_is() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-@pytest.mark.parametrize(
-    "backend",
-    ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)],  # it runs a C++ compiler
-)
-def test_a_compiled_model_is_not_compiled_anew_for_each_size(
-    backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+def test_a_compiled_model_is_not_compiled_anew_for_each_size() -> None:
     step = step_of(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), compiled=True)
     run(step, (torch.randn(2, 4), torch.tensor([0, 1])))
     if not hasattr(torch.compiler, "set_stance"):

@@ -72,7 +72,7 @@ def search_on(
     *,
     arguments: Sequence[dict[str, Any]] = ({},),
     timeout: float | None = None,
-    **bounds: Any,
+    max_batch_size: int | None = None,
 ) -> tuple[list[BatchSizeResult | Exception], float]:
     """Search on as many ranks as there are limits, each of which is what that rank alone has.
 
@@ -82,7 +82,7 @@ def search_on(
         strategy: as on the command line.
         arguments: of the target, by rank; one for all.
         timeout: of a probe.
-        bounds: of the search.
+        max_batch_size: the largest size that the search tries.
 
     Returns:
         What each rank came to, and how many seconds it took.
@@ -95,7 +95,7 @@ def search_on(
         source = SetupSource(f"{TARGETS}/{function}", arguments[number % len(arguments)])
         ours = replace(options, memory_limit=limits[number] * len(limits))
         with prober(meeting, source, ours, probe_timeout_seconds=timeout) as tries:
-            return tries.agreed(run_search(tries, **bounds))
+            return tries.agreed(run_search(tries, (1, max_batch_size, 1)))
 
     ends = on_each([lambda m=m: rank(m) for m in meetings(len(limits))])  # type: ignore[misc]
     return ends, time.monotonic() - started
