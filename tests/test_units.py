@@ -5,7 +5,17 @@ from hypothesis import given
 from strategies import byte_counts, seconds
 
 from batchfinder.errors import UsageError
-from batchfinder.units import GIB, KIB, MIB, TIB, format_bytes, format_seconds, parse_bytes
+from batchfinder.units import (
+    GIB,
+    KIB,
+    MIB,
+    TIB,
+    count,
+    format_bytes,
+    format_seconds,
+    parse_bytes,
+    positive,
+)
 
 
 @pytest.mark.parametrize(
@@ -107,3 +117,20 @@ def test_a_duration_never_shows_sixty_of_a_unit(duration: float) -> None:
     text = format_seconds(duration)
     assert not text.startswith(("1000 ms", "60.0 s", "60 min"))
     assert not text.endswith((" 60 s", " 60 min"))
+
+
+def test_a_number_has_its_noun_in_singular_or_plural() -> None:
+    assert [count(number, "probe") for number in (0, 1, 2)] == ["0 probes", "1 probe", "2 probes"]
+
+
+@pytest.mark.parametrize("value", [True, 2.0, "2", None])
+def test_a_number_of_examples_is_a_whole_one(value: object) -> None:
+    assert positive("the batch size", 2) == 2
+    with pytest.raises(UsageError, match="the batch size must be a whole number, not"):
+        positive("the batch size", value)
+
+
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_number_of_examples_is_at_least_1(value: int) -> None:
+    with pytest.raises(UsageError, match=f"the batch size must be at least 1, not {value}"):
+        positive("the batch size", value)

@@ -101,10 +101,12 @@ def _follow(
     if not peak_host:
         return None
     gpu_peaks = (f"GPU {name} {format_bytes(most)}" for name, most in peak_gpus.items())
-    return ", ".join([*gpu_peaks, f"host {format_bytes(peak_host)}", *_in_words(counted.read())])
+    return ", ".join(
+        [*gpu_peaks, f"host {format_bytes(peak_host)}", *_flushes_in_words(counted.read())]
+    )
 
 
-def _in_words(flushes: int | None) -> list[str]:
+def _flushes_in_words(flushes: int | None) -> list[str]:
     return [] if flushes is None else [f"allocator retries: {flushes}"]
 
 
@@ -124,4 +126,4 @@ def _line(usage: Usage, flushes: int | None, seconds: float) -> str:
             parts.append(f"GPU {gpu.name}: {own} of {total}, {others} by others")
     processes = f" in {usage.processes} processes" if usage.processes > 1 else ""
     parts.append(f"host: {format_bytes(usage.host_bytes)}{processes}")
-    return "  ".join([*parts, *_in_words(flushes)])
+    return "  ".join([*parts, *_flushes_in_words(flushes)])

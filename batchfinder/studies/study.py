@@ -124,6 +124,7 @@ def comparisons_of(
     """
     results = [row.result for rows in done[:1] for row in rows if row.result]
     devices = [gpu.name for gpu in gpus] or [result.device for result in results]
+    warnings = warnings_of(done)
     return [
         Comparison(
             device,
@@ -132,7 +133,7 @@ def comparisons_of(
             rows,
             study.global_batch_size,
             study.base,
-            warnings_of(done),
+            warnings,
         )
         for device, result, rows in zip(devices, results, zip(*done, strict=True), strict=False)
     ]

@@ -9,9 +9,10 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-from batchfinder.errors import UsageError
+from batchfinder.errors import BatchFinderError, UsageError, UserCodeError
 from batchfinder.probing.choose_prober import choose_prober
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.search.prober import Prober
 from batchfinder.studies.size_sweep import SizeSweep
 from batchfinder.studies.study import reason_of
 from batchfinder.studies.sweep_result import SweepRow, share_of
@@ -100,12 +101,27 @@ def mixed_percent(
         with closing(choose_prober(setup, dataclasses.replace(options, smallest=1))) as prober:
             for percent in MIXED_PERCENTAGES:
                 on_begin(f"all values in turn: confirming {percent} % ...")
-                if prober.probe(percent, confirm=True).fits:
+                if _fits(prober, percent):
                     is_less = percent < max(MIXED_PERCENTAGES)
                     return percent, MIXED_LESS.format(percent) if is_less else ""
-    except Exception as error:  # noqa: BLE001 - the sizes of each length hold without it
+    except BatchFinderError as error:  # the sizes of each length hold without it
         return None, MIXED_FAILED.format(reason_of(error))
     return 0, MIXED_NONE
+
+
+def _fits(prober: Prober, percent: int) -> bool:
+    """Confirm a percentage.
+
+    Raises:
+        UserCodeError: the user's step fails, for example because its model takes one length only.
+        BatchFinderError: the prober fails.
+    """
+    try:
+        return prober.probe(percent, confirm=True).fits
+    except BatchFinderError:
+        raise
+    except Exception as error:  # in this process, the user's exceptions are raised unchanged
+        raise UserCodeError(reason_of(error)) from error
 
 
 def _mixed(parts: Sequence[tuple[BatchMaker, int]], percent: int, step: int) -> Any:

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from batchfinder.probing.steadiness import (
     CONFIDENCE,
+    WITHIN_BUDGET,
+    WITHIN_MEMORY,
     highest_to_expect,
     is_rising,
     steps_without_growth,
@@ -63,9 +65,9 @@ def test_from_peaks_that_do_not_differ_no_more_is_to_be_expected(peak: int, step
 
 @given(peaks)
 def test_more_is_to_be_expected_of_more_steps_and_the_surer_it_has_to_be(peaks: list[int]) -> None:
-    expected = highest_to_expect(peaks, 0.99)
-    assert highest_to_expect(peaks, 0.999) >= expected
-    assert highest_to_expect(peaks, 0.99, 0.05) <= expected
+    expected = highest_to_expect(peaks, WITHIN_BUDGET)
+    assert highest_to_expect(peaks, WITHIN_MEMORY) >= expected
+    assert highest_to_expect(peaks, WITHIN_BUDGET, 1 - CONFIDENCE) <= expected
 
 
 def test_the_more_peaks_differ_the_more_is_to_be_expected() -> None:
@@ -83,7 +85,7 @@ def test_peaks_that_were_read_too_low_say_nothing() -> None:
 
 
 @pytest.mark.parametrize("readings", [4, 9, 30])
-@pytest.mark.parametrize("share", [0.99, 0.999])
+@pytest.mark.parametrize("share", [WITHIN_BUDGET, WITHIN_MEMORY])
 @pytest.mark.parametrize("confidence", [CONFIDENCE, 1 - CONFIDENCE])
 def test_the_bound_holds_as_often_as_it_says(
     readings: int, share: float, confidence: float

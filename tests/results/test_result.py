@@ -100,6 +100,12 @@ def test_the_json_has_every_value_in_raw_units() -> None:
     }
 
 
+def test_unknown_values_are_null() -> None:
+    data = dataclasses.replace(RESULT, memory_model=None, next_failure=None).to_dict()
+    assert data["memory_model"] is None
+    assert data["next_failure"] is None
+
+
 @given(results())
 def test_every_result_is_one_line_of_strict_json(result: BatchSizeResult) -> None:
     text = result.to_json()

@@ -15,13 +15,15 @@ from torch import nn
 
 from batchfinder.errors import BatchFinderWarning, SampleError, UsageError, UserCodeError
 from batchfinder.estimator import estimate_max_batch
+from batchfinder.probing.options import ProbeOptions
 from batchfinder.reporting.sweeps import paste_lines
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.search.run import run_search
 from batchfinder.studies.size_sweep import SizeSweep
 from batchfinder.studies.sweep import sweep_max_batch
 from batchfinder.studies.sweep_result import Sweep, SweepRow
-from batchfinder.studies.sweep_values import combinations
+from batchfinder.studies.sweep_values import combinations, mixed_percent
+from batchfinder.training.setup import TrainingSetup
 
 LENGTHS = (128, 256, 384, 512, 768, 1024, 1536, 2048)
 BUDGET = 24 * 2**30
@@ -233,6 +235,18 @@ def test_a_model_made_for_one_length_has_no_training_that_mixes_them() -> None:
         sweep = sweep_max_batch(build, {"seq_len": [4, 8]}, device="cpu", max_batch_size=4)
     assert (sweep.mixed_percent, sweep.max_tokens) == (None, 16)
     assert "mat1 and mat2 shapes cannot be multiplied" in sweep.warnings[-1]
+
+
+def test_an_error_that_is_no_step_of_the_user_is_not_swallowed_where_lengths_mix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise LookupError("a fault of this package")
+
+    monkeypatch.setattr("batchfinder.studies.sweep_values.choose_prober", fail)
+    setup = TrainingSetup(nn.Linear(4, 4), torch.zeros(2, 4))
+    with pytest.raises(LookupError, match="a fault of this package"):
+        mixed_percent(lambda: setup, [], ProbeOptions(device="cpu"))
 
 
 def test_a_length_that_does_not_fit_says_why_there_is_no_budget_of_tokens() -> None:
