@@ -13,7 +13,7 @@ from batchfinder.errors import warn_of
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.results.result import Status
-from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds
+from batchfinder.search.bounds import ALL_SIZES, Bounds
 from batchfinder.simulation.estimate import Estimate, PeakEstimate
 from batchfinder.simulation.explanation import explain
 from batchfinder.simulation.gpus import Gpu, find_gpu
@@ -132,7 +132,7 @@ def estimate_max_batch(
         [find_gpu(gpu)],
         options,
         AllocatorSettings(expandable_segments=expandable_segments),
-        whole_bounds(min_batch_size, max_batch_size, multiple_of),
+        Bounds.of(min_batch_size, max_batch_size, multiple_of),
     )
     result = estimate.result
     result = dataclasses.replace(result, warnings=(*warnings, *result.warnings))
@@ -246,7 +246,7 @@ def estimate_on_gpus(
     gpus: Sequence[Gpu],
     options: ProbeOptions,
     settings: AllocatorSettings | None = None,
-    bounds: Bounds = (1, None, 1),
+    bounds: Bounds = ALL_SIZES,
     *,
     cluster: Cluster | None = None,
     make_traces: Callable[[ComputeCapability], StepTraces] | None = None,
@@ -260,15 +260,13 @@ def estimate_on_gpus(
         gpus: at least one.
         options: options of the steps and the budget.
         settings: settings of the caching allocator.
-        bounds: the smallest size, the largest or None, and what each size is a multiple of.
+        bounds: the sizes that may be tried.
         cluster: the data-parallel job in which each GPU is one rank. Default: a GPU trains alone.
         make_traces: makes the traces for a GPU. Default: those of the setup and the options.
 
     Raises:
         UsageError, SampleError, DeviceError, StepError, Exception: as ``estimate_max_batch``.
     """
-    smallest, _ = check_bounds(*bounds)
-    bounds = (smallest, *bounds[1:])
     make_traces = make_traces or partial(StepTraces, setup, options, cluster=cluster)
     made: list[StepTraces] = []
     estimates: list[Estimate] = []
@@ -279,9 +277,9 @@ def estimate_on_gpus(
             traces = make_traces(gpu.compute_capability)
             made.append(traces)
         prober = SimulatedProber(traces, gpu, options, settings)
-        bound = traces.at(smallest).upper_bound(prober.budget_bytes)
+        bound = traces.at(bounds.first).upper_bound(prober.budget_bytes)
         result = search_on_paper(prober, bounds, expected_size(bound, answers))
-        shown = result.batch_size or smallest
+        shown = result.batch_size or bounds.first
         reserved = max(p.peak_reserved_bytes or 0 for p in result.probes if p.batch_size == shown)
         if bound and result.status is Status.FOUND:
             answers[bound] = result.batch_size

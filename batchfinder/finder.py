@@ -11,7 +11,7 @@ from batchfinder.errors import UsageError, UserCodeError, warn_of
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.place import prices_for
 from batchfinder.results.result import BatchSizeResult
-from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds
+from batchfinder.search.bounds import Bounds
 from batchfinder.search.deadline import deadline_in
 from batchfinder.search.remarks import loader_remarks
 from batchfinder.search.run import OnProbe, run_search
@@ -156,8 +156,7 @@ def find_max_batch(
     setup, warnings = completed(
         setup_of(model, sample, loss_fn, optimizer, step, make_batch, loader)
     )
-    bounds = whole_bounds(min_batch_size, max_batch_size, multiple_of)
-    smallest, _ = check_bounds(*bounds)
+    bounds = Bounds.of(min_batch_size, max_batch_size, multiple_of)
     options = ProbeOptions(
         device=None if device is None else str(device),
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
@@ -166,7 +165,7 @@ def find_max_batch(
         accumulate=accumulate,
         compiled=compile,
         confirm_steps=confirm_steps,
-        smallest=smallest,
+        smallest=bounds.first,
         batch_dim=batch_dim or 0,
         strategy=strategy or strategy_of_this_job(setup.model),
         mode=mode,

@@ -14,6 +14,7 @@ from batchfinder.results.accumulation import AccumulationPlan, plan_accumulation
 from batchfinder.results.memory_model import MemoryModel, Phase, PhaseModel
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.result import BatchSizeResult, NextFailure, Status
+from batchfinder.search.bounds import Bounds
 from batchfinder.simulation.trace.curve import Curve as StorageCurve
 from batchfinder.units import GIB, MIB, TIB
 
@@ -164,13 +165,13 @@ def fake_probers(draw: st.DrawFn) -> FakeProber:
 
 
 @st.composite
-def search_bounds(draw: st.DrawFn) -> tuple[int, int | None, int]:
-    """Draw a smallest size, a largest size or None, and a unit with a multiple between them."""
+def search_bounds(draw: st.DrawFn) -> Bounds:
+    """Draw a smallest size, a largest size or none, and a unit with a multiple between them."""
     unit = draw(st.sampled_from([1, 1, 2, 3, 8, 64]))
     smallest = draw(st.integers(1, 100))
     first = -(-smallest // unit) * unit
     largest = draw(st.none() | st.integers(first, first + 100) | st.integers(first, 10**6))
-    return smallest, largest, unit
+    return Bounds.of(smallest, largest, unit)
 
 
 # Valid and invalid texts that users could give.

@@ -307,14 +307,13 @@ def test_a_search_from_two_examples_is_not_chained_to_the_failure_of_one() -> No
     assert run_search(prober).batch_size == 90
     assert set(prober.handled) == {None}
     with pytest.raises(BatchTooSmallError, match="more than 1 example"):
-        run_search(NormalizingProber(), (1, 1, 1))
+        run_search(NormalizingProber(), Bounds.of(1, 1))
 
 
 @given(fake_probers(), search_bounds())
 def test_the_result_is_the_size_that_was_confirmed(prober: FakeProber, bounds: Bounds) -> None:
     """Not a probe above it that ran, where only confirmations tell."""
-    smallest, largest, unit = bounds
-    result = run_search(prober, (smallest, largest, unit))
+    result = run_search(prober, bounds)
     if result.status is not Status.NOTHING_FITS:
         confirmed = [p for p in result.probes if p.confirmed and p.fits]
         assert (result.batch_size, result.confirmed_steps) in [
@@ -340,7 +339,7 @@ def test_no_estimate_is_made_where_the_smallest_size_fails() -> None:
 
 
 def test_what_fits_whatever_the_size_is_capped() -> None:
-    result = run_search(FakeProber(), (1, 32, 1))
+    result = run_search(FakeProber(), Bounds.of(1, 32))
     assert (result.batch_size, result.status, result.next_failure) == (32, Status.CAPPED, None)
 
 
@@ -394,7 +393,7 @@ def test_a_failure_for_no_want_of_memory_bounds_the_size_too() -> None:
 
 def test_a_failure_for_no_want_of_memory_at_the_smallest_size_is_an_error() -> None:
     with pytest.raises(WorkerError, match="not even a batch of 4 runs: failed on paper"):
-        run_search(FakeProber(faults={4: Outcome.FAILED}), (4, None, 1))
+        run_search(FakeProber(faults={4: Outcome.FAILED}), Bounds.of(4))
 
 
 def test_where_one_example_is_too_few_the_search_starts_at_two() -> None:
@@ -406,7 +405,7 @@ def test_where_one_example_is_too_few_the_search_starts_at_two() -> None:
 
 def test_where_one_example_is_too_few_but_no_more_are_allowed() -> None:
     with pytest.raises(BatchTooSmallError):
-        run_search(FakeProber(faults={1: BatchTooSmallError("needs 2")}), (1, 1, 1))
+        run_search(FakeProber(faults={1: BatchTooSmallError("needs 2")}), Bounds.of(1, 1))
 
 
 def test_a_confirmation_that_fails_is_no_answer() -> None:
@@ -421,7 +420,7 @@ def test_a_confirmation_that_fails_is_no_answer() -> None:
 def test_bounds_that_make_no_sense(smallest: int, largest: int | None) -> None:
     prober = FakeProber()
     with pytest.raises(UsageError):
-        run_search(prober, (smallest, largest, 1))
+        run_search(prober, Bounds.of(smallest, largest))
     assert prober.sizes == []
 
 

@@ -162,9 +162,8 @@ def _planned(
     """Plan how to reach the global batch size; warn if accumulation was not measured."""
     if global_batch_size is None or not result.batch_size:
         return result, None
-    smallest, _, multiple_of = bounds
     plan = result.accumulation_plan(
-        global_batch_size, min_batch_size=smallest, multiple_of=multiple_of
+        global_batch_size, min_batch_size=bounds.first, multiple_of=bounds.multiple_of
     )
     if plan.accumulates and not accumulate:
         result = replace(result, warnings=(*result.warnings, NOT_ACCUMULATED_WARNING))

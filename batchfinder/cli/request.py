@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from batchfinder.errors import UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.source import SetupSource
-from batchfinder.search.bounds import Bounds, check_bounds
+from batchfinder.search.bounds import Bounds
 from batchfinder.training.arguments import parse_arguments
 from batchfinder.training.user_module import is_language_model
 from batchfinder.units import parse_bytes, parse_percentage
@@ -30,7 +30,7 @@ class Request:
     Attributes:
         source: the target and its arguments.
         options: the options of the steps and of the budget.
-        bounds: the smallest size, the largest or None, and what each size is a multiple of.
+        bounds: the sizes that may be tried.
         lengths: the lengths of a language model's examples, for a command that takes several.
     """
 
@@ -48,8 +48,7 @@ def request_of(target: str, given: Mapping[str, Any], *, one_length: bool = True
     Raises:
         UsageError: an option is invalid.
     """
-    bounds = (given["min_batch_size"], given["max_batch_size"], given["multiple_of"])
-    smallest, _ = check_bounds(*bounds)
+    bounds = Bounds.of(given["min_batch_size"], given["max_batch_size"], given["multiple_of"])
     chosen, lengths, precision = _of_language_model(target, given)
     if one_length and len(lengths) > 1:
         listed = ",".join(map(str, lengths))
@@ -61,7 +60,7 @@ def request_of(target: str, given: Mapping[str, Any], *, one_length: bool = True
         memory_limit=None if limit is None else parse_bytes(limit),
         headroom=parse_percentage(given["headroom"], "--headroom"),
         precision=precision,
-        smallest=smallest,
+        smallest=bounds.first,
         **{name: given[name] for name in _OF_STEPS if name in given},
     )
     arguments = {**parse_arguments(given["pairs"]), **chosen}

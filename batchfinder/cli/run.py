@@ -20,7 +20,7 @@ from batchfinder.probing.code import digests, modules_beside
 from batchfinder.reporting.page.page import check_report
 from batchfinder.reporting.progress import TerminalReporter
 from batchfinder.results.result import Status
-from batchfinder.search.bounds import Bounds, check_bounds
+from batchfinder.search.bounds import Bounds
 from batchfinder.search.deadline import deadline_in
 from batchfinder.search.plan import Prices
 from batchfinder.units import parse_bytes, parse_percentage
@@ -70,7 +70,7 @@ def run_command(
     check_report(report)
     if global_batch_size is not None:
         max_batch_size = min(max_batch_size or global_batch_size, global_batch_size)
-    first, _ = check_bounds(min_batch_size, max_batch_size, multiple_of)
+    bounds = Bounds.of(min_batch_size, max_batch_size, multiple_of)
     template = Template([*command_line], parse_settings(settings), tuple(files), global_batch_size)
     options = RunOptions(
         device=device,
@@ -83,7 +83,6 @@ def run_command(
         show_output=verbose,
     )
     deadline = deadline_in(time_limit)
-    bounds = (min_batch_size, max_batch_size, multiple_of)
     memory = None if no_cache else _memory_of(template, options, bounds)
     prices = Prices(confirm=1, resolution=RESOLUTION)  # each launch confirms
     shown = 0
@@ -97,8 +96,8 @@ def run_command(
         deadline = deadline_in(CPU_SECONDS)
 
     def launch() -> LaunchProber:
-        reporter.probing(first)
-        return LaunchProber(template, options, first, prices)
+        reporter.probing(bounds.first)
+        return LaunchProber(template, options, bounds.first, prices)
 
     def show_launches(prober: LaunchProber, probe: Probe) -> None:
         nonlocal shown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from batchfinder.errors import UsageError
 from batchfinder.units import positive
@@ -11,50 +11,61 @@ from batchfinder.units import positive
 # step uses sixteen million examples.
 UNLIMITED_BATCH_SIZE = 2**24
 
-Bounds: TypeAlias = tuple[int, int | None, int]
-"""The smallest batch size, the largest or None, and the number that divides each size."""
 
+class Bounds(NamedTuple):
+    """The batch sizes that a search may try. Make them by :meth:`of`.
 
-def whole_bounds(smallest: Any, largest: Any, multiple_of: Any) -> Bounds:
-    """Return bounds as plain integers.
-
-    Raises:
-        UsageError: one of them is no whole number, or not positive.
+    Attributes:
+        first: the smallest size.
+        last: the largest size.
+        multiple_of: every size is a multiple of it, ``first`` and ``last`` too.
+        is_open: True if no maximum was given, so that ``last`` is :data:`UNLIMITED_BATCH_SIZE`.
     """
-    return (
-        positive("the minimum batch size", smallest),
-        None if largest is None else positive("the maximum batch size", largest),
-        positive("multiple_of", multiple_of),
-    )
+
+    first: int
+    last: int
+    multiple_of: int
+    is_open: bool
+
+    @classmethod
+    def of(cls, smallest: Any = 1, largest: Any = None, multiple_of: Any = 1) -> Bounds:
+        """Return the bounds that a user gives.
+
+        Args:
+            smallest: the smallest size allowed.
+            largest: the largest size allowed; None for no maximum.
+            multiple_of: every size is a multiple of it.
+
+        Raises:
+            UsageError: a bound is no whole number or not positive, the smallest is above the
+                largest, or no multiple lies within them.
+
+        Example:
+            >>> Bounds.of(5, 30, multiple_of=8)
+            Bounds(first=8, last=24, multiple_of=8, is_open=False)
+        """
+        smallest = positive("the minimum batch size", smallest)
+        most = None if largest is None else positive("the maximum batch size", largest)
+        multiple_of = positive("multiple_of", multiple_of)
+        if most is not None and smallest > most:
+            raise UsageError(
+                f"the smallest batch size, {smallest}, is above the largest, {most}. "
+                f"Try a smallest size of {most} or less"
+            )
+        first = -(-smallest // multiple_of) * multiple_of
+        last = (max(UNLIMITED_BATCH_SIZE, first) if most is None else most) // multiple_of
+        last *= multiple_of
+        if first > last:
+            raise UsageError(
+                f"no multiple of {multiple_of} lies between the smallest batch size {smallest} and "
+                f"the largest {most}. Try another of the three"
+            )
+        return cls(first, last, multiple_of, most is None)
+
+    def without_first(self) -> Bounds | None:
+        """Return the bounds without their first size; None if that is their only one."""
+        first = self.first + self.multiple_of
+        return self._replace(first=first) if first <= self.last else None
 
 
-def check_bounds(smallest: int, largest: int | None, multiple_of: int) -> tuple[int, int]:
-    """Return the first and the last size that a search may try.
-
-    Args:
-        smallest: the smallest size allowed.
-        largest: the largest size allowed; None for :data:`UNLIMITED_BATCH_SIZE`.
-        multiple_of: every size tried is a multiple of it.
-
-    Returns:
-        The smallest and the largest multiple within the bounds.
-
-    Raises:
-        UsageError: a bound is no whole number or not positive, the smallest is above the largest,
-            or no multiple lies within them.
-    """
-    smallest, largest, multiple_of = whole_bounds(smallest, largest, multiple_of)
-    if largest is not None and smallest > largest:
-        raise UsageError(
-            f"the smallest batch size, {smallest}, is above the largest, {largest}. "
-            f"Try a smallest size of {largest} or less"
-        )
-    first = -(-smallest // multiple_of) * multiple_of
-    last = (largest if largest is not None else max(UNLIMITED_BATCH_SIZE, first)) // multiple_of
-    last *= multiple_of
-    if first > last:
-        raise UsageError(
-            f"no multiple of {multiple_of} lies between the smallest batch size {smallest} and "
-            f"the largest {largest}. Try another of the three"
-        )
-    return first, last
+ALL_SIZES = Bounds.of()

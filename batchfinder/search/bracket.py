@@ -10,6 +10,7 @@ from functools import cached_property
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import Probe
 from batchfinder.results.throughput import interpolated
+from batchfinder.search.bounds import Bounds
 
 # The width of the final bracket if the allocator is fragmented, as a share of the size. Closer to
 # the limit, sizes that run and sizes that do not alternate (48 simulated searches on an H200,
@@ -39,15 +40,14 @@ class Bracket:
     """The sizes between which the answer is, and the probes that show it. It decides nothing.
 
     Args:
-        first: the smallest size allowed.
-        last: the largest size allowed.
-        unit: every size is a multiple of it.
+        bounds: the sizes that may be tried.
         budget_bytes: memory that a step may use.
         is_repeatable: True if a size that ran one step will run many, in any process.
         coarseness: the least width of the final bracket, as a share of the size.
         probes_prove: False if only confirmations count.
 
     Attributes:
+        first, last, unit, is_open: those of the bounds; each size is a multiple of the unit.
         fits: the probes that fit, by size.
         confirmed: the confirmations that fit, by size.
         failure: the smallest size that failed; None if none has.
@@ -60,16 +60,14 @@ class Bracket:
 
     def __init__(
         self,
-        first: int,
-        last: int,
-        unit: int,
+        bounds: Bounds,
         budget_bytes: float,
         *,
         is_repeatable: bool = True,
         coarseness: float = 0,
         probes_prove: bool = True,
     ) -> None:
-        self.first, self.last, self.unit = first, last, unit
+        self.first, self.last, self.unit, self.is_open = bounds
         self.budget_bytes, self.is_repeatable = budget_bytes, is_repeatable
         self._coarseness, self._probes_prove = coarseness, probes_prove
         self.fits: dict[int, Probe] = {}

@@ -81,7 +81,7 @@ class HeadStart:
 
         Args:
             prober: the prober of the search.
-            bounds: its smallest size, the largest or None, and the number that divides each.
+            bounds: the sizes that it may try.
         """
         if not self._estimate and not self._replay:
             return None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from batchfinder.results.probe import LEAK_WARNING, Outcome, Probe
 from batchfinder.results.result import Status
 from batchfinder.results.throughput import Throughput
-from batchfinder.search.bounds import UNLIMITED_BATCH_SIZE
+from batchfinder.search.bounds import Bounds
 from batchfinder.search.head_start import Guess
 from batchfinder.search.prober import Prober
 from batchfinder.search.search import Finding
@@ -32,8 +32,7 @@ EXPANDABLE, WORTH_SETTING = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", 
 def warnings_about(
     finding: Finding,
     prober: Prober,
-    max_batch_size: int | None,
-    multiple_of: int,
+    bounds: Bounds,
     *,
     expanded: Callable[[int], Guess | None] | None,
 ) -> Iterator[str]:
@@ -42,17 +41,16 @@ def warnings_about(
     Args:
         finding: how the search ended.
         prober: the prober that ran it.
-        max_batch_size: the largest size allowed; None: no limit.
-        multiple_of: every size tried is a multiple of this.
+        bounds: the sizes that it could try.
         expanded: guesses the largest size under expandable segments, if it is at least so large.
             None if the device's allocator has none, or they are on.
     """
     if finding.status is Status.TIME_LIMIT:
         return
     if finding.failure is None:
-        if finding.answer and max_batch_size is None:
+        if finding.answer and bounds.is_open:
             yield (
-                f"nothing ran out of memory up to a batch of {UNLIMITED_BATCH_SIZE}; give the size "
+                f"nothing ran out of memory up to a batch of {bounds.last}; give the size "
                 "of your data set as the largest batch size"
             )
         return
@@ -60,7 +58,7 @@ def warnings_about(
         return
     answer, failure = finding.answer.batch_size, finding.failure.batch_size
     used_the_budget = _used_the_budget(finding.answer, finding.failure, prober)
-    if failure - answer > multiple_of and prober.is_repeatable and not used_the_budget:
+    if failure - answer > bounds.multiple_of and prober.is_repeatable and not used_the_budget:
         yield (
             f"batch size {failure} failed before it reached the memory limit, and sizes between "
             f"{answer} and {failure} were not tried. Check its error"
@@ -74,13 +72,13 @@ def warnings_about(
             )
 
 
-def notes_about(finding: Finding, prober: Prober, multiple_of: int) -> Iterator[str]:
+def notes_about(finding: Finding, prober: Prober, bounds: Bounds) -> Iterator[str]:
     """Yield notes that explain the answer but ask for no action. Only ``-v`` shows them.
 
     Args:
         finding: how the search ended.
         prober: the prober that ran it.
-        multiple_of: every size tried is a multiple of this.
+        bounds: the sizes that it could try.
     """
     outside = finding.answer.outside_bytes if finding.answer else None
     if outside:
@@ -92,7 +90,7 @@ def notes_about(finding: Finding, prober: Prober, multiple_of: int) -> Iterator[
     if finding.failure is None or finding.answer is None or not is_final:
         return
     answer, failure = finding.answer.batch_size, finding.failure.batch_size
-    if failure - answer > multiple_of:
+    if failure - answer > bounds.multiple_of:
         if not prober.is_repeatable:
             yield (
                 f"sizes between {answer} and {failure} fit in some runs only: memory varies from "

@@ -11,7 +11,7 @@ from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.remembered import Remembered
 from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.results.throughput import Throughput
-from batchfinder.search.bounds import Bounds
+from batchfinder.search.bounds import ALL_SIZES, Bounds
 from batchfinder.search.conclusion import conclude, memory_model_of
 from batchfinder.search.deadline import Deadline
 from batchfinder.search.head_start import HeadStart
@@ -26,7 +26,7 @@ OnProbe = Callable[[Probe], None]
 
 def run_search(
     prober: Prober,
-    bounds: Bounds = (1, None, 1),
+    bounds: Bounds = ALL_SIZES,
     *,
     on_probing: Callable[[int, bool], None] | None = None,
     on_probe: OnProbe | None = None,
@@ -40,7 +40,7 @@ def run_search(
 
     Args:
         prober: tries the sizes.
-        bounds: the smallest size, the largest or None, and what each size is a multiple of.
+        bounds: the sizes that may be tried.
         on_probing: called with the size, and whether it is a confirmation, as each probe begins.
         on_probe: called with each probe as it ends.
         head_start: the estimate to start from; None to start without one.
@@ -54,13 +54,11 @@ def run_search(
         The result.
 
     Raises:
-        UsageError: the bounds leave no size to try.
         TimeLimitError: no size was confirmed in time.
         WorkerError: not even the smallest size runs, for another reason than memory.
         Exception: whatever the prober raises.
     """
     started = time.monotonic()
-    smallest, largest, multiple_of = bounds
     head_start = head_start or HeadStart()
     spent_before = sum(prober.seconds_by_part.values())
     probes: list[Probe] = []
@@ -83,32 +81,30 @@ def run_search(
         finding = _confirmed_again(remembered, run, prober.is_repeatable, seen)
     proved = remembered if finding else None
 
-    def search_from(smallest: int) -> Finding:
+    def search_within(bounds: Bounds) -> Finding:
         return search(
             run,
             budget_bytes=prober.budget_bytes,
-            smallest=smallest,
-            largest=largest,
-            multiple_of=multiple_of,
+            bounds=bounds,
             is_repeatable=prober.is_repeatable,
-            guess=head_start.of(prober, (smallest, largest, multiple_of)),
+            guess=head_start.of(prober, bounds),
             replays=head_start.replays,
             prices=prices,
             confirmed=seen,
             deadline=deadline,
         )
 
-    next_size = max(2, smallest + 1)
+    larger = bounds.without_first()
     try:
-        finding = finding or search_from(smallest)
+        finding = finding or search_within(bounds)
     except BatchTooSmallError:
-        if len(probes) > len(seen) or (largest is not None and largest < next_size):
+        if len(probes) > len(seen) or larger is None:
             raise
     if finding is None:  # not above, where later errors would be chained to that one
-        finding = search_from(next_size)
+        finding = search_within(larger or bounds)
     _check(finding, deadline)
     expanded = head_start.expanded if prober.may_expand else None
-    of_the_finding = warnings_about(finding, prober, largest, multiple_of, expanded=expanded)
+    of_the_finding = warnings_about(finding, prober, bounds, expanded=expanded)
     warnings = [*head_start.notes, *prober.warnings, *of_the_finding]
     throughput = _timed(finding, run, probes, bounds) if measures_throughput else None
     seconds = time.monotonic() - started
@@ -116,7 +112,7 @@ def run_search(
     result = conclude(prober, probes, finding, seconds, warnings, model)
     return replace(
         result,
-        notes=tuple(notes_about(finding, prober, multiple_of)),
+        notes=tuple(notes_about(finding, prober, bounds)),
         estimated_batch_size=head_start.batch_size,
         seconds_by_part=_seconds_by_part(
             prober, probes, result.seconds + spent_before, head_start.seconds
@@ -160,9 +156,7 @@ def _timed(
     """Time training at sizes up to the answer; return None if there is no answer."""
     if finding.answer is None or finding.status not in (Status.FOUND, Status.CAPPED):
         return None
-    smallest, _, multiple_of = bounds
-    answer = finding.answer.batch_size
-    return measure_throughput(run, [*probes], answer, smallest=smallest, multiple_of=multiple_of)
+    return measure_throughput(run, [*probes], finding.answer.batch_size, bounds)
 
 
 def _seconds_by_part(

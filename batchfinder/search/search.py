@@ -16,7 +16,7 @@ from typing import TypeAlias
 from batchfinder.results.probe import Probe
 from batchfinder.results.result import Status
 from batchfinder.search.belief import believe, end_from_zero, lines_of
-from batchfinder.search.bounds import check_bounds
+from batchfinder.search.bounds import ALL_SIZES, Bounds
 from batchfinder.search.bracket import Bracket
 from batchfinder.search.deadline import Deadline
 from batchfinder.search.guessing import Guessing
@@ -70,9 +70,7 @@ def search(
     run: RunProbe,
     *,
     budget_bytes: int,
-    smallest: int = 1,
-    largest: int | None = None,
-    multiple_of: int = 1,
+    bounds: Bounds = ALL_SIZES,
     is_repeatable: bool = True,
     guess: MakeGuess | None = None,
     replays: bool = False,
@@ -85,9 +83,7 @@ def search(
     Args:
         run: runs one size and returns its probe.
         budget_bytes: memory that a step may use. It guides the belief.
-        smallest: the smallest size allowed.
-        largest: the largest size allowed; None for 16 million.
-        multiple_of: every size tried is a multiple of it.
+        bounds: the sizes that may be tried.
         is_repeatable: True if a size that ran one step will run many, in any process. If not, the
             differences between readings decide how wide the final bracket is.
         guess: guesses the answer when two sizes have run. The guess is confirmed next.
@@ -112,7 +108,6 @@ def search(
         confirmations only, under the same limit.
 
     Raises:
-        UsageError: the bounds leave no size to try.
         Exception: whatever ``run`` raises.
 
     Example:
@@ -123,12 +118,9 @@ def search(
         >>> search(run, budget_bytes=1000).answer.batch_size
         37
     """
-    first, last = check_bounds(smallest, largest, multiple_of)
     prices = prices or Prices(REPEATABLE_STEPS if is_repeatable else UNREPEATABLE_STEPS)
     known = Bracket(
-        first,
-        last,
-        multiple_of,
+        bounds,
         round(budget_bytes * (1 - prices.room)),
         is_repeatable=is_repeatable,
         coarseness=prices.resolution,
@@ -138,7 +130,7 @@ def search(
     for probe in confirmed:
         known.record(probe, True)
     while not known.is_closed:
-        move = guessing.move(known, _opening(known, prices, is_open=largest is None))
+        move = guessing.move(known, _opening(known, prices))
         move = move or _planned(known, prices, guessing.estimate)
         if deadline is not None:
             move = deadline.move(known, move)
@@ -153,7 +145,7 @@ def search(
     return Finding(Status.FOUND if known.failure else Status.CAPPED, confirmation, known.failure)
 
 
-def _opening(known: Bracket, prices: Prices, *, is_open: bool) -> Move | None:
+def _opening(known: Bracket, prices: Prices) -> Move | None:
     """Return the next move if there is nothing to weigh, else None."""
     if not known.ran or known.high == known.first:
         return Move(known.first, known.high == known.first or known.first == known.last)
@@ -166,12 +158,12 @@ def _opening(known: Bracket, prices: Prices, *, is_open: bool) -> Move | None:
         growth = 2 * end_from_zero(known) / known.ran
         least = BLIND_GROWTH if _may_leap(known, prices) else 2
         return move_to(known, known.ran * min(max(growth, least), SECOND_GROWTH))
-    spare = _spare_probes(known, is_open=is_open)
+    spare = _spare_probes(known)
     if spare == 0 and known.failure is None:
         # What is left of the search would cost far more than one size that should fail.
         end = lines_of(known)[0].end
         return move_to(known, OVERSHOOT * max(end, known.ran)) if math.isfinite(end) else None
-    if spare < 0 and known.failure is None and is_open:
+    if spare < 0 and known.failure is None and known.is_open:
         return move_to(known, known.ran * BLIND_GROWTH)
     return move_to(known, (known.low + known.high) / 2) if spare < 0 else None
 
@@ -210,7 +202,7 @@ def _may_leap(known: Bracket, prices: Prices) -> bool:
     return prices.launch > 0 and not known.is_repeatable
 
 
-def _spare_probes(known: Bracket, *, is_open: bool) -> int:
+def _spare_probes(known: Bracket) -> int:
     """Return how many probes may be wasted before bisection has to start; below 0 if none may.
 
     Without a maximum, BLIND_GROWTH has to find an upper bound first.
@@ -220,11 +212,11 @@ def _spare_probes(known: Bracket, *, is_open: bool) -> int:
         return math.ceil(math.log2(max(1, (high - low) // width)))
 
     def growths(low: int) -> int:
-        return math.ceil(math.log(known.last / low, BLIND_GROWTH)) if is_open else 0
+        return math.ceil(math.log(known.last / low, BLIND_GROWTH)) if known.is_open else 0
 
     end = known.last + known.unit
     allowed = halvings(known.first, end, known.unit) + growths(known.first) + SPARE_PROBES
-    if known.failure is None and is_open:
+    if known.failure is None and known.is_open:
         left = growths(known.ran) + halvings(end // BLIND_GROWTH, end, known.resolution_at(end))
     else:
         left = halvings(known.low, known.high, known.resolution)

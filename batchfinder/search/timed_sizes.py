@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from batchfinder.results.probe import Probe
 from batchfinder.results.throughput import Throughput, throughput_of
+from batchfinder.search.bounds import ALL_SIZES, Bounds
 from batchfinder.search.search import RunProbe
 
 # Sizes go down by the factor DOWN until the rate is below the share SLOWER of the best rate.
@@ -23,9 +24,7 @@ def measure_throughput(
     run: RunProbe,
     probes: Sequence[Probe],
     answer: int,
-    *,
-    smallest: int = 1,
-    multiple_of: int = 1,
+    bounds: Bounds = ALL_SIZES,
 ) -> Throughput | None:
     """Time training steps at sizes below the answer of a search, and find the knee.
 
@@ -36,8 +35,7 @@ def measure_throughput(
         run: runs one size. Every size below the answer should fit.
         probes: the probes of the search.
         answer: the batch size that it found.
-        smallest: the smallest size allowed.
-        multiple_of: every size timed is a multiple of it.
+        bounds: the sizes that may be timed.
 
     Returns:
         The rates and the knee; None if no step at the answer was timed.
@@ -55,7 +53,7 @@ def measure_throughput(
     steps = len(seconds[answer]) + 1
     first = 0
     while len(seconds) < MOST_SIZES:
-        size = _next_size(seconds, smallest, multiple_of)
+        size = _next_size(seconds, bounds)
         if size is None or (size + (first or size)) * steps > left:
             break
         probe = run(size, True)
@@ -80,18 +78,18 @@ def _note(probe: Probe, seconds: dict[int, list[float]]) -> bool:
     return is_of_use
 
 
-def _next_size(seconds: dict[int, list[float]], smallest: int, multiple_of: int) -> int | None:
+def _next_size(seconds: dict[int, list[float]], bounds: Bounds) -> int | None:
     """Return the next size to time; None if enough are known."""
     known = throughput_of(seconds)
     rates = [rate.samples_per_second for rate in known.rates]
     sizes = [rate.batch_size for rate in known.rates]
-    least = -(-smallest // multiple_of) * multiple_of
+    least, unit = bounds.first, bounds.multiple_of
     if rates[0] > SLOWER * max(rates) and sizes[0] > least:
-        return max(least, sizes[0] // DOWN // multiple_of * multiple_of)
+        return max(least, sizes[0] // DOWN // unit * unit)
     at = sizes.index(known.knee)
     around = [(sizes[i], sizes[i + 1]) for i in (at - 1, at) if 0 <= i < len(sizes) - 1]
     for low, high in around:
-        middle = math.isqrt(low * high) // multiple_of * multiple_of
+        middle = math.isqrt(low * high) // unit * unit
         if high > APART * low and low < middle < high:
             return middle
     return None

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from batchfinder.results.memory_model import MemoryModel, PhaseModel
 from batchfinder.results.probe import Probe, peak_at
 from batchfinder.results.result import BatchSizeResult, Status
-from batchfinder.search.bounds import Bounds, check_bounds
+from batchfinder.search.bounds import Bounds
 from batchfinder.search.conclusion import conclude
 from batchfinder.search.search import Finding
 from batchfinder.simulation.largest import largest_that_fits
@@ -32,7 +32,7 @@ def search_on_paper(
     """Find the largest batch size that fits a simulated GPU, and the next one that does not."""
     started = time.monotonic()
     traces = prober.traces
-    smallest, _, multiple_of = bounds
+    smallest, unit = bounds.first, bounds.multiple_of
     probes: dict[int, Probe] = {}
 
     def room(batch_size: int) -> float:
@@ -47,18 +47,18 @@ def search_on_paper(
         room,
         last if bound is None else min(bound, last),
         smallest=smallest,
-        multiple_of=multiple_of,
+        multiple_of=unit,
         expected=expected,
     )
     if answer and not prober.traces.hold_at(answer):
         return search_on_paper(prober, bounds)  # now with a trace of each size
     if not answer and smallest not in probes:
         room(smallest)  # the bound alone excluded it; the result needs a failed probe
-    if answer and answer + multiple_of not in probes and answer + multiple_of <= last:
-        room(answer + multiple_of)
+    if answer and answer + unit not in probes and answer + unit <= last:
+        room(answer + unit)
     # If the trace does not give the slope, a second, much smaller size does.
     if answer // 2 >= smallest and not traces.are_general:
-        room(answer // 2 // multiple_of * multiple_of or smallest)
+        room(max(smallest, answer // 2 // unit * unit))
     # A size below the answer failed by chance, so it is not a bound.
     failed = [size for size, probe in probes.items() if not probe.fits and size > answer]
     failure = probes[min(failed)] if failed else None
@@ -66,7 +66,7 @@ def search_on_paper(
     finding = Finding(status if answer else Status.NOTHING_FITS, probes.get(answer), failure)
     seconds = time.monotonic() - started
     warnings = [*prober.warnings]
-    if answer and not failure and bounds[1] is None:
+    if answer and not failure and bounds.is_open:
         warnings.append(
             f"nothing ran out of memory up to a batch of {answer}, and no larger one was tried; "
             "give the size of your data set as the largest batch size"
@@ -77,14 +77,12 @@ def search_on_paper(
 
 def _last_size(traces: StepTraces, bounds: Bounds, bound: int | None) -> int:
     """Return the largest size to try: one above the trace's bound, to show that it fails."""
-    smallest, max_batch_size, multiple_of = bounds
-    if max_batch_size is not None:
-        return max_batch_size
+    if not bounds.is_open:
+        return bounds.last
     if bound is not None:
-        return bound + multiple_of
-    _, last = check_bounds(*bounds)
+        return bound + bounds.multiple_of
     is_cheap = traces.are_general or traces.makes_own_batches
-    return last if is_cheap else max(smallest, min(last, MOST_MADE))
+    return bounds.last if is_cheap else max(bounds.first, min(bounds.last, MOST_MADE))
 
 
 def expected_size(bound: int | None, answers: Mapping[int, int]) -> float | None:
@@ -128,10 +126,9 @@ def plausible_interval(
 ) -> tuple[int, int]:
     """Return the batch sizes if the step needs more, or less, memory than simulated."""
     answer = result.batch_size
-    _, max_batch_size, multiple_of = bounds
     # If nothing ran out of memory, the end of the search does not depend on the step's memory.
     is_capped = result.status is Status.CAPPED
-    largest = answer if is_capped else max_batch_size
+    largest = answer if is_capped else bounds.last
     model = result.memory_model
 
     def shifted(needs: float) -> int:
@@ -149,7 +146,6 @@ def plausible_interval(
         else:  # use the slope between the sizes tried
             peak = peak_at(result.probes, answer) if is_capped else result.budget_bytes
             size = answer + math.floor((budget - (peak or 0)) / model.per_sample_bytes)
-        size = size if largest is None else min(size, largest)
-        return max(0, size // multiple_of * multiple_of)
+        return max(0, min(size, largest) // bounds.multiple_of * bounds.multiple_of)
 
     return min(answer, shifted(MORE_THAN_SIMULATED)), max(answer, shifted(-LESS_THAN_SIMULATED))

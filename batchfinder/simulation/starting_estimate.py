@@ -7,7 +7,7 @@ import dataclasses
 from batchfinder.errors import BatchFinderError, BatchTooSmallError, UsageError
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.search.bounds import Bounds, check_bounds
+from batchfinder.search.bounds import Bounds
 from batchfinder.simulation.gpus import Gpu, find_gpu, unnamed_gpu
 from batchfinder.simulation.largest import largest_that_fits
 from batchfinder.simulation.prober import SimulatedProber
@@ -31,25 +31,25 @@ def starting_estimate(
         The size, or None if the simulation cannot find one; and warnings for the user.
     """
     try:
-        first, last = check_bounds(*bounds)
         gpu = _gpu(device, budget_bytes)
         # The budget already excludes the limit, the overhead and the headroom.
         options = dataclasses.replace(options, memory_limit=None, headroom=0.0)
         traces = StepTraces(setup, options, gpu.compute_capability)
         simulated = SimulatedProber(traces, gpu, options, AllocatorSettings.of_this_process())
-        bound = traces.at(first).upper_bound(budget_bytes)
+        bound = traces.at(bounds.first).upper_bound(budget_bytes)
         if not traces.are_general:
             bound = None
         guess = largest_that_fits(
             lambda batch_size: simulated.probe_with_room(batch_size)[1],
-            last if bound is None else min(bound, last),
-            smallest=first,
-            multiple_of=bounds[2],
-            expected=None if traces.are_general else first,
+            bounds.last if bound is None else min(bound, bounds.last),
+            smallest=bounds.first,
+            multiple_of=bounds.multiple_of,
+            expected=None if traces.are_general else bounds.first,
         )
     except BatchFinderError as error:
-        if isinstance(error, BatchTooSmallError) and bounds[0] == 1:
-            return starting_estimate(setup, options, device, budget_bytes, (2, *bounds[1:]))
+        larger = bounds.without_first() if bounds.first == 1 else None
+        if isinstance(error, BatchTooSmallError) and larger:
+            return starting_estimate(setup, options, device, budget_bytes, larger)
         return None, [f"the search started without an estimate: {error}"]
     return guess or None, []
 

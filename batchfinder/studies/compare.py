@@ -10,7 +10,7 @@ from torch import nn
 
 from batchfinder.errors import UsageError, warn_of
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.search.bounds import check_bounds, whole_bounds
+from batchfinder.search.bounds import Bounds
 from batchfinder.simulation.gpus import Gpu, find_gpu
 from batchfinder.studies.comparison import Comparison
 from batchfinder.studies.estimating import estimate_strategies
@@ -103,13 +103,13 @@ def compare_strategies(
     if (gpu is None) == (not measure):
         raise UsageError('either estimate or measure. Try gpu="rtx3090", or measure=True.')
     setup, warnings = completed(setup_of(model, sample, loss_fn, optimizer, step, make_batch))
-    bounds = whole_bounds(min_batch_size, max_batch_size, multiple_of)
+    bounds = Bounds.of(min_batch_size, max_batch_size, multiple_of)
     options = ProbeOptions(
         device=device,
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
         headroom=headroom,
         precision=precision,
-        smallest=check_bounds(*bounds)[0],
+        smallest=bounds.first,
         batch_dim=batch_dim,
     )
     study = study_of(

@@ -57,7 +57,7 @@ def _measured(study: Study, strategy: Strategy, on_begin: Callable[[str], None])
         with closing(choose_prober(step.setup, step.options)) as prober:
             head_start = head_start_of(prober, step.options.confirm_steps)
             result = run_search(prober, study.bounds, on_probing=on_probing, head_start=head_start)
-        states = _model_states(step, max(result.batch_size, study.bounds[0]))
+        states = _model_states(step, max(result.batch_size, study.bounds.first))
     return StrategyRow(
         strategy,
         result,

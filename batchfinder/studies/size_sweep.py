@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from batchfinder.results.probe import Probe
 from batchfinder.results.result import Status
-from batchfinder.search.bounds import Bounds, check_bounds
+from batchfinder.search.bounds import Bounds
 from batchfinder.search.prober import Prober
 from batchfinder.search.run import run_search
 from batchfinder.simulation.scaled_recording import head_start_of
@@ -50,7 +50,7 @@ class SizeSweep:
     """Finds the largest batch size at one example size after another.
 
     Args:
-        bounds: the smallest batch size, the largest or None, and what each is a multiple of.
+        bounds: the batch sizes that may be tried.
         confirm_steps: the fewest steps of a confirmation.
 
     Attributes:
@@ -61,7 +61,7 @@ class SizeSweep:
         self.scaling = Scaling()
         self._bounds = bounds
         self._confirm_steps = confirm_steps
-        self._first, self._last = check_bounds(*bounds)
+        self._first, self._last, self._unit = bounds.first, bounds.last, bounds.multiple_of
         # The highest fraction of the budget that an answer used. The rest is lost to gaps.
         self._level = 0.0
 
@@ -165,10 +165,6 @@ class SizeSweep:
     def _learn(self, x: float, probe: Probe) -> None:
         if probe.peak_bytes:
             self.scaling.learn_reading(x, probe.batch_size, probe.peak_bytes)
-
-    @property
-    def _unit(self) -> int:
-        return self._bounds[2]
 
     def _on_grid(self, size: float) -> int:
         return max(0, math.floor(min(size, self._last) / self._unit) * self._unit)

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from batchfinder.errors import BatchFinderError, UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.results.accumulation import AccumulationPlan, plan_accumulation
-from batchfinder.search.bounds import Bounds, check_bounds
+from batchfinder.search.bounds import Bounds
 from batchfinder.simulation.gpus import Gpu
 from batchfinder.studies.comparison import Comparison, StrategyRow
 from batchfinder.studies.strategies import Strategy, parse_strategy, usual_strategies
@@ -29,7 +29,7 @@ class Study:
         setup: what to train.
         options: options of the steps, unless a strategy sets them.
         strategies: one for each row; the first changes nothing.
-        bounds: the smallest size, the largest or None, and what each size is a multiple of.
+        bounds: the sizes that may be tried.
         world_size: the number of ranks for the strategies that need several.
         global_batch_size: examples of one optimizer step; None for any number.
     """
@@ -64,13 +64,12 @@ class Study:
         """Return how a strategy reaches the global batch size; None if it cannot or need not."""
         if self.global_batch_size is None or not batch_size:
             return None
-        smallest, _, multiple_of = self.bounds
         return plan_accumulation(
             self.global_batch_size,
             batch_size,
             self.ranks_of(strategy),
-            min_batch_size=smallest,
-            multiple_of=multiple_of,
+            min_batch_size=self.bounds.first,
+            multiple_of=self.bounds.multiple_of,
         )
 
 
@@ -89,7 +88,6 @@ def study_of(
     Raises:
         UsageError: a number or a strategy is invalid.
     """
-    check_bounds(*bounds)
     positive("the world size", world_size)
     if global_batch_size is not None:
         positive("the global batch size", global_batch_size)

@@ -18,7 +18,7 @@ from batchfinder.probing.choose_prober import choose_prober
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.results.probe import peak_at
-from batchfinder.search.bounds import Bounds, check_bounds, whole_bounds
+from batchfinder.search.bounds import Bounds
 from batchfinder.simulation.estimate import Estimate
 from batchfinder.simulation.gpus import Gpu, find_gpu
 from batchfinder.studies.size_sweep import SizeSweep
@@ -123,14 +123,14 @@ def sweep_max_batch(
             setup = dataclasses.replace(setup, optimizer=optimizer)
         return completed(setup)[0]
 
-    bounds = whole_bounds(min_batch_size, max_batch_size, multiple_of)
+    bounds = Bounds.of(min_batch_size, max_batch_size, multiple_of)
     options = ProbeOptions(
         device=device,
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
         headroom=headroom,
         precision=precision,
         accumulate=accumulate,
-        smallest=check_bounds(*bounds)[0],
+        smallest=bounds.first,
     )
     if gpu is None:
         progress = sweep_on_device(load, over, options, bounds)

@@ -19,6 +19,7 @@ from batchfinder.launching.verdict import judge
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import SHORT_LIVED_NOTE, VARIED_NOTE, Outcome, Probe
 from batchfinder.results.result import Status
+from batchfinder.search.bounds import Bounds
 from batchfinder.search.head_start import Guess, HeadStart
 from batchfinder.search.plan import Prices
 from batchfinder.search.run import run_search
@@ -154,7 +155,7 @@ def test_a_launch_whose_requests_do_not_last_is_shown_as_refused() -> None:
     options = RunOptions(device="cpu", memory_limit=4 * GIB)
     prober = LaunchProber(Template([*command, "{batch_size}"]), options, 1, Prices(confirm=1))
     head_start = HeadStart(lasts=lambda batch_size: batch_size < 3)
-    found = run_search(prober, (1, 3, 1), head_start=head_start)
+    found = run_search(prober, Bounds.of(1, 3), head_start=head_start)
     result = prober.conclude(found)
     assert result.batch_size == 2
     refused = {probe.batch_size: probe.note for probe in result.probes if not probe.fits}

@@ -18,20 +18,16 @@ from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.result import Status
 from batchfinder.search.belief import line
-from batchfinder.search.bounds import UNLIMITED_BATCH_SIZE, check_bounds
+from batchfinder.search.bounds import ALL_SIZES, UNLIMITED_BATCH_SIZE, Bounds
 from batchfinder.search.head_start import Guess
 from batchfinder.search.prober import Prober
 from batchfinder.search.search import Finding, search
 from batchfinder.units import GIB, MIB
 
-Bounds = tuple[int, "int | None", int]
-
 
 def run_search(
     prober: Prober,
-    smallest: int = 1,
-    largest: int | None = None,
-    unit: int = 1,
+    bounds: Bounds = ALL_SIZES,
     guess: Guess | Callable[[list[Probe]], Guess] | None = None,
     replays: bool = False,
 ) -> tuple[Finding, list[Probe]]:
@@ -47,9 +43,7 @@ def run_search(
     finding = search(
         run,
         budget_bytes=prober.budget_bytes,
-        smallest=smallest,
-        largest=largest,
-        multiple_of=unit,
+        bounds=bounds,
         is_repeatable=prober.is_repeatable,
         guess=None if guess is None else guessed,
         replays=replays,
@@ -77,8 +71,7 @@ def size_of(finding: Finding) -> int:
 
 def halvings(bounds: Bounds) -> int:
     """How many probes bisection needs for the sizes within the bounds."""
-    first, last = check_bounds(*bounds)
-    return math.ceil(math.log2((last - first) // bounds[2] + 1))
+    return math.ceil(math.log2((bounds.last - bounds.first) // bounds.multiple_of + 1))
 
 
 def was_refuted(prober: FakeProber, probes: list[Probe]) -> bool:
@@ -105,12 +98,12 @@ SILENT = AdversarialProber(seed=98, fit_share=0.9, has_readings=False, is_repeat
 
 @thoroughly
 @given(fake_probers(), search_bounds(), guesses, st.booleans())
-@example(MISLEADING, (59, None, 1), None, False)  # its readings mislead
-@example(SILENT, (1, None, 1), Guess(98, False), False)  # it crept on above a guess that was passed
+@example(MISLEADING, Bounds.of(59), None, False)  # its readings mislead
+@example(SILENT, ALL_SIZES, Guess(98, False), False)  # it crept on above a guess that was passed
 def test_a_search_keeps_its_promises(
     prober: FakeProber, bounds: Bounds, guess: Guess | None, replays: bool
 ) -> None:
-    finding, probes = run_search(prober, *bounds, guess, replays)
+    finding, probes = run_search(prober, bounds, guess, replays)
     the_answer_was_confirmed_and_the_size_above_it_failed(finding, probes, prober, bounds)
     no_size_was_run_twice_or_out_of_bounds(probes, bounds)
     the_search_ended_within_its_bound(probes, prober, bounds)
@@ -119,7 +112,7 @@ def test_a_search_keeps_its_promises(
 def the_answer_was_confirmed_and_the_size_above_it_failed(
     finding: Finding, probes: list[Probe], prober: FakeProber, bounds: Bounds
 ) -> None:
-    first, last = check_bounds(*bounds)
+    first, last, unit, _ = bounds
     failed = [p.batch_size for p in probes if not p.fits]
     answer = size_of(finding)
     if finding.status is Status.NOTHING_FITS:
@@ -140,14 +133,14 @@ def the_answer_was_confirmed_and_the_size_above_it_failed(
         lies_by_chance = prober.reserved_extra or was_refuted(prober, probes)
         if finding.failure.is_thrashing or lies_by_chance:
             resolution = max(resolution, min(failed) // 100)
-        assert 0 < gap <= max(bounds[2], resolution)
+        assert 0 < gap <= max(unit, resolution)
 
 
 def no_size_was_run_twice_or_out_of_bounds(probes: list[Probe], bounds: Bounds) -> None:
-    first, last = check_bounds(*bounds)
     tried = [(p.batch_size, p.confirmed) for p in probes]
     assert len(tried) == len(set(tried))
-    assert all(first <= size <= last and size % bounds[2] == 0 for size, _ in tried)
+    sizes = range(bounds.first, bounds.last + 1, bounds.multiple_of)
+    assert all(size in sizes for size, _ in tried)
 
 
 def the_search_ended_within_its_bound(
@@ -157,7 +150,7 @@ def the_search_ended_within_its_bound(
     if was_refuted(prober, probes):
         # The search started over, with confirmations.
         allowed *= 2
-    if bounds[1] is None:
+    if bounds.is_open:
         # Growing 16-fold to the end, as nothing else tells where it is.
         allowed += math.ceil(math.log(UNLIMITED_BATCH_SIZE, 16))
     assert len(probes) <= allowed
@@ -168,8 +161,7 @@ def the_search_ended_within_its_bound(
 def test_without_a_maximum_sizes_grow_from_those_that_ran(
     prober: FakeProber, bounds: Bounds
 ) -> None:
-    smallest, _, unit = bounds
-    _, probes = run_search(prober, smallest, None, unit)
+    _, probes = run_search(prober, Bounds.of(bounds.first, None, bounds.multiple_of))
     largest_fit = probes[0].batch_size
     for probe in probes:
         assert probe.batch_size <= 1024 * largest_fit
@@ -181,8 +173,8 @@ def test_without_a_maximum_sizes_grow_from_those_that_ran(
 def test_a_model_that_says_nothing_costs_eight_probes_more_than_bisection(
     maximum: int, bounds: Bounds, constant_peak: int | None
 ) -> None:
-    smallest, largest, unit = bounds
-    largest = largest or 10**6
+    unit = bounds.multiple_of
+    bounds = Bounds.of(bounds.first, 10**6 if bounds.is_open else bounds.last, unit)
     peaks: Mapping[Phase, int] = (
         {} if constant_peak is None else {Phase.FORWARD_BACKWARD: constant_peak}
     )
@@ -193,16 +185,15 @@ def test_a_model_that_says_nothing_costs_eight_probes_more_than_bisection(
         outcome = Outcome.FITS if batch_size <= maximum else Outcome.OOM
         return Probe(batch_size, outcome, steps=1, seconds=0, phase_peak_bytes=peaks)
 
-    finding = search(run, budget_bytes=GIB, smallest=smallest, largest=largest, multiple_of=unit)
-    first, last = check_bounds(smallest, largest, unit)
-    fitting = min(maximum, last) // unit * unit
-    assert size_of(finding) == (fitting if fitting >= first else 0)
-    assert len(sizes) <= halvings((smallest, largest, unit)) + 8
+    finding = search(run, budget_bytes=GIB, bounds=bounds)
+    fitting = min(maximum, bounds.last) // unit * unit
+    assert size_of(finding) == (fitting if fitting >= bounds.first else 0)
+    assert len(sizes) <= halvings(bounds) + 8
 
 
 def test_where_readings_show_no_growth_sizes_grow_sixteenfold() -> None:
     prober = FakeProber(bytes_per_sample=0, faults={5120: Outcome.OOM})
-    _, probes = run_search(prober, largest=None)
+    _, probes = run_search(prober)
     assert story(probes)[:4] == ["1+", "20+", "320+", "5120-"]
 
 
@@ -210,7 +201,7 @@ def test_where_readings_show_no_growth_sizes_grow_sixteenfold() -> None:
 def test_an_exact_device_gives_the_exact_maximum(
     maximum: int, fixed_share: float, unit: int
 ) -> None:
-    finding, _ = run_search(exact_device(maximum, fixed_share), unit=unit)
+    finding, _ = run_search(exact_device(maximum, fixed_share), Bounds.of(multiple_of=unit))
     assert size_of(finding) == maximum // unit * unit
 
 
@@ -291,7 +282,7 @@ def test_a_maximum_far_above_a_fragmented_answer_costs_next_to_nothing(
 ) -> None:
     prober = exact_device(570, fixed_share=0.2)
     prober.reserved_extra, prober.thrashing, prober.thrashing_odds = 0.15, 0.03, 0.3
-    finding, probes = run_search(prober, largest=largest)
+    finding, probes = run_search(prober, Bounds.of(largest=largest))
     assert sum(p.samples for p in probes) / size_of(finding) <= 15
 
 
@@ -347,7 +338,7 @@ def test_noise_moves_the_answer_by_little(noise: float) -> None:
 
 
 def test_the_largest_size_asked_for_is_confirmed_and_nothing_above_it_tried() -> None:
-    finding, probes = run_search(exact_device(1000), largest=700)
+    finding, probes = run_search(exact_device(1000), Bounds.of(largest=700))
     assert (finding.status, size_of(finding), finding.failure) == (Status.CAPPED, 700, None)
     assert story(probes)[-1] == "700+!"
     assert len(probes) <= 4
@@ -365,25 +356,25 @@ def test_a_largest_size_far_below_what_fits_is_soon_confirmed_however_large_the_
     fixed: int, per_sample: int, budget: int, largest: int
 ) -> None:
     prober = FakeProber(budget_bytes=budget, fixed_bytes=fixed, bytes_per_sample=per_sample)
-    finding, probes = run_search(prober, largest=largest)
+    finding, probes = run_search(prober, Bounds.of(largest=largest))
     assert (finding.status, size_of(finding)) == (Status.CAPPED, largest)
     assert len(probes) <= 5
 
 
 def test_a_single_size_is_confirmed_at_once() -> None:
-    finding, probes = run_search(exact_device(1000), smallest=7, largest=7)
+    finding, probes = run_search(exact_device(1000), Bounds.of(7, 7))
     assert story(probes) == ["7+!"]
     assert finding.status is Status.CAPPED
 
 
 def test_nothing_fits() -> None:
-    finding, probes = run_search(exact_device(7), smallest=8)
+    finding, probes = run_search(exact_device(7), Bounds.of(8))
     assert story(probes) == ["8-", "8-!"]
     assert finding == Finding(Status.NOTHING_FITS, None, probes[1])
 
 
 def test_only_multiples_are_tried() -> None:
-    finding, probes = run_search(exact_device(1000), unit=64)
+    finding, probes = run_search(exact_device(1000), Bounds.of(multiple_of=64))
     assert size_of(finding) == 960
     assert all(probe.batch_size % 64 == 0 for probe in probes)
     assert len(probes) == 5
@@ -406,7 +397,7 @@ def test_where_nothing_runs_out_the_search_ends_all_the_same() -> None:
     ],
 )
 def test_bounds_become_multiples(bounds: Any, sizes: tuple[int, int]) -> None:
-    assert check_bounds(*bounds) == sizes
+    assert Bounds.of(*bounds)[:2] == sizes
 
 
 @pytest.mark.parametrize(
@@ -424,7 +415,7 @@ def test_bounds_become_multiples(bounds: Any, sizes: tuple[int, int]) -> None:
 )
 def test_bounds_without_a_size_are_a_usage_error(bounds: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        check_bounds(*bounds)
+        Bounds.of(*bounds)
 
 
 def test_the_first_large_probe_confirms_the_guess() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.throughput import Throughput
+from batchfinder.search.bounds import ALL_SIZES, Bounds
 from batchfinder.search.timed_sizes import measure_throughput
 
 
@@ -19,7 +20,7 @@ def probe_of(size: int, floor: float, steps: int = 3) -> Probe:
 
 
 def measured(
-    floor: float, answer: int = 1000, drift: float = 0, **bounds: int
+    floor: float, answer: int = 1000, drift: float = 0, bounds: Bounds = ALL_SIZES
 ) -> tuple[Throughput, list[int]]:
     """Time sizes on a machine that becomes slower by ``drift`` with each of them."""
     sizes: list[int] = []
@@ -32,7 +33,7 @@ def measured(
         return replace(probe, steps_seconds=tuple(slow * one for one in probe.steps_seconds))
 
     search = [Probe(answer + 1, Outcome.OOM, 4, 1.0, 4 * answer), probe_of(answer, floor)]
-    throughput = measure_throughput(run, search, answer, **bounds)
+    throughput = measure_throughput(run, search, answer, bounds)
     assert throughput is not None
     assert sum(3 * size for size in sizes) <= 7 * answer  # what the search cost
     return throughput, sizes
@@ -52,11 +53,10 @@ def test_where_small_sizes_are_slow_few_are_timed() -> None:
     assert throughput.knee == 1000
 
 
-@pytest.mark.parametrize("bounds", [{"multiple_of": 64}, {"smallest": 300}])
-def test_only_sizes_that_may_be_tried_are_timed(bounds: dict[str, int]) -> None:
-    _, sizes = measured(floor=0.0, answer=960, **bounds)
-    assert all(n % bounds.get("multiple_of", 1) == 0 for n in sizes)
-    assert all(n >= bounds.get("smallest", 1) for n in sizes)
+@pytest.mark.parametrize("bounds", [Bounds.of(multiple_of=64), Bounds.of(300)])
+def test_only_sizes_that_may_be_tried_are_timed(bounds: Bounds) -> None:
+    _, sizes = measured(floor=0.0, answer=960, bounds=bounds)
+    assert all(n in range(bounds.first, 961, bounds.multiple_of) for n in sizes)
     assert sizes[-1] == sizes[0]
     assert len(sizes) - 1 == len({*sizes})
 
@@ -75,6 +75,6 @@ def test_without_a_reading_at_the_answer_there_is_nothing_to_compare() -> None:
 
 
 def test_a_drift_counts_also_where_only_two_sizes_were_timed() -> None:
-    throughput, sizes = measured(floor=0.1, drift=0.2, smallest=500)
+    throughput, sizes = measured(floor=0.1, drift=0.2, bounds=Bounds.of(500))
     assert {*sizes} == {500, 707}
     assert not throughput.is_clear

@@ -12,7 +12,7 @@ from batchfinder import TrainingSetup, estimate_max_batch
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.result import Status
-from batchfinder.search.bounds import UNLIMITED_BATCH_SIZE
+from batchfinder.search.bounds import ALL_SIZES, UNLIMITED_BATCH_SIZE, Bounds
 from batchfinder.simulation.estimate import Estimate
 from batchfinder.simulation.gpus import unnamed_gpu
 from batchfinder.simulation.prober import SimulatedProber
@@ -53,7 +53,7 @@ def prober() -> RoundSizesFit:
 def test_a_round_size_above_one_that_fails_is_the_answer() -> None:
     device = prober()
 
-    result = search_on_paper(device, (1, None, 1))
+    result = search_on_paper(device, ALL_SIZES)
 
     assert result.batch_size == device.round_size
     assert result.status is Status.FOUND
@@ -66,7 +66,7 @@ def test_a_round_size_above_one_that_fails_is_the_answer() -> None:
 def test_a_round_size_may_be_the_largest_asked_for() -> None:
     device = prober()
 
-    result = search_on_paper(device, (1, device.round_size, 1))
+    result = search_on_paper(device, Bounds.of(1, device.round_size))
 
     assert (result.batch_size, result.status) == (device.round_size, Status.CAPPED)
     assert result.next_failure is None

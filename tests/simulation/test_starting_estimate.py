@@ -17,13 +17,14 @@ from batchfinder.probing.workers.fork import ForkedProcess
 from batchfinder.probing.workers.process import WorkerProcess
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.probing.workers.worker import EstimateOrder, Order
+from batchfinder.search.bounds import ALL_SIZES
 from batchfinder.simulation.starting_estimate import starting_estimate
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.units import GIB
 
 DEVICE = "cuda:0 NVIDIA H200"
 BUDGET = 2 * GIB
-BOUNDS = (1, None, 1)
+BOUNDS = ALL_SIZES
 TARGET = """
 import torch
 from torch import nn

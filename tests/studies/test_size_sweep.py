@@ -18,6 +18,7 @@ from batchfinder.estimator import estimate_max_batch
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.reporting.sweeps import paste_lines
 from batchfinder.results.probe import Outcome, Probe
+from batchfinder.search.bounds import ALL_SIZES, Bounds
 from batchfinder.search.run import run_search
 from batchfinder.studies.size_sweep import SizeSweep
 from batchfinder.studies.sweep import sweep_max_batch
@@ -50,7 +51,7 @@ def prober(x: float, **changes: Any) -> FakeProber:
 def test_eight_lengths_take_few_probes_and_end_where_a_search_of_their_own_does(
     kind: dict[str, Any],
 ) -> None:
-    finder = SizeSweep((1, None, 1))
+    finder = SizeSweep(ALL_SIZES)
     counts = []
     for x in (2048, 128, 512, 256, 384, 1024, 768, 1536):
         device = prober(x, **kind)
@@ -67,14 +68,14 @@ def test_eight_lengths_take_few_probes_and_end_where_a_search_of_their_own_does(
 
 
 def test_a_size_that_tells_nothing_has_a_search_of_its_own() -> None:
-    finder = SizeSweep((1, None, 1))
+    finder = SizeSweep(ALL_SIZES)
     for each in (10, 30):
         alone = run_search(FakeProber(bytes_per_sample=each)).batch_size
         assert finder.find(FakeProber(bytes_per_sample=each), None).batch_size == alone
 
 
 def test_bounds_hold_and_nothing_may_fit() -> None:
-    finder = SizeSweep((8, 64, 8))
+    finder = SizeSweep(Bounds.of(8, 64, 8))
     assert finder.find(prober(128), 128).batch_size == 64
     assert finder.find(prober(2048), 2048).batch_size % 8 == 0
     device = prober(2**17)

@@ -15,7 +15,7 @@ from batchfinder.errors import BatchFinderError, UsageError
 from batchfinder.estimator import estimate_on_gpus
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.source import SetupSource
-from batchfinder.search.bounds import check_bounds
+from batchfinder.search.bounds import Bounds
 from batchfinder.simulation.gpus import Gpu
 from batchfinder.simulation.kernels.attention import ComputeCapability
 from batchfinder.simulation.tracing.step_trace import StepTraces
@@ -39,7 +39,7 @@ def what_to_change(
     if not is_language_model(request.source.target):
         return f"Try batchfinder compare {request.source.target}, for what each lever saves."
     gpu = max(gpus, key=lambda each: each.total_bytes)
-    smallest, _ = check_bounds(*request.bounds)
+    smallest = request.bounds.first
     given = {**request.source.arguments}
     if request.lengths:
         given["seq"] = min(request.lengths)
@@ -53,7 +53,7 @@ def what_to_change(
         try:
             setup = load(request.source.with_arguments({**given, **levers}))
             (estimate,) = estimate_on_gpus(
-                setup, [gpu], request.options, bounds=(smallest, smallest, 1),
+                setup, [gpu], request.options, bounds=Bounds.of(smallest, smallest),
                 make_traces=partial(_traces_of_one_size, setup, request.options),
             )  # fmt: skip
         except BatchFinderError as error:

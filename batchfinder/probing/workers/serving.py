@@ -14,6 +14,7 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.here import Here, Ranks
 from batchfinder.probing.workers.source import load_from, mark_as_worker
 from batchfinder.probing.workers.worker import EstimateOrder, Order
+from batchfinder.search.bounds import Bounds
 from batchfinder.training.user_traceback import error_line
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def estimated(setup: TrainingSetup | None, order: Mapping[str, Any]) -> dict[str
             setup, _ = load_from(order["source"])
         options = ProbeOptions(**order["options"])
         batch_size, notes = resolve_name(estimate.function)(
-            setup, options, place["device"], place["budget_bytes"], tuple(estimate.bounds)
+            setup, options, place["device"], place["budget_bytes"], Bounds(*estimate.bounds)
         )
     except Exception as error:  # noqa: BLE001 - the user's code runs here
         return no_estimate(error)

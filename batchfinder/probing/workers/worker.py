@@ -10,6 +10,7 @@ from batchfinder.probing.attempt import Attempt
 from batchfinder.probing.notes import Notes
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.place import Place
+from batchfinder.search.bounds import Bounds
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,11 @@ class EstimateOrder:
         function: the name of a function, ``module:function``. It is called with the setup, the
             options, the device's name, the budget and the bounds. It returns a size or None, and
             texts for the user.
-        bounds: the smallest size, the largest size or None, and the number that each size is a
-            multiple of.
+        bounds: the sizes that may be tried.
     """
 
     function: str
-    bounds: tuple[int, int | None, int]
+    bounds: Bounds
 
 
 @dataclass(frozen=True)

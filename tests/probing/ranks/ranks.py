@@ -18,6 +18,7 @@ from batchfinder.probing.ranks.meeting import Meeting
 from batchfinder.probing.ranks.prober import RankProber
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.results.result import BatchSizeResult
+from batchfinder.search.bounds import Bounds
 from batchfinder.search.run import run_search
 
 TARGETS = Path(__file__).parents[2] / "targets"
@@ -95,7 +96,7 @@ def search_on(
         source = SetupSource(f"{TARGETS}/{function}", arguments[number % len(arguments)])
         ours = replace(options, memory_limit=limits[number] * len(limits))
         with prober(meeting, source, ours, probe_timeout_seconds=timeout) as tries:
-            return tries.agreed(run_search(tries, (1, max_batch_size, 1)))
+            return tries.agreed(run_search(tries, Bounds.of(1, max_batch_size)))
 
     ends = on_each([lambda m=m: rank(m) for m in meetings(len(limits))])  # type: ignore[misc]
     return ends, time.monotonic() - started

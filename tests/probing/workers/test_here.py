@@ -33,6 +33,7 @@ from batchfinder.search.run import run_search
 from batchfinder.training.completion import completed
 
 SAMPLE = torch.randn(3, 4), torch.tensor([0, 1, 1])
+UP_TO_SIX = Bounds.of(2, 6)
 
 
 class Net(nn.Module):
@@ -92,7 +93,7 @@ def search(
     make_batch: Any = None,
     precision: str = "fp32",
     accumulate: bool = False,
-    bounds: Bounds = (2, 6, 1),
+    bounds: Bounds = UP_TO_SIX,
     **more: Any,
 ) -> BatchSizeResult:
     setup = TrainingSetup(
@@ -155,7 +156,7 @@ class _Counting(nn.Module):
 
 def test_a_loss_module_is_as_it_was_too() -> None:
     loss = _Counting().eval()
-    search(Net(), loss_fn=loss, bounds=(2, 2, 1))
+    search(Net(), loss_fn=loss, bounds=Bounds.of(2, 2))
     assert loss.calls == 0
     assert not loss.training
 
@@ -207,7 +208,7 @@ def test_a_script_is_told_how_to_search_with_fsdp() -> None:
 
 def test_an_out_of_memory_is_an_outcome_and_the_search_goes_on() -> None:
     model = Net(raising(RuntimeError("DefaultCPUAllocator: can't allocate memory: 12")), at=6)
-    result = search(model, None, bounds=(2, 100, 1))
+    result = search(model, None, bounds=Bounds.of(2, 100))
     assert (result.batch_size, result.status) == (5, Status.FOUND)
     assert result.next_failure is not None
     assert (result.next_failure.batch_size, result.next_failure.outcome) == (6, Outcome.OOM)
@@ -226,7 +227,7 @@ def test_a_size_that_breaks_the_device_ends_the_search_with_one_error() -> None:
 
 
 def test_a_size_too_small_for_batch_norm_is_no_failure() -> None:
-    result = search(Net(), None, bounds=(1, 6, 1))
+    result = search(Net(), None, bounds=Bounds.of(1, 6))
     assert min(probe.batch_size for probe in result.probes) == 2
     assert result.batch_size == 6
 
