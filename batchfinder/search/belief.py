@@ -148,8 +148,8 @@ def lines_of(known: Bracket, noise_bytes: float = 0) -> tuple[Line, Line]:
     """Return where tensors meet the budget, and where all that the allocator holds does.
 
     Slopes come from probes, because a confirmation starts from scratch and may read differently. If
-    one read more than probes at its size, the budget counts as smaller by that factor. Each phase
-    has a line; the one that ends first counts.
+    confirmations need more, the budget counts as smaller by that factor. Each phase has a line; the
+    one that ends first counts.
     """
     readings = known.fits if known.is_repeatable and len(known.fits) > 1 else known.readings
     readings = {size: probe for size, probe in readings.items() if size < known.high} or readings
@@ -208,7 +208,7 @@ def believe(known: Bracket, estimate: Guess | None = None) -> Belief:
         top = known.refuted or max(known.ran, tensors.end)
         floor = max(known.low_confirmed, known.unit / 4, least)
         later = Part(LATER, below(top, LATER_SHARE, LATER_POWER), floor)
-        doubt = FRACTION * known.unit + known.spread * tensors.end
+        doubt = FRACTION * known.unit + known.excess_error * tensors.end
         segments = SEGMENTS * allocator.end if known.is_fragmented else 0
         end, error = allocator if known.is_fragmented else tensors
         # Once a confirmation has refuted a probe, a line that ends above it was wrong.

@@ -32,6 +32,12 @@ REPEATS = 1 / 1000
 DIFFERENCES = 20
 MOST_RESOLUTION = 1 / 20
 
+# If verdicts do not repeat, a confirmation needs more than a probe, whose few steps hardly show the
+# highest peak: by so many differences between readings, at most by MOST_EXCESS, give or take
+# EXCESS_ERROR, all as shares. In the median of the trainings in
+# scripts/results/confirmation_cpu.json, it needs 8 % more.
+EXCESS_DIFFERENCES, MOST_EXCESS, EXCESS_ERROR = 3, 0.08, 0.03
+
 # If the largest size that ran peaks below this share of the budget, the failure is not by chance.
 FAR_FROM_BUDGET = 0.5
 
@@ -151,11 +157,24 @@ class Bracket:
 
     @property
     def excess(self) -> float:
-        """The factor by which the largest confirmation read more than probes around its size."""
+        """The factor by which confirmations need more than probes of the same size."""
+        usual = 1.0
+        if self._shows_too_little:
+            usual += min(EXCESS_DIFFERENCES * self.spread, MOST_EXCESS)
         size, points = max(self.confirmed, default=0), peaks_of(self.fits)
         if not size or not points or not points[0][0] <= size <= points[-1][0]:
-            return 1
-        return max(1, (self.confirmed[size].peak_bytes or 0) / interpolated(points, size))
+            return usual
+        return max(usual, (self.confirmed[size].peak_bytes or 0) / interpolated(points, size))
+
+    @property
+    def excess_error(self) -> float:
+        """How far off the excess may be, as a share."""
+        return EXCESS_ERROR if self._shows_too_little else self.spread
+
+    @property
+    def _shows_too_little(self) -> bool:
+        """True if readings come from the few steps of probes, and later peaks differ from them."""
+        return bool(self.fits) and not self.verdicts_repeat
 
     @property
     def is_tight(self) -> bool:
