@@ -13,7 +13,8 @@ from faults import REFERENCE, Fault
 
 PACKAGE = Path(__file__).resolve().parents[2] / "batchfinder"
 
-SILENT_ENDS = (signal.SIGKILL, signal.SIGHUP)
+STATUS_AFTER = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
+"""The exit status that each signal causes; a closed terminal (SIGHUP) ends a command as SIGTERM."""
 
 
 @dataclass
@@ -70,14 +71,14 @@ def judge(fault: Fault, ending: Ending, reference: int) -> list[str]:
         problems.append("a traceback of ours: " + ending.stderr.strip().splitlines()[-1])
     if ending.status is None:
         problems.append(f"did not end within {fault.patience_seconds:g} s")
-    elif fault.send in SILENT_ENDS:
+    elif fault.send == signal.SIGKILL:
         pass  # no process is left that could report it
     elif fault.redirect and not ending.stdout:
         problems += judge_silence(fault, ending)
     elif ending.answer is not None:
         problems += judge_answer(fault, ending, ending.answer, reference)
     elif fault.send and fault.api in ("", "run"):
-        if ending.status not in (128 + fault.send, -fault.send):
+        if ending.status not in (STATUS_AFTER[fault.send], -fault.send):
             problems.append(f"exit status {ending.status} after {fault.send.name}")
     elif not fault.error:
         problems.append(f"no answer: {ending.error or ending.stderr.strip()[-200:]}")
@@ -102,7 +103,7 @@ def judge_answer(fault: Fault, ending: Ending, answer: int, reference: int) -> l
     least, most = (reference if bound == REFERENCE else bound for bound in fault.answers)
     if not least <= answer <= most:
         problems.append(f"answered {answer}, not {least} to {most}")
-    right = (130, 143) if fault.send else (3,) if answer == 0 else (0,)
-    if fault.api in ("", "run") and ending.status not in right:
+    right = STATUS_AFTER[fault.send] if fault.send else 3 if answer == 0 else 0
+    if fault.api in ("", "run") and ending.status != right:
         problems.append(f"exit status {ending.status} beside an answer")
     return problems

@@ -1,6 +1,6 @@
 """Run a search for each fault, and judge how it ended.
 
-    python scripts/faults/matrix.py                       # all, about 15 minutes on 2 cores
+    python scripts/faults/matrix.py                       # all, about 40 minutes
     python scripts/faults/matrix.py --only "signals"      # those whose group or name has the text
 
 A fault is survived if the search ends with a right answer or one clear error, and leaves no
