@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from batchfinder.probing.devices.allocator.rounding import SMALL_BYTES
 from batchfinder.search.prober import Recording
 
 
@@ -90,11 +91,13 @@ def steps_differ(recording: Recording) -> bool:
     """Return True if steps after the first make other requests, although their input is the same.
 
     Steps of the same input share their largest request. The smaller last batch of an epoch, for
-    example, makes other requests, but no more than the others.
+    example, makes other requests, but no more than the others. Requests of the small pool do not
+    count: scripts log a loss every few steps, and these use no memory that others need.
     """
     counts: dict[int, set[int]] = {}
     for requests in map(requests_of, recording.steps[1:]):
-        counts.setdefault(max(requests, default=0), set()).add(len(requests))
+        large = sum(size > SMALL_BYTES for size in requests)
+        counts.setdefault(max(requests, default=0), set()).add(large)
     return any(len(each) > 1 for each in counts.values())
 
 
