@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 from batchfinder.probing.devices.allocator.caching import (
     AllocatorSettings,
@@ -33,6 +34,7 @@ from batchfinder.simulation.longer_recording import LongerRecordings, lasts, lim
 ROUNDING_BYTES = 4096
 MOST_SKIPPED = 40
 ALIKE = 6
+SKIPS = sorted(product(range(MOST_SKIPPED), repeat=2), key=sum)
 
 # In a fragmented allocator a larger size may fit where a smaller does not. The guess is the largest
 # size that ends a stretch of fitting ones, because a size between failing ones fits by luck. Sizes
@@ -221,22 +223,20 @@ def paired(small: Sequence[int], large: Sequence[int], ratio: float) -> list[int
             and (small[i] - ROUNDING_BYTES <= large[j] <= ratio * small[i] + ROUNDING_BYTES)
         )
 
+    @cache  # the same places are reached by other skips, from each request without a match
+    def go_on(i: int, j: int) -> bool:
+        length = min(ALIKE, len(small) - i, len(large) - j)
+        return length > 0 and all(alike(i + k, j + k) for k in range(length))
+
     pairs: list[int | None] = []
     i = 0
     for j in range(len(large)):
         if len(pairs) > j:
             continue
         if not alike(i, j) and i < len(small):
-            skips = sorted(
-                ((a, b) for a in range(MOST_SKIPPED) for b in range(MOST_SKIPPED)), key=sum
-            )
-            left = len(small) - i, len(large) - j
-            for a, b in skips:
-                length = min(ALIKE, left[0] - a, left[1] - b)
-                if length > 0 and all(alike(i + a + k, j + b + k) for k in range(length)):
-                    pairs += [None] * b
-                    i += a
-                    break
+            skipped = next((skip for skip in SKIPS if go_on(i + skip[0], j + skip[1])), (0, 0))
+            i += skipped[0]
+            pairs += [None] * skipped[1]
             if len(pairs) > j:
                 continue
         pairs.append(small[i] if alike(i, j) else None)
