@@ -8,8 +8,9 @@
 FOLDER has the checkouts, and ``data``, which ``parts/script_data.py`` makes. For each script
 (``parts/script_list.py``): the answer; then the script at the answer for 50 steps, which must
 survive, and at the next size up (5 %), which must not, under the same limit
-(``parts/script_at.py``; who flushes the allocator's cache again and again does not survive). Each
-row is written as it comes to scripts/results/scripts.json; rows that are there are not run again,
+(``parts/script_at.py``; who flushes the allocator's cache again and again does not survive). On the
+CPU memory differs from run to run, so a size survives there if three trainings do. Each row is
+written as it comes to scripts/results/scripts.json; rows that are there are not run again,
 unless named by ``--only``. ``--cost`` shows instead what the hook costs: a start, and the steps.
 """
 
@@ -33,6 +34,7 @@ from parts.script_list import SCRIPTS, Script
 RESULT_FILE = RESULTS / "scripts.json"
 JUDGE = Path(__file__).parent / "parts/script_at.py"
 NEXT_SIZE = 1.05
+TRAININGS = {"cpu": 3, "cuda": 1}  # of each judged size
 SEARCH_SECONDS, JUDGE_SECONDS = 1800, 900
 LAST_LINES = 12
 
@@ -109,10 +111,15 @@ def row_of(script: Script, folder: Path, device: str) -> dict[str, Any]:
     row["command"] = found["command"].replace(str(folder), "FOLDER")
     row["next_size"] = max(answer + 1, math.ceil(answer * NEXT_SIZE))
     row["survival"] = judged(script, folder, device, answer)
-    row["survives"] = row["survival"]["outcome"] == "survived" and not thrashes(row["survival"])
+    row["survives"] = survived(row["survival"])
     row["next"] = judged(script, folder, device, row["next_size"])
     row["next_fails"] = row["next"]["outcome"] == "oom" or thrashes(row["next"])
     return row
+
+
+def survived(judgment: dict[str, Any]) -> bool:
+    """Return True if every step ran, without flushing the allocator's cache again and again."""
+    return judgment["outcome"] == "survived" and not thrashes(judgment)
 
 
 def thrashes(judgment: dict[str, Any]) -> bool:
@@ -128,6 +135,14 @@ def launched(script: Script, folder: Path, device: str, seconds: float) -> dict[
 
 
 def judged(script: Script, folder: Path, device: str, size: int) -> dict[str, Any]:
+    """Train at one size until a training does not survive, or enough do. Return the last one."""
+    judgments: list[dict[str, Any]] = []
+    while len(judgments) < TRAININGS[device] and all(map(survived, judgments)):
+        judgments.append(trained(script, folder, device, size))
+    return {**judgments[-1], "trainings": len(judgments)}
+
+
+def trained(script: Script, folder: Path, device: str, size: int) -> dict[str, Any]:
     """Train with a script at one size."""
     tool = [str(JUDGE), str(size), "--device", device, "--gib", str(script.gib)]
     limits = ["--steps", str(SURVIVAL_STEPS), "--seconds", str(JUDGE_SECONDS)]

@@ -206,11 +206,18 @@ def scripts(rows: Mapping[str, Row]) -> str:
             row["batch_size"] or "none",
             row["launches"],
             "train" if row["survives"] else "**no**",
-            "out of memory" if row["next_fails"] else "**no failure**",
+            _next_of(row),
         )
         for name, row in rows.items()
     ]
     return markdown_table(header, lines)
+
+
+def _next_of(row: Row) -> str:
+    if not row["next_fails"]:
+        return "**no failure**"
+    trainings = row.get("next", {}).get("trainings", 1)
+    return "out of memory" + (f" in training {trainings}" if trainings > 1 else "")
 
 
 def coverage(rows: Sequence[Row]) -> str:

@@ -78,8 +78,8 @@ SCRIPTS = (
         "PyTorch dcgan (two optimizers)",
         "pytorch/examples",
         "examples/dcgan",
-        "python main.py --dataset fake --accel --workers 1 --batchSize {batch_size}"
-        " --outf {scratch}",
+        "python main.py --dataset folder --dataroot {data}/images/train --accel --workers 1"
+        " --batchSize {batch_size} --outf {scratch}",
         2,
     ),
     Script(
