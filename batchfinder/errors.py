@@ -188,3 +188,12 @@ def warn_of(texts: Iterable[str]) -> None:
     """Warn whoever called the function that calls this one."""
     for text in texts:
         warnings.warn(text, BatchFinderWarning, stacklevel=3)
+
+
+def reason_of(error: Exception) -> str:
+    """Return why something is impossible, on one line."""
+    lines = str(error).strip().splitlines()
+    text = lines[0] if lines else ""
+    if isinstance(error, BatchFinderError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

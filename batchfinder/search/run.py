@@ -22,13 +22,14 @@ from batchfinder.search.search import Finding, RunProbe, search
 from batchfinder.search.timed_sizes import measure_throughput
 
 OnProbe = Callable[[Probe], None]
+OnProbing = Callable[[int, bool], None]
 
 
 def run_search(
     prober: Prober,
     bounds: Bounds = ALL_SIZES,
     *,
-    on_probing: Callable[[int, bool], None] | None = None,
+    on_probing: OnProbing | None = None,
     on_probe: OnProbe | None = None,
     head_start: HeadStart | None = None,
     prices: Prices | None = None,
@@ -120,6 +121,16 @@ def run_search(
         remembered_from=proved.saved if proved else None,
         throughput=throughput,
     )
+
+
+def probing(name: str, tell: Callable[[str], None]) -> OnProbing:
+    """Return a function that tells of each probe of a search as it begins.
+
+    Example:
+        >>> probing("bf16", print)(64, True)
+        bf16: confirming 64 ...
+    """
+    return lambda size, confirm: tell(f"{name}: {'confirming' if confirm else 'trying'} {size} ...")
 
 
 def _check(finding: Finding, deadline: Deadline | None) -> None:

@@ -13,9 +13,9 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.search.bounds import Bounds
 from batchfinder.simulation.gpus import Gpu, find_gpu
 from batchfinder.studies.comparison import Comparison
-from batchfinder.studies.estimating import estimate_strategies
-from batchfinder.studies.measuring import measure_strategies
-from batchfinder.studies.study import comparisons_of, study_of
+from batchfinder.studies.comparison_request import ComparisonRequest, comparisons_of
+from batchfinder.studies.estimate_strategies import estimate_strategies
+from batchfinder.studies.measure_strategies import measure_strategies
 from batchfinder.training.completion import completed
 from batchfinder.training.setup import (
     LossFunction,
@@ -112,7 +112,7 @@ def compare_strategies(
         smallest=bounds.first,
         batch_dim=batch_dim,
     )
-    study = study_of(
+    request = ComparisonRequest.of(
         setup,
         options,
         bounds,
@@ -122,8 +122,8 @@ def compare_strategies(
         is_measured=measure,
     )
     gpus = [] if gpu is None else [find_gpu(gpu)]
-    rows = estimate_strategies(study, gpus) if gpus else measure_strategies(study)
-    (comparison,) = comparisons_of(study, [*rows], gpus)
+    rows = estimate_strategies(request, gpus) if gpus else measure_strategies(request)
+    (comparison,) = comparisons_of(request, [*rows], gpus)
     comparison = dataclasses.replace(comparison, warnings=(*warnings, *comparison.warnings))
     warn_of(comparison.warnings)
     return comparison

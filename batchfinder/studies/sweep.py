@@ -12,17 +12,24 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from batchfinder.errors import BatchFinderError, SampleError, TargetError, UsageError, warn_of
+from batchfinder.errors import (
+    BatchFinderError,
+    SampleError,
+    TargetError,
+    UsageError,
+    reason_of,
+    warn_of,
+)
 from batchfinder.estimator import estimate_on_gpus
 from batchfinder.probing.choose_prober import choose_prober
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.results.probe import peak_at
 from batchfinder.search.bounds import Bounds
+from batchfinder.search.run import probing
 from batchfinder.simulation.estimate import Estimate
 from batchfinder.simulation.gpus import Gpu, find_gpu
 from batchfinder.studies.size_sweep import SizeSweep
-from batchfinder.studies.study import probing, reason_of
 from batchfinder.studies.sweep_result import Sweep, SweepRow
 from batchfinder.studies.sweep_values import (
     ExampleSizes,

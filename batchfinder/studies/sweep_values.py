@@ -9,12 +9,11 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-from batchfinder.errors import BatchFinderError, UsageError, UserCodeError
+from batchfinder.errors import BatchFinderError, UsageError, UserCodeError, reason_of
 from batchfinder.probing.choose_prober import choose_prober
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.search.prober import Prober
 from batchfinder.studies.size_sweep import SizeSweep
-from batchfinder.studies.study import reason_of
 from batchfinder.studies.sweep_result import SweepRow, share_of
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup

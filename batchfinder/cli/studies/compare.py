@@ -17,9 +17,9 @@ from batchfinder.reporting.comparison import comparison_table, equation_lines, m
 from batchfinder.reporting.page.page import check_report
 from batchfinder.results.version import SCHEMA_VERSION
 from batchfinder.studies.comparison import Comparison, StrategyRow
-from batchfinder.studies.estimating import estimate_strategies
-from batchfinder.studies.measuring import measure_strategies
-from batchfinder.studies.study import comparisons_of, study_of
+from batchfinder.studies.comparison_request import ComparisonRequest, comparisons_of
+from batchfinder.studies.estimate_strategies import estimate_strategies
+from batchfinder.studies.measure_strategies import measure_strategies
 from batchfinder.training.user_module import is_language_model
 from batchfinder.units import format_seconds
 
@@ -54,7 +54,7 @@ def compare(
         for is_measured in [False] * bool(gpus) + [True] * measure:
             if is_measured and gpus and is_language_model(target):
                 setup = load(request.source, warnings)  # the estimate's weights have no data
-            study = study_of(
+            wanted = ComparisonRequest.of(
                 setup,
                 request.options,
                 request.bounds,
@@ -64,10 +64,10 @@ def compare(
                 is_measured=is_measured,
             )
             on = [] if is_measured else gpus
-            rows = estimate_strategies(study, on, show) if on else measure_strategies(study, show)
+            rows = estimate_strategies(wanted, on, show) if on else measure_strategies(wanted, show)
             done: list[Sequence[StrategyRow]] = []
             status = _collect(rows, done, show if is_measured else None)
-            comparisons += comparisons_of(study, done, on)
+            comparisons += comparisons_of(wanted, done, on)
             if status:
                 break
     if status and not comparisons:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
+from batchfinder.errors import reason_of
 from batchfinder.estimator import estimate_on_gpus
 from batchfinder.simulation.estimate import Estimate
 from batchfinder.simulation.gpus import Gpu, nccl_bytes
@@ -14,8 +15,8 @@ from batchfinder.simulation.tracing.data_parallel import Cluster
 from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.studies.apply_strategy import applied
 from batchfinder.studies.comparison import StrategyRow
+from batchfinder.studies.comparison_request import ComparisonRequest, warnings_of
 from batchfinder.studies.strategies import Strategy
-from batchfinder.studies.study import Study, reason_of, warnings_of
 
 SAVES_NOTHING = "saves nothing here: no less is kept for the backward pass"
 
@@ -24,12 +25,14 @@ _SAME = 0.001
 
 
 def estimate_strategies(
-    study: Study, gpus: Sequence[Gpu], on_begin: Callable[[str], None] = lambda _: None
+    request: ComparisonRequest,
+    gpus: Sequence[Gpu],
+    on_begin: Callable[[str], None] = lambda _: None,
 ) -> Iterator[list[StrategyRow]]:
     """Estimate every strategy on each GPU. Yield its rows, one for each GPU, as it ends.
 
     Args:
-        study: the comparison to make.
+        request: the comparison to make.
         gpus: at least one GPU.
         on_begin: called as each strategy begins, with a text such as ``tracing bf16 ...``.
 
@@ -38,11 +41,11 @@ def estimate_strategies(
     """
     done: list[list[StrategyRow]] = []
     traced: dict[Strategy, list[tuple[Strategy, StepTraces]]] = {}
-    caches = Caches(study.setup.model)
-    for strategy in study.strategies:
+    caches = Caches(request.setup.model)
+    for strategy in request.strategies:
         on_begin(f"tracing {strategy.name} ...")
         try:
-            estimates, blocks = _estimates(study, strategy, gpus, traced, caches)
+            estimates, blocks = _estimates(request, strategy, gpus, traced, caches)
         except Exception as error:
             if not done:
                 raise
@@ -53,20 +56,20 @@ def estimate_strategies(
             for index, estimate in enumerate(estimates):
                 new = (text for text in estimate.result.warnings if text not in known)
                 note = next(new, "") if done else ""
-                row = _row(study, strategy, estimate, blocks, note)
+                row = _row(request, strategy, estimate, blocks, note)
                 rows.append(_checked(row, [before[index] for before in done]))
         done.append(rows)
         yield rows
 
 
 def _estimates(
-    study: Study,
+    request: ComparisonRequest,
     strategy: Strategy,
     gpus: Sequence[Gpu],
     traced: dict[Strategy, list[tuple[Strategy, StepTraces]]],
     caches: Caches,
 ) -> tuple[list[Estimate], str]:
-    ranks = study.ranks_of(strategy)
+    ranks = request.ranks_of(strategy)
     cluster = Cluster(strategy.parallel, ranks) if strategy.parallel else None
     if cluster is not None:
         extra = nccl_bytes(ranks)
@@ -74,7 +77,7 @@ def _estimates(
     kernels = _with_same_kernels(strategy, gpus)
     passes = dataclasses.replace(kernels, optimizer=None, accumulate=False, parallel=None)
     same_passes = traced.setdefault(passes, [])
-    with applied(strategy, study.setup, study.options) as step:
+    with applied(strategy, request.setup, request.options) as step:
 
         def make_traces(capability: ComputeCapability) -> StepTraces:
             known = [(of, some) for of, some in same_passes if some.hold_for(capability)]
@@ -89,7 +92,7 @@ def _estimates(
             step.setup,
             gpus,
             step.options,
-            bounds=study.bounds,
+            bounds=request.bounds,
             make_traces=make_traces,
         )
     return estimates, step.blocks
@@ -106,7 +109,7 @@ def _with_same_kernels(strategy: Strategy, gpus: Sequence[Gpu]) -> Strategy:
 
 
 def _row(
-    study: Study, strategy: Strategy, estimate: Estimate, blocks: str, note: str
+    request: ComparisonRequest, strategy: Strategy, estimate: Estimate, blocks: str, note: str
 ) -> StrategyRow:
     return StrategyRow(
         strategy,
@@ -116,8 +119,8 @@ def _row(
         estimate.explanation.model_state_bytes,
         blocks,
         note,
-        study.ranks_of(strategy),
-        study.plan_of(strategy, estimate.batch_size),
+        request.ranks_of(strategy),
+        request.plan_of(strategy, estimate.batch_size),
     )
 
 

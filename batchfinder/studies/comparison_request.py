@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch.optim import Optimizer
 
-from batchfinder.errors import BatchFinderError, UsageError
+from batchfinder.errors import UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.results.accumulation import AccumulationPlan, plan_accumulation
 from batchfinder.search.bounds import Bounds
@@ -22,7 +22,7 @@ from batchfinder.units import positive
 
 
 @dataclass(frozen=True)
-class Study:
+class ComparisonRequest:
     """A request for a comparison.
 
     Attributes:
@@ -40,6 +40,44 @@ class Study:
     bounds: Bounds
     world_size: int = 1
     global_batch_size: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        setup: TrainingSetup,
+        options: ProbeOptions,
+        bounds: Bounds,
+        *,
+        strategies: Sequence[str] = (),
+        world_size: int = 1,
+        global_batch_size: int | None = None,
+        is_measured: bool = False,
+    ) -> ComparisonRequest:
+        """Check what a user asks for, and fill in the strategies if none are named.
+
+        Raises:
+            UsageError: a number or a strategy is invalid.
+        """
+        positive("the world size", world_size)
+        if global_batch_size is not None:
+            positive("the global batch size", global_batch_size)
+        accumulate = options.accumulate or global_batch_size is not None
+        options = dataclasses.replace(options, accumulate=accumulate)
+        named = [parse_strategy(text) for text in strategies]
+        alone = [each.name for each in named if each.parallel]
+        if alone and world_size == 1:
+            raise UsageError(f"{alone[0]} needs several ranks. Try --world-size 8.")
+        if not named:
+            named = usual_strategies(
+                precision=options.precision,
+                has_own_precision=own_precision(setup) is not None,
+                optimizer=_optimizer_name(setup),
+                accumulate=accumulate,
+                world_size=world_size,
+                is_measured=is_measured,
+            )
+        rows = tuple(dict.fromkeys((Strategy(), *named)))
+        return cls(setup, options, rows, bounds, world_size, global_batch_size)
 
     @property
     def base(self) -> str:
@@ -73,50 +111,13 @@ class Study:
         )
 
 
-def study_of(
-    setup: TrainingSetup,
-    options: ProbeOptions,
-    bounds: Bounds,
-    *,
-    strategies: Sequence[str] = (),
-    world_size: int = 1,
-    global_batch_size: int | None = None,
-    is_measured: bool = False,
-) -> Study:
-    """Check a request for a comparison, and fill in the strategies if none are named.
-
-    Raises:
-        UsageError: a number or a strategy is invalid.
-    """
-    positive("the world size", world_size)
-    if global_batch_size is not None:
-        positive("the global batch size", global_batch_size)
-    accumulate = options.accumulate or global_batch_size is not None
-    options = dataclasses.replace(options, accumulate=accumulate)
-    named = [parse_strategy(text) for text in strategies]
-    alone = [each.name for each in named if each.parallel]
-    if alone and world_size == 1:
-        raise UsageError(f"{alone[0]} needs several ranks. Try --world-size 8.")
-    if not named:
-        named = usual_strategies(
-            precision=options.precision,
-            has_own_precision=own_precision(setup) is not None,
-            optimizer=_optimizer_name(setup),
-            accumulate=accumulate,
-            world_size=world_size,
-            is_measured=is_measured,
-        )
-    rows = tuple(dict.fromkeys((Strategy(), *named)))
-    return Study(setup, options, rows, bounds, world_size, global_batch_size)
-
-
 def comparisons_of(
-    study: Study, done: Sequence[Sequence[StrategyRow]], gpus: Sequence[Gpu] = ()
+    request: ComparisonRequest, done: Sequence[Sequence[StrategyRow]], gpus: Sequence[Gpu] = ()
 ) -> list[Comparison]:
     """Return the comparisons of the strategies that have ended; none before the first has.
 
     Args:
-        study: the request.
+        request: the request.
         done: for each strategy, its rows: one for each GPU, or the measured one.
         gpus: the simulated GPUs; none if the rows are measured.
     """
@@ -129,8 +130,8 @@ def comparisons_of(
             result.budget_bytes,
             not gpus,
             rows,
-            study.global_batch_size,
-            study.base,
+            request.global_batch_size,
+            request.base,
             warnings,
         )
         for device, result, rows in zip(devices, results, zip(*done, strict=True), strict=False)
@@ -141,27 +142,6 @@ def warnings_of(done: Sequence[Sequence[StrategyRow]]) -> tuple[str, ...]:
     """Return the warnings of the first strategy, which hold for all."""
     first = [row.result for rows in done[:1] for row in rows if row.result]
     return tuple(dict.fromkeys(text for result in first for text in result.warnings))
-
-
-def probing(name: str, on_begin: Callable[[str], None]) -> Callable[[int, bool], None]:
-    """Return a function that tells of each probe of a search as it begins.
-
-    Example:
-        >>> probing("bf16", print)(64, True)
-        bf16: confirming 64 ...
-    """
-    return lambda size, confirm: on_begin(
-        f"{name}: {'confirming' if confirm else 'trying'} {size} ..."
-    )
-
-
-def reason_of(error: Exception) -> str:
-    """Return the reason why a strategy is impossible, on one line."""
-    lines = str(error).strip().splitlines()
-    text = lines[0] if lines else ""
-    if isinstance(error, BatchFinderError):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _optimizer_name(setup: TrainingSetup) -> str:

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 
+from batchfinder.errors import reason_of
 from batchfinder.probing.choose_prober import choose_prober
 from batchfinder.results.probe import peak_at
-from batchfinder.search.run import run_search
+from batchfinder.search.run import probing, run_search
 from batchfinder.simulation.explanation import explain
 from batchfinder.simulation.gpus import NO_GPU
 from batchfinder.simulation.scaled_recording import head_start_of
 from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.studies.apply_strategy import Applied, applied
 from batchfinder.studies.comparison import StrategyRow
+from batchfinder.studies.comparison_request import ComparisonRequest
 from batchfinder.studies.strategies import Strategy
-from batchfinder.studies.study import Study, probing, reason_of
 
 # The compute capability of an RTX 3090. The size of the model states is the same on every GPU.
 _ANY_CAPABILITY = (8, 6)
@@ -27,44 +28,48 @@ _NEEDS_RANKS = (
 
 
 def measure_strategies(
-    study: Study, on_begin: Callable[[str], None] = lambda _: None
+    request: ComparisonRequest, on_begin: Callable[[str], None] = lambda _: None
 ) -> Iterator[list[StrategyRow]]:
     """Search with every strategy on the device. Yield the row of each as it ends.
 
     Args:
-        study: the comparison to make.
+        request: the comparison to make.
         on_begin: called as each probe begins, with a text such as ``bf16: trying 64 ...``.
 
     Raises:
         Exception: the error of the first strategy, which changes nothing.
     """
-    for strategy in study.strategies:
+    for strategy in request.strategies:
         try:
-            row = _measured(study, strategy, on_begin)
+            row = _measured(request, strategy, on_begin)
         except Exception as error:
-            if strategy == study.strategies[0]:
+            if strategy == request.strategies[0]:
                 raise
             row = StrategyRow(strategy, note=reason_of(error))
         yield [row]
 
 
-def _measured(study: Study, strategy: Strategy, on_begin: Callable[[str], None]) -> StrategyRow:
+def _measured(
+    request: ComparisonRequest, strategy: Strategy, on_begin: Callable[[str], None]
+) -> StrategyRow:
     if strategy.parallel:
-        note = _NEEDS_RANKS.format(ranks=study.world_size, name=strategy.parallel)
-        return StrategyRow(strategy, note=note, world_size=study.world_size)
+        note = _NEEDS_RANKS.format(ranks=request.world_size, name=strategy.parallel)
+        return StrategyRow(strategy, note=note, world_size=request.world_size)
     on_probing = probing(strategy.name, on_begin)
-    with applied(strategy, study.setup, study.options) as step:
+    with applied(strategy, request.setup, request.options) as step:
         with closing(choose_prober(step.setup, step.options)) as prober:
             head_start = head_start_of(prober, step.options.confirm_steps)
-            result = run_search(prober, study.bounds, on_probing=on_probing, head_start=head_start)
-        states = _model_states(step, max(result.batch_size, study.bounds.first))
+            result = run_search(
+                prober, request.bounds, on_probing=on_probing, head_start=head_start
+            )
+        states = _model_states(step, max(result.batch_size, request.bounds.first))
     return StrategyRow(
         strategy,
         result,
         peak_bytes=peak_at(result.probes, result.batch_size),
         model_state_bytes=states,
         blocks=step.blocks,
-        plan=study.plan_of(strategy, result.batch_size),
+        plan=request.plan_of(strategy, result.batch_size),
     )
 
 
