@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -12,14 +11,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from batchfinder.errors import (
-    BatchFinderError,
-    SampleError,
-    TargetError,
-    UsageError,
-    reason_of,
-    warn_of,
-)
+from batchfinder.errors import warn_of
 from batchfinder.estimator import estimate_on_gpus
 from batchfinder.probing.choose_prober import choose_prober
 from batchfinder.probing.options import ProbeOptions
@@ -37,6 +29,7 @@ from batchfinder.studies.sweep_values import (
     combinations,
     elements_of,
     mixed_percent,
+    note_of,
     outside_in,
 )
 from batchfinder.training.completion import completed
@@ -204,7 +197,7 @@ def sweep_on_device(
             rows[index], batches = searched(row)
         except Exception as error:  # noqa: BLE001 - the user's code may fail for one value only
             errors.append(error)
-            rows[index] = SweepRow(row.values, note=_note(error, is_first=not rows))
+            rows[index] = SweepRow(row.values, note=note_of(error, is_first=not rows))
         else:
             if rows[index].batch_size:
                 parts[index] = batches, rows[index].batch_size
@@ -254,7 +247,7 @@ def sweep_on_gpus(
             estimates = estimate_on_gpus(setup, gpus, options, bounds=bounds)
         except Exception as error:  # noqa: BLE001 - the user's code may fail for one value only
             errors.append(error)
-            row = SweepRow(values, note=_note(error, is_first=not rows[0]))
+            row = SweepRow(values, note=note_of(error, is_first=not rows[0]))
             rows = [(*of_gpu, row) for of_gpu in rows]
         else:
             budgets = [estimate.result.budget_bytes for estimate in estimates]
@@ -292,14 +285,3 @@ def _sweep(
     sweep = Sweep(tuple(over), device, budget_bytes, is_measured, rows)
     told = dict.fromkeys(filter(None, [*warnings, sweep.why_no_max_tokens]))
     return dataclasses.replace(sweep, warnings=tuple(told))
-
-
-def _note(error: Exception, *, is_first: bool) -> str:
-    """Return why a value is impossible; raise an error that the other values would meet too."""
-    if isinstance(error, UsageError) or (is_first and isinstance(error, SampleError | TargetError)):
-        raise error
-    # The frames hold the model, which must be gone before the next one is built.
-    if isinstance(error, BatchFinderError):
-        error.__traceback__ = None  # it has the user's own traceback as text
-    traceback.clear_frames(error.__traceback__)
-    return reason_of(error)

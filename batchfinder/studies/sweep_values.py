@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
 
-from batchfinder.errors import BatchFinderError, UsageError, UserCodeError, reason_of
+from batchfinder.errors import (
+    BatchFinderError,
+    SampleError,
+    TargetError,
+    UsageError,
+    UserCodeError,
+    reason_of,
+)
 from batchfinder.probing.choose_prober import choose_prober
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.search.prober import Prober
@@ -168,3 +176,14 @@ class ExampleSizes:
             self._by_length = True
             self._scaling.rename(self._lengths)
         return row.length if self._by_length else elements
+
+
+def note_of(error: Exception, *, is_first: bool) -> str:
+    """Return why a value is impossible; raise an error that the other values would meet too."""
+    if isinstance(error, UsageError) or (is_first and isinstance(error, SampleError | TargetError)):
+        raise error
+    # The frames hold the model, which must be gone before the next one is built.
+    if isinstance(error, BatchFinderError):
+        error.__traceback__ = None  # it has the user's own traceback as text
+    traceback.clear_frames(error.__traceback__)
+    return reason_of(error)
