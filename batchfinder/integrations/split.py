@@ -26,6 +26,7 @@ def split_batch(batch: Any, size: int, batch_dim: int = 0) -> Iterator[tuple[Any
         SampleError: the batch's tensors do not agree about its size.
 
     Example:
+        >>> import torch
         >>> [(part.tolist(), share) for part, share in split_batch(torch.arange(4), 2)]
         [([0, 1], 0.5), ([2, 3], 0.5)]
     """

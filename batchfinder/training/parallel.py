@@ -99,7 +99,7 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     parameter with the rest of the model is left out, because sharding it would end the sharing.
 
     Example:
-        >>> layer = nn.TransformerEncoderLayer(8, 2)
+        >>> layer = nn.TransformerEncoderLayer(8, 2, batch_first=True)
         >>> [type(b).__name__ for b in repeated_blocks(nn.TransformerEncoder(layer, 3))]
         ['TransformerEncoderLayer', 'TransformerEncoderLayer', 'TransformerEncoderLayer']
     """

@@ -114,8 +114,8 @@ def budget(memory: DeviceMemory, memory_limit: int | None, headroom: float) -> i
     Example:
         >>> GiB = 2**30
         >>> h200 = DeviceMemory(140 * GiB, 1 * GiB, GiB // 2, 0)
-        >>> budget(h200, memory_limit=24 * GiB, headroom=0.05) / GiB
-        22.325
+        >>> budget(h200, memory_limit=24 * GiB, headroom=0.5) / GiB
+        11.75
     """
     capacity = memory.capacity_bytes
     if memory_limit is not None and memory_limit > capacity:

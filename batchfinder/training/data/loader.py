@@ -27,6 +27,7 @@ def batches_of_loader(loader: Any, owner: str = "the loader") -> DataBatches:
         owner: the owner of the data set, for messages.
 
     Example:
+        >>> import torch
         >>> batches_of_loader([torch.zeros(3), torch.ones(3)]).sample
         tensor([[0., 0., 0.]])
     """
