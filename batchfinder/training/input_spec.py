@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,8 +51,7 @@ def parse_input_spec(spec: str) -> Any:
         >>> tuple(images.shape), labels.dtype
         ((2, 3, 224, 224), torch.int64)
     """
-    generator = torch.Generator().manual_seed(0)
-    tensors = []
+    items = []
     end = 0
     while spec[end:].strip():
         item = _ITEM.match(spec, end)
@@ -60,14 +59,24 @@ def parse_input_spec(spec: str) -> Any:
             raise UsageError(
                 f"--input {spec!r} cannot be read from {spec[end:].strip()!r} on: {_FORM}"
             )
-        tensors.append(_make_tensor(item, generator))
+        items.append(_parse_item(item))
         end = item.end()
-    if not tensors:
+    if not items:
         raise UsageError(f"--input is empty: {_FORM}")
+    generator = torch.Generator().manual_seed(0)
+    tensors = [_make_tensor(item, generator) for item in items]
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
 
-def _make_tensor(item: re.Match[str], generator: torch.Generator) -> Tensor:
+class _Item(NamedTuple):
+    """One tensor of a sample; ``bound`` is that of integers, None for other numbers."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    bound: int | None
+
+
+def _parse_item(item: re.Match[str]) -> _Item:
     name, shape_text, bound_text = item.groups()
     text = item.group().strip()
     dtype = getattr(torch, _SHORT_NAMES.get(name, name), None)
@@ -81,12 +90,10 @@ def _make_tensor(item: re.Match[str], generator: torch.Generator) -> Tensor:
     if math.prod(shape) > MOST_NUMBERS:
         raise UsageError(f"--input {text!r}: that many numbers in one example is a slip; {_FORM}")
 
-    # The device is named because the user may have set another default.
     if dtype.is_floating_point or dtype.is_complex:
         if bound_text is not None:
             raise UsageError(f"--input {text!r}: only integers have a bound; {_FORM}")
-        drawn = torch.complex64 if dtype.is_complex else torch.float32
-        return torch.randn(shape, generator=generator, dtype=drawn, device="cpu").to(dtype)
+        return _Item(dtype, shape, None)
     # torch.randint takes a bound of 64 bits.
     largest = 2 if dtype is torch.bool else min(torch.iinfo(dtype).max + 1, 2**63 - 1)
     bound = DEFAULT_BOUND
@@ -94,9 +101,17 @@ def _make_tensor(item: re.Match[str], generator: torch.Generator) -> Tensor:
         bound = int(bound_text) if _is_count(bound_text) else 0
     if not 1 <= bound <= largest:
         raise UsageError(f"--input {text!r}: the bound must be from 1 to {largest}; {_FORM}")
-    return torch.randint(bound, shape, generator=generator, dtype=torch.int64, device="cpu").to(
-        dtype
-    )
+    return _Item(dtype, shape, bound)
+
+
+def _make_tensor(item: _Item, generator: torch.Generator) -> Tensor:
+    dtype, shape, bound = item
+    # The device is named because the user may have set another default.
+    if bound is None:
+        drawn = torch.complex64 if dtype.is_complex else torch.float32
+        return torch.randn(shape, generator=generator, dtype=drawn, device="cpu").to(dtype)
+    integers = torch.randint(bound, shape, generator=generator, dtype=torch.int64, device="cpu")
+    return integers.to(dtype)
 
 
 def _is_count(text: str) -> bool:

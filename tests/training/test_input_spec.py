@@ -126,3 +126,12 @@ def test_no_text_raises_anything_else(spec: str) -> None:
     except UsageError:
         return
     assert all(x.shape[0] == 2 for x in (sample if isinstance(sample, tuple) else (sample,)))
+
+
+def test_nothing_is_made_before_the_whole_text_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(*_: object, **__: object) -> None:
+        pytest.fail("a tensor was made")
+
+    monkeypatch.setattr(torch, "randn", made)
+    with pytest.raises(UsageError, match="cannot be read from"):
+        parse_input_spec("float32[3,999,999,99] nonsense")
