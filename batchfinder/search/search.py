@@ -217,7 +217,9 @@ def _spare_probes(known: Bracket) -> int:
     end = known.last + known.unit
     allowed = halvings(known.first, end, known.unit) + growths(known.first) + SPARE_PROBES
     if known.failure is None and known.is_open:
-        left = growths(known.ran) + halvings(end // BLIND_GROWTH, end, known.resolution_at(end))
+        low, high = end // BLIND_GROWTH, end
+        left = growths(known.ran)
     else:
-        left = halvings(known.low, known.high, known.resolution)
+        low, high, left = known.low, known.high, 0
+    left += halvings(low, high, known.resolution_at(low))  # the answer may be just above low
     return allowed - known.probes - left - 2  # the next one, and the confirmation

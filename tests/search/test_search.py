@@ -93,6 +93,7 @@ guesses = st.none() | st.builds(Guess, st.integers(1, 10**7), st.booleans(), st.
 
 
 MISLEADING = AdversarialProber(GIB, 10, 100, 0, seed=461047, fit_share=0.9375)
+FRAGMENTED = FakeProber(GIB, GIB / 400_000, 0.75 * GIB, reserved_extra=0.15)
 SILENT = AdversarialProber(seed=98, fit_share=0.9, has_readings=False, is_repeatable=False)
 
 
@@ -100,6 +101,7 @@ SILENT = AdversarialProber(seed=98, fit_share=0.9, has_readings=False, is_repeat
 @given(fake_probers(), search_bounds(), guesses, st.booleans())
 @example(MISLEADING, Bounds.of(59), None, False)  # its readings mislead
 @example(SILENT, ALL_SIZES, Guess(98, False), False)  # it crept on above a guess that was passed
+@example(FRAGMENTED, ALL_SIZES, Guess(129, False, 0.125), True)  # it halved down to just above low
 def test_a_search_keeps_its_promises(
     prober: FakeProber, bounds: Bounds, guess: Guess | None, replays: bool
 ) -> None:
