@@ -11,6 +11,7 @@ from batchfinder import BatchSizeResult, TrainingSetup
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.here import Here
 from batchfinder.probing.workers.supervisor import Supervisor
+from batchfinder.search.bounds import Bounds
 from batchfinder.search.run import run_search
 
 
@@ -26,6 +27,6 @@ def search_here(
     """
     prober = Supervisor(Here(setup), ProbeOptions(device="cpu", **options))
     try:
-        return run_search(prober, (1, max_batch_size, 1))
+        return run_search(prober, Bounds.of(largest=max_batch_size))
     finally:
         prober.close()
