@@ -194,7 +194,7 @@ class PeakWatch:
     def _excess_bytes(self, steps: int | None = None) -> float:
         """Return by how many bytes some step may exceed its limit; 0 or less if none will.
 
-        With ``steps``, as if so many had shown the same spread.
+        With ``steps``, as if that number of them had shown the same spread.
         """
         if not self._peaks_wander:
             return 0

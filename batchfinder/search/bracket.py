@@ -33,7 +33,7 @@ DIFFERENCES = 20
 MOST_RESOLUTION = 1 / 20
 
 # If verdicts do not repeat, a confirmation needs more than a probe, whose few steps hardly show the
-# highest peak: by so many differences between readings, at most by MOST_EXCESS, give or take
+# highest peak: by this number of differences between readings, at most MOST_EXCESS, give or take
 # EXCESS_ERROR, all as shares. In the median of the trainings in
 # scripts/results/confirmation_cpu.json, it needs 8 % more.
 EXCESS_DIFFERENCES, MOST_EXCESS, EXCESS_ERROR = 3, 0.08, 0.03
