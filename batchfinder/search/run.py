@@ -95,14 +95,15 @@ def run_search(
             deadline=deadline,
         )
 
-    larger = bounds.without_first()
     try:
         finding = finding or search_within(bounds)
     except BatchTooSmallError:
+        larger = bounds.without_first()
         if len(probes) > len(seen) or larger is None:
             raise
+        bounds = larger
     if finding is None:  # not above, where later errors would be chained to that one
-        finding = search_within(larger or bounds)
+        finding = search_within(bounds)
     _check(finding, deadline)
     expanded = head_start.expanded if prober.may_expand else None
     of_the_finding = warnings_about(finding, prober, bounds, expanded=expanded)
