@@ -68,13 +68,14 @@ def choose_kind(asked: str | None) -> tuple[str, dict[str, str]]:
 
 
 def cpu_memory(options: RunOptions, processes: int) -> tuple[DeviceMemory, int]:
-    """Return the CPU's memory, and the budget of each process in bytes."""
+    """Return each process's share of the CPU's memory, and of the budget in bytes."""
     from batchfinder.probing.devices.cpu import CpuDevice
     from batchfinder.probing.devices.device import budget
 
     memory = replace(CpuDevice().memory(), held_bytes=0)  # this process does not train
-    budget_bytes = budget(memory, options.memory_limit, options.headroom)
-    return memory, budget_bytes if options.memory_limit else budget_bytes // processes
+    budget_bytes = budget(memory, options.memory_limit, options.headroom) // processes
+    capacity, others = memory.capacity_bytes // processes, memory.used_by_others_bytes // processes
+    return replace(memory, capacity_bytes=capacity, used_by_others_bytes=others), budget_bytes
 
 
 def make_order(

@@ -17,6 +17,7 @@ from batchfinder.launching.template import Template
 from batchfinder.launching.verdict import Verdict, judge, limiting, overruled, quoted, refute_close
 from batchfinder.launching.watching import NO_PYTHON, Patience, watch
 from batchfinder.probing.place import may_expand
+from batchfinder.probing.ranks.job import sharing
 from batchfinder.probing.steadiness import VARIED_ROOM, with_room
 from batchfinder.probing.too_small import too_small
 from batchfinder.results.memory_model import fit
@@ -130,8 +131,7 @@ class LaunchProber:
         """
         if not self.recordings:
             return None
-        environment = self._template.environment
-        return head_start_of(self, self._options.steps, environment=environment)
+        return head_start_of(self, self._options.steps, environment=self._template.environment)
 
     def command(self, result: BatchSizeResult) -> str | None:
         """Return the command at the answer, for a shell; None if there is no answer."""
@@ -191,18 +191,20 @@ class LaunchProber:
             self._start(size)
             return
         self.device, self.processes = trains_on, record.processes
+        self.versions |= {k: facts[k] for k in ("python", "torch", "cuda", "hip") if facts.get(k)}
         if verdict.probe.fits and (remark := self._template.remark_on_ranks(self.processes)):
             self._warnings["ranks"] = remark
-        if kind == "cpu" and self.processes > 1 and self._options.memory_limit is None:
+        if kind == "cpu" and self.processes > 1:
             self._limit_cpu()
+            self.device = f"{self.processes} x {sharing(trains_on, self.processes)}"
+            if verdict.within(self.budget_bytes) is not verdict:
+                return  # the search launches it again, with this budget
         elif kind == "cuda" and "budget_bytes" in facts:
             all_facts = [trainer.facts for trainer in record.trainers.values()] or [facts]
             least = min(all_facts, key=lambda facts: int(facts["budget_bytes"]))
             self.budget_bytes = self._cuda_budget_bytes = least["budget_bytes"]
             self.capacity_bytes = least["capacity_bytes"]
             self.used_by_others_bytes = least["used_by_others_bytes"]
-        kinds = ("python", "torch", "cuda", "hip")
-        self.versions |= {name: facts[name] for name in kinds if facts.get(name)}
         self._note(size, verdict, record)
 
     def _try(self, size: int) -> None:
@@ -255,8 +257,7 @@ class LaunchProber:
                 probe = replace(probe, batch_size=size, samples=size * probe.steps)
                 verdict = replace(verdict, probe=probe)
             self._start_time.note(probe, record, self.budget_bytes)
-            recording = limiting(record).recording
-            if recording is not None and self.recordings is not None:
+            if (recording := limiting(record).recording) and self.recordings is not None:
                 self.recordings[size] = recording
         elif not record.steps and record.most_examples is not None:
             self._believe(size, Honored.CAPPED, record.most_examples)

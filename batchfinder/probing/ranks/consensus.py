@@ -9,6 +9,7 @@ from typing import Any
 from batchfinder.errors import RankError
 from batchfinder.probing.attempt import Attempt
 from batchfinder.probing.place import AtPlace, Place
+from batchfinder.probing.ranks.job import sharing
 from batchfinder.probing.ranks.meeting import Meeting, check_same
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.result import BatchSizeResult
@@ -156,9 +157,8 @@ class RankedProber(AtPlace):
         return consensus(attempts, self._budgets, batch_size, confirm)
 
 
-def _device_name(places: Sequence[Place], strategy: str | None, sharing: int) -> str:
+def _device_name(places: Sequence[Place], strategy: str | None, ranks: int) -> str:
     """Return the name of the devices of all ranks, such as "8 x NVIDIA H200 (ddp)"."""
     names = dict.fromkeys(place.device.partition(" ")[2] or place.device for place in places)
     name = f"{len(places)} x {', '.join(names)} ({strategy})"
-    shares_memory = sharing > 1 and places[0].facts["the kind of device"] == "cpu"
-    return f"{name}, each with 1/{sharing} of the memory" if shares_memory else name
+    return sharing(name, ranks) if places[0].facts["the kind of device"] == "cpu" else name

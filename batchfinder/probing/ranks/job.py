@@ -6,6 +6,11 @@ import os
 from dataclasses import dataclass
 
 
+def sharing(device: str, ranks: int) -> str:
+    """Return a device's name, and that several ranks share its memory and its limit."""
+    return f"{device}, each with 1/{ranks} of the memory" if ranks > 1 else device
+
+
 @dataclass(frozen=True)
 class Job:
     """The rank of a process, and the size of its job.
