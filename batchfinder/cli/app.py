@@ -137,7 +137,8 @@ def estimate(**options: Any) -> None:
     """Estimate the largest batch size on GPUs you do not have; no GPU is needed.
 
     TARGET is the same as for `find`. The training step runs on tensors without data, and its
-    allocations run in a model of the CUDA caching allocator.
+    allocations run in a model of the CUDA caching allocator. A model that exceeds your memory can
+    be built under torch.device("meta"); its batch needs data.
 
     Or TARGET is hf: and a language model of the Hugging Face hub, or a folder with its config.json.
     No code is needed: hf:meta-llama/Llama-3.1-8B --lora 16 --4bit --seq 4096. Its --precision is

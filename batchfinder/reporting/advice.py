@@ -29,10 +29,10 @@ def why_nothing_fits(result: BatchSizeResult) -> list[str]:
         return [advice]
     reason = one_line(failure.reason)
     if reason.startswith(IN_VALIDATION):
-        batches = (
-            f"batches of {result.eval_batch_size}" if result.eval_batch_size else "its batches"
-        )
-        return [f"Its validation, with {batches}, runs out of memory. Try a smaller one."]
+        size = result.eval_batch_size
+        batches = f"batches of {size}" if size else "its batches"
+        smaller = "a smaller one" + (" (`find --mode eval` finds the largest)" if size else "")
+        return [f"Its validation, with {batches}, runs out of memory. Try {smaller}."]
     probe = next((p for p in result.probes if p.batch_size == failure.batch_size), None)
     request = allocator_request_bytes(reason)
     # Reserved bytes would be too many: the allocator returns its free blocks before it gives up.

@@ -59,11 +59,9 @@ def cluster_table(jobs: Sequence[ClusterEstimate], width: float = math.inf) -> l
 
 
 def _answer(estimate: Estimate) -> tuple[str, str, str]:
-    """Return the batch size, its plausible interval and the peak memory there."""
+    """Return the batch size, its plausible interval and the peak: of the smallest if none fits."""
     interval = f"{estimate.low} .. {estimate.high}"
-    if not estimate.batch_size:
-        return "none fits", interval, "-"
-    return str(estimate.batch_size), interval, format_bytes(estimate.peak_bytes)
+    return str(estimate.batch_size or "none fits"), interval, format_bytes(estimate.peak_bytes)
 
 
 def explanation_lines(explanation: Explanation) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from batchfinder.results.probe import Probe
 from batchfinder.results.result import BatchSizeResult, Status
+from batchfinder.units import format_bytes
 
 # How much the peak of the confirmation may differ from the remembered one, as a fraction. If
 # readings repeat, a larger difference shows that the training step has changed in a way that the
@@ -71,8 +72,22 @@ class Remembered:
 
     def is_proved_by(self, probe: Probe, *, is_repeatable: bool) -> bool:
         """Return True if a confirmation of the batch size proves the answer again."""
-        before = (p.tensor_bytes for p in self.probes if p.batch_size == self.batch_size)
-        then = max(before, default=0)
+        then = self._peak_bytes()
         tolerance = SAME_PEAK if is_repeatable else SAME_PEAK_UNREPEATABLE
         is_same = abs(probe.tensor_bytes - then) <= tolerance * then
         return probe.fits and is_same
+
+    def note_of_failure(self, probe: Probe) -> str:
+        """Return a note that a confirmation of the batch size did not prove the answer."""
+        outcome = "failed"
+        if probe.fits:
+            peaks = [format_bytes(peak) for peak in (probe.tensor_bytes, self._peak_bytes())]
+            outcome = "used {} instead of {}".format(*peaks)
+        return (
+            f"the answer of {self.saved} was {self.batch_size}, but its confirmation {outcome}, so "
+            "it was searched again"
+        )
+
+    def _peak_bytes(self) -> int:
+        peaks = (p.tensor_bytes for p in self.probes if p.batch_size == self.batch_size)
+        return max(peaks, default=0)

@@ -81,6 +81,7 @@ def run_search(
     if remembered is not None:
         finding = _confirmed_again(remembered, run, prober.is_repeatable, seen)
     proved = remembered if finding else None
+    notes = [remembered.note_of_failure(probes[0])] if remembered and not proved else []
 
     def search_within(bounds: Bounds) -> Finding:
         return search(
@@ -114,7 +115,7 @@ def run_search(
     result = conclude(prober, probes, finding, seconds, warnings, model)
     return replace(
         result,
-        notes=tuple(notes_about(finding, prober, bounds)),
+        notes=(*notes, *notes_about(finding, prober, bounds)),
         estimated_batch_size=head_start.batch_size,
         seconds_by_part=_seconds_by_part(
             prober, probes, result.seconds + spent_before, head_start.seconds

@@ -169,7 +169,8 @@ def test_the_levers_are_named() -> None:
 def test_a_validation_that_does_not_fit_needs_smaller_batches() -> None:
     nothing = replace(nothing_fits(f"{IN_VALIDATION}{OOM_NOTE}"), eval_batch_size=512)
     assert details(nothing) == [
-        "Its validation, with batches of 512, runs out of memory. Try a smaller one."
+        "Its validation, with batches of 512, runs out of memory. "
+        "Try a smaller one (`find --mode eval` finds the largest)."
     ]
 
 

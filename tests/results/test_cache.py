@@ -130,6 +130,7 @@ def test_what_has_changed_unseen_is_found_by_the_confirmation(change: dict[str, 
         run_search(FakeProber(**change)).batch_size,  # type: ignore[arg-type]
         None,
     )
+    assert found.notes[0].startswith("the answer of 2026-01-02 03:04+00:00 was 90, but its confirm")
 
 
 @pytest.mark.parametrize(("share", "suits"), [(1.0, True), (0.9, False), (1.01, False)])

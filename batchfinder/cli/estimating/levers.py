@@ -22,6 +22,7 @@ from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.training.frameworks.language_model import DEFAULT_RANK
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.user_module import is_language_model
+from batchfinder.units import format_bytes
 
 _AS_OPTION = {"checkpointing": "--checkpointing", "quantize": "--4bit"}
 _NEEDS = {"lora": ("peft",), "quantize": ("peft", "bitsandbytes")}
@@ -37,7 +38,7 @@ def what_to_change(
     first with which the smallest size fits is found by bisection. Each try is shown as it ends.
     """
     if not is_language_model(request.source.target):
-        return f"Try batchfinder compare {request.source.target}, for what each lever saves."
+        return "Try compare in place of estimate: it shows what each lever saves."
     gpu = max(gpus, key=lambda each: each.total_bytes)
     smallest = request.bounds.first
     given = {**request.source.arguments}
@@ -60,7 +61,8 @@ def what_to_change(
             click.echo(f"  with {options}: {error}", err=True)
             return isinstance(error, UsageError)  # shorter than an image; look before this one
         fitting[options] = estimate.batch_size > 0
-        click.echo(f"  with {options}: {'fits' if fitting[options] else 'none fits'}", err=True)
+        needs = f"needs more than {format_bytes(estimate.peak_bytes)}"
+        click.echo(f"  with {options}: {'fits' if fitting[options] else needs}", err=True)
         return fitting[options]
 
     first = bisect_left(ladder, True, key=ends)

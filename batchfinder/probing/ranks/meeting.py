@@ -156,7 +156,7 @@ def check_same(facts: Sequence[Mapping[str, Any]]) -> None:
             if other[name] != first[name]:
                 raise RankError(
                     f"the ranks do not agree on {name}: rank 0 has {first[name]}, rank {rank} "
-                    f"has {other[name]}. Try starting all ranks with the same"
+                    f"has {other[name]}. Try starting all ranks with the same one"
                 )
 
 

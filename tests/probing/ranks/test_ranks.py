@@ -67,7 +67,7 @@ def test_ranks_that_ask_for_different_things_are_told_before_any_worker_starts()
     ends, seconds = search_on([LIMIT, LIMIT], "on_ranks.py:build", arguments=[{"at": 1}, {"at": 2}])
     assert [str(end) for end in ends] == [
         "the ranks do not agree on the target's arguments: rank 0 has {'at': 1}, rank 1 has "
-        "{'at': 2}. Try starting all ranks with the same"
+        "{'at': 2}. Try starting all ranks with the same one"
     ] * 2
     assert all(isinstance(end, RankError) for end in ends)
     assert seconds < 5
@@ -84,7 +84,7 @@ def test_ranks_that_try_different_sizes_are_told_of_their_bounds() -> None:
     ends = on_each([lambda m=m: rank(m) for m in meetings(2)])  # type: ignore[misc]
     assert [str(end) for end in ends] == [
         "the ranks do not agree on the batch size to try, and so on the bounds of the search: "
-        "rank 0 has 2, rank 1 has 3. Try starting all ranks with the same"
+        "rank 0 has 2, rank 1 has 3. Try starting all ranks with the same one"
     ] * 2
 
 
