@@ -166,11 +166,13 @@ def fake_probers(draw: st.DrawFn) -> FakeProber:
 
 @st.composite
 def search_bounds(draw: st.DrawFn) -> Bounds:
-    """Draw a smallest size, a largest size or none, and a unit with a multiple between them."""
+    """Draw bounds: a multiple of the unit, or a divisor of the global batch size, lies between."""
     unit = draw(st.sampled_from([1, 1, 2, 3, 8, 64]))
     smallest = draw(st.integers(1, 100))
     first = -(-smallest // unit) * unit
     largest = draw(st.none() | st.integers(first, first + 100) | st.integers(first, 10**6))
+    if draw(st.integers(0, 3)) == 0:
+        return Bounds.of(smallest, None, unit, unit * draw(st.integers(first // unit, 10**4)))
     return Bounds.of(smallest, largest, unit)
 
 

@@ -72,7 +72,7 @@ def read_template(text: str) -> None:
     words = text.split()
     settings = parse_settings([word for word in words if word.startswith("NAME")])
     template = Template([word for word in words if not word.startswith("NAME")], settings)
-    template.command(template.allowed(8))
+    template.command(8)
 
 
 def read_report(text: str) -> None:

@@ -22,6 +22,7 @@ from batchfinder.launching.options import RunOptions
 from batchfinder.launching.template import Template
 from batchfinder.results.probe import Probe
 from batchfinder.results.version import SCHEMA_VERSION
+from batchfinder.search.bounds import Bounds
 from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Prober
 from batchfinder.units import format_bytes, parse_bytes
@@ -156,11 +157,11 @@ def _launcher(
         device=given.device,
         memory_limit=given.memory_limit,
         headroom=given.headroom,
-        multiple_of=batch_size,
         mode=given.mode,
         show_output=verbose,
     )
-    launcher = LaunchProber(template, options, batch_size, Prices(confirm=1))
+    bounds = Bounds.of(batch_size, batch_size, batch_size)
+    launcher = LaunchProber(template, options, bounds, Prices(confirm=1))
     launcher.settle(batch_size)
     return launcher
 

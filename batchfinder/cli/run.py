@@ -68,15 +68,12 @@ def run_command(
 ) -> int:
     """Run ``batchfinder run`` and return the exit status."""
     check_report(report)
-    if global_batch_size is not None:
-        max_batch_size = min(max_batch_size or global_batch_size, global_batch_size)
-    bounds = Bounds.of(min_batch_size, max_batch_size, multiple_of)
+    bounds = Bounds.of(min_batch_size, max_batch_size, multiple_of, global_batch_size)
     template = Template([*command_line], parse_settings(settings), tuple(files), global_batch_size)
     options = RunOptions(
         device=device,
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
         headroom=parse_percentage(headroom, "--headroom"),
-        multiple_of=multiple_of,
         steps=steps,
         mode=mode,
         timeout_seconds=timeout,
@@ -97,7 +94,7 @@ def run_command(
 
     def launch() -> LaunchProber:
         reporter.probing(bounds.first)
-        return LaunchProber(template, options, bounds.first, prices)
+        return LaunchProber(template, options, bounds, prices)
 
     def show_launches(prober: LaunchProber, probe: Probe) -> None:
         nonlocal shown

@@ -21,7 +21,6 @@ class RunOptions:
         device: the user's choice; None for the accelerator if there is one, else the CPU.
         memory_limit: bytes to use at most; None for all free memory.
         headroom: the fraction of the memory kept free.
-        multiple_of: every size of the search is a multiple of this.
         steps: the least number of steps in a launch.
         mode: ``"train"`` counts optimizer steps; others count forward passes without gradients.
         timeout_seconds: how long a launch may report nothing; None to learn it from earlier ones.
@@ -31,7 +30,6 @@ class RunOptions:
     device: str | None = None
     memory_limit: int | None = None
     headroom: float = 0.05
-    multiple_of: int = 1
     steps: int = 3
     mode: str = "train"
     timeout_seconds: float | None = None

@@ -22,8 +22,9 @@ from batchfinder.probing.steadiness import VARIED_ROOM, with_room
 from batchfinder.probing.too_small import too_small
 from batchfinder.results.memory_model import fit
 from batchfinder.results.probe import Outcome, Probe
-from batchfinder.results.result import BatchSizeResult, NextFailure, Status
+from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.results.version import VERSION
+from batchfinder.search.bounds import Bounds
 from batchfinder.search.head_start import HeadStart
 from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Recording
@@ -38,7 +39,7 @@ class LaunchProber:
     Args:
         template: the command.
         options: the options of all launches.
-        smallest: the size of the first launch.
+        bounds: the sizes that the search may try.
         prices: the costs of the search's moves. Each launch corrects the cost of a launch.
 
     Attributes:
@@ -51,9 +52,9 @@ class LaunchProber:
     """
 
     def __init__(
-        self, template: Template, options: RunOptions, smallest: int, prices: Prices
+        self, template: Template, options: RunOptions, bounds: Bounds, prices: Prices
     ) -> None:
-        self._template, self._options = template, options
+        self._template, self._options, self._bounds = template, options, bounds
         self._start_time = StartTime(prices)
         self._device_type, environment = choose_kind(options.device)
         self._template = replace(template, environment={**environment, **template.environment})
@@ -75,7 +76,7 @@ class LaunchProber:
         self.device = self._device_type
         if self._device_type == "cpu":
             self._limit_cpu()
-        self._start(template.allowed(smallest))
+        self._start(bounds.first)
 
     @property
     def room(self) -> float:
@@ -95,17 +96,16 @@ class LaunchProber:
         return tuple(self._warnings.values())
 
     def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
-        size = self._template.allowed(batch_size)
-        if size not in self._verdicts and not self._is_beyond_data(size):
-            self._try(size)
-        if self._is_beyond_data(size):
+        if batch_size not in self._verdicts and not self._is_beyond_data(batch_size):
+            self._try(batch_size)
+        if self._is_beyond_data(batch_size):
             most = self._most_examples
             note = f"a step never has more than {most} examples"
             return Probe(batch_size, Outcome.FAILED, 0, 0.0, note=note, most_examples=most)
-        verdict = self._verdicts[size]
+        verdict = self._verdicts[batch_size]
         if verdict.is_too_small:
-            raise too_small(size)
-        probe = replace(verdict.probe, batch_size=batch_size)
+            raise too_small(batch_size)
+        probe = verdict.probe
         if probe.fits:
             return probe
         # Every launch is a confirmation, so a failure in a later step refutes no probe.
@@ -114,12 +114,12 @@ class LaunchProber:
 
     def settle(self, batch_size: int) -> None:
         """If no other launch shows whether the script used a size, launch a smaller one too."""
-        size = self._template.allowed(batch_size)
-        if Honored.UNKNOWN.value in self._warnings and self._verdicts[size].probe.fits:
+        if Honored.UNKNOWN.value in self._warnings and self._verdicts[batch_size].probe.fits:
             examples = self._sizes.examples
-            self._try(self._template.allowed(max(1, (examples if examples > 1 else size) // 2)))
-            seen = self._sizes.again(size, self.processes)
-            self._believe(size, seen, self._sizes.examples)
+            half = max(1, (examples if examples > 1 else batch_size) // 2)
+            self._try(self._bounds.at_most(half) or half)
+            seen = self._sizes.again(batch_size, self.processes)
+            self._believe(batch_size, seen, self._sizes.examples)
 
     def _is_beyond_data(self, size: int) -> bool:
         return self._most_examples is not None and size > self._most_examples
@@ -143,18 +143,14 @@ class LaunchProber:
 
     def judged(self, probes: Iterable[Probe]) -> list[Probe]:
         """Return all launches; as failures where these probes of the search say so."""
-        refused = {self._template.allowed(p.batch_size): p for p in probes if not p.fits}
+        refused = {probe.batch_size: probe for probe in probes if not probe.fits}
         return [overruled(each, refused.get(each.batch_size)) for each in self.launched]
 
     def conclude(self, result: BatchSizeResult) -> BatchSizeResult:
         """Return the result with each launch once: the search may have asked for one twice."""
         launched = self.judged(result.probes)
         probes = {probe.batch_size: probe for probe in launched}
-        size = self._template.allowed(result.batch_size) if result.batch_size else 0
-        failure = result.next_failure
-        if failure is not None and self._template.allowed(failure.batch_size) in probes:
-            size_above = self._template.allowed(failure.batch_size)
-            failure = NextFailure(size_above, failure.outcome, failure.reason)
+        size, failure = result.batch_size, result.next_failure
         fits = [probe for probe in probes.values() if probe.fits]
         if result.status is Status.TIME_LIMIT:  # every launch confirms, asked or not
             size = max(size, *(probe.batch_size for probe in fits))
@@ -168,7 +164,6 @@ class LaunchProber:
             seconds=max(result.seconds, sum(probe.seconds for probe in launched)),
             probes=tuple(launched),
             memory_model=fit((probe.batch_size, probe.phase_peak_bytes) for probe in fits),
-            next_failure=failure,
             confirmed_steps=probes[size].steps if size in probes else 0,
             is_divided=Honored.DIVIDED.value in self._warnings,
             cost_full_size_steps=round(sum(p.samples for p in launched) / max(1, size), 2),
@@ -179,7 +174,7 @@ class LaunchProber:
         verdict, record = self._launch(size)
         if verdict.is_too_small:
             self._verdicts[size] = verdict
-            verdict, record = self._launch(size := self._template.allowed(size + 1))
+            verdict, record = self._launch(size := self._bounds.after(size))
         facts = next((t.facts for t in record.trainers.values()), record.out_of_memory or {})
         trains_on = str(facts.get("device", self.device))
         kind = trains_on.partition(":")[0]
@@ -277,7 +272,7 @@ class LaunchProber:
 
     def _believe(self, size: int, seen: Honored, examples: int) -> None:
         """Warn, or give up, if a launch shows that the script did not use the size as given."""
-        text = remark_on(seen, size, examples, self.processes, self._options.multiple_of)
+        text = remark_on(seen, size, examples, self.processes, self._bounds.multiple_of)
         self._warnings.pop(Honored.UNKNOWN.value, None)
         if seen is Honored.IGNORED:
             raise TargetError(text)

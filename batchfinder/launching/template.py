@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from batchfinder.errors import UsageError
-from batchfinder.units import positive
 
 BATCH_SIZE, ACCUMULATION, SCRATCH = "batch_size", "accumulation", "scratch"
 NAMES = (BATCH_SIZE, ACCUMULATION, SCRATCH)
@@ -55,8 +54,6 @@ class Template:
     global_batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.global_batch_size is not None:
-            positive("--global-batch-size", self.global_batch_size)
         texts = {name: _read(name) for name in self.files}
         for name, text in texts.items():
             if not any(f"{{{known}}}" in text for known in NAMES):
@@ -77,13 +74,6 @@ class Template:
                 "--global-batch-size needs {accumulation} in the command. "
                 "Try --gradient-accumulation-steps {accumulation}, as the script calls it"
             )
-
-    def allowed(self, batch_size: int) -> int:
-        """Return the largest size up to ``batch_size`` that divides the global batch size."""
-        if self.global_batch_size is None:
-            return batch_size
-        sizes = range(min(batch_size, self.global_batch_size), 0, -1)
-        return next(size for size in sizes if self.global_batch_size % size == 0)
 
     def remark_on_ranks(self, processes: int) -> str:
         """Return the warning if a launcher was asked for another number of processes; else "".

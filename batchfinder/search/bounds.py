@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from batchfinder.errors import UsageError
@@ -20,52 +23,111 @@ class Bounds(NamedTuple):
         last: the largest size.
         multiple_of: every size is a multiple of it, ``first`` and ``last`` too.
         is_open: True if no maximum was given, so that ``last`` is :data:`UNLIMITED_BATCH_SIZE`.
+        global_batch_size: every size divides it; None if any size may be tried.
     """
 
     first: int
     last: int
     multiple_of: int
     is_open: bool
+    global_batch_size: int | None = None
 
     @classmethod
-    def of(cls, smallest: Any = 1, largest: Any = None, multiple_of: Any = 1) -> Bounds:
+    def of(
+        cls,
+        smallest: Any = 1,
+        largest: Any = None,
+        multiple_of: Any = 1,
+        global_batch_size: Any = None,
+    ) -> Bounds:
         """Return the bounds that a user gives.
 
         Args:
             smallest: the smallest size allowed.
             largest: the largest size allowed; None for no maximum.
             multiple_of: every size is a multiple of it.
+            global_batch_size: every size divides it; None if any size may be tried.
 
         Raises:
             UsageError: a bound is no whole number or not positive, the smallest is above the
-                largest, or no multiple lies within them.
+                largest, or no such size lies within them.
 
         Example:
             >>> Bounds.of(5, 30, multiple_of=8)
-            Bounds(first=8, last=24, multiple_of=8, is_open=False)
+            Bounds(first=8, last=24, multiple_of=8, is_open=False, global_batch_size=None)
         """
         smallest = positive("the minimum batch size", smallest)
         most = None if largest is None else positive("the maximum batch size", largest)
         multiple_of = positive("multiple_of", multiple_of)
+        sizes, of_what = "multiple", f"of {multiple_of}"
+        if global_batch_size is not None:
+            total = positive("the global batch size", global_batch_size)
+            most = min(most or total, total)
+            sizes, of_what = "divisor", f"of {total}"
+            of_what += f" that is a multiple of {multiple_of}" if multiple_of > 1 else ""
         if most is not None and smallest > most:
             raise UsageError(
                 f"the smallest batch size, {smallest}, is above the largest, {most}. "
                 f"Try a smallest size of {most} or less"
             )
-        first = -(-smallest // multiple_of) * multiple_of
-        last = (max(UNLIMITED_BATCH_SIZE, first) if most is None else most) // multiple_of
-        last *= multiple_of
+        largest = max(UNLIMITED_BATCH_SIZE, smallest + multiple_of) if most is None else most
+        grid = cls(smallest, largest, multiple_of, most is None, global_batch_size)
+        first, last = grid.after(smallest - 1), grid.at_most(largest)
         if first > last:
             raise UsageError(
-                f"no multiple of {multiple_of} lies between the smallest batch size {smallest} and "
+                f"no {sizes} {of_what} lies between the smallest batch size {smallest} and "
                 f"the largest {most}. Try another of the three"
             )
-        return cls(first, last, multiple_of, most is None)
+        return grid._replace(first=first, last=last)
+
+    def at_most(self, size: float) -> int:
+        """Return the largest size up to this one, which may be outside the bounds; 0 if none is.
+
+        Example:
+            >>> Bounds.of(multiple_of=8).at_most(30), Bounds.of(global_batch_size=96).at_most(30)
+            (24, 24)
+        """
+        if self.global_batch_size is None:
+            return math.floor(size / self.multiple_of) * self.multiple_of
+        sizes = _divisors(self.global_batch_size, self.multiple_of)
+        return sizes[place - 1] if (place := bisect_right(sizes, size)) else 0
+
+    def after(self, size: int) -> int:
+        """Return the next size, which may be outside the bounds.
+
+        Example:
+            >>> Bounds.of(multiple_of=8).after(24), Bounds.of(global_batch_size=96).after(24)
+            (32, 32)
+        """
+        if self.global_batch_size is not None:
+            sizes = _divisors(self.global_batch_size, self.multiple_of)
+            if (place := bisect_right(sizes, size)) < len(sizes):
+                return sizes[place]
+        return self.multiple_of * (size // self.multiple_of + 1)
+
+    def before(self, size: int) -> int:
+        """Return the size before this one, which may be outside the bounds; 0 if none is."""
+        return self.at_most(size - 1)
+
+    def steps_between(self, low: int, high: int) -> int:
+        """Return how many steps from size to size lead from ``low`` to ``high``."""
+        if self.global_batch_size is None:
+            return (high - low) // self.multiple_of
+        sizes = _divisors(self.global_batch_size, self.multiple_of)
+        return bisect_right(sizes, high - 1) - bisect_right(sizes, low) + 1
 
     def without_first(self) -> Bounds | None:
         """Return the bounds without their first size; None if that is their only one."""
-        first = self.first + self.multiple_of
+        first = self.after(self.first)
         return self._replace(first=first) if first <= self.last else None
+
+
+@lru_cache
+def _divisors(number: int, multiple_of: int) -> tuple[int, ...]:
+    """Return the divisors of a number that are multiples of another one, the smallest first."""
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    both = {*small, *(number // size for size in small)}
+    return tuple(sorted(size for size in both if size % multiple_of == 0))
 
 
 ALL_SIZES = Bounds.of()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -53,7 +52,8 @@ class Bracket:
         probes_prove: False if only confirmations count.
 
     Attributes:
-        first, last, unit, is_open: those of the bounds; each size is a multiple of the unit.
+        bounds: the sizes that may be tried.
+        first, last, unit, is_open: of these bounds; each size is a multiple of the unit.
         fits: the probes that fit, by size.
         confirmed: the confirmations that fit, by size.
         failure: the smallest size that failed; None if none has.
@@ -73,7 +73,8 @@ class Bracket:
         coarseness: float = 0,
         probes_prove: bool = True,
     ) -> None:
-        self.first, self.last, self.unit, self.is_open = bounds
+        self.bounds = bounds
+        self.first, self.last, self.unit, self.is_open, _ = bounds
         self.budget_bytes, self.is_repeatable = budget_bytes, is_repeatable
         self._coarseness, self._probes_prove = coarseness, probes_prove
         self.fits: dict[int, Probe] = {}
@@ -85,7 +86,7 @@ class Bracket:
     @property
     def high(self) -> int:
         """The smallest size that is excluded: it failed, or is beyond the bounds."""
-        return self.failure.batch_size if self.failure else self.last + self.unit
+        return self.failure.batch_size if self.failure else self.bounds.after(self.last)
 
     @property
     def probes_prove(self) -> bool:
@@ -94,15 +95,16 @@ class Bracket:
 
     @property
     def low(self) -> int:
-        """The largest size that is proved; one unit below the first size if none is."""
+        """The largest size that is proved; the one before the first size if none is."""
         proofs = self.readings if self.probes_prove else self.confirmed
-        return max((size for size in proofs if size < self.high), default=self.first - self.unit)
+        before = self.bounds.before(self.first)
+        return max((size for size in proofs if size < self.high), default=before)
 
     @property
     def low_confirmed(self) -> int:
-        """The largest size that was confirmed; one unit below the first size if none was."""
+        """The largest size that was confirmed; the one before the first size if none was."""
         sizes = (size for size in self.confirmed if size < self.high)
-        return max(sizes, default=self.first - self.unit)
+        return max(sizes, default=self.bounds.before(self.first))
 
     @property
     def ran(self) -> int:
@@ -117,17 +119,24 @@ class Bracket:
     @property
     def resolution(self) -> int:
         """The width of the final bracket, in examples."""
-        return self.resolution_at(self.high) if self.failure else self.unit
+        return self.resolution_at(self.high) if self.failure else self._gap_below(self.high)
 
-    def resolution_at(self, size: float) -> int:
+    def resolution_at(self, size: int) -> int:
         """Return the width of the final bracket below a failure at this size, in examples."""
+        return max(self._gap_below(size), self.coarseness_at(size))
+
+    def _gap_below(self, size: int) -> int:
+        return max(self.unit, size - self.bounds.before(size))
+
+    def coarseness_at(self, size: int) -> int:
+        """Return that width where it is more than from one size to the next; else less, or 0."""
         thrashes = self.failure is not None and self.failure.is_thrashing
         is_loose = self.is_fragmented or self.refuted or thrashes or not self.verdicts_repeat
         share = max(self._coarseness, FRAGMENTED_RESOLUTION if is_loose else 0)
         share = max(share, DIFFERING_RESOLUTION if self.steps_differ else 0)
         if not self.verdicts_repeat:
             share = max(share, min(MOST_RESOLUTION, DIFFERENCES * self.spread))
-        return max(self.unit, math.floor(share * size / self.unit) * self.unit)
+        return self.bounds.at_most(share * size)
 
     @property
     def verdicts_repeat(self) -> bool:
@@ -193,7 +202,7 @@ class Bracket:
     def record(self, probe: Probe, confirm: bool) -> None:
         """Narrow the bracket by the outcome of a probe."""
         if probe.most_examples is not None:  # then the first size that has too few fails too
-            too_large = (probe.most_examples // self.unit + 1) * self.unit
+            too_large = self.bounds.after(probe.most_examples)
             probe = replace(probe, batch_size=max(self.first, too_large))
         size = probe.batch_size
         self.probes += 1

@@ -75,7 +75,7 @@ class Deadline:
         if self._predict(*wanted) + reserve <= left:
             return wanted
         size = min(wanted.size if is_confirmed else known.ran, self._largest_within(left))
-        size = size // known.unit * known.unit
+        size = known.bounds.at_most(size)
         if not is_confirmed:
             # It may be too late for any size. The smallest one that ran has the best chance.
             ran = [ran for ran in known.fits if ran < known.high]

@@ -111,9 +111,9 @@ def _size_to_record(known: Bracket, share: float, guess: Guess | None) -> Move |
     if math.isinf(end) or not is_far or recorded > 2:
         return None
     growth = MEASURED_GROWTH if recorded == 2 else SECOND_GROWTH
-    size = math.floor(min(share * end, known.ran * growth) / known.unit) * known.unit
+    size = known.bounds.at_most(min(share * end, known.ran * growth))
     if size <= known.ran:
-        next_size = known.ran + known.unit
+        next_size = known.bounds.after(known.ran)
         is_small = 3 * next_size <= end or known.first in known.confirmed
         size = next_size if is_small else known.first
     return Move(size, True) if size < min(end, known.high) else None

@@ -64,8 +64,9 @@ class Move(NamedTuple):
 
 def move_to(known: Bracket, size: float, *, confirm: bool = False) -> Move:
     """Return a move to a size inside the bracket; a confirmation if a probe would not help."""
-    on_grid = math.floor(min(size, known.high) / known.unit) * known.unit
-    on_grid = min(max(on_grid, known.low + known.unit), known.high - known.unit)
+    bounds = known.bounds
+    on_grid = bounds.at_most(min(size, known.high))
+    on_grid = min(max(on_grid, bounds.after(known.low)), bounds.before(known.high))
     would_end = known.high - on_grid <= known.resolution
     return Move(on_grid, confirm or would_end or not known.probes_prove)
 
@@ -76,22 +77,28 @@ def candidates(belief: Belief, known: Bracket, high: int) -> list[int]:
     They are one resolution apart, counted down from ``high``, if that is not too many. Else they
     are where the belief is, each with the size above it whose failure would end the search.
     """
-    low, unit, resolution = known.low, known.unit, known.resolution_at
-    step = resolution(high)
+    low, bounds, coarseness_at = known.low, known.bounds, known.coarseness_at
+    apart, apart_low = coarseness_at(high), coarseness_at(max(low, known.unit))
+
+    def lower(size: int) -> int:
+        return min(bounds.before(size), bounds.at_most(size - apart))
+
     # Without a failure, the answer may be the last size, which ends the search like no other.
-    ends = set() if known.failure else {high - unit}
-    if (high - low) // min(step, resolution(max(low, unit))) < MOST_CANDIDATES:
-        between = range(high - (high - low - 1) // step * step, high, step)
-        return sorted({low, *between, high} | ends)
-    sizes = {high - i * step for i in range(4)} | {low} | ends
+    sizes = {low, high} if known.failure else {low, high, bounds.before(high)}
+    many = bounds.steps_between(low, high) >= MOST_CANDIDATES
+    many &= not apart_low or (high - low) // apart_low >= MOST_CANDIDATES
+    size = lower(high)
+    for _ in range(3 if many else MOST_CANDIDATES):
+        sizes.add(size)
+        size = lower(size)
     top, count = belief.at_least(low), MOST_CANDIDATES // 2
-    for i in range(count):
+    for i in range(count if many else 0):
         below, above, share = float(low), float(high), top * (i + 0.5) / count
-        while above - below > unit / 2:
+        while above - below > known.unit / 2:
             middle = (below + above) / 2
             below, above = (middle, above) if belief.at_least(middle) > share else (below, middle)
-        size = math.floor(below / unit) * unit
-        sizes |= {size, size + resolution(size)}
+        size = bounds.at_most(below)
+        sizes |= {size, max(bounds.after(size), bounds.at_most(size + coarseness_at(size)))}
     return sorted(size for size in sizes if low <= size <= high)
 
 

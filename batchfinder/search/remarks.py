@@ -58,7 +58,7 @@ def warnings_about(
         return
     answer, failure = finding.answer.batch_size, finding.failure.batch_size
     used_the_budget = _used_the_budget(finding.answer, finding.failure, prober)
-    if failure - answer > bounds.multiple_of and prober.is_repeatable and not used_the_budget:
+    if failure > bounds.after(answer) and prober.is_repeatable and not used_the_budget:
         yield (
             f"batch size {failure} failed before it reached the memory limit, and sizes between "
             f"{answer} and {failure} were not tried. Check its error"
@@ -90,7 +90,7 @@ def notes_about(finding: Finding, prober: Prober, bounds: Bounds) -> Iterator[st
     if finding.failure is None or finding.answer is None or not is_final:
         return
     answer, failure = finding.answer.batch_size, finding.failure.batch_size
-    if failure - answer > bounds.multiple_of:
+    if failure > bounds.after(answer):
         if not prober.is_repeatable:
             yield (
                 f"sizes between {answer} and {failure} fit in some runs only: memory varies from "

@@ -94,7 +94,7 @@ def search(
             is none.
 
     Returns:
-        The confirmed answer, and the failure one unit above it, unless the answer is the last size
+        The confirmed answer, and the failure of the next size, unless the answer is the last size
         allowed. The failure may be farther above: 1/100 of its size if the allocator is fragmented
         or a confirmation refuted a probe, 1/40 if steps or the lengths of batches differ, up to
         1/20 if readings differ from run to run.
@@ -152,7 +152,7 @@ def _opening(known: Bracket, prices: Prices) -> Move | None:
     if known.is_tight:
         return Move(known.low, True)
     if known.failure and known.failure.most_examples is not None:
-        return Move(known.high - known.unit, True)  # all the examples that there are
+        return Move(known.bounds.before(known.high), True)  # all the examples that there are
     if len(known.readings) == 1 and known.failure is None:
         # Some memory is not filled by examples, so twice this size likely fits, and is still cheap.
         growth = 2 * end_from_zero(known) / known.ran
@@ -185,8 +185,8 @@ def _planned(known: Bracket, prices: Prices, estimate: Guess | None) -> Move:
         else:
             growth = sure_growth  # the line may end too late, but hardly ever by more
     belief = believe(known, estimate)
-    reach = math.floor(growth * ran / known.unit) * known.unit
-    sizes = candidates(belief, known, min(known.high, max(known.low + 2 * known.unit, reach)))
+    after, reach = known.bounds.after, known.bounds.at_most(growth * ran)
+    sizes = candidates(belief, known, min(known.high, max(after(after(known.low)), reach)))
     if len(sizes) > 2:
         return plan(belief, known, sizes, prices)
     return move_to(known, (known.low + known.high) / 2)
@@ -214,7 +214,7 @@ def _spare_probes(known: Bracket) -> int:
     def growths(low: int) -> int:
         return math.ceil(math.log(known.last / low, BLIND_GROWTH)) if known.is_open else 0
 
-    end = known.last + known.unit
+    end = known.bounds.after(known.last)
     allowed = halvings(known.first, end, known.unit) + growths(known.first) + SPARE_PROBES
     if known.failure is None and known.is_open:
         low, high = end // BLIND_GROWTH, end

@@ -83,13 +83,12 @@ def _next_size(seconds: dict[int, list[float]], bounds: Bounds) -> int | None:
     known = throughput_of(seconds)
     rates = [rate.samples_per_second for rate in known.rates]
     sizes = [rate.batch_size for rate in known.rates]
-    least, unit = bounds.first, bounds.multiple_of
-    if rates[0] > SLOWER * max(rates) and sizes[0] > least:
-        return max(least, sizes[0] // DOWN // unit * unit)
+    if rates[0] > SLOWER * max(rates) and sizes[0] > bounds.first:
+        return max(bounds.first, bounds.at_most(sizes[0] / DOWN))
     at = sizes.index(known.knee)
     around = [(sizes[i], sizes[i + 1]) for i in (at - 1, at) if 0 <= i < len(sizes) - 1]
     for low, high in around:
-        middle = math.isqrt(low * high) // unit * unit
+        middle = bounds.at_most(math.isqrt(low * high))
         if high > APART * low and low < middle < high:
             return middle
     return None

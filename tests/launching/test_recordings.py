@@ -19,7 +19,7 @@ from batchfinder.launching.verdict import judge
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import SHORT_LIVED_NOTE, VARIED_NOTE, Outcome, Probe
 from batchfinder.results.result import Status
-from batchfinder.search.bounds import Bounds
+from batchfinder.search.bounds import ALL_SIZES, Bounds
 from batchfinder.search.head_start import Guess, HeadStart
 from batchfinder.search.plan import Prices
 from batchfinder.search.run import run_search
@@ -153,7 +153,9 @@ def test_recordings_overrule_a_line_through_peaks_that_hardly_grow() -> None:
 def test_a_launch_whose_requests_do_not_last_is_shown_as_refused() -> None:
     command = [sys.executable, str(Path(__file__).with_name("script.py")), "--batch-size"]
     options = RunOptions(device="cpu", memory_limit=4 * GIB)
-    prober = LaunchProber(Template([*command, "{batch_size}"]), options, 1, Prices(confirm=1))
+    prober = LaunchProber(
+        Template([*command, "{batch_size}"]), options, ALL_SIZES, Prices(confirm=1)
+    )
     head_start = HeadStart(lasts=lambda batch_size: batch_size < 3)
     found = run_search(prober, Bounds.of(1, 3), head_start=head_start)
     result = prober.conclude(found)

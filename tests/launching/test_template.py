@@ -46,11 +46,6 @@ def test_a_file_is_copied_and_named_by_its_copy(
     assert other.command(8) == "sed -e 's/{batch_size}/8/g' lr.yaml > lr-8.yaml && a.py lr-8.yaml"
 
 
-def test_only_sizes_that_divide_the_global_batch_size_are_allowed() -> None:
-    template = Template(["{batch_size}", "{accumulation}"], global_batch_size=12)
-    assert [template.allowed(size) for size in (1, 2, 5, 6, 11, 12, 99)] == [1, 2, 4, 6, 6, 12, 12]
-
-
 @pytest.mark.parametrize(
     ("arguments", "more", "message"),
     [
@@ -61,7 +56,6 @@ def test_only_sizes_that_divide_the_global_batch_size_are_allowed() -> None:
         (["{batch_size}", "{acumulation}"], {}, "Try {accumulation}"),
         (["{batch_size}", "{accumulation}"], {}, "Try --global-batch-size"),
         (["{batch_size}"], {"global_batch_size": 8}, "needs {accumulation}"),
-        (["{batch_size}", "{accumulation}"], {"global_batch_size": 0}, "at least 1"),
         (["{batch_size}", "no.yaml"], {"files": ("no.yaml",)}, "cannot be read"),
         (["{batch_size}", "plain.yaml"], {"files": ("plain.yaml",)}, "has no placeholder"),
         (["{batch_size}"], {"files": ("good.yaml",)}, "does not name --file good.yaml"),

@@ -71,7 +71,7 @@ def size_of(finding: Finding) -> int:
 
 def halvings(bounds: Bounds) -> int:
     """How many probes bisection needs for the sizes within the bounds."""
-    return math.ceil(math.log2((bounds.last - bounds.first) // bounds.multiple_of + 1))
+    return math.ceil(math.log2(bounds.steps_between(bounds.first, bounds.last) + 1))
 
 
 def was_refuted(prober: FakeProber, probes: list[Probe]) -> bool:
@@ -114,7 +114,7 @@ def test_a_search_keeps_its_promises(
 def the_answer_was_confirmed_and_the_size_above_it_failed(
     finding: Finding, probes: list[Probe], prober: FakeProber, bounds: Bounds
 ) -> None:
-    first, last, unit, _ = bounds
+    first, last = bounds.first, bounds.last
     failed = [p.batch_size for p in probes if not p.fits]
     answer = size_of(finding)
     if finding.status is Status.NOTHING_FITS:
@@ -130,19 +130,18 @@ def the_answer_was_confirmed_and_the_size_above_it_failed(
         assert finding.status is Status.FOUND
         assert finding.failure is not None
         assert finding.failure.batch_size == min(failed)
-        gap = min(failed) - answer
         resolution = 0 if prober.is_repeatable else min(failed) // 20
         lies_by_chance = prober.reserved_extra or was_refuted(prober, probes)
         if finding.failure.is_thrashing or lies_by_chance:
             resolution = max(resolution, min(failed) // 100)
-        assert 0 < gap <= max(unit, resolution)
+        assert answer < min(failed) <= max(bounds.after(answer), answer + resolution)
 
 
 def no_size_was_run_twice_or_out_of_bounds(probes: list[Probe], bounds: Bounds) -> None:
     tried = [(p.batch_size, p.confirmed) for p in probes]
     assert len(tried) == len(set(tried))
-    sizes = range(bounds.first, bounds.last + 1, bounds.multiple_of)
-    assert all(size in sizes for size, _ in tried)
+    assert all(bounds.first <= size <= bounds.last for size, _ in tried)
+    assert all(size == bounds.at_most(size) for size, _ in tried)
 
 
 def the_search_ended_within_its_bound(
@@ -175,8 +174,8 @@ def test_without_a_maximum_sizes_grow_from_those_that_ran(
 def test_a_model_that_says_nothing_costs_eight_probes_more_than_bisection(
     maximum: int, bounds: Bounds, constant_peak: int | None
 ) -> None:
-    unit = bounds.multiple_of
-    bounds = Bounds.of(bounds.first, 10**6 if bounds.is_open else bounds.last, unit)
+    if bounds.is_open:
+        bounds = Bounds.of(bounds.first, 10**6, bounds.multiple_of)
     peaks: Mapping[Phase, int] = (
         {} if constant_peak is None else {Phase.FORWARD_BACKWARD: constant_peak}
     )
@@ -188,7 +187,7 @@ def test_a_model_that_says_nothing_costs_eight_probes_more_than_bisection(
         return Probe(batch_size, outcome, steps=1, seconds=0, phase_peak_bytes=peaks)
 
     finding = search(run, budget_bytes=GIB, bounds=bounds)
-    fitting = min(maximum, bounds.last) // unit * unit
+    fitting = bounds.at_most(min(maximum, bounds.last))
     assert size_of(finding) == (fitting if fitting >= bounds.first else 0)
     assert len(sizes) <= halvings(bounds) + 8
 
@@ -403,6 +402,31 @@ def test_bounds_become_multiples(bounds: Any, sizes: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("bounds", "sizes"),
+    [
+        ((1, None, 1, 96), [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 96]),
+        ((5, 40, 1, 96), [6, 8, 12, 16, 24, 32]),
+        ((1, 1000, 8, 96), [8, 16, 24, 32, 48, 96]),
+        ((7, 7, 1, 7), [7]),
+    ],
+)
+def test_sizes_divide_the_global_batch_size(bounds: Any, sizes: list[int]) -> None:
+    allowed = Bounds.of(*bounds)
+    assert (allowed.first, allowed.last, allowed.is_open) == (sizes[0], sizes[-1], False)
+    assert [allowed.after(size) for size in sizes[:-1]] == sizes[1:]
+    assert [allowed.before(size) for size in sizes[1:]] == sizes[:-1]
+    assert allowed.steps_between(sizes[0], sizes[-1]) == len(sizes) - 1
+    assert allowed.after(sizes[-1]) > sizes[-1]
+    assert allowed.at_most(sizes[-1] + 0.5) == sizes[-1]
+
+
+def test_a_search_tries_only_sizes_that_divide_the_global_batch_size() -> None:
+    finding, probes = run_search(exact_device(21), Bounds.of(global_batch_size=64))
+    assert (size_of(finding), finding.failure and finding.failure.batch_size) == (16, 32)
+    assert len(probes) <= 5
+
+
+@pytest.mark.parametrize(
     ("bounds", "message"),
     [
         ((0, None, 1), "the minimum batch size must be at least 1, not 0"),
@@ -413,6 +437,12 @@ def test_bounds_become_multiples(bounds: Any, sizes: tuple[int, int]) -> None:
         ((1, None, True), "multiple_of must be a whole number, not True"),
         ((9, 8, 1), "the smallest batch size, 9, is above the largest, 8"),
         ((1, 7, 8), "no multiple of 8 lies between the smallest batch size 1 and the largest 7"),
+        (
+            (4, 6, 1, 21),
+            "no divisor of 21 lies between the smallest batch size 4 and",
+        ),
+        ((1, None, 8, 12), "no divisor of 12 that is a multiple of 8 lies between"),
+        ((1, None, 1, 0), "the global batch size must be at least 1, not 0"),
     ],
 )
 def test_bounds_without_a_size_are_a_usage_error(bounds: Any, message: str) -> None:
