@@ -211,11 +211,28 @@ class ScaledRecording:
 def paired(small: Sequence[int], large: Sequence[int], ratio: float) -> list[int | None]:
     """Return the matching request of a small step for each one of a large step; None: no match.
 
-    Example:
-        >>> paired([1000, 8], [2000, 5000, 8], ratio=2)
-        [1000, None, 8]
-    """
+    They are matched from the start, or from the end if more match there, and those left the other
+    way. For the same global batch, a large step has fewer micro-batches than a small one: the first
+    ones make the gradients, and requests of the optimizer follow the last ones.
 
+    Example:
+        >>> paired([10_000, 8], [20_000, 50_000, 8], ratio=2)
+        [10000, None, 8]
+        >>> paired([10_000, 10_000, 70_000], [20_000, 70_000], ratio=2)
+        [10000, 70000]
+    """
+    pairs = _paired_from_start(small, large, ratio)
+    if None not in pairs:
+        return pairs
+    others = _paired_from_start(small[::-1], large[::-1], ratio)[::-1]
+    if others.count(None) < pairs.count(None):
+        pairs, others = others, pairs
+    return [other if pair is None else pair for pair, other in zip(pairs, others, strict=True)]
+
+
+def _paired_from_start(
+    small: Sequence[int], large: Sequence[int], ratio: float
+) -> list[int | None]:
     def alike(i: int, j: int) -> bool:
         return (
             i < len(small)

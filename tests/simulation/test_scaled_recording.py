@@ -33,6 +33,26 @@ def test_two_small_recordings_tell_the_largest_size() -> None:
     assert guess.is_sure
 
 
+def test_steps_with_more_micro_batches_tell_it_too() -> None:
+    """An optimizer's requests end each step, and do not grow with the batch."""
+
+    def accumulated(batch_size: int) -> Recording:
+        micro_batches, number, steps = 80 // batch_size, 1, []
+        for _ in range(4):
+            step: list[int] = []
+            for _ in range(micro_batches):
+                step += [3 * batch_size * MIB, batch_size * MIB, ~number, ~(number + 1)]
+                number += 2
+            steps.append([*step, *[20 * MIB] * 8, *(~(number + i) for i in range(8))])
+            number += 8
+        return Recording([100 * MIB], steps)
+
+    recordings = {2: accumulated(2), 8: accumulated(8)}
+    guess = scaled_guess(recordings, 500 * MIB, AllocatorSettings())
+    assert guess is not None
+    assert 95 <= guess.size <= 100
+
+
 def test_a_guess_is_unsure_if_the_larger_step_makes_other_requests() -> None:
     recordings = {2: recorded(2), 20: recorded(20, 8 * MIB)}
     guess = scaled_guess(recordings, 500 * MIB, AllocatorSettings())
