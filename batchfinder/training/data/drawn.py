@@ -16,7 +16,7 @@ from batchfinder.errors import SampleError
 from batchfinder.training.data.lengths import MOST_EXAMPLES, SEED, lengths_of
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import MakeBatch
-from batchfinder.training.tree import described_shapes, named_tensors
+from batchfinder.training.tree import map_leaves
 from batchfinder.training.user_traceback import raised_while
 
 Collate = Callable[[list[Any]], Any]
@@ -125,9 +125,10 @@ def drawn_places(sampler: Any) -> list[int]:
 
 
 def _as_when_repeated(batch: Any, make: Collated, batch_size: int) -> bool:
-    """Return True if a larger batch has the shapes of the smaller one with repeated examples.
+    """Return True if a larger batch is alike to the smaller one with repeated examples.
 
-    It has others if a collator packs texts into one row, or joins the patches of all images.
+    It is not if a collator packs texts into one row, joins the patches of all images, or lists the
+    length of each text.
     """
     try:
         repeated = BatchMaker(batch).make(batch_size)
@@ -136,5 +137,11 @@ def _as_when_repeated(batch: Any, make: Collated, batch_size: int) -> bool:
     return _shapes(repeated) == _shapes(make(batch_size))
 
 
-def _shapes(batch: Any) -> str:
-    return described_shapes(named_tensors(batch))
+def _shapes(batch: Any) -> list[tuple[str, Any]]:
+    """Return the path of each leaf, with the shape of a tensor: equal for batches that are alike.
+
+    Lists count too: a collator may return the lengths of texts as a list of numbers.
+    """
+    leaves: list[tuple[str, Any]] = []
+    map_leaves(lambda path, leaf: leaves.append((path, getattr(leaf, "shape", None))), batch)
+    return leaves

@@ -103,6 +103,16 @@ def test_examples_of_one_shape_are_a_sample_that_repeats() -> None:
     assert setup.make_batch is None
 
 
+def test_a_list_with_an_entry_for_each_example_grows_with_the_batch() -> None:
+    """As lengths for pack_padded_sequence, which a sample would keep as they are."""
+    setup, warnings = drawn((texts(), lambda some: (padded(some), [len(text) for text in some])))
+    assert (setup.sample, warnings) == (None, [])
+    assert setup.make_batch is not None
+    for step in (0, 1):
+        batch, lengths = setup.make_batch(5, step)
+        assert len(batch) == len(lengths) == 5
+
+
 class Stream(IterableDataset[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         yield from texts()
