@@ -15,6 +15,10 @@ import torch
 # The most events to keep. Sending and replaying more takes longer than the steps they save.
 MOST_EVENTS = 400_000
 
+# The largest request, in bytes, that the allocator's small pool serves. Steps that differ in the
+# bytes of these alone, as of a list of what was found, need no more memory of others.
+SMALL_BYTES = 2**20
+
 
 class Recorder:
     """Reads the memory requests of a few steps from PyTorch's history, which has to be on.
@@ -28,14 +32,15 @@ class Recorder:
     def __init__(self, index: int | None, held: Mapping[int, tuple[int, int]]) -> None:
         self._index, self._held = index, held
         self._trace: list[dict[str, Any]] = []  # up to the end of the last step
-        self._ends, self._counts = [0], list[int]()
+        self._ends, self._asked = [0], list[list[int]]()
         self._validations = 0
 
     def end_step(self) -> bool:
         """Note that a step has ended. Return True if steps after the first make other requests."""
         step = self._end()
-        self._counts.append(sum(entry["action"] == "alloc" for entry in step))
-        return len(set(self._counts[1:])) > 1
+        sizes = (entry["size"] for entry in step if entry["action"] == "alloc")
+        self._asked.append([size if size > SMALL_BYTES else 0 for size in sizes])
+        return any(asked != self._asked[1] for asked in self._asked[2:])
 
     def end_validation(self) -> None:
         """Note that a validation and the step after it have ended. They follow all other steps."""

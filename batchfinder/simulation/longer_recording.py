@@ -22,7 +22,7 @@ from batchfinder.probing.devices.allocator.recorded_step import (
     steps_of,
     steps_vary,
 )
-from batchfinder.probing.steadiness import STEPS_THAT_MAY_FLUSH
+from batchfinder.probing.steadiness import STEPS_THAT_MAY_FLUSH, with_room
 from batchfinder.search.head_start import Guess
 from batchfinder.search.prober import Recording
 
@@ -166,8 +166,12 @@ class LongerRecordings:
 
 
 def limit_of(recording: Recording, budget_bytes: int) -> int:
-    """Return the bytes that a replay may use: less of the budget if its steps differ."""
-    return int(budget_bytes * (1 - DIFFERING_ROOM)) if steps_differ(recording) else budget_bytes
+    """Return the bytes that a replay may use: less of the budget if steps of one input differ."""
+    if steps_differ(recording):
+        return int(budget_bytes * (1 - DIFFERING_ROOM))
+    # Where batches vary, the caller has left that room already.
+    only_bytes_vary = steps_vary(recording) and not recording.batches_vary
+    return with_room(budget_bytes) if only_bytes_vary else budget_bytes
 
 
 def releasing_early(recording: Recording) -> Recording:

@@ -8,7 +8,7 @@ model and kernels. The simulated allocator shows whether those requests fit.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -20,7 +20,7 @@ from batchfinder.probing.devices.allocator.caching import (
 )
 from batchfinder.probing.devices.allocator.expandable import allocator_of
 from batchfinder.probing.devices.allocator.recorded import Replay
-from batchfinder.probing.devices.allocator.recorded_step import requests_of, steps_differ
+from batchfinder.probing.devices.allocator.recorded_step import requests_of, steps_vary
 from batchfinder.probing.place import batches_vary
 from batchfinder.probing.steadiness import PeakWatch, with_room
 from batchfinder.search.belief import APART
@@ -103,24 +103,24 @@ def scaled_guess(
     scaled = ScaledRecording(sizes[0], recordings[sizes[0]], sizes[1], recordings[sizes[1]])
     limit_bytes = limit_of(recordings[sizes[1]], budget_bytes)
 
+    vary = steps_vary(recordings[sizes[1]])
+
+    @cache
+    def lasting(batch_size: int) -> bool:
+        return lasts(scaled.at(batch_size), budget_bytes, settings)
+
     @cache
     def fits(batch_size: int) -> bool:
-        if not scaled.fits(batch_size, allocator_of(limit_bytes, settings), least_steps):
-            return False
-        # Steps that differ have to last in other orders too.
-        recording = scaled.at(batch_size)
-        return not steps_differ(recording) or lasts(recording, budget_bytes, settings)
+        allocator = allocator_of(limit_bytes, settings)
+        # Steps that vary have to last in other orders too.
+        return scaled.fits(batch_size, allocator, least_steps) and (not vary or lasting(batch_size))
 
-    low, end = max(sizes[1], at_least), scaled.end_of_tensors(limit_bytes)
-    if end < low or end > MOST_EXAMPLES or not fits(low):
+    least, end = max(sizes[1], at_least), scaled.end_of_tensors(limit_bytes)
+    if end < least or end > MOST_EXAMPLES or not fits(least):
         return None
     # Most allocators lose little, so look near the end of the tensors first.
     high = math.floor(end) + 1
-    near = width = max(1, high // 1000)
-    while high - low > width:
-        middle = max((low + high) // 2, high - near)
-        low, high = (middle, high) if fits(middle) else (low, middle)
-        near *= 2
+    low = _largest(fits, least, high, max(1, high // 1000))
     # Bisection ends at any of the boundaries. Take the last one that many fitting sizes lead to.
     step = max(1, low // FINENESS)
     top = min(FURTHEST - 1, math.floor(end - low) // step)
@@ -128,9 +128,32 @@ def scaled_guess(
         stretch = sorted(range(top - STRETCH, top + 1), key=lambda place: place <= 0)
         gap = next((place for place in stretch if not fits(low + place * step)), None)
         if gap is None:
-            return Guess(low + top * step, scaled.is_matched)
+            break
         top = gap - 1
-    return Guess(low, scaled.is_matched)
+    size = low + max(0, top) * step
+    # A confirmation of the guess is judged by this. It takes longer, so it comes last.
+    if not lasting(size):
+        if size == least or not lasting(least):
+            return None
+        size = _largest(lasting, least, size, step)
+    return Guess(size, scaled.is_matched)
+
+
+def _largest(holds: Callable[[int], bool], low: int, high: int, width: int) -> int:
+    """Return a size that holds, near one that does not: from ``low``, which holds, to ``high``.
+
+    Args:
+        holds: tells whether a size holds.
+        low: a size that holds.
+        high: a larger one that does not.
+        width: how far below a size that does not hold the answer may be.
+    """
+    near = width
+    while high - low > width:
+        middle = max((low + high) // 2, high - near)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+        near *= 2
+    return low
 
 
 class ScaledRecording:

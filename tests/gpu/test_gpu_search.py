@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import re
 import subprocess
 import sys
@@ -77,6 +78,26 @@ def test_a_model_that_skips_a_layer_now_and_then_is_confirmed_by_more_steps() ->
     result = find_max_batch(Skipping(), sample, device=DEVICE, memory_limit=LIMIT)
 
     assert result.confirmed_steps >= 10
+
+
+def test_a_model_that_routes_its_rows_is_confirmed_as_batches_of_varying_length_are() -> None:
+    """Each step makes the same requests, but of other bytes."""
+
+    class Routing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList([wide_model(), wide_model()])
+
+        def forward(self, rows: Tensor) -> Tensor:
+            first = int(len(rows) * random.uniform(0.4, 0.6))
+            parts = rows[:first], rows[first:]
+            return torch.cat([f(part) for f, part in zip(self.experts, parts, strict=True)])
+
+    result = find_max_batch(Routing(), wide_sample(), device=DEVICE, memory_limit=LIMIT)
+
+    answer = [probe for probe in result.probes if probe.batch_size == result.batch_size][-1]
+    assert answer.steps_differ
+    assert result.confirmed_steps >= 5
 
 
 def test_no_probe_ever_exceeds_the_budget() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings, CachingAllocator
@@ -58,6 +60,23 @@ def test_a_guess_is_unsure_if_the_larger_step_makes_other_requests() -> None:
     guess = scaled_guess(recordings, 500 * MIB, AllocatorSettings())
     assert guess is not None
     assert not guess.is_sure
+
+
+def test_a_guess_fits_for_as_long_as_its_confirmation_must_last() -> None:
+    """The fourth step needs half as much again, and three show a steady peak."""
+
+    def rising(batch_size: int) -> Recording:
+        recording = recorded(batch_size)
+        *steady, (first, second, *rest) = recording.steps
+        return recording._replace(steps=[*steady, [first, 2 * second, *rest]])
+
+    guess = scaled_guess({2: rising(2), 20: rising(20)}, 500 * MIB, AllocatorSettings())
+    assert guess is not None
+    assert 60 <= guess.size <= 66
+    assert lasts(rising(guess.size), 500 * MIB, AllocatorSettings())
+    assert (
+        scaled_guess({2: rising(2), 20: rising(20)}, 500 * MIB, AllocatorSettings(), 3, 70) is None
+    )
 
 
 def test_expandable_segments_fit_steps_that_a_cache_of_fixed_segments_does_not() -> None:
@@ -212,6 +231,32 @@ def test_a_size_whose_other_lengths_would_not_fit_does_not_last(batches_vary: bo
     recording = of_lengths(100, 90, 96, 90, 96)._replace(batches_vary=batches_vary)
     assert lasts(recording, 850 * MIB, AllocatorSettings()) is not batches_vary
     assert lasts(recording, 1000 * MIB, AllocatorSettings())
+
+
+def routed(batch_size: int, shares: Sequence[int]) -> Recording:
+    """Steps of two experts. Of 10 MiB of tokens for each example, the first gets these percent."""
+    steps = []
+    for number, share in enumerate(shares):
+        a, b, output = (3 * number + n for n in range(3))
+        tokens = [share * batch_size * MIB // 10, (100 - share) * batch_size * MIB // 10]
+        kept = [~(output - 3)] if number else []
+        steps.append([*tokens, *kept, 20 * batch_size * MIB, ~a, ~b])
+    return Recording([], steps)
+
+
+@pytest.mark.parametrize(
+    ("shares", "orders", "needed_mib"), [((50, 48, 51, 49), 6, 488), ((50,) * 4, 0, 300)]
+)
+def test_steps_that_differ_in_bytes_alone_must_fit_with_other_bytes_too(
+    shares: Sequence[int], orders: int, needed_mib: int
+) -> None:
+    recording = routed(10, shares)
+    assert len([*in_other_orders(recording)]) == orders
+    assert lasts(recording, needed_mib * MIB, AllocatorSettings())
+    assert not lasts(recording, (needed_mib - 4) * MIB, AllocatorSettings())
+    guess = scaled_guess({2: routed(2, shares), 10: recording}, 5000 * MIB, AllocatorSettings())
+    assert guess is not None
+    assert lasts(routed(guess.size, shares), 5000 * MIB, AllocatorSettings())
 
 
 @pytest.mark.parametrize(("budget_mib", "does"), [(700, True), (300, False)])

@@ -88,22 +88,35 @@ def in_order(recording: Recording, order: Iterable[RecordedStep]) -> Recording:
 
 
 def steps_differ(recording: Recording) -> bool:
-    """Return True if steps after the first make other requests, although their input is the same.
+    """Return True if steps after the first make more or fewer requests, on the same input.
+
+    Layers that are skipped at random do that.
+    """
+    return any(len(set(map(len, alike))) > 1 for alike in _steps_of_the_same_input(recording))
+
+
+def steps_vary(recording: Recording) -> bool:
+    """Return True if other steps than the recorded ones are to be expected.
+
+    Batches vary, or steps of the same input make other requests. If they only differ in bytes, as
+    where a model routes its tokens to experts, they are like batches that vary in length.
+    """
+    alike = _steps_of_the_same_input(recording)
+    return recording.batches_vary or any(len(set(steps)) > 1 for steps in alike)
+
+
+def _steps_of_the_same_input(recording: Recording) -> Iterable[list[tuple[int, ...]]]:
+    """Return the large requests of the steps after the first, those of one input together.
 
     Steps of the same input share their largest request. The smaller last batch of an epoch, for
     example, makes other requests, but no more than the others. Requests of the small pool do not
     count: scripts log a loss every few steps, and these use no memory that others need.
     """
-    counts: dict[int, set[int]] = {}
+    alike: dict[int, list[tuple[int, ...]]] = {}
     for requests in map(requests_of, recording.steps[1:]):
-        large = sum(size > SMALL_BYTES for size in requests)
-        counts.setdefault(max(requests, default=0), set()).add(large)
-    return any(len(each) > 1 for each in counts.values())
-
-
-def steps_vary(recording: Recording) -> bool:
-    """Return True if other steps than the recorded ones are to be expected."""
-    return recording.batches_vary or steps_differ(recording)
+        large = tuple(size for size in requests if size > SMALL_BYTES)
+        alike.setdefault(max(requests, default=0), []).append(large)
+    return alike.values()
 
 
 def counts_of(steps: Sequence[Sequence[int]]) -> list[int]:
