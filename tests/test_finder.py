@@ -268,6 +268,18 @@ def test_a_size_of_which_the_requests_do_not_last_is_refused() -> None:
     assert result.next_failure.reason == SHORT_LIVED_NOTE
 
 
+def test_a_replay_that_runs_out_far_from_the_limit_is_no_error_to_check() -> None:
+    """Its steps may leave much of the budget, and later steps of other lengths need it."""
+    start = HeadStart(replay=lambda: Guess(700), lasts=lambda size: size <= 600)
+
+    result = run_search(FakeProber(budget_bytes=10_000, reserved_extra=0.02), head_start=start)
+
+    assert result.next_failure is not None
+    assert result.next_failure.reason == SHORT_LIVED_NOTE
+    assert result.next_failure.batch_size - result.batch_size > 1
+    assert result.warnings == ()
+
+
 @pytest.mark.parametrize(("largest_probe", "per_sample"), [(64, 20), (600, 10)])
 def test_lines_come_from_probes_unless_all_were_small(
     largest_probe: int, per_sample: float

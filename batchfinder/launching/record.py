@@ -43,7 +43,10 @@ class Trainer:
 
     def note(self, report: dict[str, Any]) -> None:
         """Record one more step."""
-        shapes, self.shapes = self.shapes, {tuple(shape) for shape in report["shapes"]}
+        # Where a script accumulates, no model runs between the reading after a backward pass and
+        # the one after the optimizer's step.
+        inputs = {tuple(shape) for shape in report["shapes"]}
+        shapes, self.shapes = self.shapes, inputs or self.shapes
         if self.peaks and shapes != self.shapes:
             self.watch.expect_variation()
             self.lengths_differ |= lengths_in(shapes) != lengths_in(self.shapes)

@@ -164,3 +164,13 @@ def test_a_launch_whose_requests_do_not_last_is_shown_as_refused() -> None:
     assert refused == {3: SHORT_LIVED_NOTE}
     in_time = replace(found, batch_size=1, status=Status.TIME_LIMIT)
     assert prober.conclude(in_time).batch_size == 2
+
+
+def test_a_reading_in_which_no_model_ran_has_no_other_lengths() -> None:
+    """Where a script accumulates, one ends after a backward pass, and one with the optimizer."""
+    record = Record(4, steps=3, headroom=0.05, cpu_budget_bytes=None)
+    for shapes in ([[4, 8], [4, 8]], [[4, 8]], [], [[4, 8]], []):
+        record.add(step([4, 8]) | {"shapes": shapes})
+    assert not record.lengths_differ
+    record.add(step([4, 5]))
+    assert record.lengths_differ
