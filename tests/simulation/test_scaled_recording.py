@@ -259,6 +259,18 @@ def test_steps_that_differ_in_bytes_alone_must_fit_with_other_bytes_too(
     assert lasts(routed(guess.size, shares), 5000 * MIB, AllocatorSettings())
 
 
+def test_batches_between_the_last_of_an_epoch_and_the_others_are_not_expected() -> None:
+    """PPO: minibatches of two sizes, and now and then a step that collects more data first."""
+    steps, count = list[list[int]](), 0
+    for asked in ((100,), (100,), (60,), (100, 2), (60,)):
+        steps.append([*(n * MIB for n in asked), *(~(count + i) for i in range(len(asked)))])
+        count += len(asked)
+    orders = [*in_other_orders(Recording([], steps))]
+    assert orders
+    requested = {event // MIB for order in orders for step in order.steps for event in step}
+    assert {size for size in requested if size >= 0} == {100, 60, 2}
+
+
 @pytest.mark.parametrize(("budget_mib", "does"), [(700, True), (300, False)])
 def test_more_validations_must_fit_than_were_recorded(budget_mib: int, does: bool) -> None:
     """Each validation leaves 40 MiB: two fit into 300 MiB, twelve do not."""
