@@ -32,7 +32,7 @@ def search_on_paper(
     """Find the largest batch size that fits a simulated GPU, and the next one that does not."""
     started = time.monotonic()
     traces = prober.traces
-    smallest, unit = bounds.first, bounds.multiple_of
+    smallest = bounds.first
     probes: dict[int, Probe] = {}
 
     def room(batch_size: int) -> float:
@@ -47,18 +47,19 @@ def search_on_paper(
         room,
         last if bound is None else min(bound, last),
         smallest=smallest,
-        multiple_of=unit,
+        multiple_of=bounds.multiple_of,
         expected=expected,
     )
     if answer and not prober.traces.hold_at(answer):
         return search_on_paper(prober, bounds)  # now with a trace of each size
     if not answer and smallest not in probes:
         room(smallest)  # the bound alone excluded it; the result needs a failed probe
-    if answer and answer + unit not in probes and answer + unit <= last:
-        room(answer + unit)
+    above = bounds.after(answer)
+    if answer and above not in probes and above <= last:
+        room(above)
     # If the trace does not give the slope, a second, much smaller size does.
     if answer // 2 >= smallest and not traces.are_general:
-        room(max(smallest, answer // 2 // unit * unit))
+        room(max(smallest, bounds.at_most(answer / 2)))
     # A size below the answer failed by chance, so it is not a bound.
     failed = [size for size, probe in probes.items() if not probe.fits and size > answer]
     failure = probes[min(failed)] if failed else None
@@ -80,7 +81,7 @@ def _last_size(traces: StepTraces, bounds: Bounds, bound: int | None) -> int:
     if not bounds.is_open:
         return bounds.last
     if bound is not None:
-        return bound + bounds.multiple_of
+        return bounds.after(bound)
     is_cheap = traces.are_general or traces.makes_own_batches
     return bounds.last if is_cheap else max(bounds.first, min(bounds.last, MOST_MADE))
 
@@ -146,6 +147,6 @@ def plausible_interval(
         else:  # use the slope between the sizes tried
             peak = peak_at(result.probes, answer) if is_capped else result.budget_bytes
             size = answer + math.floor((budget - (peak or 0)) / model.per_sample_bytes)
-        return max(0, min(size, largest) // bounds.multiple_of * bounds.multiple_of)
+        return max(0, bounds.at_most(min(size, largest)))
 
     return min(answer, shifted(MORE_THAN_SIMULATED)), max(answer, shifted(-LESS_THAN_SIMULATED))

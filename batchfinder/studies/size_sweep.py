@@ -7,7 +7,6 @@ which is confirmed. A confirmation that fails, or leaves much memory, corrects t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -61,7 +60,6 @@ class SizeSweep:
         self.scaling = Scaling()
         self._bounds = bounds
         self._confirm_steps = confirm_steps
-        self._first, self._last, self._unit = bounds.first, bounds.last, bounds.multiple_of
         # The highest fraction of the budget that an answer used. The rest is lost to gaps.
         self._level = 0.0
 
@@ -94,35 +92,38 @@ class SizeSweep:
             # Other example sizes may leave smaller gaps than the first.
             level = max(self._level, 1 - CLOSE) * prober.budget_bytes
             self._read_half_way(run, x, level)
-        low, high = 0, self._last + self._unit
+        bounds = self._bounds
+        low, high = 0, bounds.after(bounds.last)
         size = self._aim(x, level)
         for tries in range(MOST_TRIES):
-            probe = run(min(max(size, self._first), high - self._unit), confirm=True)
+            probe = run(min(max(size, bounds.first), bounds.before(high)), confirm=True)
             if probe.fits:
                 low = probe.batch_size
                 self._learn(x, probe)
                 self._level = max(self._level, (probe.peak_bytes or 0) / prober.budget_bytes)
             else:
                 high = probe.batch_size
-            if high - low <= max(self._unit, CLOSE * high) or high <= self._first:
+            is_close = high <= bounds.after(low) or high - low <= CLOSE * high
+            if is_close or high <= bounds.first:
                 break
             size = self._next(x, level, low, high, tries)
             if size <= low:
                 break
-        if not low and high > self._first:
+        if not low and high > bounds.first:
             return self._searched(prober, None, answer, on_probing)
         answer.batch_size = low
         return answer
 
     def _next(self, x: float, level: float, low: int, high: int, failures: int) -> int:
         """Return the next size to confirm; ``low`` if that is close enough."""
+        after, before = self._bounds.after, self._bounds.before
         if not low:  # the prediction was too high by an unknown amount
-            return high - max(self._unit, self._on_grid(high * CLOSE * 2**failures))
-        if high <= self._last:
+            return min(before(high), high - self._on_grid(high * CLOSE * 2**failures))
+        if high <= self._bounds.last:
             return self._on_grid((low + high) / 2)
         end = self.scaling.batch_size_at(x, level)
-        is_close = low + self._unit > end * (1 + REACH) / (1 + CLOSE)
-        return low if is_close else max(low + self._unit, self._aim(x, level))
+        is_close = after(low) > end * (1 + REACH) / (1 + CLOSE)
+        return low if is_close else max(after(low), self._aim(x, level))
 
     def _aim(self, x: float, level: float) -> int:
         """Return the size to try, between the prediction and the smallest size close enough to it.
@@ -134,9 +135,10 @@ class SizeSweep:
 
     def _read_half_way(self, run: Callable[..., Probe], x: float, level: float) -> None:
         """Read a second slope, because one slope does not show what grows with the square."""
-        half = max(self._first, self._on_grid(self.scaling.batch_size_at(x, level) / 2))
-        while not (probe := run(half, confirm=False)).fits and half > self._first:
-            half = max(self._first, self._on_grid(half / 4))
+        first = self._bounds.first
+        half = max(first, self._on_grid(self.scaling.batch_size_at(x, level) / 2))
+        while not (probe := run(half, confirm=False)).fits and half > first:
+            half = max(first, self._on_grid(half / 4))
         if probe.fits:
             self._learn(x, probe)
 
@@ -167,4 +169,4 @@ class SizeSweep:
             self.scaling.learn_reading(x, probe.batch_size, probe.peak_bytes)
 
     def _on_grid(self, size: float) -> int:
-        return max(0, math.floor(min(size, self._last) / self._unit) * self._unit)
+        return max(0, self._bounds.at_most(min(size, self._bounds.last)))
