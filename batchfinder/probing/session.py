@@ -25,11 +25,17 @@ from batchfinder.probing.recording import recording
 from batchfinder.probing.steadiness import PeakWatch, left_behind, with_room
 from batchfinder.probing.too_small import needs_more_than_one_sample, too_small
 from batchfinder.results.memory_model import Phase
-from batchfinder.results.probe import IN_VALIDATION, LEAK_WARNING, THRASHING_NOTE
+from batchfinder.results.probe import (
+    IN_VALIDATION,
+    LATE_GRADIENTS,
+    LEAK_WARNING,
+    THRASHING_NOTE,
+)
 from batchfinder.training.modes.forward_step import STEP_OF_MODE
 from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
+from batchfinder.units import format_bytes
 
 # The optimizer allocates its states in its first step, so only the second one shows the peak.
 WARM_UP_STEPS = 2
@@ -68,7 +74,8 @@ class ProbeSession:
         self.on_step, self.all_agree = on_step, all_agree
         self.make_step = make_step or STEP_OF_MODE[options.mode]
         self.budget_bytes, self.options = budget_bytes, options
-        self.is_used, self._leaks = False, list[str]()
+        self.is_used, self._leaks, self._late = False, list[str](), list[str]()
+        self._memory_bytes = budget_bytes / (1 - options.headroom)
         self._made_step: TrainingStep | None = None
         self._baseline: Baseline | None = None
         keeps_room = batches.varies and device.leaves_no_trace
@@ -78,7 +85,7 @@ class ProbeSession:
     def warnings(self) -> list[str]:
         """Warnings about the step and its batches."""
         of_step = self._made_step.warnings if self._made_step else []
-        return [*self.batches.warnings, *of_step, *self._leaks]
+        return [*self.batches.warnings, *of_step, *self._leaks, *self._late]
 
     def clean(self) -> None:
         """Release all memory that the last probe left.
@@ -217,7 +224,7 @@ class ProbeSession:
             self.budget_bytes,
             least_steps=self.options.confirm_steps,
             peaks_wander=not self.device.leaves_no_trace,
-            headroom_bytes=self.budget_bytes / (1 - self.options.headroom) - self.budget_bytes,
+            headroom_bytes=self._memory_bytes - self.budget_bytes,
             batches_vary=self.batches.varies,
         )
         with recording(self.device.torch_device) as recorder:
@@ -237,6 +244,13 @@ class ProbeSession:
             if recorded := recorder.recording():
                 run.recording = Recording(**recorded, batches_vary=self.batches.varies)
         run.note = watch.objection()
+        is_alone = self.options.mode == "train" and not self.options.strategy
+        late = self._step_of_setup.late_gradient_bytes if is_alone else 0
+        forward = (
+            run.phase_peak_bytes.get(Phase.FORWARD, 0) + run.reserved_bytes - run.allocated_bytes
+        )
+        if late and not run.note and forward + late > self._memory_bytes:
+            self._late = [LATE_GRADIENTS.format(format_bytes(late))]
 
     def _step(self, batch_size: int, next_batch: Callable[[], Any], run: Run) -> int:
         """Run one step and return its peak memory in bytes."""

@@ -123,6 +123,18 @@ class TrainingStep:
                 scaler.load_state_dict({**scaler.state_dict(), "scale": 1.0})
         self._has_old_gradients = False
 
+    @property
+    def late_gradient_bytes(self) -> int:
+        """Bytes of gradients that live on in a forward pass if a loop clears them after it.
+
+        They are 0 if it is known when the loop clears them, as that of a Trainer.
+        """
+        is_known = self.keeps_gradients or self.trains_itself
+        if is_known or self._source.kept_until is not KeptUntil.NEXT:
+            return 0
+        trained = (p for p in self.setup.model.parameters() if p.requires_grad)
+        return sum(parameter.numel() * parameter.element_size() for parameter in trained)
+
     def begin(
         self, batch_size: int, small_batch: Callable[[], Any] | None = None, *, is_first: bool
     ) -> None:

@@ -18,7 +18,7 @@ from batchfinder.probing.devices.device import Device, DeviceMemory, Peaks
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.session import ProbeSession
 from batchfinder.probing.steadiness import PeakWatch
-from batchfinder.results.probe import LEAK_WARNING, THRASHING_NOTE, Probe
+from batchfinder.results.probe import LATE_GRADIENTS, LEAK_WARNING, THRASHING_NOTE, Probe
 from batchfinder.training.sample import BatchMaker
 from batchfinder.units import MIB
 
@@ -51,6 +51,7 @@ class FakeDevice(Device):
     torch_device: torch.device = CPU
     name: str = "fake"
     peak: int = 2000
+    forward_peak: int = FORWARD_PEAK
     readings: int = 0
     releases: int = 0
     retries: int = 0
@@ -80,7 +81,7 @@ class FakeDevice(Device):
         steps, phase = divmod(self.readings, 3 if self.leaves_no_trace else 2)
         self.readings += 1
         if phase == 0 and self.leaves_no_trace:
-            return Peaks(FORWARD_PEAK, self.peak)
+            return Peaks(self.forward_peak, self.peak)
         is_optimizer_step = phase == (2 if self.leaves_no_trace else 1)
         if not is_optimizer_step and steps and self.grown:
             self.peak += self.grown.pop(0)
@@ -211,6 +212,20 @@ def test_each_phase_has_a_peak_of_its_own() -> None:
     }
     assert (probe.peak_allocated_bytes, probe.peak_reserved_bytes) == (2000, 2000)
     assert (probe.outcome, probe.note, probe.confirmed) == (Outcome.FITS, "", False)
+
+
+@pytest.mark.parametrize(
+    ("forward_peak", "headroom", "warns"),
+    [(BUDGET - 39, 0.0, True), (BUDGET - 40, 0.0, False), (BUDGET - 39, 0.05, False)],
+)
+def test_gradients_that_a_loop_may_clear_late_are_told_if_they_exceed_the_memory(
+    forward_peak: int, headroom: float, warns: bool
+) -> None:
+    """The ten parameters have 40 bytes of gradients, which the headroom has room for."""
+    device = FakeDevice(peak=BUDGET, forward_peak=forward_peak)
+    ours, _ = session(device, headroom=headroom)
+    assert ours.probe(3, confirm=True).probe.fits
+    assert ours.warnings == [LATE_GRADIENTS.format("40 B")] * warns
 
 
 def test_every_step_is_told_as_it_ends() -> None:
