@@ -15,8 +15,9 @@ import torch
 # The most events to keep. Sending and replaying more takes longer than the steps they save.
 MOST_EVENTS = 400_000
 
-# The largest request, in bytes, that the allocator's small pool serves. Steps that differ in the
-# bytes of these alone, as of a list of what was found, need no more memory of others.
+# The largest request, in bytes, that the allocator's small pool serves: SMALL_BYTES of
+# devices/allocator/rounding.py, which this file may not import. Steps that differ in the bytes of
+# these alone, as of a list of what was found, need no more memory of others.
 SMALL_BYTES = 2**20
 
 

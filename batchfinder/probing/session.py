@@ -20,22 +20,17 @@ from batchfinder.probing.devices.device import Device, Peaks
 from batchfinder.probing.devices.oom import classify, refuse_if_compiler_ran_out
 from batchfinder.probing.devices.oom_table import Tier
 from batchfinder.probing.host_batches import make_on_host
+from batchfinder.probing.late_gradients import late_gradients_warning
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.recording import recording
 from batchfinder.probing.steadiness import PeakWatch, left_behind, with_room
 from batchfinder.probing.too_small import needs_more_than_one_sample, too_small
 from batchfinder.results.memory_model import Phase
-from batchfinder.results.probe import (
-    IN_VALIDATION,
-    LATE_GRADIENTS,
-    LEAK_WARNING,
-    THRASHING_NOTE,
-)
+from batchfinder.results.probe import IN_VALIDATION, LEAK_WARNING, THRASHING_NOTE
 from batchfinder.training.modes.forward_step import STEP_OF_MODE
 from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
-from batchfinder.units import format_bytes
 
 # The optimizer allocates its states in its first step, so only the second one shows the peak.
 WARM_UP_STEPS = 2
@@ -74,7 +69,7 @@ class ProbeSession:
         self.on_step, self.all_agree = on_step, all_agree
         self.make_step = make_step or STEP_OF_MODE[options.mode]
         self.budget_bytes, self.options = budget_bytes, options
-        self.is_used, self._leaks, self._late = False, list[str](), list[str]()
+        self.is_used, self._warnings = False, list[str]()
         self._memory_bytes = budget_bytes / (1 - options.headroom)
         self._made_step: TrainingStep | None = None
         self._baseline: Baseline | None = None
@@ -85,7 +80,7 @@ class ProbeSession:
     def warnings(self) -> list[str]:
         """Warnings about the step and its batches."""
         of_step = self._made_step.warnings if self._made_step else []
-        return [*self.batches.warnings, *of_step, *self._leaks, *self._late]
+        return [*self.batches.warnings, *of_step, *self._warnings]
 
     def clean(self) -> None:
         """Release all memory that the last probe left.
@@ -123,7 +118,7 @@ class ProbeSession:
         )
         run: Run = retrying(self._run, batch_size, confirm)
         if left_behind(run.in_use_after_steps):
-            self._leaks = [LEAK_WARNING]
+            self._warn(LEAK_WARNING)
         if not (is_broken := run.tier is Tier.POISONED):
             self.clean()
         if self._baseline is None and run.failure is None and not confirm:
@@ -245,12 +240,12 @@ class ProbeSession:
                 run.recording = Recording(**recorded, batches_vary=self.batches.varies)
         run.note = watch.objection()
         is_alone = self.options.mode == "train" and not self.options.strategy
-        late = self._step_of_setup.late_gradient_bytes if is_alone else 0
-        forward = (
-            run.phase_peak_bytes.get(Phase.FORWARD, 0) + run.reserved_bytes - run.allocated_bytes
-        )
-        if late and not run.note and forward + late > self._memory_bytes:
-            self._late = [LATE_GRADIENTS.format(format_bytes(late))]
+        if is_alone and not run.note:
+            self._warn(late_gradients_warning(self._step_of_setup, run, self._memory_bytes))
+
+    def _warn(self, warning: str) -> None:
+        if warning and warning not in self._warnings:
+            self._warnings.append(warning)
 
     def _step(self, batch_size: int, next_batch: Callable[[], Any], run: Run) -> int:
         """Run one step and return its peak memory in bytes."""

@@ -22,11 +22,6 @@ LEAK_WARNING = (
     "batch size unless that growth ends. Try detach() on outputs that you keep from step to step"
 )
 
-LATE_GRADIENTS = (
-    "a loop that calls zero_grad() between forward and backward pass holds {} of old gradients "
-    "meanwhile, and may run out of memory at the answer. Try calling it after optimizer.step()"
-)
-
 
 class Outcome(enum.Enum):
     """The ways in which a probe may end."""

@@ -132,8 +132,7 @@ class TrainingStep:
         is_known = self.keeps_gradients or self.trains_itself
         if is_known or self._source.kept_until is not KeptUntil.NEXT:
             return 0
-        trained = (p for p in self.setup.model.parameters() if p.requires_grad)
-        return sum(parameter.numel() * parameter.element_size() for parameter in trained)
+        return sum(p.nbytes for p in self.setup.model.parameters() if p.requires_grad)
 
     def begin(
         self, batch_size: int, small_batch: Callable[[], Any] | None = None, *, is_first: bool
