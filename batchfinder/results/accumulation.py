@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 from batchfinder.errors import UsageError
 from batchfinder.units import count, positive
@@ -136,9 +137,8 @@ def plan_accumulation(
     steps = max(1, -(-per_rank // most))
     exact = fastest = None
     if per_rank * world_size == global_batch_size:
-        # Loop over batch sizes: there are far fewer of them than numbers of steps.
-        sizes = range(least, min(most, per_rank) + 1, multiple_of)
-        rates = {n: rate_at(n) or 0.0 for n in sizes if per_rank % n == 0}
+        sizes = divisors(per_rank, multiple_of, up_to=most)
+        rates = {n: rate_at(n) or 0.0 for n in sizes if n >= least}
         if rates:
             largest, quick = max(rates), max(rates, key=lambda n: (rates[n], n))
             exact = Split(largest, per_rank // largest, world_size)
@@ -156,3 +156,17 @@ def plan_accumulation(
         below = Split(most, steps - 1, world_size)
     above = at_least(steps if lower < most else steps + 1)
     return plan(exact, below, above, fastest)
+
+
+@lru_cache
+def divisors(number: int, multiple_of: int, up_to: int) -> tuple[int, ...]:
+    """Return the divisors up to a limit that are multiples of another number, the smallest first.
+
+    Example:
+        >>> divisors(96, multiple_of=8, up_to=50)
+        (8, 16, 24, 32, 48)
+    """
+    smaller = range(1, min(math.isqrt(number), up_to) + 1)
+    small = [size for size in smaller if number % size == 0]
+    both = {*small, *(number // size for size in small)}
+    return tuple(sorted(size for size in both if size <= up_to and size % multiple_of == 0))

@@ -198,7 +198,7 @@ def believe(known: Bracket, estimate: Guess | None = None) -> Belief:
     """
     # A requested maximum says nothing about memory: if more would fit, the answer is the maximum.
     high = known.high if known.failure else math.inf
-    low, least = max(known.low, known.unit / 4), LEAST_OF_RAN * known.ran
+    low, least = max(known.low, known.bounds.multiple_of / 4), LEAST_OF_RAN * known.ran
     tensors, allocator = lines_of(known)
     later = Part(0, lambda size: 0, low)
     parts = [Part(ANYWHERE, anywhere(max(low, least), known.high), max(low, least))]
@@ -206,9 +206,9 @@ def believe(known: Bracket, estimate: Guess | None = None) -> Belief:
         parts.append(Part(ESTIMATE, around(estimate.size, estimate.deviation * estimate.size), low))
     if math.isfinite(tensors.end):
         top = known.refuted or max(known.ran, tensors.end)
-        floor = max(known.low_confirmed, known.unit / 4, least)
+        floor = max(known.low_confirmed, known.bounds.multiple_of / 4, least)
         later = Part(LATER, below(top, LATER_SHARE, LATER_POWER), floor)
-        doubt = FRACTION * known.unit + known.excess_error * tensors.end
+        doubt = FRACTION * known.bounds.multiple_of + known.excess_error * tensors.end
         segments = SEGMENTS * allocator.end if known.is_fragmented else 0
         end, error = allocator if known.is_fragmented else tensors
         # Once a confirmation has refuted a probe, a line that ends above it was wrong.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from batchfinder.errors import UsageError
+from batchfinder.results.accumulation import divisors
 from batchfinder.units import positive
 
 # The search ends at this size if nothing runs out of memory and no maximum was given: no optimizer
@@ -59,12 +59,11 @@ class Bounds(NamedTuple):
         smallest = positive("the minimum batch size", smallest)
         most = None if largest is None else positive("the maximum batch size", largest)
         multiple_of = positive("multiple_of", multiple_of)
-        sizes, of_what = "multiple", f"of {multiple_of}"
+        size = f"multiple of {multiple_of}"
         if global_batch_size is not None:
             total = positive("the global batch size", global_batch_size)
             most = min(most or total, total)
-            sizes, of_what = "divisor", f"of {total}"
-            of_what += f" that is a multiple of {multiple_of}" if multiple_of > 1 else ""
+            size = f"divisor of {total}" + (f" that is a {size}" if multiple_of > 1 else "")
         if most is not None and smallest > most:
             raise UsageError(
                 f"the smallest batch size, {smallest}, is above the largest, {most}. "
@@ -75,7 +74,7 @@ class Bounds(NamedTuple):
         first, last = grid.after(smallest - 1), grid.at_most(largest)
         if first > last:
             raise UsageError(
-                f"no {sizes} {of_what} lies between the smallest batch size {smallest} and "
+                f"no {size} lies between the smallest batch size {smallest} and "
                 f"the largest {most}. Try another of the three"
             )
         return grid._replace(first=first, last=last)
@@ -89,7 +88,7 @@ class Bounds(NamedTuple):
         """
         if self.global_batch_size is None:
             return math.floor(size / self.multiple_of) * self.multiple_of
-        sizes = _divisors(self.global_batch_size, self.multiple_of)
+        sizes = self._divisors()
         return sizes[place - 1] if (place := bisect_right(sizes, size)) else 0
 
     def after(self, size: int) -> int:
@@ -100,7 +99,7 @@ class Bounds(NamedTuple):
             (32, 32)
         """
         if self.global_batch_size is not None:
-            sizes = _divisors(self.global_batch_size, self.multiple_of)
+            sizes = self._divisors()
             if (place := bisect_right(sizes, size)) < len(sizes):
                 return sizes[place]
         return self.multiple_of * (size // self.multiple_of + 1)
@@ -113,7 +112,7 @@ class Bounds(NamedTuple):
         """Return how many steps from size to size lead from ``low`` to ``high``."""
         if self.global_batch_size is None:
             return (high - low) // self.multiple_of
-        sizes = _divisors(self.global_batch_size, self.multiple_of)
+        sizes = self._divisors()
         return bisect_right(sizes, high - 1) - bisect_right(sizes, low) + 1
 
     def without_first(self) -> Bounds | None:
@@ -121,13 +120,9 @@ class Bounds(NamedTuple):
         first = self.after(self.first)
         return self._replace(first=first) if first <= self.last else None
 
-
-@lru_cache
-def _divisors(number: int, multiple_of: int) -> tuple[int, ...]:
-    """Return the divisors of a number that are multiples of another one, the smallest first."""
-    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
-    both = {*small, *(number // size for size in small)}
-    return tuple(sorted(size for size in both if size % multiple_of == 0))
+    def _divisors(self) -> tuple[int, ...]:
+        assert self.global_batch_size is not None
+        return divisors(self.global_batch_size, self.multiple_of, up_to=UNLIMITED_BATCH_SIZE)
 
 
 ALL_SIZES = Bounds.of()

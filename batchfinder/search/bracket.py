@@ -53,7 +53,6 @@ class Bracket:
 
     Attributes:
         bounds: the sizes that may be tried.
-        first, last, unit, is_open: of these bounds; each size is a multiple of the unit.
         fits: the probes that fit, by size.
         confirmed: the confirmations that fit, by size.
         failure: the smallest size that failed; None if none has.
@@ -74,7 +73,6 @@ class Bracket:
         probes_prove: bool = True,
     ) -> None:
         self.bounds = bounds
-        self.first, self.last, self.unit, self.is_open, _ = bounds
         self.budget_bytes, self.is_repeatable = budget_bytes, is_repeatable
         self._coarseness, self._probes_prove = coarseness, probes_prove
         self.fits: dict[int, Probe] = {}
@@ -86,7 +84,7 @@ class Bracket:
     @property
     def high(self) -> int:
         """The smallest size that is excluded: it failed, or is beyond the bounds."""
-        return self.failure.batch_size if self.failure else self.bounds.after(self.last)
+        return self.failure.batch_size if self.failure else self.bounds.after(self.bounds.last)
 
     @property
     def probes_prove(self) -> bool:
@@ -97,14 +95,14 @@ class Bracket:
     def low(self) -> int:
         """The largest size that is proved; the one before the first size if none is."""
         proofs = self.readings if self.probes_prove else self.confirmed
-        before = self.bounds.before(self.first)
+        before = self.bounds.before(self.bounds.first)
         return max((size for size in proofs if size < self.high), default=before)
 
     @property
     def low_confirmed(self) -> int:
         """The largest size that was confirmed; the one before the first size if none was."""
         sizes = (size for size in self.confirmed if size < self.high)
-        return max(sizes, default=self.bounds.before(self.first))
+        return max(sizes, default=self.bounds.before(self.bounds.first))
 
     @property
     def ran(self) -> int:
@@ -126,7 +124,7 @@ class Bracket:
         return max(self._gap_below(size), self.coarseness_at(size))
 
     def _gap_below(self, size: int) -> int:
-        return max(self.unit, size - self.bounds.before(size))
+        return max(self.bounds.multiple_of, size - self.bounds.before(size))
 
     def coarseness_at(self, size: int) -> int:
         """Return that width where it is more than from one size to the next; else less, or 0."""
@@ -188,8 +186,8 @@ class Bracket:
     @property
     def is_tight(self) -> bool:
         """True if no size is left to try between ``low`` and ``high``."""
-        if self.low < self.first:
-            return self.high == self.first
+        if self.low < self.bounds.first:
+            return self.high == self.bounds.first
         return self.high - self.low <= self.resolution
 
     @property
@@ -197,13 +195,13 @@ class Bracket:
         """True if the answer is known: it is confirmed, or even the smallest size failed twice."""
         if self.low in self.confirmed:
             return self.is_tight
-        return self.high == self.first and self._failed_when_confirmed
+        return self.high == self.bounds.first and self._failed_when_confirmed
 
     def record(self, probe: Probe, confirm: bool) -> None:
         """Narrow the bracket by the outcome of a probe."""
         if probe.most_examples is not None:  # then the first size that has too few fails too
             too_large = self.bounds.after(probe.most_examples)
-            probe = replace(probe, batch_size=max(self.first, too_large))
+            probe = replace(probe, batch_size=max(self.bounds.first, too_large))
         size = probe.batch_size
         self.probes += 1
         vars(self).pop("spread", None)

@@ -68,7 +68,7 @@ class Deadline:
         if not self._step_seconds:
             return wanted  # no duration of a step is known yet
         left = SPENT * self.seconds_left()
-        is_confirmed = known.low_confirmed >= known.first
+        is_confirmed = known.low_confirmed >= known.bounds.first
         reserve = 0.0
         if not is_confirmed and not (wanted.confirm and wanted.size <= known.ran):
             reserve = self._predict(known.ran, confirm=True)
@@ -80,7 +80,7 @@ class Deadline:
             # It may be too late for any size. The smallest one that ran has the best chance.
             ran = [ran for ran in known.fits if ran < known.high]
             size = max(size, min(ran, default=0))
-            return Move(size, True) if size >= known.first else None
+            return Move(size, True) if size >= known.bounds.first else None
         return Move(size, True) if size > WORTH * known.low_confirmed else None
 
     def _predict(self, size: int, confirm: bool) -> float:

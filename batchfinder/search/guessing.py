@@ -100,7 +100,7 @@ def _size_to_record(known: Bracket, share: float, guess: Guess | None) -> Move |
         share: the largest of these sizes, as a share of the predicted answer.
         guess: the answer by the recordings so far; None if they do not determine it.
     """
-    if not known.ran or known.first == known.last:
+    if not known.ran or known.bounds.first == known.bounds.last:
         return None  # nothing can be recorded, or needs to be
     # Small peaks may be of a moment that hardly grows. A replay shows the moment that will.
     recorded, end = len(known.confirmed), lines_of(known)[0].end
@@ -114,6 +114,6 @@ def _size_to_record(known: Bracket, share: float, guess: Guess | None) -> Move |
     size = known.bounds.at_most(min(share * end, known.ran * growth))
     if size <= known.ran:
         next_size = known.bounds.after(known.ran)
-        is_small = 3 * next_size <= end or known.first in known.confirmed
-        size = next_size if is_small else known.first
+        is_small = 3 * next_size <= end or known.bounds.first in known.confirmed
+        size = next_size if is_small else known.bounds.first
     return Move(size, True) if size < min(end, known.high) else None

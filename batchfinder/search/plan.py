@@ -78,7 +78,7 @@ def candidates(belief: Belief, known: Bracket, high: int) -> list[int]:
     are where the belief is, each with the size above it whose failure would end the search.
     """
     low, bounds, coarseness_at = known.low, known.bounds, known.coarseness_at
-    apart, apart_low = coarseness_at(high), coarseness_at(max(low, known.unit))
+    apart, apart_low = coarseness_at(high), coarseness_at(max(low, bounds.multiple_of))
 
     def lower(size: int) -> int:
         return min(bounds.before(size), bounds.at_most(size - apart))
@@ -94,7 +94,7 @@ def candidates(belief: Belief, known: Bracket, high: int) -> list[int]:
     top, count = belief.at_least(low), MOST_CANDIDATES // 2
     for i in range(count if many else 0):
         below, above, share = float(low), float(high), top * (i + 0.5) / count
-        while above - below > known.unit / 2:
+        while above - below > bounds.multiple_of / 2:
             middle = (below + above) / 2
             below, above = (middle, above) if belief.at_least(middle) > share else (below, middle)
         size = bounds.at_most(below)
@@ -134,7 +134,7 @@ def plan(belief: Belief, known: Bracket, sizes: list[int], prices: Prices) -> Mo
     for i, j in ((i, i + width) for width in range(1, count) for i in range(count - width)):
         low, high = sizes[i], sizes[j]
         is_open = known.failure is None and j == count - 1
-        end = known.unit if is_open else ends[j]
+        end = known.bounds.multiple_of if is_open else ends[j]
         if j == i + 1 or high - low <= end:
             rest = max(0.0, math.log2((high - low) / end)) * min(high, 2 * low)
             costs[i][j] = rest + (prices.confirm + doubt) * low + each, rest

@@ -147,12 +147,13 @@ def search(
 
 def _opening(known: Bracket, prices: Prices) -> Move | None:
     """Return the next move if there is nothing to weigh, else None."""
-    if not known.ran or known.high == known.first:
-        return Move(known.first, known.high == known.first or known.first == known.last)
+    bounds = known.bounds
+    if not known.ran or known.high == bounds.first:
+        return Move(bounds.first, known.high == bounds.first or bounds.first == bounds.last)
     if known.is_tight:
         return Move(known.low, True)
     if known.failure and known.failure.most_examples is not None:
-        return Move(known.bounds.before(known.high), True)  # all the examples that there are
+        return Move(bounds.before(known.high), True)  # all the examples that there are
     if len(known.readings) == 1 and known.failure is None:
         # Some memory is not filled by examples, so twice this size likely fits, and is still cheap.
         growth = 2 * end_from_zero(known) / known.ran
@@ -163,7 +164,7 @@ def _opening(known: Bracket, prices: Prices) -> Move | None:
         # What is left of the search would cost far more than one size that should fail.
         end = lines_of(known)[0].end
         return move_to(known, OVERSHOOT * max(end, known.ran)) if math.isfinite(end) else None
-    if spare < 0 and known.failure is None and known.is_open:
+    if spare < 0 and known.failure is None and bounds.is_open:
         return move_to(known, known.ran * BLIND_GROWTH)
     return move_to(known, (known.low + known.high) / 2) if spare < 0 else None
 
@@ -180,7 +181,7 @@ def _planned(known: Bracket, prices: Prices, estimate: Guess | None) -> Move:
             cautious = lines_of(known, max(NOISE, known.spread) * known.budget_bytes)[0].end
             sure = max(sure_growth * ran, end - 2 * error)
             size = min(APPROACH * end, cautious, sure, growth * ran)
-            if size <= known.last:
+            if size <= known.bounds.last:
                 return move_to(known, size)
         else:
             growth = sure_growth  # the line may end too late, but hardly ever by more
@@ -207,16 +208,17 @@ def _spare_probes(known: Bracket) -> int:
 
     Without a maximum, BLIND_GROWTH has to find an upper bound first.
     """
+    bounds = known.bounds
 
     def halvings(low: int, high: int, width: int) -> int:
         return math.ceil(math.log2(max(1, (high - low) // width)))
 
     def growths(low: int) -> int:
-        return math.ceil(math.log(known.last / low, BLIND_GROWTH)) if known.is_open else 0
+        return math.ceil(math.log(bounds.last / low, BLIND_GROWTH)) if bounds.is_open else 0
 
-    end = known.bounds.after(known.last)
-    allowed = halvings(known.first, end, known.unit) + growths(known.first) + SPARE_PROBES
-    if known.failure is None and known.is_open:
+    end = bounds.after(bounds.last)
+    allowed = halvings(bounds.first, end, bounds.multiple_of) + growths(bounds.first) + SPARE_PROBES
+    if known.failure is None and bounds.is_open:
         low, high = end // BLIND_GROWTH, end
         left = growths(known.ran)
     else:

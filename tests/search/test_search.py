@@ -437,10 +437,7 @@ def test_a_search_tries_only_sizes_that_divide_the_global_batch_size() -> None:
         ((1, None, True), "multiple_of must be a whole number, not True"),
         ((9, 8, 1), "the smallest batch size, 9, is above the largest, 8"),
         ((1, 7, 8), "no multiple of 8 lies between the smallest batch size 1 and the largest 7"),
-        (
-            (4, 6, 1, 21),
-            "no divisor of 21 lies between the smallest batch size 4 and",
-        ),
+        ((4, 6, 1, 21), "no divisor of 21 lies between the smallest batch size 4 and"),
         ((1, None, 8, 12), "no divisor of 12 that is a multiple of 8 lies between"),
         ((1, None, 1, 0), "the global batch size must be at least 1, not 0"),
     ],
