@@ -160,7 +160,7 @@ def _launcher(
         mode=given.mode,
         show_output=verbose,
     )
-    bounds = Bounds.of(batch_size, batch_size, batch_size)
+    bounds = Bounds.of(batch_size, batch_size, multiple_of=batch_size)  # no other is asked for
     launcher = LaunchProber(template, options, bounds, Prices(confirm=1))
     launcher.settle(batch_size)
     return launcher

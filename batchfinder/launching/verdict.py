@@ -192,9 +192,8 @@ def refute_close(verdicts: dict[int, Verdict], failed: Probe) -> Probe:
     if not close or failed.outcome is not Outcome.OOM:
         return failed
     note = f"a launch at {size} ran out, and memory differs by more from run to run"
-    failed = replace(failed, batch_size=min(close), note=note)
-    verdicts |= dict.fromkeys(close, Verdict(failed))
-    return failed
+    verdicts |= {each: Verdict(replace(failed, batch_size=each, note=note)) for each in close}
+    return verdicts[min(close)].probe
 
 
 def _advice_on(said: str) -> str:

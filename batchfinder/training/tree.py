@@ -86,13 +86,13 @@ def named_tensors(tree: Any) -> list[tuple[str, Tensor]]:
         >>> [(path, tuple(x.shape)) for path, x in named_tensors({"x": torch.zeros(2, 3), "n": 1})]
         [("['x']", (2, 3))]
     """
-    found = []
+    return [(path, leaf) for path, leaf in named_leaves(tree) if isinstance(leaf, Tensor)]
 
-    def note(path: str, leaf: Any) -> None:
-        if isinstance(leaf, Tensor):
-            found.append((path, leaf))
 
-    map_leaves(note, tree)
+def named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    """Return the leaves of a tree with their paths, in order."""
+    found: list[tuple[str, Any]] = []
+    map_leaves(lambda path, leaf: found.append((path, leaf)), tree)
     return found
 
 

@@ -122,7 +122,7 @@ def main() -> None:
         # What one model leaves in a process would count against the limit of the next.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
             rows[name] = processes.submit(row_of, options.part, name).result()
-        results["torch"] = torch.__version__
+        results.setdefault("torch", {})[options.part] = torch.__version__
         RESULT_FILE.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         print(name, json.dumps(rows[name]), file=sys.stderr, flush=True)
     print(summary(options.part, [*rows.values()]))

@@ -16,7 +16,7 @@ from batchfinder.errors import SampleError
 from batchfinder.training.data.lengths import MOST_EXAMPLES, SEED, lengths_of
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import MakeBatch
-from batchfinder.training.tree import map_leaves
+from batchfinder.training.tree import named_leaves
 from batchfinder.training.user_traceback import raised_while
 
 Collate = Callable[[list[Any]], Any]
@@ -142,6 +142,4 @@ def _shapes(batch: Any) -> list[tuple[str, Any]]:
 
     Lists count too: a collator may return the lengths of texts as a list of numbers.
     """
-    leaves: list[tuple[str, Any]] = []
-    map_leaves(lambda path, leaf: leaves.append((path, getattr(leaf, "shape", None))), batch)
-    return leaves
+    return [(path, getattr(leaf, "shape", None)) for path, leaf in named_leaves(batch)]
