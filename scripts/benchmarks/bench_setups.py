@@ -9,7 +9,8 @@
 
 For each set-up: the answer by ``batchfinder find``; then the set-up's own loop (``setups/``), at
 module level, in a fresh process that may use no more memory than the search: 30 steps at the
-answer, which must survive, and at the next size up (2 %), which must not. Beside it, doubling and
+answer, which must survive, and at the next size up (2 %), which must not. Where steps differ, it
+trains in four orders of the data: each must survive, one must not. Beside it, doubling and
 bisection in the same loop, in one process; and 30 steps at their answer, in a fresh one. Writes
 each row as it comes to scripts/results/setups.json; rows that are there are not run again, unless
 named by ``--only``. ``--judge`` trains again at the answers that are there. ``--expandable`` adds
@@ -134,13 +135,18 @@ def judged(setup: Setup, row: dict[str, Any], known: dict[str, Any]) -> dict[str
     sizes = {"survival": answer, "above": above}
     if row["bisection"].get("batch_size"):
         sizes["bisection_survival"] = row["bisection"]["batch_size"]
-    done = [known[part] for part in sizes if "flushing_steps" in known.get(part, {})]
+    done = [known[part] for part in sizes if is_judged(setup, known.get(part, {}))]
     reports = {report["batch_size"]: report for report in done}
     for part, size in sizes.items():
         if size not in reports:
             reports[size] = trained_at(setup, row["budget_bytes"], size)
         row[part] = reports[size]
     return row | {"survives": survived(row["survival"]), "is_tight": is_refused(row["above"])}
+
+
+def is_judged(setup: Setup, report: dict[str, Any]) -> bool:
+    """Whether a report says all that is asked: a failure, or as many orders as survive today."""
+    return bool(report) and (not survived(report) or report.get("orders", 1) >= setup.orders)
 
 
 def is_refused(above: dict[str, Any]) -> bool:
@@ -184,8 +190,18 @@ def find_command(setup: Setup) -> list[str]:
 
 
 def trained_at(setup: Setup, budget: int, batch_size: int) -> dict[str, Any]:
-    """What a fresh process says that trains at one size."""
-    return trained(setup, budget, "--batch-size", str(batch_size))
+    """What a fresh process says that trains at one size: the first order that fails, or the last.
+
+    Where steps differ, each order of the data is a training of its own.
+    """
+    flushing = 0
+    for order in range(setup.orders):
+        options = "--batch-size", str(batch_size), "--seed", str(order)
+        report = trained(setup, budget, *options) | {"orders": order + 1}
+        report["flushing_steps"] = flushing = max(flushing, report.get("flushing_steps", 0))
+        if not survived(report):
+            break
+    return report
 
 
 def trained(setup: Setup, budget: int, *options: str) -> dict[str, Any]:

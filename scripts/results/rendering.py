@@ -91,12 +91,21 @@ ENDS = {"oom": "out of memory", "error": "another error", "survived": "survives"
 
 
 def _end_of(judgement: Row, *, expected: str) -> str:
-    """Say how a judgement ended, in bold if not as expected; and if it flushed the cache."""
+    """Say how a judgement ended, in bold if not as expected; and if it flushed the cache.
+
+    The number of orders of the data follows, if there were several: all survived, or the last died.
+    """
     outcome, flushing = judgement.get("outcome"), judgement.get("flushing_steps", 0)
     end = ENDS.get(outcome or "", "-")
     is_other = outcome is not None and (outcome == "survived") != (expected == "survived")
     steps = "1 step" if flushing == 1 else f"{flushing} steps"
-    told = f", flushing in {steps}" if flushing and outcome == "survived" else ""
+    orders = judgement.get("orders", 1)
+    told = ""
+    if outcome == "survived":
+        told += f" in {orders} orders" if orders > 1 else ""
+        told += f", flushing in {steps}" if flushing else ""
+    elif orders > 1:
+        told = f" in order {orders}"
     return (f"**{end}**" if is_other else end) + told
 
 
@@ -111,7 +120,7 @@ def setups(rows: Mapping[str, Row]) -> str:
                 name,
                 row["device"],
                 row["batch_size"] or "error",
-                "survives" if row["survives"] else "**dies**",
+                _end_of(row.get("survival", {}), expected="survived"),
                 _end_of(row.get("above", {}), expected="oom"),
                 row.get("full_size_steps", "-"),
                 f"{row['seconds']:.0f} s",

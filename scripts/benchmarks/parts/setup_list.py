@@ -6,6 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+# Kinds of set-ups whose steps differ, so that one training that survives proves little.
+VARYING = (
+    "wav2vec 2.0",
+    "Trainer, varying lengths",
+    "TRL SFT",
+    "Lightning",
+    "loader, varying lengths",
+)
+ORDERS = 4
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -28,6 +38,11 @@ class Setup:
     arguments: Mapping[str, str | int | float] = field(default_factory=lambda: MappingProxyType({}))
     in_bf16: bool = False
     device: str = "cuda"
+
+    @property
+    def orders(self) -> int:
+        """How many orders of its data, or draws of its model, the loop is judged with."""
+        return ORDERS if self.kind in VARYING else 1
 
 
 def _image(name: str, gib: int, model: str, *, in_bf16: bool = False, size: int = 224) -> Setup:

@@ -49,7 +49,7 @@ def loader(batch_size: int = 2, layers: int = 4) -> DataLoader[Any]:
 
 if __name__ == "__main__":
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    torch.manual_seed(0)
+    torch.manual_seed(setup_loop.seed)
     module = setup_loop.kept(Classifier)
     pytorch_lightning.Trainer(
         accelerator="gpu" if setup_loop.device == "cuda" else "cpu",

@@ -16,6 +16,7 @@ batch_size = 2
 steps = 3
 device = "cpu"
 in_bf16 = False
+seed = 0  # another one shuffles the data into another order
 arguments: dict[str, Any] = {}
 
 _built: list[Any] = []

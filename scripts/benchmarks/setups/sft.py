@@ -49,6 +49,7 @@ def trainer_of(model: nn.Module, batch_size: int = 8, steps: int = -1) -> SFTTra
         output_dir="/tmp/unused",
         per_device_train_batch_size=batch_size,
         max_steps=steps,
+        seed=42 + setup_loop.seed,
         max_length=512,
         report_to=[],
         save_strategy="no",

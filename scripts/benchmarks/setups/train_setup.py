@@ -133,6 +133,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--bisect", action="store_true")
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0, help="of the order of the data")
     parser.add_argument("--budget", type=int, help="bytes")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--bf16", action="store_true")
@@ -141,7 +142,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     setup_loop.device, setup_loop.arguments = options.device, options.arguments
-    setup_loop.in_bf16 = options.bf16
+    setup_loop.in_bf16, setup_loop.seed = options.bf16, options.seed
     started = time.perf_counter()
     loop = Loop(options.file)
     limit_memory(options.budget, torch.device(options.device))

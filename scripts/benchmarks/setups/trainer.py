@@ -37,6 +37,7 @@ def trainer_of(
         output_dir="/tmp/unused",
         per_device_train_batch_size=batch_size,
         max_steps=steps,
+        seed=42 + setup_loop.seed,
         bf16=setup_loop.in_bf16,
         use_cpu=False,
         report_to=[],

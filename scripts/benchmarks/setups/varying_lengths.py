@@ -40,7 +40,7 @@ def start(**arguments: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 if __name__ == "__main__":
-    torch.manual_seed(0)
+    torch.manual_seed(setup_loop.seed)
     device = setup_loop.device
     model, optimizer = setup_loop.kept(start)
     step = 0
