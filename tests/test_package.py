@@ -40,7 +40,6 @@ ROOMS = (
     "simulation.trace",
     "simulation.libraries",
     "simulation.values",
-    "simulation.patching",
     "simulation.gpus",
     "probing.choose_prober",
     "probing.ranks",

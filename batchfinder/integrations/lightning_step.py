@@ -12,10 +12,10 @@ from torch.optim import SGD
 
 from batchfinder.errors import SampleError, StepError
 from batchfinder.training.frameworks.lightning import takes_index
-from batchfinder.training.frameworks.patched_methods import methods_replaced
 from batchfinder.training.parallel import unwrapped
 from batchfinder.training.sample import common_size
 from batchfinder.training.source import KeptUntil, StepSource
+from batchfinder.training.state.patching import replaced
 
 
 class StepInTrainer(StepSource):
@@ -54,7 +54,7 @@ class StepInTrainer(StepSource):
         batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
         batch = self._trainer.strategy.batch_to_device(batch, dataloader_idx=0)
         precision = self._trainer.precision_plugin.forward_context()
-        with precision, methods_replaced(module, log=_nothing, log_dict=_nothing):
+        with precision, replaced(module, log=_nothing, log_dict=_nothing):
             return self._step(model, batch)
 
     def loss_of(self, output: Any, batch: Any) -> Any:

@@ -52,9 +52,9 @@ from llm.published import (  # noqa: E402 - runs from a checkout too
 
 from batchfinder.errors import BatchFinderError  # noqa: E402
 from batchfinder.probing.options import ProbeOptions  # noqa: E402
-from batchfinder.simulation.patching import replaced  # noqa: E402
 from batchfinder.simulation.prober import SimulatedProber  # noqa: E402
 from batchfinder.simulation.tracing.step_trace import StepTraces  # noqa: E402
+from batchfinder.training.state.patching import replaced  # noqa: E402
 from batchfinder.units import GIB  # noqa: E402
 
 Row = Mapping[str, str]
@@ -84,7 +84,7 @@ def simulate(row: Row, adapters: Path | None, known: dict[str, dict[str, Any]]) 
     # With a mask, as for prefix tuning, transformers itself expands keys and values.
     usual = sdpa_attention.use_gqa_in_sdpa
     rule = (lambda *_: False) if "K/V expanded" in row["attention"] else usual
-    with replaced(sdpa_attention, "use_gqa_in_sdpa", rule):
+    with replaced(sdpa_attention, use_gqa_in_sdpa=rule):
         run = SimulatedProber(traces, roomy, probe_options).replay(int(row["batch"]))
     known[what] = {
         "allocated": run.peak_allocated_bytes,

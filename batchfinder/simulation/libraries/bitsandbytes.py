@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from batchfinder.simulation.patching import replaced
 from batchfinder.simulation.values.shapes import new_like
+from batchfinder.training.state.patching import replaced
 
 # ``Optimizer8bit.get_state_buffer``: smaller states stay in the allocator.
 _SMALLEST_PAGED = 100_000
@@ -29,11 +29,12 @@ def bitsandbytes_simulated() -> Iterator[None]:
     functions: Any = sys.modules.get("bitsandbytes.autograd._functions")
     with ExitStack() as stack:
         if layers is not None:
-            name = "fix_4bit_weight_quant_state_from_module"
-            stack.enter_context(replaced(layers, name, _find_quantization))
+            stack.enter_context(
+                replaced(layers, fix_4bit_weight_quant_state_from_module=_find_quantization)
+            )
         if optimizers is not None:
             owner = optimizers.Optimizer8bit
-            stack.enter_context(replaced(owner, "get_state_buffer", _state_buffer))
+            stack.enter_context(replaced(owner, get_state_buffer=_state_buffer))
         if functions is not None:
 
             def matmul(
@@ -48,7 +49,7 @@ def bitsandbytes_simulated() -> Iterator[None]:
                 state.threshold = 0.0
                 return functions.MatMul8bitLt.apply(a, b, out, bias, state)
 
-            stack.enter_context(replaced(sys.modules["bitsandbytes"], "matmul", matmul))
+            stack.enter_context(replaced(sys.modules["bitsandbytes"], matmul=matmul))
         yield
 
 

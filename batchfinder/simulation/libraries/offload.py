@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
-from batchfinder.simulation.patching import replaced
 from batchfinder.simulation.values.shapes import new_like
+from batchfinder.training.state.patching import replaced
 
 
-def offload_simulated() -> AbstractContextManager[None]:
+def offload_simulated() -> AbstractContextManager[Any]:
     """Make ``torch.autograd.graph.save_on_cpu`` free each saved tensor until it is needed again.
 
     Its copy to the CPU would not change anything here, because all fake tensors are on the CPU.
@@ -22,4 +22,4 @@ def offload_simulated() -> AbstractContextManager[None]:
         # Tensors from new_like are not tracked, as if they were in host memory.
         saved_tensors_hooks.__init__(self, new_like, torch.empty_like)
 
-    return replaced(save_on_cpu, "__init__", on_host)
+    return replaced(save_on_cpu, __init__=on_host)

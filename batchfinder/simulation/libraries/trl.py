@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from batchfinder.simulation.patching import replaced
+from batchfinder.training.state.patching import replaced
 
 
 class _Kernel:
@@ -46,9 +46,5 @@ def trl_simulated() -> Iterator[None]:
             changes["triton"] = SimpleNamespace(cdiv=lambda size, block: -(-size // block))
             if "TOKEN_CHUNK_SIZE" in vars(module):
                 changes["range"] = _tiles
-            for name, value in changes.items():
-                if name not in vars(module):
-                    setattr(module, name, None)
-                    stack.callback(delattr, module, name)
-                stack.enter_context(replaced(module, name, value))
+            stack.enter_context(replaced(module, **changes))
         yield

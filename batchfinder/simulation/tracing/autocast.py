@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from batchfinder.simulation.patching import replaced
+from batchfinder.training.state.patching import replaced
 
 LOWER_PRECISION = (
     "prelu", "addmv", "addr", "mv", "chain_matmul", "linalg_multi_dot", "einsum",
@@ -121,7 +121,7 @@ OFF_WARNING = (
 )
 
 
-def cuda_autocast_on_cpu() -> AbstractContextManager[None]:
+def cuda_autocast_on_cpu() -> AbstractContextManager[Any]:
     """Make new ``torch.autocast("cuda")`` objects work on CPU tensors.
 
     Without this, they silently do nothing in a PyTorch without CUDA.
@@ -139,7 +139,7 @@ def cuda_autocast_on_cpu() -> AbstractContextManager[None]:
             device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
         original(self, device_type, dtype, enabled, cache_enabled)
 
-    return replaced(torch.autocast, "__init__", on_cpu)
+    return replaced(torch.autocast, __init__=on_cpu)
 
 
 @contextmanager
@@ -170,10 +170,13 @@ def cuda_autocast_simulated(warn: Callable[[str], None]) -> Iterator[None]:
 
     with (
         cuda_autocast_on_cpu(),
-        replaced(torch.autocast, "__enter__", enter_on_cpu),
-        replaced(torch, "is_autocast_enabled", on_gpu),
-        replaced(torch, "get_autocast_dtype", dtype_on_gpu),
-        replaced(torch, "get_autocast_gpu_dtype", lambda: dtype_on_gpu("cuda")),
+        replaced(torch.autocast, __enter__=enter_on_cpu),
+        replaced(
+            torch,
+            is_autocast_enabled=on_gpu,
+            get_autocast_dtype=dtype_on_gpu,
+            get_autocast_gpu_dtype=lambda: dtype_on_gpu("cuda"),
+        ),
     ):
         try:
             yield

@@ -17,11 +17,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from batchfinder.errors import StepError, UsageError
-from batchfinder.simulation.patching import replaced
 from batchfinder.simulation.tracing.tracker import StorageTracker
 from batchfinder.training.optimizer import make_optimizer
 from batchfinder.training.parallel import fully_sharding, shard
 from batchfinder.training.setup import OptimizerOfModel, TrainingSetup
+from batchfinder.training.state.patching import replaced
 
 STRATEGIES = ("ddp", "fsdp", "zero1", "zero2")
 
@@ -138,7 +138,7 @@ def largest_part(parameters: list[nn.Parameter], parts: int) -> list[nn.Paramete
     return shares[loads.index(max(loads))]
 
 
-def _parts_made_when_needed() -> AbstractContextManager[None]:
+def _parts_made_when_needed() -> AbstractContextManager[Any]:
     """Make sharding create only this rank's part of each parameter, not the parts of all ranks.
 
     Otherwise the time of an estimate grows with the number of ranks. Does nothing if this version
@@ -149,7 +149,7 @@ def _parts_made_when_needed() -> AbstractContextManager[None]:
     sharded = getattr(import_module(home), "_fsdp_param", None)
     if not hasattr(sharded, "_chunk_with_empty"):
         return nullcontext()
-    return replaced(sharded, "_chunk_with_empty", _Parts)
+    return replaced(sharded, _chunk_with_empty=_Parts)
 
 
 class _Parts:
@@ -167,7 +167,7 @@ class _Parts:
         return self._tensor.narrow(self._dim, start, min(self._size, length - start))
 
 
-def resizes_tracked(tracker: StorageTracker) -> AbstractContextManager[None]:
+def resizes_tracked(tracker: StorageTracker) -> AbstractContextManager[Any]:
     """Report to a tracker when sharding releases or allocates the memory of gathered parameters.
 
     Sharding resizes storages directly, so the tracker sees no operator.
@@ -179,4 +179,4 @@ def resizes_tracked(tracker: StorageTracker) -> AbstractContextManager[None]:
         tracker.resized(storage)
         return result
 
-    return replaced(torch.UntypedStorage, "resize_", tracked)
+    return replaced(torch.UntypedStorage, resize_=tracked)

@@ -27,7 +27,6 @@ from batchfinder.simulation.kernels.torch_version import TORCH_VERSION
 from batchfinder.simulation.libraries.bitsandbytes import bitsandbytes_simulated
 from batchfinder.simulation.libraries.offload import offload_simulated
 from batchfinder.simulation.libraries.trl import trl_simulated
-from batchfinder.simulation.patching import replaced
 from batchfinder.simulation.tracing.autocast import autocast_kernels, cuda_autocast_simulated
 from batchfinder.simulation.tracing.copies import copied
 from batchfinder.simulation.tracing.cuda_dispatch import (
@@ -47,6 +46,7 @@ from batchfinder.simulation.values.unknown import unknown_numbers
 from batchfinder.training.placement import homes_of
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.state.anatomy import holds_tensors, tensors_of
+from batchfinder.training.state.patching import replaced
 from batchfinder.training.state.reach import reachable, tensor_hooks
 from batchfinder.training.state.snapshot import refuse_lazy
 from batchfinder.training.tree import named_tensors
@@ -111,11 +111,11 @@ def fake_cuda(
         stack.enter_context(_steady_garbage())
         # PyTorch logs a traceback for each error that it also raises.
         logger = logging.getLogger("torch._subclasses.fake_tensor")
-        stack.enter_context(replaced(logger, "disabled", True))
+        stack.enter_context(replaced(logger, disabled=True))
         yield mode
 
 
-def _numbers_printed() -> AbstractContextManager[None]:
+def _numbers_printed() -> AbstractContextManager[Any]:
     """Let a step log its loss, such as ``f"{loss:.3f}"``; unknown numbers are printed as 0."""
 
     def formatted(self: Tensor, form: str) -> str:
@@ -126,7 +126,7 @@ def _numbers_printed() -> AbstractContextManager[None]:
             number = 0.0 if self.is_floating_point() else 0
         return format(number, form)
 
-    return replaced(FakeTensor, "__format__", formatted)
+    return replaced(FakeTensor, __format__=formatted)
 
 
 @contextmanager

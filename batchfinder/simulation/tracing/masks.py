@@ -15,18 +15,17 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensor
 
-from batchfinder.simulation.patching import replaced
 from batchfinder.simulation.values.known import value_of
+from batchfinder.training.state.patching import replaced
 
-_MODULE, _NAME = "transformers.utils.import_utils", "is_fake_tensor"
 
-
-def known_masks_read() -> AbstractContextManager[None]:
+def known_masks_read() -> AbstractContextManager[Any]:
     """Let transformers, if imported, read fake tensors with known values until the block ends."""
-    module = sys.modules.get(_MODULE)
-    if not hasattr(module, _NAME):  # not imported, or an older version that reads all tensors
+    module = sys.modules.get("transformers.utils.import_utils")
+    # An older version lacks the function, and reads all tensors.
+    if not hasattr(module, "is_fake_tensor"):
         return nullcontext()
-    return replaced(module, _NAME, _is_unknown)
+    return replaced(module, is_fake_tensor=_is_unknown)
 
 
 def _is_unknown(x: Any) -> bool:

@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
 from batchfinder.errors import StepError
-from batchfinder.simulation.patching import replaced
 from batchfinder.simulation.values.known import numbers_of
+from batchfinder.training.state.patching import replaced
 
 # Finite and near 1, as checks for infinity and logarithms expect, and exact in fp32. No real number
 # is likely to have these digits, so a tensor made from it is recognized.
@@ -64,7 +64,7 @@ class UnknownNumber(float):
     __pow__ = __rpow__ = __neg__ = __pos__ = __abs__ = _computed
 
 
-def unknown_numbers() -> AbstractContextManager[None]:
+def unknown_numbers() -> AbstractContextManager[Any]:
     """Let ``.item()`` return an unknown number, unless PyTorch's own code asks."""
     original = FakeTensor.item
 
@@ -74,7 +74,7 @@ def unknown_numbers() -> AbstractContextManager[None]:
             return original(self)
         return UnknownNumber()
 
-    return replaced(FakeTensor, "item", item)
+    return replaced(FakeTensor, item=item)
 
 
 def _asked_by_pytorch() -> bool:

@@ -21,10 +21,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from batchfinder.errors import StepError
 from batchfinder.training.data.drawn import DataBatches
 from batchfinder.training.data.loader import batches_of_loader
-from batchfinder.training.frameworks.patched_methods import methods_replaced
 from batchfinder.training.loss import call_model
 from batchfinder.training.parallel import is_wrapped, unwrapped
 from batchfinder.training.source import KeptUntil, StepSource
+from batchfinder.training.state.patching import replaced
 from batchfinder.training.user_traceback import error_line
 
 _LIGHTNING = ("lightning", "pytorch_lightning")
@@ -129,7 +129,7 @@ def _through_forward(
         put_back()  # the step itself may call forward
         return function(*arguments)
 
-    with methods_replaced(module, forward=redirected) as put_back:
+    with replaced(module, forward=redirected) as put_back:
         return model(*arguments)
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from batchfinder.training.frameworks.lightning import LightningStep, call_step, own_optimizers
-from batchfinder.training.frameworks.patched_methods import methods_replaced
 from batchfinder.training.parallel import unwrapped
+from batchfinder.training.state.patching import replaced
 
 
 def optimizes_by_hand(model: nn.Module) -> bool:
@@ -40,7 +40,7 @@ class ManualStep(LightningStep):
         """Train on one batch that is on the model's device."""
         if self._configured is None:
             self._configured = own_optimizers(model)
-        with methods_replaced(unwrapped(model), **_in_the_trainers_place(*self._configured)):
+        with replaced(unwrapped(model), **_in_the_trainers_place(*self._configured)):
             call_step(model, batch)
 
 

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from batchfinder.errors import StepError
-from batchfinder.training.frameworks.patched_methods import methods_replaced
 from batchfinder.training.frameworks.trainer_evaluation import GatheredEvaluation
 from batchfinder.training.loss import call_model
 from batchfinder.training.parallel import unwrapped
 from batchfinder.training.setup import DTYPES, Trainer
 from batchfinder.training.source import KeptUntil, StepSource
+from batchfinder.training.state.patching import replaced
 from batchfinder.training.tree import named_tensors
 
 # Libraries whose training_step needs no more memory than the loss does.
@@ -269,7 +269,7 @@ def in_precision(
             output = forward(*arguments, **options)
         return _in_fp32(output)
 
-    return methods_replaced(module, forward=in_autocast)
+    return replaced(module, forward=in_autocast)
 
 
 def _in_fp32(output: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.mixtral import modeling_mixtral
 
-from batchfinder.simulation.patching import replaced
+from batchfinder.training.state.patching import replaced
 
 # Architectures whose own loss in Transformers 4 left the logits in their dtype.
 _OWN_LOSS = {"gpt_bigcode", "gpt_neox", "falcon", "gpt2"}
@@ -56,7 +56,7 @@ def _loss(logits: Any, labels: Any, vocab_size: int, *, upcasts: bool, **_: Any)
 @contextmanager
 def older_experts() -> Iterator[None]:
     """Make experts from linear layers, which are quantized, instead of one tensor for all."""
-    with replaced(modeling_mixtral, "MixtralSparseMoeBlock", ListedExperts):
+    with replaced(modeling_mixtral, MixtralSparseMoeBlock=ListedExperts):
         yield
 
 
