@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -35,13 +35,11 @@ _KEPT = {
 }  # fmt: skip
 
 
-@contextmanager
-def model_kept(model: nn.Module) -> Iterator[None]:
+def model_kept(model: nn.Module) -> AbstractContextManager[None]:
     """Restore the modules, parameters, hooks and flags of a model when the block ends."""
     spaces = [vars(module) for module in model.modules()]
     containers = [value for space in spaces for value in space.values() if isinstance(value, dict)]
-    with contents_kept([*spaces, *containers]):
-        yield
+    return contents_kept([*spaces, *containers])
 
 
 def apply_checkpointing(model: nn.Module, how: str) -> str:

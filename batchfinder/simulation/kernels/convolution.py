@@ -50,11 +50,11 @@ def convolution_backward(
     )
 
 
-def compute_format(images: Tensor, weight: Tensor) -> torch.memory_format:
-    """Return the memory format of the computation: channels last if either tensor has it."""
-    last = _FORMATS.get(images.dim())
+def compute_format(*tensors: Tensor) -> torch.memory_format:
+    """Return the memory format of a computation: channels last if one of its tensors has it."""
+    last = _FORMATS.get(tensors[0].dim())
     if last is not None:
-        for tensor in (images, weight):
+        for tensor in tensors:
             if tensor.is_contiguous(memory_format=last) and not tensor.is_contiguous():
                 return last
     return torch.contiguous_format

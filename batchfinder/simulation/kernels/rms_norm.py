@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from batchfinder.simulation.kernels.convolution import compute_format
+
 FUSED_SINCE = (2, 9)
 
 
@@ -27,12 +29,7 @@ def rms_norm(
 
     It is composed of other operators for channels-last images, and if the weight's dtype differs.
     """
-    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim())
-    is_channels_last = (
-        channels_last is not None
-        and not input.is_contiguous()
-        and input.is_contiguous(memory_format=channels_last)
-    )
+    is_channels_last = compute_format(input) is not torch.contiguous_format
     output: Tensor
     if is_channels_last or (weight is not None and weight.dtype != input.dtype):
         output = torch.ops.aten.rms_norm.default.decompose(input, normalized_shape, weight, eps)
