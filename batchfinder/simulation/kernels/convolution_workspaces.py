@@ -15,7 +15,6 @@ from torch import Tensor
 
 from batchfinder.probing.devices.allocator.rounding import round_up
 from batchfinder.simulation.kernels.attention import ComputeCapability
-from batchfinder.simulation.trace.recorder import size_of
 
 TENSOR_FLOAT_SINCE: ComputeCapability = (8, 0)
 """The first GPUs that compute fp32 convolutions on tensor cores, as TF32."""
@@ -82,8 +81,8 @@ class Convolution(NamedTuple):
         if math.prod(kernel) == 1 or (kernel == list(self.stride) and not is_half):
             return 0
         padded = round_up(channels, _CHANNELS_AT_ONCE) if is_half and not is_grouped else channels
-        copied = size_of(self.images) + size_of(self.weight)
-        return copied // channels * padded + size_of(self.outputs)
+        copied = self.images.nbytes + self.weight.nbytes
+        return copied // channels * padded + self.outputs.nbytes
 
     def _unfolded_bytes(self, kernel: list[int]) -> int:
         """Return the bytes of PyTorch's own kernels, which unfold one example at a time.
@@ -98,7 +97,7 @@ class Convolution(NamedTuple):
     def _full_precision_bytes(self, direction: Direction, kernel: list[int]) -> int:
         batch, channels, *sides = self.images.shape
         filters = self.outputs.size(1)
-        copied = size_of(self.images) + size_of(self.weight)
+        copied = self.images.nbytes + self.weight.nbytes
         is_strided, is_forward = max(self.stride) > 1, direction is Direction.OUTPUT
         if kernel == [1, 1] and not is_strided and direction is Direction.IMAGES:
             rows, columns = (-(-n // _MATRIX_TILE) for n in (channels, batch * math.prod(sides)))
@@ -106,7 +105,7 @@ class Convolution(NamedTuple):
         if kernel != [3, 3] or max(self.dilation) > 1:
             return 0
         if is_strided:
-            return copied + size_of(self.outputs) if is_forward else 0
+            return copied + self.outputs.nbytes if is_forward else 0
         if direction is not Direction.WEIGHT and max(channels, filters) <= _FEW_CHANNELS:
             return 0
         tiles = batch * math.prod(-(-side // _TILE) for side in self.outputs.shape[2:])

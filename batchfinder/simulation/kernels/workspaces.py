@@ -6,7 +6,8 @@ needs less. Copies of tensors in another memory format than cuDNN's are not opti
 Workspaces of attention are in :mod:`~batchfinder.simulation.kernels.attention_memory`. Workspaces
 of cuBLAS outlive the step: :mod:`~batchfinder.simulation.kernels.matrix_products`.
 
-Sources: ``aten/src/ATen/native/cudnn/Conv_v8.cpp`` and ``ConvShared.cpp`` of PyTorch.
+Sources in ``aten/src/ATen/native`` of PyTorch: ``cudnn/Conv_v8.cpp`` and ``cudnn/ConvShared.cpp``,
+``Loss.cpp``, ``cuda/SoftMax.cu``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from batchfinder.simulation.kernels.losses import COPYING_LOSSES, CTC_BACKWARDS
 from batchfinder.simulation.kernels.matrix_products import PRODUCTS, MatrixProducts, quantized_sizes
 from batchfinder.simulation.kernels.reductions import REDUCTIONS
 from batchfinder.simulation.kernels.torch_version import TORCH_VERSION
-from batchfinder.simulation.trace.recorder import Recorder, copied_sizes, size_of, take, taken
+from batchfinder.simulation.trace.recorder import Recorder, copied_sizes, take, taken
 from batchfinder.simulation.trace.trace import Rule
 
 _aten: Any = torch.ops.aten
@@ -120,7 +121,7 @@ class CudaWorkspaces:
             return
         with taken(recorder, copied):
             # Other kernels compute the row sums of gradient times output, in fp32.
-            product = recorder.begin_transient(size_of(grad))
+            product = recorder.begin_transient(grad.nbytes)
             sums = recorder.begin_transient(row_sums)
             delta = recorder.begin_transient(row_sums)
             recorder.end_transient(sums)
@@ -143,47 +144,19 @@ class CudaWorkspaces:
         if memory_format is torch.contiguous_format:
             needed = partial(convolution.workspace_bytes, direction)
             workspace = on_target(self._capability, self._alike, needed)
-        with taken(recorder, [size_of(image) for image in copied]):
+        with taken(recorder, [image.nbytes for image in copied]):
             take(recorder, [workspace], optional=True)
 
 
-def _contiguous(*places: int) -> _Sizes:
-    """Return the sizes for kernels that copy these arguments if they are not contiguous."""
-    return lambda args, _: copied_sizes(args[at] for at in places)
-
-
-def _values(args: Any, output: Any) -> list[int]:
-    """Return the bytes of a loss's value for each element, if the loss is reduced."""
-    return [] if output.dim() else [size_of(args[0])]
-
-
-def _logits(args: Any, output: Any) -> list[int]:
-    # The logarithms of the sigmoid; and the loss for each element, unless that is the output.
-    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Loss.cpp
-    return [size_of(args[0])] * (1 if output.dim() else 2)
+def _copied(args: Any, _: Any) -> list[int]:
+    """Return the bytes of the first argument's copy, if it is not contiguous."""
+    return copied_sizes(args[:1])
 
 
 def _flash_backward(args: Any, _: Any) -> list[int]:
     # The kernel reads these by rows of heads.
-    read = [x for x in (args[0], args[4]) if not x.transpose(1, 2).is_contiguous()]
-    return [*map(size_of, read), *flash_backward_bytes(*args[1:3])]
-
-
-def _unfold(args: Any, _: Any) -> list[int]:
-    # The output is allocated at the input's size first, and again at its own, larger size.
-    return [*copied_sizes(args[:1]), size_of(args[0])]
-
-
-def _softmax_backward(args: Any, _: Any) -> list[int]:
-    # The product of both is computed first, whatever kernel sums it up.
-    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/SoftMax.cu
-    return [max(size_of(args[0]), size_of(args[1]))]
-
-
-def _soft_margin_backward(_: Any, output: Any) -> list[int]:
-    # -target, -target * input, and its exponential are alive at once.
-    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Loss.cpp
-    return [size_of(output)] * 2
+    copied = copied_sizes(x.transpose(1, 2) for x in (args[0], args[4]))
+    return [*copied, *flash_backward_bytes(*args[1:3])]
 
 
 _COPIED_FIRST = {
@@ -193,11 +166,16 @@ _COPIED_FIRST = {
 """Arguments that are made contiguous before the outputs are allocated."""
 
 _KERNELS: dict[Any, _Sizes] = {
-    _aten.native_layer_norm_backward.default: _contiguous(0),
-    _aten._softmax_backward_data.default: _softmax_backward,
-    _aten.soft_margin_loss_backward.default: _soft_margin_backward,
-    _aten.binary_cross_entropy_with_logits.default: _logits,
-    _aten._log_softmax_backward_data.default: _contiguous(0),
+    _aten.native_layer_norm_backward.default: _copied,
+    # The product of both is computed first, whatever kernel sums it up.
+    _aten._softmax_backward_data.default: lambda args, _: [max(args[0].nbytes, args[1].nbytes)],
+    # -target, -target * input, and its exponential are alive at once.
+    _aten.soft_margin_loss_backward.default: lambda _, output: [output.nbytes] * 2,
+    # The logarithms of the sigmoid; and the loss for each element, unless that is the output.
+    _aten.binary_cross_entropy_with_logits.default: lambda args, output: (
+        [args[0].nbytes] * (1 if output.dim() else 2)
+    ),
+    _aten._log_softmax_backward_data.default: _copied,
     _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     _aten._scaled_dot_product_efficient_attention.default: lambda args, _: [
         efficient_forward_bytes(args[0], args[2])
@@ -208,10 +186,12 @@ _KERNELS: dict[Any, _Sizes] = {
         (_aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default),
         index_put_sizes,
     ),
-    _aten.im2col.default: _unfold,
-    _aten.col2im.default: _contiguous(0),
-    **dict.fromkeys(CTC_BACKWARDS, lambda args, _: [size_of(args[6])]),
+    # The output is allocated at the input's size first, and again at its own, larger size.
+    _aten.im2col.default: lambda args, _: [*copied_sizes(args[:1]), args[0].nbytes],
+    _aten.col2im.default: _copied,
+    **dict.fromkeys(CTC_BACKWARDS, lambda args, _: [args[6].nbytes]),
     **REDUCTIONS,
-    **dict.fromkeys(COPYING_LOSSES, _values),
+    # The value for each element, if the loss is reduced.
+    **dict.fromkeys(COPYING_LOSSES, lambda args, output: [] if output.dim() else [args[0].nbytes]),
 }
 """The bytes that each kernel uses, where only the GPU's number of threads matters."""

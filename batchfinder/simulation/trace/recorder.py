@@ -51,11 +51,6 @@ def held(tensor: Tensor) -> Tensor:
     return part if isinstance(part, Tensor) else tensor
 
 
-def size_of(tensor: Tensor) -> int:
-    """Return the bytes of a tensor's elements."""
-    return tensor.numel() * tensor.element_size()
-
-
 def copied_sizes(tensors: Iterable[Tensor]) -> list[int]:
     """Return the sizes of the copies of those tensors that are not contiguous."""
-    return [size_of(tensor) for tensor in tensors if not tensor.is_contiguous()]
+    return [tensor.nbytes for tensor in tensors if not tensor.is_contiguous()]

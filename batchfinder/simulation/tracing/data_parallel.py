@@ -106,7 +106,7 @@ class Cluster:
         """Return the buffers in which DistributedDataParallel reduces gradients."""
         if self.is_sharded:
             return []
-        left = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+        left = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         buckets = []
         size = FIRST_BUCKET_BYTES
         while left > 0:

@@ -244,7 +244,7 @@ def _moves_to_host(grad: Tensor) -> bool:
     return (
         grad.device.type not in ("cpu", "meta")
         and _is_plain(grad)
-        and grad.untyped_storage().nbytes() == grad.numel() * grad.element_size()
+        and grad.untyped_storage().nbytes() == grad.nbytes
     )
 
 
