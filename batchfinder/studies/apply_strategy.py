@@ -138,9 +138,8 @@ def _on_host(parameter: nn.Parameter) -> Tensor:
 
 def _with_bf16_batches(setup: TrainingSetup) -> TrainingSetup:
     """Return a setup whose batches are bf16 where they were floating-point."""
-    if setup.make_batch is None:
-        return dataclasses.replace(setup, sample=_cast(setup.sample))
-    return dataclasses.replace(setup, make_batch=_casting(setup.make_batch))
+    make_batch = setup.make_batch and _casting(setup.make_batch)
+    return dataclasses.replace(setup, sample=_cast(setup.sample), make_batch=make_batch)
 
 
 def _casting(make_batch: MakeBatch) -> MakeBatch:

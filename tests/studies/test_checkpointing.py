@@ -153,7 +153,8 @@ def test_a_make_batch_is_cast_too_and_keeps_its_signature() -> None:
     def make_batch(batch_size: int, step: int) -> Tensor:
         return torch.full((batch_size, 8), float(step))
 
-    setup = TrainingSetup(Stack(), make_batch=make_batch)
+    setup = TrainingSetup(Stack(), torch.zeros(2, 8), make_batch=make_batch)
     with applied(Strategy(precision="pure-bf16"), setup, ProbeOptions()) as step:
+        assert step.setup.sample.dtype is torch.bfloat16  # the longest batch, of step 0
         assert step.setup.make_batch is not None
         assert step.setup.make_batch(2, 3).dtype is torch.bfloat16
