@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch._dynamo  # the first optimizer imports it, possibly under a memory limit
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from batchfinder.errors import StepError, UsageError
@@ -140,5 +140,9 @@ def remarks_on_optimizers(setup: TrainingSetup) -> Iterator[str]:
 
 def _trains(optimizer: Optimizer, model: nn.Module) -> bool:
     """Return True if an optimizer holds any parameter of a model."""
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    return any(id(parameter) in held for parameter in model.parameters())
+    return not {*parameters_of(optimizer)}.isdisjoint(model.parameters())
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters that an optimizer holds, in the order of its groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from batchfinder.errors import StepError
+from batchfinder.training.optimizer import parameters_of
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.state.anatomy import tensors_of
 from batchfinder.training.state.reach import reachable
@@ -80,7 +81,7 @@ def move_beside(setup: TrainingSetup, device: torch.device, homes: set[torch.dev
     for optimizer in reached:
         if not isinstance(optimizer, Optimizer):
             continue
-        if all(p.device == device for group in optimizer.param_groups for p in group["params"]):
+        if all(parameter.device == device for parameter in parameters_of(optimizer)):
             _move_optimizer(optimizer, device)
 
 

@@ -29,6 +29,7 @@ from batchfinder.simulation.trace.trace import EMPTY_CACHE, Kind, Rule, Stage, S
 from batchfinder.simulation.tracing.callers import user_line, value_for_pytorch_itself
 from batchfinder.simulation.tracing.operators import run_operator
 from batchfinder.simulation.tracing.refusal import USE_FIND
+from batchfinder.training.optimizer import parameters_of
 
 _CPU = torch.device("cpu")
 _DEVICE_OF = torch.ops.prim.device.default
@@ -248,16 +249,15 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._modules.pop()
 
     def _enter_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        own = [held(p) for group in optimizer.param_groups for p in group["params"]]
-        if not any(tensor.untyped_storage()._cdata in self._live for tensor in own):
+        own = parameters_of(optimizer)
+        if not any(held(p).untyped_storage()._cdata in self._live for p in own):
             raise StepError(
                 f"{type(optimizer).__name__} has no parameter of the simulated model. It belongs "
                 f"to another model, or the step made it for the original: {USE_FIND}"
             )
         self._in_optimizer = True
         # A sharded optimizer has only a part of the model's parameters.
-        parameters = {p for group in optimizer.param_groups for p in group["params"]}
-        parameters.update(self._model.parameters())
+        parameters = {*own, *self._model.parameters()}
         self.label((p.grad for p in parameters if p.grad is not None), Kind.GRADIENT)
 
     def _leave_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:

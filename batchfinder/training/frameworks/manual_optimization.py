@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from batchfinder.training.frameworks.lightning import LightningStep, call_step, own_optimizers
+from batchfinder.training.optimizer import parameters_of
 from batchfinder.training.parallel import unwrapped
 from batchfinder.training.state.patching import replaced
 
@@ -60,8 +61,8 @@ def _in_the_trainers_place(
         loss.backward(*arguments, **options)  # type: ignore[no-untyped-call]
 
     def toggle_optimizer(optimizer: Optimizer) -> None:
-        trained.update({p: p.requires_grad for other in optimizers for p in _parameters(other)})
-        own = {*_parameters(optimizer)}
+        trained.update({p: p.requires_grad for other in optimizers for p in parameters_of(other)})
+        own = {*parameters_of(optimizer)}
         for parameter, requires_grad in trained.items():
             parameter.requires_grad_(requires_grad and parameter in own)
 
@@ -79,7 +80,7 @@ def _in_the_trainers_place(
             return
         by_value = gradient_clip_algorithm == "value"
         clip = nn.utils.clip_grad_value_ if by_value else nn.utils.clip_grad_norm_
-        clip(_parameters(optimizer), gradient_clip_val)
+        clip(parameters_of(optimizer), gradient_clip_val)
 
     return {
         "optimizers": configured_optimizers,
@@ -89,7 +90,3 @@ def _in_the_trainers_place(
         "untoggle_optimizer": untoggle_optimizer,
         "clip_gradients": clip_gradients,
     }
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
