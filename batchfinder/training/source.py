@@ -177,12 +177,15 @@ class OldOutput:
 
     def blocks(self, batch_size: int) -> list[Tensor]:
         """Allocate a block for each storage, scaled to a batch size; none before :meth:`note`."""
-        sizes = [
-            size_bytes * batch_size // self._batch_size if grows else size_bytes
-            for size_bytes, grows in self._storages.values()
+        return [
+            filled_block(size * batch_size // self._batch_size if grows else size, self._device)
+            for size, grows in self._storages.values()
         ]
-        # The blocks are filled because on the CPU only memory that was written to counts.
-        return [torch.full((size,), 1, dtype=torch.uint8, device=self._device) for size in sizes]
+
+
+def filled_block(size_bytes: int, device: torch.device | None) -> Tensor:
+    """Allocate a block. It is filled, as on the CPU only memory that was written to counts."""
+    return torch.full((size_bytes,), 1, dtype=torch.uint8, device=device)
 
 
 def source_of(setup: TrainingSetup, warn: Callable[[str], None]) -> StepSource:

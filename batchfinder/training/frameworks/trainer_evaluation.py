@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from batchfinder.training.setup import Trainer
+from batchfinder.training.source import filled_block
 from batchfinder.training.tree import named_tensors
 
 
@@ -78,8 +79,7 @@ class GatheredEvaluation:
 
     def _blocks(self, examples: int) -> list[Tensor]:
         sizes = [int(size * max(0, examples)) for size in self._bytes_per_example]
-        # The blocks are filled because on the CPU only memory that was written to counts.
-        return [torch.full((n,), 1, dtype=torch.uint8, device=self._device) for n in sizes]
+        return [filled_block(size, self._device) for size in sizes]
 
 
 def _length(dataset: Any) -> int:
