@@ -63,10 +63,8 @@ class Drawn:
     """``make_batch(batch_size, step) -> batch``: the longest in step 0, later ones as drawn."""
 
     longest: Collated
-    collate: Collate
     dataset: Any
     places: Sequence[int]  # in the order of a sampler; they repeat when they are used up
-    owner: str
 
     def __call__(self, batch_size: int, step: int) -> Any:
         """Make the batch of a step. Above 2048 examples, the examples in a batch repeat."""
@@ -75,9 +73,9 @@ class Drawn:
         count = min(batch_size, MOST_EXAMPLES)
         first = (step - 1) * count
         places = (self.places[i % len(self.places)] for i in range(first, first + count))
-        with raised_while(f"{self.owner} made a batch"):
+        with raised_while(f"{self.longest.owner} made a batch"):
             examples = [self.dataset[place] for place in places]
-        return Collated(self.collate, examples, self.owner)(batch_size)
+        return dataclasses.replace(self.longest, examples=examples)(batch_size)
 
 
 def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> DataBatches:
@@ -105,7 +103,7 @@ def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> Data
         # A collator may pad all batches to one length.
         if lengths.vary and _shapes(shortest(count)) != _shapes(batch):
             places = drawn_places(sampler or RandomSampler(dataset))
-            make_batch = Drawn(longest, collate, dataset, places, owner)
+            make_batch = Drawn(longest, dataset, places)
     remark = (
         f"the longest batch tried is as long as the longest of {lengths.looked_at} examples "
         f"of {owner}'s {len(dataset)}; give a sample as long as any in training"
