@@ -84,15 +84,12 @@ class SizesSeen:
             return Honored.YES
         if smaller is None:
             return Honored.UNKNOWN
-        return Honored.YES if self._grew(smaller, inputs, batch_size) else Honored.CAPPED
+        growth = _elements(inputs) / max(1, _elements(self._inputs[smaller]))
+        return Honored.YES if growth >= GROWS * batch_size / smaller else Honored.CAPPED
 
     def again(self, batch_size: int, ranks: int = 1) -> Honored:
         """Compare the inputs at a batch size that was noted with those of all other launches."""
         return self.note(batch_size, self._inputs.get(batch_size, ()), ranks)
-
-    def _grew(self, smaller: int, inputs: Iterable[Sequence[int]], batch_size: int) -> bool:
-        growth = _elements(inputs) / max(1, _elements(self._inputs[smaller]))
-        return growth >= GROWS * batch_size / smaller
 
 
 def remark_on(

@@ -16,6 +16,7 @@ from torch.utils import _pytree
 
 from batchfinder.training.user_traceback import mark
 
+_MOST_SHOWN = 6  # tensors in a message
 _SHAPES = re.compile(r"\b(shapes?|sizes?|dim|dimensions?|channels)\b|Expected \d")
 
 
@@ -96,7 +97,7 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     return found
 
 
-def described_shapes(tensors: list[tuple[str, Tensor]], limit: int = 6) -> str:
+def described_shapes(tensors: list[tuple[str, Tensor]]) -> str:
     """Return the shapes of a sample's tensors as text.
 
     Example:
@@ -104,8 +105,8 @@ def described_shapes(tensors: list[tuple[str, Tensor]], limit: int = 6) -> str:
         >>> described_shapes(named_tensors({"x": torch.zeros(2, 3)}))
         "sample['x'] [2, 3]"
     """
-    shown = [f"sample{path} {list(tensor.shape)}" for path, tensor in tensors[:limit]]
-    return ", ".join(shown) + (", ..." if len(tensors) > limit else "")
+    shown = [f"sample{path} {list(tensor.shape)}" for path, tensor in tensors[:_MOST_SHOWN]]
+    return ", ".join(shown) + (", ..." if len(tensors) > _MOST_SHOWN else "")
 
 
 @contextmanager

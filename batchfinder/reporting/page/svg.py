@@ -62,7 +62,8 @@ class Chart:
 
     def line(self, points: Iterable[Point], style: str) -> None:
         """Draw a line through the points."""
-        self._marks.append(f'<polyline class="{style}" points="{self._path(points)}"/>')
+        path = _text(self.at(*point) for point in points)
+        self._marks.append(f'<polyline class="{style}" points="{path}"/>')
 
     def area(self, points: Iterable[Point], style: str) -> None:
         """Fill the polygon of the points. Those along a horizontal edge are left out."""
@@ -96,9 +97,6 @@ class Chart:
     def svg(self) -> str:
         """Return the picture."""
         return _svg(self.title, HEIGHT, [*self._axes(), *self._marks])
-
-    def _path(self, points: Iterable[Point]) -> str:
-        return _text(self.at(*point) for point in points)
 
     def _axes(self) -> Iterable[str]:
         (left, bottom), (right, top) = self.at(0, 0), self.at(self.x_most, self.y_end)
