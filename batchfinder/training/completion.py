@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from batchfinder.errors import SampleError, UsageError
 from batchfinder.training.data.drawn import DataBatches
@@ -24,29 +22,20 @@ from batchfinder.training.frameworks.transformers_trainer import (
     TrainerStep,
     remarks_on,
 )
-from batchfinder.training.input_spec import parse_input_spec
 from batchfinder.training.placement import untrained_bases
 from batchfinder.training.setup import OptimizerOfModel, Trainer, TrainingSetup, check_functions
-from batchfinder.training.target import call_with_arguments
 from batchfinder.training.tree import described_shapes, named_tensors
 
 
-def completed(  # noqa: C901 - one branch per source of batches
-    setup: TrainingSetup,
-    *,
-    sample_function: Callable[..., Any] | None = None,
-    arguments: Mapping[str, object] | None = None,
-    input_spec: str | None = None,
-) -> tuple[TrainingSetup, list[str]]:
+def completed(setup: TrainingSetup) -> tuple[TrainingSetup, list[str]]:
     """Return a setup with its sample, its step and its optimizer; and warnings for the user.
 
-    The first of these supplies the sample: the setup itself, the sample function, the input text,
-    the Trainer's or LightningModule's data, an example input of the model.
+    The first of these supplies the sample: the setup itself, the Trainer's or LightningModule's
+    data, an example input of the model.
 
     Unless the setup has its own, a LightningModule uses its ``training_step`` and its optimizer.
     The step does not run on the module's example input, which has no targets. A Trainer of
-    transformers brings its model, loss, optimizer and data. The sample function gets only the
-    arguments (``--arg``) that it accepts.
+    transformers brings its model, loss, optimizer and data.
     """
     check_functions(setup)
     trainer = setup.model if isinstance(setup.model, Trainer) else None
@@ -66,16 +55,13 @@ def completed(  # noqa: C901 - one branch per source of batches
             raise UsageError("there is both a loader and a sample or make_batch. Try one of them.")
         setup = _with_batches(setup, batches_of_loader(setup.loader), warnings)
     elif setup.sample is None and setup.make_batch is None:
-        sample = _given_sample(sample_function, arguments or {}, input_spec)
         own = None
-        if sample is None and trainer is not None and trainer.train_dataset is not None:
+        if trainer is not None and trainer.train_dataset is not None:
             own = batches_of_trainer(trainer)
-        elif sample is None and trains_itself(setup.model):
+        elif trains_itself(setup.model):
             own = batches_of_module(setup.model, warnings.append)
         if own is not None:
             setup = _with_batches(setup, own, warnings)
-        elif sample is not None:
-            setup = replace(setup, sample=sample)
         else:
             setup, warning = _with_hint(setup)
             warnings.append(warning)
@@ -116,18 +102,6 @@ def _trained_by_module(setup: TrainingSetup, *, with_its_step: bool) -> Training
         optimizer = OptimizerOfModel(own_optimizer, "configure_optimizers of the LightningModule")
         setup = replace(setup, optimizer=optimizer)
     return setup
-
-
-def _given_sample(
-    function: Callable[..., Any] | None, arguments: Mapping[str, object], input_spec: str | None
-) -> Any:
-    if function is not None:
-        sample = call_with_arguments(function, arguments)
-        if sample is None:
-            name = getattr(function, "__name__", "the sample function")
-            raise SampleError(f"{name} returned None; it must return one batch")
-        return sample
-    return None if input_spec is None else parse_input_spec(input_spec)
 
 
 def _with_hint(setup: TrainingSetup) -> tuple[TrainingSetup, str]:

@@ -14,6 +14,7 @@ from batchfinder.training.target import (
     call_with_arguments,
     load_function,
     load_target,
+    name_of,
     refuse_unknown_arguments,
 )
 from batchfinder.training.user_module import is_language_model
@@ -48,27 +49,32 @@ def load_setup(
         if made is None:
             raise SampleError(f"{loader} returned None; it must return a DataLoader or a data set")
         setup = dataclasses.replace(setup, sample=None, make_batch=None, loader=made)
-    ignored = _ignored(setup, sample, input_spec)
-    setup, warnings = completed(
-        setup,
-        sample_function=load_function(sample) if sample else None,
-        arguments=arguments,
-        input_spec=input_spec,
-    )
+    setup, ignored = _with_sample(setup, arguments, sample, input_spec)
+    setup, warnings = completed(setup)
     setup = dataclasses.replace(setup, optimizer=optimizer or setup.optimizer)
     return setup, [*remarks, *ignored, *warnings]
 
 
-def _ignored(setup: TrainingSetup, sample: str | None, input_spec: str | None) -> list[str]:
-    """Return a warning for each given option that has no effect."""
-    given = [("--sample", sample), ("--input", input_spec)]
+def _with_sample(
+    setup: TrainingSetup,
+    arguments: Mapping[str, object],
+    sample: str | None,
+    input_spec: str | None,
+) -> tuple[TrainingSetup, list[str]]:
+    """Return a setup with the sample given, and a warning for each option without effect."""
+    # A mistake in an option is an error, even if the option has no effect.
+    function = load_function(sample) if sample else None
+    batch = None if input_spec is None else parse_input_spec(input_spec)
+    given = [name for name, text in (("--sample", sample), ("--input", input_spec)) if text]
     if setup.loader is not None:
         why = "the loader brings the batches"
     elif setup.sample is not None or setup.make_batch is not None:
         why = "the target brings batches of its own"
     else:
-        why = "--sample comes first"
-        given = given[1:] if sample is not None else []
-    if input_spec is not None and ("--input", input_spec) in given:
-        parse_input_spec(input_spec)  # a mistake in it is still an error
-    return [f"{name} is ignored, as {why}; leave one of them out" for name, text in given if text]
+        why, given = "--sample comes first", given[1:]
+        if function is not None:
+            batch = call_with_arguments(function, arguments)
+            if batch is None:
+                raise SampleError(f"{name_of(function)} returned None; it must return one batch")
+        setup = dataclasses.replace(setup, sample=batch)
+    return setup, [f"{name} is ignored, as {why}; leave one of them out" for name in given]

@@ -15,27 +15,15 @@ from batchfinder.training.frameworks.lightning import OwnTrainingStep
 from batchfinder.training.setup import TrainingSetup
 
 
-def test_sample_comes_from_the_first_of_its_sources() -> None:
-    hinted = nn.Linear(4, 2)
-    hinted.example_input_array = torch.full((1, 4), 4.0)
-
-    def sample_function() -> Tensor:
-        return torch.full((1, 4), 2.0)
-
-    every: dict[str, Any] = {"sample_function": sample_function, "input_spec": "float32[4]"}
-    own = TrainingSetup(hinted, torch.full((1, 4), 1.0))
-    none = TrainingSetup(hinted)
-    assert completed(own, **every)[0].sample[0, 0] == 1
-    assert completed(none, **every)[0].sample[0, 0] == 2
-    assert completed(none, input_spec="float32[4]")[0].sample.shape == (2, 4)
-    assert completed(none)[0].sample[0, 0] == 4
-
-
 def test_only_a_hint_of_the_model_brings_a_warning() -> None:
     model = nn.Linear(4, 2)
-    model.example_input_array = torch.zeros(1, 4)
-    assert completed(TrainingSetup(model), input_spec="float32[4]")[1] == []
-    assert completed(TrainingSetup(model))[1] == [
+    model.example_input_array = torch.full((1, 4), 4.0)
+    own, warnings = completed(TrainingSetup(model, torch.full((1, 4), 1.0)))
+    assert own.sample[0, 0] == 1
+    assert warnings == []
+    hinted, warnings = completed(TrainingSetup(model))
+    assert hinted.sample[0, 0] == 4
+    assert warnings == [
         "no sample was given: the answer holds for the example input that the model carries "
         "(sample [1, 4]); give a batch as your DataLoader yields it"
     ]
@@ -43,25 +31,7 @@ def test_only_a_hint_of_the_model_brings_a_warning() -> None:
 
 def test_setup_with_make_batch_needs_no_sample() -> None:
     setup = TrainingSetup(nn.Linear(4, 2), make_batch=lambda n: torch.zeros(n, 4))
-    assert completed(setup, input_spec="float32[9]")[0].sample is None
-
-
-def test_sample_function_gets_the_arguments_that_it_accepts() -> None:
-    def build(seq_len: int) -> Tensor:
-        return torch.zeros(2, seq_len)
-
-    setup = TrainingSetup(nn.Linear(4, 2))
-    found, _ = completed(setup, sample_function=build, arguments={"seq_len": 5, "depth": 2})
-    assert found.sample.shape == (2, 5)
-    with pytest.raises(UsageError, match="build needs seq_len; give it by --arg seq_len=VALUE"):
-        completed(setup, sample_function=build)
-
-
-def test_sample_function_that_returns_none() -> None:
-    def build() -> None: ...
-
-    with pytest.raises(SampleError, match="build returned None"):
-        completed(TrainingSetup(nn.Linear(4, 2)), sample_function=build)
+    assert completed(setup)[0].sample is None
 
 
 def test_no_sample_at_all_names_every_way() -> None:
@@ -84,9 +54,6 @@ class OwnStep(nn.Linear):
 def test_a_module_that_trains_itself_does_so_unless_the_setup_says_otherwise() -> None:
     model, sample = OwnStep(4, 2), torch.zeros(2, 4)
     assert isinstance(completed(TrainingSetup(model, sample))[0].step, OwnTrainingStep)
-    assert isinstance(
-        completed(TrainingSetup(model), input_spec="float32[4]")[0].step, OwnTrainingStep
-    )
     made = TrainingSetup(model, make_batch=lambda n: torch.zeros(n, 4))
     assert isinstance(completed(made)[0].step, OwnTrainingStep)
     assert completed(TrainingSetup(model, sample, loss_fn=nn.MSELoss()))[0].step is None

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from batchfinder.errors import UsageError
+from batchfinder.errors import SampleError, UsageError
 from batchfinder.training.loading import load_setup
 from batchfinder.training.sample import BatchMaker
 
@@ -60,6 +60,55 @@ def test_what_is_given_comes_before_build_sample_beside_the_target(tmp_path: Pat
     assert load_setup(target, {})[0].sample.shape == (7, 3)
     assert load_setup(target, {}, sample=f"{train}:other")[0].sample.shape == (5, 3)
     assert load_setup(target, {}, input_spec="float32[4]")[0].sample.shape == (2, 4)
+
+
+def test_the_first_of_its_sources_brings_the_sample(tmp_path: Path) -> None:
+    file = tmp_path / "loading_sources.py"
+    file.write_text(
+        "import torch\n"
+        "from batchfinder import TrainingSetup\n"
+        "def hinted():\n"
+        "    model = torch.nn.Linear(4, 2)\n"
+        "    model.example_input_array = torch.full((1, 4), 4.0)\n"
+        "    return model\n"
+        "def own():\n    return hinted(), torch.full((1, 4), 1.0)\n"
+        "def made():\n"
+        "    return TrainingSetup(hinted(), make_batch=lambda n: torch.zeros(n, 4))\n"
+        "def sample():\n    return torch.full((1, 4), 2.0)\n"
+    )
+    every: dict[str, Any] = {"sample": f"{file}:sample", "input_spec": "float32[4]"}
+    assert load_setup(f"{file}:own", {}, **every)[0].sample[0, 0] == 1
+    assert load_setup(f"{file}:made", {}, **every)[0].sample is None
+    assert load_setup(f"{file}:hinted", {}, **every)[0].sample[0, 0] == 2
+    shaped, warnings = load_setup(f"{file}:hinted", {}, input_spec="float32[4]")
+    assert shaped.sample.shape == (2, 4)
+    assert warnings == []
+    assert load_setup(f"{file}:hinted", {})[0].sample[0, 0] == 4
+
+
+def test_a_sample_function_gets_the_arguments_that_it_accepts(tmp_path: Path) -> None:
+    file = tmp_path / "loading_arguments.py"
+    file.write_text(
+        "import torch\n"
+        "def build(depth=1):\n    return torch.nn.Linear(5, depth)\n"
+        "def sample(seq_len):\n    return torch.zeros(2, seq_len)\n"
+    )
+    given = {"seq_len": 5, "depth": 2}
+    setup, _ = load_setup(f"{file}:build", given, sample=f"{file}:sample")
+    assert setup.sample.shape == (2, 5)
+    with pytest.raises(UsageError, match="sample needs seq_len; give it by --arg seq_len=VALUE"):
+        load_setup(f"{file}:build", {"depth": 2}, sample=f"{file}:sample")
+
+
+def test_a_sample_function_that_returns_none() -> None:
+    with pytest.raises(SampleError, match="build_nothing returned None"):
+        load_setup(f"{MODELS}:build_without_sample", {}, sample=SAMPLE)
+
+
+@pytest.mark.parametrize("spec", ["float32[", ""])
+def test_a_mistake_in_the_shapes_is_an_error_even_if_they_have_no_effect(spec: str) -> None:
+    with pytest.raises(UsageError, match="--input"):
+        load_setup(f"{MODELS}:build_small", {}, input_spec=spec)
 
 
 @pytest.mark.parametrize("option", ["sample", "loader"])
