@@ -99,7 +99,7 @@ class Cluster:
                 f"{setup.optimizer.source} uses all parameters, but each rank has only a part of "
                 "them. Try the optimizer's name or a factory."
             )
-        part = _Part(largest_part(list(model.parameters()), self.world_size))
+        part = nn.ParameterList(largest_part(list(model.parameters()), self.world_size))
         return dataclasses.replace(setup, optimizer=make_optimizer(setup.optimizer, part))
 
     def buckets(self, model: nn.Module) -> list[Tensor]:
@@ -113,14 +113,6 @@ class Cluster:
             buckets.append(torch.empty(min(size, left), dtype=torch.uint8))
             left, size = left - size, BUCKET_BYTES
         return buckets
-
-
-class _Part(nn.Module):
-    """A part of a model, to make an optimizer for."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        super().__init__()
-        self.part = nn.ParameterList(parameters)
 
 
 def largest_part(parameters: list[nn.Parameter], parts: int) -> list[nn.Parameter]:
