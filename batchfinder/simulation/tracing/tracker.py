@@ -6,6 +6,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -271,11 +272,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 StorageTracker.__torch_dispatch__ = inspect.unwrap(StorageTracker.__torch_dispatch__)  # type: ignore[method-assign]
 
 
+@dataclass(slots=True, eq=False)
 class _Live:
     """A live storage and its index in the trace."""
 
-    __slots__ = ("index", "watch")
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.watch: weakref.ref[Any] | None = None
+    index: int
+    watch: weakref.ref[Any] | None = None
