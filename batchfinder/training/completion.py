@@ -18,9 +18,9 @@ from batchfinder.training.frameworks.manual_optimization import ManualStep, opti
 from batchfinder.training.frameworks.model_hints import sample_from_model
 from batchfinder.training.frameworks.trainer_batch import batches_of_trainer
 from batchfinder.training.frameworks.transformers_trainer import (
-    TrainerOptimizer,
     TrainerStep,
     remarks_on,
+    trainers_optimizer,
 )
 from batchfinder.training.placement import untrained_bases
 from batchfinder.training.setup import OptimizerOfModel, Trainer, TrainingSetup, check_functions
@@ -85,8 +85,7 @@ def _trained_by(trainer: Trainer, setup: TrainingSetup) -> TrainingSetup:
     if setup.optimizer is None:
         # After training, Accelerate's wrapper is around the optimizer that the Trainer was given.
         given = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-        made = OptimizerOfModel(TrainerOptimizer(trainer), "create_optimizer of the Trainer")
-        setup = replace(setup, optimizer=given or made)
+        setup = replace(setup, optimizer=given or trainers_optimizer(trainer))
     return setup
 
 

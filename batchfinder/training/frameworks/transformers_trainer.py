@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ from batchfinder.errors import StepError
 from batchfinder.training.frameworks.trainer_evaluation import GatheredEvaluation
 from batchfinder.training.loss import call_model
 from batchfinder.training.parallel import unwrapped
-from batchfinder.training.setup import DTYPES, Trainer
+from batchfinder.training.setup import DTYPES, OptimizerOfModel, Trainer
 from batchfinder.training.source import KeptUntil, StepSource
 from batchfinder.training.state.patching import replaced
 from batchfinder.training.tree import named_tensors
@@ -143,24 +144,19 @@ class TrainerStep(StepSource):
         )
 
 
-class TrainerOptimizer:
-    """``make(model) -> optimizer`` as a Trainer creates it.
+def trainers_optimizer(trainer: Trainer) -> OptimizerOfModel:
+    """Return a factory of optimizers as a Trainer creates them. None is set on the Trainer."""
+    make = functools.partial(_created_optimizer, _without_data(trainer))
+    return OptimizerOfModel(make, "create_optimizer of the Trainer")
 
-    Args:
-        trainer: the Trainer. The optimizer is not set on it.
-    """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = _without_data(trainer)
-
-    def __call__(self, model: nn.Module) -> Optimizer:
-        """Make a new optimizer over a model's parameters."""
-        acting = _acting(self._trainer, model=model, model_wrapped=model, optimizer=None)
-        acting.create_optimizer()
-        optimizer: Any = acting.optimizer
-        if callable(getattr(optimizer, "train", None)):
-            optimizer.train()  # a schedule-free optimizer refuses its step otherwise
-        return optimizer  # type: ignore[no-any-return]
+def _created_optimizer(trainer: Trainer, model: nn.Module) -> Optimizer:
+    acting = _acting(trainer, model=model, model_wrapped=model, optimizer=None)
+    acting.create_optimizer()
+    optimizer: Any = acting.optimizer
+    if callable(getattr(optimizer, "train", None)):
+        optimizer.train()  # a schedule-free optimizer refuses its step otherwise
+    return optimizer  # type: ignore[no-any-return]
 
 
 def _acting(trainer: Trainer, **changes: Any) -> Any:
