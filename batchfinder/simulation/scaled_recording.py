@@ -270,14 +270,12 @@ def _paired_from_start(
 
     pairs: list[int | None] = []
     i = 0
-    for j in range(len(large)):
-        if len(pairs) > j:
-            continue
+    while (j := len(pairs)) < len(large):
         if not alike(i, j) and i < len(small):
             skipped = next((skip for skip in SKIPS if go_on(i + skip[0], j + skip[1])), (0, 0))
             i += skipped[0]
-            pairs += [None] * skipped[1]
-            if len(pairs) > j:
+            if skipped[1]:
+                pairs += [None] * skipped[1]
                 continue
         pairs.append(small[i] if alike(i, j) else None)
         i += pairs[-1] is not None
