@@ -113,7 +113,7 @@ def _alignment(half: bool, capability: ComputeCapability) -> int:
 
 
 def attention_kernel(
-    capability: ComputeCapability, alike: set[ComputeCapability] | None = None
+    capability: ComputeCapability, alike: set[ComputeCapability]
 ) -> Callable[..., Tensor]:
     """Return a replacement for ``aten::scaled_dot_product_attention`` with the target's kernel.
 
@@ -124,7 +124,6 @@ def attention_kernel(
     Raises:
         RuntimeError: when called, as in PyTorch, if every kernel that could run is switched off.
     """
-    alike = set() if alike is None else alike
 
     def attention(
         query: Tensor,

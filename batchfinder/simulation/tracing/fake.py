@@ -88,7 +88,7 @@ def fake_cuda(
         "group_norm": group_norm,
         "linear": linear,
         "softmax.int": softmax,
-        "scaled_dot_product_attention": attention_kernel(capability, alike),
+        "scaled_dot_product_attention": attention_kernel(capability, alike or set()),
         **PACKING,
         **RECURRENT,
     }
