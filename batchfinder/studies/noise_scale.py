@@ -181,7 +181,6 @@ def _norms(step: TrainingStep, batches: Iterator[Any]) -> tuple[float, float]:
     total: dict[Tensor, Tensor] = {}
     norms: list[float] = []
     for batch in batches:
-        step.begin(0, is_first=True)
         step.forward_backward(move_batch(batch, step.device))
         if step.trains_itself:
             raise StepError(

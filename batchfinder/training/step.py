@@ -134,9 +134,7 @@ class TrainingStep:
             return 0
         return sum(p.nbytes for p in self.setup.model.parameters() if p.requires_grad)
 
-    def begin(
-        self, batch_size: int, small_batch: Callable[[], Any] | None = None, *, is_first: bool
-    ) -> None:
+    def begin(self, batch_size: int, small_batch: Callable[[], Any], *, is_first: bool) -> None:
         """Prepare for steps at a batch size.
 
         Args:

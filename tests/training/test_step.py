@@ -409,10 +409,10 @@ def test_a_step_that_goes_on_has_an_old_output_of_its_own_size(is_first: bool, h
 
     step = step_of(Net(4, 2), loss_fn=lambda output, batch: output.sum())
     before = block_bytes()
-    step.begin(3, is_first=True)
+    step.begin(3, tuple, is_first=True)
     run(step, torch.ones(3, 4))
     step.release()
-    step.begin(7, is_first=is_first)
+    step.begin(7, tuple, is_first=is_first)
     run(step, torch.ones(7, 4))
     step.release()
     assert [count - before for count in found] == [0, held]

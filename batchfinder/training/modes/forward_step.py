@@ -32,12 +32,8 @@ class EvalStep(TrainingStep):
         self._validates = True
         self._trains = False
 
-    def begin(
-        self, batch_size: int, small_batch: Callable[[], Any] | None = None, *, is_first: bool
-    ) -> None:
+    def begin(self, batch_size: int, small_batch: Callable[[], Any], *, is_first: bool) -> None:
         """Train on small batches to allocate gradients, optimizer states and kernel workspaces."""
-        if small_batch is None:
-            return
         for _ in range(SMALL_STEPS):
             self._clear_old_gradients()
             self._trains = True
@@ -73,9 +69,7 @@ class EvalStep(TrainingStep):
 class InferenceStep(EvalStep):
     """Forward passes of the model alone: no loss, no gradients, no optimizer."""
 
-    def begin(
-        self, batch_size: int, small_batch: Callable[[], Any] | None = None, *, is_first: bool
-    ) -> None:
+    def begin(self, batch_size: int, small_batch: Callable[[], Any], *, is_first: bool) -> None:
         """Do nothing: nothing is trained."""
 
     def _make_optimizer(self) -> Optimizer:
