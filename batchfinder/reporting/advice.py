@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from batchfinder.reporting.wording import allocator_request_bytes, one_line
-from batchfinder.results.probe import IN_VALIDATION
+from batchfinder.reporting.wording import allocator_request_bytes, one_line, without_place
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.units import format_bytes
 
@@ -27,8 +26,8 @@ def why_nothing_fits(result: BatchSizeResult) -> list[str]:
     advice = levers(failure.batch_size if failure else 1)
     if failure is None:
         return [advice]
-    reason = one_line(failure.reason)
-    if reason.startswith(IN_VALIDATION):
+    reason, is_in_validation = without_place(one_line(failure.reason))
+    if is_in_validation:
         size = result.eval_batch_size
         batches = f"batches of {size}" if size else "its batches"
         smaller = "a smaller one" + (" (`find --mode eval` finds the largest)" if size else "")

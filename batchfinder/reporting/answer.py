@@ -5,10 +5,10 @@ from __future__ import annotations
 from batchfinder.reporting.advice import PLAIN_REASONS, why_nothing_fits
 from batchfinder.reporting.global_batch import plan_lines
 from batchfinder.reporting.speed import speed_details, speed_verdict
-from batchfinder.reporting.wording import allocator_request_bytes, one_line
+from batchfinder.reporting.wording import allocator_request_bytes, one_line, without_place
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.memory_model import MemoryModel
-from batchfinder.results.probe import IN_VALIDATION, THRASHING_NOTE, Outcome
+from batchfinder.results.probe import THRASHING_NOTE, Outcome
 from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.units import count, format_bytes, format_seconds
 
@@ -138,8 +138,8 @@ def _next_failure(result: BatchSizeResult, verbose: bool) -> list[str]:
         return [f"Batch size {failure.batch_size} failed for a reason other than memory: {reason}"]
     if THRASHING_NOTE in reason:
         return [f"Batch size {failure.batch_size} {reason}, which is slow."]
-    where = " in its validation" if reason.startswith(IN_VALIDATION) else ""
-    reason = reason.removeprefix(IN_VALIDATION)
+    reason, is_in_validation = without_place(reason)
+    where = " in its validation" if is_in_validation else ""
     is_plain = reason in PLAIN_REASONS
     if not verbose:
         is_plain |= allocator_request_bytes(reason) is not None

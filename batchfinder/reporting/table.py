@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from batchfinder.reporting.wording import allocator_request_bytes, one_line
+from batchfinder.reporting.wording import allocator_request_bytes, one_line, without_place
 from batchfinder.results.memory_model import Phase
-from batchfinder.results.probe import IN_VALIDATION, Outcome, Probe
+from batchfinder.results.probe import Outcome, Probe
 from batchfinder.units import count, format_bytes, format_seconds
 
 BLOCKS = " ▏▎▍▌▋▊▉█"
@@ -123,10 +123,8 @@ class ProbeTable:
         if probe.confirmed:
             steps = count(probe.steps, "step")
             text += f", confirmed by {steps}" if probe.fits else " when confirming"
-        note = one_line(probe.note)
-        if note.startswith(IN_VALIDATION):
-            text += " in the validation"
-            note = note.removeprefix(IN_VALIDATION)
+        note, is_in_validation = without_place(one_line(probe.note))
+        text += " in the validation" if is_in_validation else ""
         # The allocator's long message adds little to "OOM"; only --verbose shows it.
         is_plain_oom = probe.outcome is Outcome.OOM and allocator_request_bytes(note) is not None
         return f"{text}: {note}" if note and (self.verbose or not is_plain_oom) else text
