@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 import numbers
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from batchfinder.errors import SampleError
-from batchfinder.training.setup import MakeBatch, TrainingSetup
+from batchfinder.training.setup import MakeBatch, TrainingSetup, refused_call
 from batchfinder.training.tree import described_shapes, map_leaves, named_tensors, repeat_examples
 
 _PLAIN = (str, bytes, numbers.Number, type(None), PurePath)
@@ -153,12 +152,8 @@ class BatchMaker:
 
 def _takes_step(make_batch: Callable[..., Any]) -> bool:
     """Return True if ``make_batch`` requires a second positional argument."""
-    try:
-        parameters = [*inspect.signature(make_batch).parameters.values()]
-    except (TypeError, ValueError):  # some callables have no signature
-        return False
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.kind in kinds and p.default is p.empty for p in parameters) == 2
+    needs_more = refused_call(make_batch, (1,), {})
+    return bool(needs_more) and not refused_call(make_batch, (1, 0), {})
 
 
 def move_batch(batch: Any, device: torch.device | str) -> Any:

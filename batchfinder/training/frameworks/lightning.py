@@ -9,7 +9,6 @@ which also call ``training_step`` through ``forward``.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +22,7 @@ from batchfinder.training.data.drawn import DataBatches
 from batchfinder.training.data.loader import batches_of_loader
 from batchfinder.training.loss import call_model
 from batchfinder.training.parallel import is_wrapped, unwrapped
+from batchfinder.training.setup import refused_call
 from batchfinder.training.source import KeptUntil, StepSource
 from batchfinder.training.state.patching import replaced
 from batchfinder.training.user_traceback import error_line
@@ -100,10 +100,7 @@ def call_step(model: nn.Module, batch: Any, method: str = "training_step") -> An
 
 def takes_index(function: Callable[..., Any]) -> bool:
     """Return True if a ``training_step`` takes the index of the batch after the batch."""
-    parameters = inspect.signature(function).parameters.values()
-    kinds = [parameter.kind for parameter in parameters]
-    positional = [k for k in kinds if k in (k.POSITIONAL_ONLY, k.POSITIONAL_OR_KEYWORD)]
-    return len(positional) >= 2 or any(kind is kind.VAR_POSITIONAL for kind in kinds)
+    return not refused_call(function, ("batch", 0), {})
 
 
 @contextmanager
