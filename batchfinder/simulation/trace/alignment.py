@@ -51,7 +51,7 @@ def align(*traces: Trace) -> GeneralTrace:
         numbers = zip(*(trace.storages[index].amounts for trace in traces), strict=True)
         points = (list(zip(batch_sizes, amounts, strict=True)) for amounts in numbers)
         each.append(tuple(_curve(traces, index, of_one) for of_one in points))
-    return GeneralTrace.of(traces[1], each)
+    return GeneralTrace(traces[1], each)
 
 
 def _curve(traces: Sequence[Trace], index: int, points: Sequence[tuple[int, int]]) -> Curve:
@@ -94,7 +94,7 @@ def alike(trace: GeneralTrace, other: Trace) -> GeneralTrace:
     """
     known: dict[Any, list[tuple[Curve, ...]]] = defaultdict(list)
     for index, storage in enumerate(trace.example.storages):
-        known[_origin(storage)].append(trace.ruled.get(index, (trace.curves[index],)))
+        known[_origin(storage)].append(trace.amounts[index])
     distinct = {origin: {*found} for origin, found in known.items()}
     each = []
     places: dict[Any, list[int]] = defaultdict(list)
@@ -112,7 +112,7 @@ def alike(trace: GeneralTrace, other: Trace) -> GeneralTrace:
     for origin, indices in places.items():
         if len(distinct[origin]) > 1 and len(indices) % len(known[origin]):
             raise NotGeneralError(f"the steps differ{_place(other, indices[0])}")
-    return GeneralTrace.of(sort_deaths(other), each)
+    return GeneralTrace(sort_deaths(other), each)
 
 
 def first_step(trace: Trace) -> Trace:

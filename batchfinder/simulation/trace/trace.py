@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, pairwise
@@ -119,25 +119,22 @@ class GeneralTrace:
 
     Attributes:
         example: the trace at one of the traced sizes. It names each storage.
-        curves: for each storage, its bytes by the batch size, or the first amount in its rule.
-        ruled: for each storage with a rule, all its amounts by the batch size.
+        amounts: for each storage, its bytes by the batch size, or the amounts in its rule.
 
     Example:
         >>> example = Trace(2, [Storage(100), Storage(36)], [0, 1, ~1])
-        >>> trace = GeneralTrace(example, [Curve(100), Curve(8, 10, 2)])
+        >>> trace = GeneralTrace(example, [(Curve(100),), (Curve(8, 10, 2),)])
         >>> trace.sizes(10)
         [100, 308]
     """
 
     example: Trace
-    curves: Sequence[Curve]
-    ruled: Mapping[int, tuple[Curve, ...]] = field(default_factory=dict)
+    amounts: Sequence[tuple[Curve, ...]]
 
-    @classmethod
-    def of(cls, example: Trace, amounts: Sequence[tuple[Curve, ...]]) -> GeneralTrace:
-        """Return a trace from the curves of each storage's amounts."""
-        ruled = {i: curves for i, curves in enumerate(amounts) if example.storages[i].rule}
-        return cls(example, [curves[0] for curves in amounts], ruled)
+    @cached_property
+    def curves(self) -> list[Curve]:
+        """For each storage, its bytes by the batch size, or the first amount in its rule."""
+        return [first for first, *_ in self.amounts]
 
     @property
     def events(self) -> list[int]:
@@ -147,11 +144,10 @@ class GeneralTrace:
     def sizes(self, batch_size: int, gpu: Gpu = NO_GPU) -> list[int]:
         """Return the bytes of each storage at a batch size."""
         sizes = [round(curve.bytes_at(batch_size)) for curve in self.curves]
-        for index, curves in self.ruled.items():
-            rule = self.example.storages[index].rule
-            assert rule is not None
-            amounts = (round(curve.bytes_at(batch_size)) for curve in curves)
-            sizes[index] = rule.bytes_of(*amounts, gpu)
+        for index, storage in enumerate(self.example.storages):
+            if storage.rule is not None:
+                amounts = (round(curve.bytes_at(batch_size)) for curve in self.amounts[index])
+                sizes[index] = storage.rule.bytes_of(*amounts, gpu)
         return sizes
 
     @property
@@ -260,8 +256,8 @@ class GeneralTrace:
 
         Example:
             >>> events = [0, 1, ~1, 2, ~0, 3, ~3]  # batches 0 and 2, activations 1 and 3
-            >>> curves = [Curve(0, 8), Curve(0, 100), Curve(0, 8), Curve(0, 100)]
-            >>> GeneralTrace(Trace(1, [Storage(8)] * 4, events, steps=[0, 3]), curves).successors
+            >>> amounts = [(Curve(0, 8),), (Curve(0, 100),)] * 2
+            >>> GeneralTrace(Trace(1, [Storage(8)] * 4, events, steps=[0, 3]), amounts).successors
             [(0, 2)]
         """
         events = [event for event in self.events[self.last_step :] if event != EMPTY_CACHE]

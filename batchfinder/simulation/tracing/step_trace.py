@@ -108,7 +108,7 @@ class StepTraces:
         if self._general is not None:
             return self._general
         trace = self._at(batch_size, STEPS)
-        return GeneralTrace.of(trace, [tuple(map(Curve, s.amounts)) for s in trace.storages])
+        return GeneralTrace(trace, [tuple(map(Curve, s.amounts)) for s in trace.storages])
 
     def hold_at(self, batch_size: int) -> bool:
         """Check the trace at a large size; return False if every size now needs its own trace."""

@@ -35,7 +35,7 @@ def test_nothing_above_the_bound_fits() -> None:
 def test_the_bound_is_that_of_all_curves(known: list[Curve], capacity: int) -> None:
     """Storages that live one after the other: each is a curve of its own."""
     example = Trace(4, [Storage(0) for _ in known], [e for i in range(len(known)) for e in (i, ~i)])
-    trace = GeneralTrace(example, known)
+    trace = GeneralTrace(example, [(curve,) for curve in known])
 
     bound = trace.upper_bound(capacity)
 
@@ -59,15 +59,15 @@ def test_the_highest_is_that_of_all_alive(known: list[tuple[Curve, bool]], batch
         if ends_one:
             events.append(~alive.pop(0))
     example = Trace(4, [Storage(0) for _ in known], events)
-    trace = GeneralTrace(example, [curve for curve, _ in known])
+    trace = GeneralTrace(example, [(curve,) for curve, _ in known])
 
     assert trace.highest_at(batch_size, list(Stage)).bytes_at(batch_size) == most
 
 
 def test_what_the_activations_of_a_module_take_for_each_example() -> None:
     storages = [Storage(0, Kind.ACTIVATION, module="head"), Storage(0, Kind.INPUT)] * 2
-    curves_known = [Curve(7, 10), Curve(0, 8), Curve(0, -1, 2), Curve(0, 8)]
-    trace = GeneralTrace(Trace(4, storages, [0, 1, 2, 3]), curves_known)
+    amounts = [(Curve(7, 10),), (Curve(0, 8),), (Curve(0, -1, 2),), (Curve(0, 8),)]
+    trace = GeneralTrace(Trace(4, storages, [0, 1, 2, 3]), amounts)
 
     assert trace.activations_per_sample(5) == {"head": 10 - 1 + 2 * 5}
 
@@ -105,7 +105,7 @@ def training(steps: int) -> Trace:
 
 
 def replayed(trace: Trace, capacity_mib: int) -> tuple[int, int] | None:
-    general = GeneralTrace(trace, [Curve(storage.size_bytes) for storage in trace.storages])
+    general = GeneralTrace(trace, [(Curve(storage.size_bytes),) for storage in trace.storages])
     run = replay(general, 1, CachingAllocator(capacity_mib * MIB))
     return (run.peak_reserved_bytes, run.retries) if run.fits else None
 
