@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from batchfinder.errors import SampleError, UsageError
-from batchfinder.training.data.drawn import DataBatches
 from batchfinder.training.data.lengths import padding_remarks
 from batchfinder.training.data.loader import batches_of_loader
 from batchfinder.training.frameworks.lightning import (
@@ -43,38 +42,32 @@ def completed(setup: TrainingSetup) -> tuple[TrainingSetup, list[str]]:
     if trainer is not None:
         setup = _trained_by(trainer, setup)
         warnings += remarks_on(trainer)
-    for base in untrained_bases(setup.model)[: trainer is None]:
+    elif bases := untrained_bases(setup.model):
         warnings.append(
-            f"{type(base).__name__} is in evaluation mode below {type(setup.model).__name__}, as "
-            "from_pretrained() leaves it: no dropout, no checkpointing. It is trained in training "
-            "mode here, as a Trainer trains it. Try model.train() before your own loop."
+            f"{type(bases[0]).__name__} is in evaluation mode below {type(setup.model).__name__}, "
+            "as from_pretrained() leaves it: no dropout, no checkpointing. It is trained in "
+            "training mode here, as a Trainer trains it. Try model.train() before your own loop."
         )
-    is_hint = False
+    has_none = setup.sample is None and setup.make_batch is None
+    drawn = None
     if setup.loader is not None:
-        if setup.sample is not None or setup.make_batch is not None:
+        if not has_none:
             raise UsageError("there is both a loader and a sample or make_batch. Try one of them.")
-        setup = _with_batches(setup, batches_of_loader(setup.loader), warnings)
-    elif setup.sample is None and setup.make_batch is None:
-        own = None
-        if trainer is not None and trainer.train_dataset is not None:
-            own = batches_of_trainer(trainer)
-        elif trains_itself(setup.model):
-            own = batches_of_module(setup.model, warnings.append)
-        if own is not None:
-            setup = _with_batches(setup, own, warnings)
-        else:
-            setup, warning = _with_hint(setup)
-            warnings.append(warning)
-            is_hint = True
+        drawn = batches_of_loader(setup.loader)
+    elif has_none and trainer is not None and trainer.train_dataset is not None:
+        drawn = batches_of_trainer(trainer)
+    elif has_none and trains_itself(setup.model):
+        drawn = batches_of_module(setup.model, warnings.append)
+    is_hint = has_none and drawn is None
+    if drawn is not None:
+        warnings += drawn.remarks
+        setup = replace(setup, sample=drawn.sample, make_batch=drawn.make_batch, loader=None)
+    elif is_hint:
+        setup, warning = _with_hint(setup)
+        warnings.append(warning)
     if setup.make_batch is None and not is_hint:
         warnings += padding_remarks(setup.sample)
     return _trained_by_module(setup, with_its_step=not is_hint), warnings
-
-
-def _with_batches(setup: TrainingSetup, batches: DataBatches, warnings: list[str]) -> TrainingSetup:
-    """Replace the loader of a setup by batches of its data set; add to the warnings."""
-    warnings += batches.remarks
-    return replace(setup, sample=batches.sample, make_batch=batches.make_batch, loader=None)
 
 
 def _trained_by(trainer: Trainer, setup: TrainingSetup) -> TrainingSetup:

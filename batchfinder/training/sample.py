@@ -95,7 +95,7 @@ class BatchMaker:
 
     def _made(self, batch_size: int, step: int) -> Any:
         assert self._make_batch is not None
-        return self._make_batch(*(batch_size, step)[: 1 + self.varies])
+        return self._make_batch(batch_size, step) if self.varies else self._make_batch(batch_size)
 
     def _warn_of_others(self) -> None:
         sizes = [(name, x, size_at(x, self.batch_dim)) for name, x in named_tensors(self._sample)]

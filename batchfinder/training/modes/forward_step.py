@@ -46,7 +46,7 @@ class EvalStep(TrainingStep):
 
     def fetch(self, next_batch: Callable[[], Any]) -> Iterator[Any]:
         """Bring the batches of two forward passes to the device, one after the other."""
-        yield from self._evaluation.fetch(next_batch)
+        return self._evaluation.fetch(next_batch)
 
     def forward_backward(self, batch: Any, after_forward: Callable[[], Any] = lambda: None) -> None:
         """Run the forward pass of one batch on the device."""
