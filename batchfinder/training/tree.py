@@ -50,30 +50,22 @@ def map_leaves(
         # one of its tensors must never leave the host.
         return function(path, tree)
 
+    def mapped(child: Any, name: str) -> Any:
+        return map_leaves(function, child, path + name, is_leaf=is_leaf)
+
     # Compare by id: tree_flatten leaves the function in a cycle, which would keep the tree alive.
     root = id(tree)
     children, spec = _pytree.tree_flatten(tree, is_leaf=lambda node: id(node) != root)
     if not (len(children) == 1 and children[0] is tree):
         names = _child_names(tree, len(children))
-        return _pytree.tree_unflatten(
-            [
-                map_leaves(function, child, path + name, is_leaf=is_leaf)
-                for name, child in zip(names, children, strict=True)
-            ],
-            spec,
-        )
+        return _pytree.tree_unflatten(map(mapped, children, names), spec)
     if isinstance(tree, Mapping):
-        mapped = {
-            key: map_leaves(function, value, f"{path}[{key!r}]", is_leaf=is_leaf)
-            for key, value in tree.items()
-        }
-        return _with_items(tree, mapped)
+        return _with_items(tree, {key: mapped(item, f"[{key!r}]") for key, item in tree.items()})
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         # Replace the fields of a copy: this works for frozen dataclasses, without __post_init__.
         clone = copy.copy(tree)
         for field in dataclasses.fields(tree):
-            path_of_field = f"{path}.{field.name}"
-            value = map_leaves(function, getattr(tree, field.name), path_of_field, is_leaf=is_leaf)
+            value = mapped(getattr(tree, field.name), f".{field.name}")
             object.__setattr__(clone, field.name, value)
         return clone
     return function(path, tree)
