@@ -8,7 +8,6 @@ Source: ``areAnyTensorSubclassLike`` in ``torch/csrc/autograd/FunctionsManual.cp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -45,12 +44,7 @@ def works_in_place(func: Any, args: Any) -> bool:
     # multiply by a number.
     if func is not _aten.mul.Tensor:
         return True
-    return isinstance(args[1], Tensor) and _holds(args[0].shape, args[1].shape)
-
-
-def _holds(shape: Sequence[int], other: Sequence[int]) -> bool:
-    """Return True if broadcasting both shapes gives the first one."""
-    missing = len(shape) - len(other)
-    return missing >= 0 and all(
-        size == mate or mate == 1 for size, mate in zip(shape[missing:], other, strict=True)
-    )
+    if not isinstance(args[1], Tensor):
+        return False
+    shapes = args[0].shape, args[1].shape
+    return bool(torch.broadcast_shapes(*shapes) == shapes[0])  # type: ignore[no-untyped-call]

@@ -102,14 +102,14 @@ class CudaWorkspaces:
         elif func in PRODUCTS:
             self._products.note(recorder, func)
         elif func is _EFFICIENT_BACKWARD:
-            self._attention_backward(recorder, *args[:4])
+            self._attention_backward(recorder, *args[:3])
         elif func.namespace == "bitsandbytes":
             take(recorder, quantized_sizes(func, args, output))
         elif func in _KERNELS:
             take(recorder, _KERNELS[func](args, output))
 
     def _attention_backward(
-        self, recorder: Recorder, grad: Tensor, query: Tensor, key: Tensor, value: Tensor
+        self, recorder: Recorder, grad: Tensor, query: Tensor, key: Tensor
     ) -> None:
         kernel = on_target(self._capability, self._alike, partial(efficient_backward, query, key))
         needed = Rule((math.prod(query.shape[:2]),), kernel.bytes_of)
