@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from batchfinder.simulation.tracing.cuda_dispatch import SOFTMAX
 from batchfinder.training.state.patching import replaced
 
 LOWER_PRECISION = (
@@ -86,10 +87,8 @@ def autocast_kernels(torch_version: tuple[int, int]) -> dict[str, Kernel]:
         (PROMOTE, lambda op: _after_cast(op, _widest)),
         (as_is, _as_is),
         (FP32_BY_DTYPE, _by_dtype),
-        (("softmax.int",), lambda op: _softmax(op, torch.ops.aten._softmax.default)),
-        (("log_softmax.int",), lambda op: _softmax(op, torch.ops.aten._log_softmax.default)),
     )
-    kernels = {}
+    kernels = {name: _softmax(on_cuda) for name, on_cuda in SOFTMAX.items()}
     for names, make in makers:
         for name in names:
             operator = _operator(name)
@@ -223,17 +222,10 @@ def _by_dtype(operator: Any) -> Kernel:
     return kernel
 
 
-def _softmax(operator: Any, fused: Any) -> Kernel:
-    """Make a softmax as on CUDA: one kernel reads fp16 and writes fp32, other dtypes are copied.
-
-    https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/SoftMax.cpp
-    """
-
+def _softmax(on_cuda: Kernel) -> Kernel:
     def kernel(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:  # noqa: A002
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-            if input.dtype is torch.float16 and dtype in (None, torch.float32):
-                return fused(input, dim, True)
-            return operator(input, dim, dtype or torch.float32)
+            return on_cuda(input, dim, dtype or torch.float32)
 
     return kernel
 

@@ -50,20 +50,29 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.matmul(input, weight.t()).add_(bias)
 
 
-def softmax(
-    input: Tensor,  # noqa: A002
-    dim: int,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Compute softmax as on CUDA: one kernel reads fp16 and writes fp32.
+def softmax_by(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Make a softmax as on CUDA: one kernel reads fp16 and writes fp32.
 
     Its gradient is in fp16 again. No other pair of dtypes is fused.
     https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/SoftMax.cpp
+
+    Args:
+        kernel: ``aten::_softmax`` or ``aten::_log_softmax``.
     """
-    is_fused = input.dtype is torch.float16 and dtype is torch.float32
-    converted = input if is_fused or dtype is None else input.to(dtype)
-    output: Tensor = torch.ops.aten._softmax.default(converted, dim, is_fused)
-    return output
+
+    def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:  # noqa: A002
+        is_fused = input.dtype is torch.float16 and dtype is torch.float32
+        converted = input if is_fused or dtype is None else input.to(dtype)
+        return kernel(converted, dim, is_fused)
+
+    return softmax
+
+
+SOFTMAX: dict[str, Callable[..., Tensor]] = {
+    "softmax.int": softmax_by(torch.ops.aten._softmax.default),
+    "log_softmax.int": softmax_by(torch.ops.aten._log_softmax.default),
+}
+"""The replacements of both."""
 
 
 def dropout(input: Tensor, p: float, train: bool) -> Tensor:  # noqa: A002

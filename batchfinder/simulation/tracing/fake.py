@@ -30,12 +30,12 @@ from batchfinder.simulation.libraries.trl import trl_simulated
 from batchfinder.simulation.tracing.autocast import autocast_kernels, cuda_autocast_simulated
 from batchfinder.simulation.tracing.copies import copied
 from batchfinder.simulation.tracing.cuda_dispatch import (
+    SOFTMAX,
     dropout,
     foreach_as_cuda,
     group_norm,
     kernels_replaced,
     linear,
-    softmax,
 )
 from batchfinder.simulation.tracing.masks import known_masks_read
 from batchfinder.simulation.tracing.refusal import USE_FIND
@@ -87,8 +87,8 @@ def fake_cuda(
         "dropout": dropout,
         "group_norm": group_norm,
         "linear": linear,
-        "softmax.int": softmax,
         "scaled_dot_product_attention": attention_kernel(capability, alike or set()),
+        **SOFTMAX,
         **PACKING,
         **RECURRENT,
     }

@@ -215,6 +215,20 @@ def test_cross_entropy_of_half_logits_keeps_them_in_half_and_reads_them_in_fp32(
     assert [size for size in sizes_of(storages, Stage.FORWARD) if size > 1000] == [2000, 4000]
 
 
+@pytest.mark.parametrize("softmax", [F.softmax, F.log_softmax])
+def test_one_kernel_reads_half_scores_and_writes_them_in_fp32(softmax: Any) -> None:
+    class Scores(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return softmax(x, -1, dtype=torch.float32)
+
+    with fake_cuda((8, 0)):
+        storages = traced(Scores(), torch.ones(10, 100, dtype=torch.float16, requires_grad=True))
+
+    # The scores, their sum and its gradient.
+    assert sizes_of(storages, Stage.FORWARD) == [4000, 4, 4]
+    assert sizes_of(storages, Stage.BACKWARD)[-1] == 2000
+
+
 def test_gradients_of_a_weight_used_twice_add_up_in_a_third_tensor() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
