@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.torch_version import TorchVersion
 
 from batchfinder.errors import UsageError
 from batchfinder.training.frameworks.architecture import ATTENTION, TASKS, built, example
@@ -37,7 +36,7 @@ from batchfinder.training.user_module import PREFIX
 METHODS = ("full", "lora", "qlora", "dpo")
 DEFAULT_RANK = 16  # of adapters, if they are needed and no rank is given
 # The default of a Trainer: TrainingArguments.optim, which takes seconds to import.
-_OPTIMIZER = FUSED if TorchVersion(torch.__version__) >= "2.8" else DEFAULT_OPTIMIZER
+_OPTIMIZER = FUSED if torch.__version__ >= "2.8" else DEFAULT_OPTIMIZER
 
 
 @contextlib.contextmanager
