@@ -1,6 +1,6 @@
 """Wrap the model for data-parallel training: DistributedDataParallel or fully sharded (FSDP2).
 
-Both need an initialized process group of torch.distributed.
+Both need an initialized process group of torch.distributed. The user's own wrappers are recognized.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ def is_sharded(model: nn.Module) -> bool:
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside DistributedDataParallel; the model itself if it is not wrapped."""
     return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return True for a module from ``torch.compile``. Importing its class would take a second."""
+    return type(module).__name__ == "OptimizedModule"
 
 
 def parallelized(

@@ -6,6 +6,8 @@ from typing import cast
 
 from torch import nn
 
+from batchfinder.training.parallel import is_compiled
+
 _COMPILED = (
     "the model is estimated without torch.compile; compiled, it usually uses less memory. Try "
     "batchfinder find to measure it"
@@ -20,7 +22,7 @@ def remarks_on_wrappers(model: nn.Module) -> list[str]:
     """Return warnings about the wrappers of a model."""
     remarks = []
     modules = list(model.modules())
-    if any(_is_compiled(module) for module in modules):
+    if any(is_compiled(module) for module in modules):
         remarks.append(_COMPILED)
     if any(isinstance(module, nn.DataParallel) for module in modules):
         remarks.append(_DATA_PARALLEL)
@@ -31,11 +33,6 @@ def without_compile(model: nn.Module) -> nn.Module:
     """Return the model without the wrappers of ``torch.compile``; it is changed in place."""
     for module in list(model.modules()):
         for name, child in module.named_children():
-            if _is_compiled(child):
+            if is_compiled(child):
                 setattr(module, name, child._orig_mod)
-    return cast("nn.Module", model._orig_mod) if _is_compiled(model) else model
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    # Checked by name, because importing the class takes a second.
-    return type(module).__name__ == "OptimizedModule"
+    return cast("nn.Module", model._orig_mod) if is_compiled(model) else model

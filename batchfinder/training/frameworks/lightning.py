@@ -21,7 +21,7 @@ from batchfinder.errors import StepError
 from batchfinder.training.data.drawn import DataBatches
 from batchfinder.training.data.loader import batches_of_loader
 from batchfinder.training.loss import call_model
-from batchfinder.training.parallel import is_wrapped, unwrapped
+from batchfinder.training.parallel import is_compiled, is_wrapped, unwrapped
 from batchfinder.training.setup import refused_call
 from batchfinder.training.source import KeptUntil, StepSource
 from batchfinder.training.state.patching import replaced
@@ -84,8 +84,7 @@ class OwnTrainingStep(LightningStep):
 def call_step(model: nn.Module, batch: Any, method: str = "training_step") -> Any:
     """Call a LightningModule's step, which may be wrapped, on a batch as the first of an epoch."""
     module: Any = unwrapped(model)
-    # By name, because importing the class takes a second.
-    if type(module).__name__ == "OptimizedModule":
+    if is_compiled(module):
         raise StepError(
             "torch.compile does not reach the training_step of a LightningModule; give a step that "
             "calls the model: TrainingSetup(model, sample, step=)"
