@@ -63,18 +63,14 @@ def embedding_bag_backward_sizes(args: Any, output: Tensor) -> list[int | Rule]:
 
 def _sizes(gradient: Tensor, indices: Tensor, output: Tensor, at_once: int) -> list[int | Rule]:
     entries, width = output.shape
-    sorting = functools.partial(_index_bytes, each=indices.element_size(), at_once=at_once)
+    amounts, index_bytes = (indices.numel(),), indices.element_size()
     summing = functools.partial(
         group_bytes, entries=entries, width=width, sum_bytes=max(4, output.element_size()),
         at_once=at_once,
     )  # fmt: skip
     # The sorted indices, the place that each came from, and the start of each group of equal ones.
-    rows = (indices.numel(),)
-    return [*copied_sizes([gradient]), *(Rule(rows, r) for r in (*[sorting] * 3, summing))]
-
-
-def _index_bytes(rows: int, _: Gpu, *, each: int, at_once: int) -> int:
-    return rows * each if rows > at_once else 0
+    sorting = Rule(amounts, lambda rows, _: rows * index_bytes if rows > at_once else 0)
+    return [*copied_sizes([gradient]), *[sorting] * 3, Rule(amounts, summing)]
 
 
 # Up to 2048 indices are sorted as one tile, in registers. Up to 256 entries are sorted in one pass.
@@ -94,10 +90,6 @@ def index_put_sizes(args: Any, _: Any) -> list[int | Rule]:
         return []
     entries = math.prod(table.size(at) for at, _ in given)
     shape = torch.broadcast_shapes(*(index.shape for _, index in given))  # type: ignore[no-untyped-call]
-    rows = (math.prod(shape),)
-    sorting = functools.partial(_sort_bytes, entries=entries)
-    return [*[8 * rows[0]] * 4, Rule(rows, sorting), *copied_sizes(args[2:3])]
-
-
-def _sort_bytes(rows: int, _: Gpu, *, entries: int) -> int:
-    return 16 * rows if rows > _SORTED_AT_ONCE and entries > _IN_ONE_PASS else 0
+    rows, in_one_pass = math.prod(shape), entries <= _IN_ONE_PASS
+    sorting = Rule((rows,), lambda n, _: 0 if in_one_pass or n <= _SORTED_AT_ONCE else 16 * n)
+    return [*[8 * rows] * 4, sorting, *copied_sizes(args[2:3])]

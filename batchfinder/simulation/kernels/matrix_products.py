@@ -65,12 +65,10 @@ class MatrixProducts:
         if self._version < _FROM_THE_ALLOCATOR_SINCE:
             return
         if self._is_first("cublas"):
-            recorder.begin_transient(Rule((1,), self._bytes_of))  # it is never freed
+            needed = Rule((1,), lambda handles, gpu: handles * workspace_bytes(gpu, self._version))
+            recorder.begin_transient(needed)  # it is never freed
         if func in _WITH_BIAS and self._version < _SHARED_SINCE and self._is_first("cublaslt"):
             recorder.begin_transient(MIB)
-
-    def _bytes_of(self, handles: int, gpu: Gpu) -> int:
-        return handles * workspace_bytes(gpu, self._version)
 
     def _is_first(self, library: str) -> bool:
         key = (library, torch._C._current_autograd_node() is not None)
