@@ -167,7 +167,10 @@ def fake_copy(
             _attributes(memo[key], tensor, memo)
     values: dict[int, torch.UntypedStorage] = {}
     for tensor in (*tensors.values(), *_deepcopied(memo)):
-        if _stays(tensor, id(tensor) in tensors):
+        # Floating-point buffers are statistics, which kernels write to without declaring it. Other
+        # buffers, such as positions and masks, stay as they are.
+        is_statistic = id(tensor) in tensors and tensor.is_floating_point()
+        if not (tensor.requires_grad or is_statistic):
             know(memo[id(tensor)], tensor, values)
     for owner in (*owners, *optimizers):
         if id(owner) not in memo:
@@ -176,14 +179,6 @@ def fake_copy(
                 f"a cache holds it: {USE_FIND}"
             )
     return copies
-
-
-def _stays(tensor: Tensor, is_registered: bool) -> bool:
-    """Return True for tensors that training does not change: anchors, positions, masks.
-
-    Floating-point buffers are statistics, which kernels write to without declaring it.
-    """
-    return not (tensor.requires_grad or (is_registered and tensor.is_floating_point()))
 
 
 def _hook(fake: Tensor, tensor: Tensor, memo: dict[int, Any]) -> None:
