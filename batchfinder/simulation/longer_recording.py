@@ -116,7 +116,7 @@ class LongerRecordings:
     ) -> None:
         self._recordings, self._settings = recordings, settings
         self._budget_bytes = budget_bytes
-        self._needed = cache(self._bytes_needed)
+        self._needed = cache(lambda size: bytes_to_last(recordings[size], settings))
         self._guess_from = cache(self._guessed_from)
 
     def last(self, size: int) -> bool:
@@ -131,9 +131,6 @@ class LongerRecordings:
 
     def _limit(self, size: int) -> int:
         return limit_of(self._recordings[size], self._budget_bytes)
-
-    def _bytes_needed(self, size: int) -> int:
-        return bytes_to_last(self._recordings[size], self._settings)
 
     def _guessed_from(self, size: int) -> Guess | None:
         recording = self._recordings[size]

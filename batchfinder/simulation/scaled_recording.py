@@ -65,9 +65,6 @@ def head_start_of(
     settings = AllocatorSettings.of_this_process(environment or {})
     expanding = replace(settings, expandable_segments=True)
 
-    def judge(size: int) -> bool:
-        return lasts(recordings.get(size), prober.budget_bytes, settings)
-
     if batches_vary(prober):  # small batches have other lengths than large ones
         longer = LongerRecordings(recordings, with_room(prober.budget_bytes), settings)
         return HeadStart(estimate, longer.guess, longer.last)
@@ -75,7 +72,7 @@ def head_start_of(
     return HeadStart(
         estimate,
         lambda: scaled_guess(recordings, prober.budget_bytes, settings, least_steps),
-        judge,
+        lambda size: lasts(recordings.get(size), prober.budget_bytes, settings),
         lambda least: scaled_guess(recordings, prober.budget_bytes, expanding, least_steps, least),
     )
 
