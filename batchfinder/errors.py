@@ -7,7 +7,7 @@ The tree::
     ├── TargetError                         FILE.py:FUNCTION cannot be used
     ├── SampleError                         no usable example batch
     ├── StepError                           the training step cannot be built, or trains nothing
-    ├── BatchTooSmallError                  a layer needs more than one example to train on
+    ├── BatchTooSmallError                  the step needs more examples, or groups of them
     ├── DeviceError                         the device or the requested limit is unavailable
     │   └── NothingFitsError                not even one example fits (also a RuntimeError)
     ├── WorkerError                         a worker process failed
@@ -60,7 +60,20 @@ class StepError(BatchFinderError):
 
 
 class BatchTooSmallError(BatchFinderError):
-    """A layer needs more than one example to train on, such as BatchNorm on 1x1 feature maps."""
+    """The step needs more examples, as BatchNorm does on 1x1 feature maps, or whole groups of them.
+
+    Args:
+        text: what is wrong, and what to do about it.
+        least: the smallest size that runs; None if the next one may.
+        multiple_of: sizes that run are multiples of it.
+    """
+
+    least: int | None = None
+    multiple_of: int = 1
+
+    def __init__(self, text: str, least: int | None = None, multiple_of: int = 1) -> None:
+        super().__init__(text)
+        self.least, self.multiple_of = least, multiple_of
 
 
 class DeviceError(BatchFinderError):
@@ -188,6 +201,11 @@ def warn_of(texts: Iterable[str]) -> None:
     """Warn whoever called the function that calls this one."""
     for text in texts:
         warnings.warn(text, BatchFinderWarning, stacklevel=3)
+
+
+def is_of_the_user(error: Exception) -> bool:
+    """Return True if the user's code raised an error, in this process or a worker process."""
+    return isinstance(error, UserCodeError) or not isinstance(error, BatchFinderError)
 
 
 def reason_of(error: Exception) -> str:

@@ -137,7 +137,7 @@ def find_max_batch(
         UsageError: an argument is invalid.
         SampleError, StepError, DeviceError: see :mod:`batchfinder.errors`.
         RankError: the ranks of the job ask for different things, or one does not make this call.
-        BatchTooSmallError: a layer needs more than one example, and no larger size is allowed.
+        BatchTooSmallError: the step needs more examples than any size that is allowed.
         TimeLimitError: no size was confirmed within the time limit.
         WorkerError: worker processes die at every size.
         Exception: what the model or one of the functions raises, except out-of-memory errors.

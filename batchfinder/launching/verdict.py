@@ -200,6 +200,8 @@ def _advice_on(said: str) -> str:
     """Return what to try after a script failed with these last words."""
     if "divisible" in said or _NO_EXAMPLE in said:
         return "--multiple-of with the number of ranks, for sizes that they can share"
+    if "be even" in said:  # timm's Mixup
+        return "--multiple-of 2, for an even number of examples"
     if "unrecognized arguments" in said or "No such option" in said:  # argparse's and click's
         return "the command by itself. Options of batchfinder belong before the command"
     return "the command by itself"

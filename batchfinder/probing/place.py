@@ -39,6 +39,7 @@ class Place:
         limit_warning: a warning that the budget cannot be enforced; None if it can.
         facts: facts that ranks training together must have in common, by their name in messages.
         batches_vary: True if the batches of a training differ in shape from step to step.
+        sample_size: the batch size of the user's sample; None if there is no sample.
     """
 
     device: str
@@ -50,6 +51,7 @@ class Place:
     limit_warning: str | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
     batches_vary: bool = False
+    sample_size: int | None = None
 
 
 def may_expand(device: str) -> bool:

@@ -1,10 +1,13 @@
-"""The decision whether a step needs more than one example, as BatchNorm may."""
+"""The decision whether a step needs more than one example, as BatchNorm may, or groups of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 
-from batchfinder.errors import BatchTooSmallError, UserCodeError
+from batchfinder.errors import BatchTooSmallError
+from batchfinder.results.accumulation import divisors
 
 NEEDS_MORE_THAN_ONE = "Expected more than 1 value per channel when training"
 """PyTorch's error, in ``torch.nn.functional.batch_norm``, for a single value per channel."""
@@ -32,13 +35,53 @@ def too_small(batch_size: int) -> BatchTooSmallError:
     )
 
 
-def why_only_one_fails(problem: UserCodeError, try_two: Callable[[], object]) -> str:
-    """Return why a batch of 1 fails where one of 2 does not; "" if both fail.
+@dataclass(frozen=True)
+class SizesThatRun:
+    """The batch sizes that the code of a step takes.
 
-    The code may squeeze a batch of 1, whatever its error is: only a batch of 2 can tell.
+    Attributes:
+        least: the smallest.
+        multiple_of: all are multiples of it.
+        why: the sizes that failed, and the one that did not.
     """
-    try:
-        try_two()
-    except UserCodeError:
-        return ""
-    return f"a batch of 1 fails ({problem}), one of 2 does not"
+
+    least: int
+    multiple_of: int
+    why: str
+
+    def __str__(self) -> str:
+        if self.multiple_of > 1:
+            return f"multiples of {self.multiple_of}"
+        return f"sizes from {self.least} on"
+
+
+def sizes_that_run(
+    size: int, problem: str, sample_size: int | None, runs: Callable[[int], bool]
+) -> SizesThatRun | None:
+    """Return the sizes that run where the first one raised; None if the size is not the reason.
+
+    The code may squeeze a batch of 1. Or it takes examples in groups, as mixing images in pairs
+    does. Whatever its error is, only other sizes can tell. The sample's own size should run.
+
+    Args:
+        size: the size that raised.
+        problem: what it raised.
+        sample_size: the batch size of the user's sample; None if there is no sample.
+        runs: tells whether a batch of another size runs without an error of the code.
+    """
+    runs = cache(runs)
+    largest = max(2, sample_size or 2)
+    if not runs(2) and not runs(largest):
+        return None
+    groups = (2, *divisors(largest, multiple_of=1, up_to=largest)[1:])
+    least = next(group for group in groups if runs(group))
+    uneven = 2 * least + 1  # of pairs, 3 examples may run: the third is broadcast to the others
+    failed = [size] if size == uneven or runs(uneven) else [size, uneven]
+    multiple_of = least if uneven in failed else 1
+    if size > 1 and multiple_of == 1:
+        return None
+    problem = problem.partition(" (raised while ")[0]
+    fail = f"batches of {failed[0]} and {failed[-1]} fail"
+    if len(failed) == 1:
+        fail = f"a batch of {size} fails"
+    return SizesThatRun(least, multiple_of, f"{fail} ({problem}), one of {least} does not")

@@ -115,10 +115,21 @@ class Bounds(NamedTuple):
         sizes = self._divisors()
         return bisect_right(sizes, high - 1) - bisect_right(sizes, low) + 1
 
-    def without_first(self) -> Bounds | None:
-        """Return the bounds without their first size; None if that is their only one."""
-        first = self.after(self.first)
-        return self._replace(first=first) if first <= self.last else None
+    def without_first(self, least: int | None = None, multiple_of: int = 1) -> Bounds | None:
+        """Return the bounds without their first size, and more; None if no size is left.
+
+        Args:
+            least: the smallest size to keep; None for the second.
+            multiple_of: every size is a multiple of this, too.
+
+        Example:
+            >>> Bounds.of(1, 30).without_first(multiple_of=4)
+            Bounds(first=4, last=28, multiple_of=4, is_open=False, global_batch_size=None)
+        """
+        grid = self._replace(multiple_of=math.lcm(self.multiple_of, multiple_of))
+        first = grid.after(max(self.first, (least or 1) - 1))
+        last = grid.at_most(self.last)
+        return grid._replace(first=first, last=last) if first <= last else None
 
     def _divisors(self) -> tuple[int, ...]:
         assert self.global_batch_size is not None

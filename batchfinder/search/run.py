@@ -98,8 +98,8 @@ def run_search(
 
     try:
         finding = finding or search_within(bounds)
-    except BatchTooSmallError:
-        larger = bounds.without_first()
+    except BatchTooSmallError as error:
+        larger = bounds.without_first(error.least, error.multiple_of)
         if len(probes) > len(seen) or larger is None:
             raise
         bounds = larger

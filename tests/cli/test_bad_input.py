@@ -302,6 +302,18 @@ def test_a_step_that_squeezes_a_batch_of_one_starts_at_two() -> None:
     assert done.exit_code == 1
 
 
+def test_a_step_that_takes_groups_of_examples_is_searched_in_groups() -> None:
+    done = find(f"{MODELS}:build_grouped", "--max-batch-size", "15")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("Max batch size 12 ")
+    assert (
+        "batches of 1 and 9 fail (RuntimeError: shape '[-1, 4, 2]' is invalid for input of size 2),"
+        " one of 4 does not: only multiples of 4 were tried" in " ".join(done.stderr.split())
+    )
+    done = find(f"{MODELS}:build_grouped", "--max-batch-size", "3")
+    assert error_of(done).endswith("one of 4 does not. Try multiples of 4")
+
+
 def test_a_batch_norm_where_only_one_example_is_allowed() -> None:
     done = find(f"{MODELS}:build_normalized", "--max-batch-size", "1")
     assert error_of(done) == (

@@ -94,6 +94,17 @@ class Squeezing(nn.Linear):
         return torch.ones(examples, 4) * self.weight.sum()
 
 
+class Grouped(nn.Linear):
+    """Takes four views of each object."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return super().forward(rows).view(-1, 4, self.out_features).mean(1)
+
+
+def build_grouped() -> tuple[nn.Module, Tensor]:
+    return Grouped(4, 2), torch.ones(8, 4)
+
+
 def build_squeezing() -> tuple[nn.Module, Tensor]:
     return Squeezing(4, 2), torch.ones(3, 4)
 

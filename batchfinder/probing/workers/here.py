@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from batchfinder.errors import BatchTooSmallError, DeviceError
+from batchfinder.errors import DeviceError
 from batchfinder.probing.attempt import Attempt
 from batchfinder.probing.devices.allocator.recorded_step import steps_differ
 from batchfinder.probing.devices.baseline import Baseline
@@ -122,6 +122,7 @@ class Here(Worker):
             limit_warning=self._device.limit_warning,
             facts=facts,
             batches_vary=self._batches.varies,
+            sample_size=self._batches.batch_size,
         )
         return self.place
 
@@ -151,8 +152,8 @@ class Here(Worker):
         drawn = host_numbers()
         try:
             attempt = session.probe(batch_size, confirm=confirm)
-        except BatchTooSmallError:
-            self.end()  # a larger batch starts from scratch
+        except Exception:
+            self.end()  # another batch starts from scratch
             raise
         finally:
             self.notes.add(*session.warnings)

@@ -9,12 +9,12 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from batchfinder.errors import BatchTooSmallError, UserCodeError, WorkerError
+from batchfinder.errors import BatchTooSmallError, WorkerError, is_of_the_user, reason_of
 from batchfinder.probing.attempt import Attempt
 from batchfinder.probing.notes import Notes
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.place import AtPlace, Place
-from batchfinder.probing.too_small import why_only_one_fails
+from batchfinder.probing.too_small import sizes_that_run
 from batchfinder.probing.workers.worker import EstimateOrder, Order, Worker
 from batchfinder.results.probe import Probe
 
@@ -61,16 +61,18 @@ class Supervisor(AtPlace):
     def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
         try:
             return self._probe(batch_size, confirm)
-        except UserCodeError as error:
-            if batch_size > 1:
-                raise
+        except Exception as error:
+            if not is_of_the_user(error) or self.options.warm_up_batch_size is not None:
+                raise  # once a size has run, no other has to show what the code takes
             problem = error
         # Called outside the except block, so that later errors are not chained to this one.
-        why = why_only_one_fails(problem, lambda: self._probe(2, confirm=False))
-        if not why:
+        found = sizes_that_run(
+            batch_size, reason_of(problem), self.place.sample_size, self._runs_without_an_error
+        )
+        if found is None:
             raise problem
-        self.notes.add(f"{why}: only sizes from 2 on were tried")
-        raise BatchTooSmallError(f"{why}. Try sizes from 2 on")
+        self.notes.add(f"{found.why}: only {found} were tried")
+        raise BatchTooSmallError(f"{found.why}. Try {found}", found.least, found.multiple_of)
 
     def estimate(self) -> tuple[int | None, list[str]]:
         """Return the estimate that was ordered, or None without one in time; and texts."""
@@ -99,6 +101,15 @@ class Supervisor(AtPlace):
         elif attempt.is_doubtful:
             self.notes.add(NOT_CLEAN_WARNING)
         return attempt.probe
+
+    def _runs_without_an_error(self, batch_size: int) -> bool:
+        try:
+            self._probe(batch_size, confirm=False)
+        except Exception as error:
+            if not is_of_the_user(error):
+                raise
+            return False
+        return True
 
     def _is_doubtful(self, attempt: Attempt) -> bool:
         return attempt.is_doubtful
