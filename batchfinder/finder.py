@@ -81,10 +81,12 @@ def find_max_batch(
         optimizer: an instance, a factory ``factory(params)``, or the name of a class of
             ``torch.optim``. Default: what a LightningModule configures, else AdamW.
         step: ``step(model, batch) -> loss``, in place of forward pass and loss; or
-            ``step(model, batch) -> None``, which runs the whole training step by itself. The value
-            that it returns stays alive until the next step, but its local variables do not. The
-            default step clears gradients after the optimizer's step. If your loop clears them only
-            after the forward pass, they need memory there: give a step that does so too.
+            ``step(model, batch) -> None``, which runs the whole training step by itself. Its result
+            and its local variables stay alive until the next step gives them new values, as in a
+            loop with these lines. If your loop calls a function, whose variables end with it, give
+            ``lambda model, batch: function(model, batch)``. The default step clears gradients after
+            the optimizer's step. If your loop clears them only after the forward pass, they need
+            memory there: give a step that does so too.
         make_batch: ``make_batch(batch_size) -> batch``, instead of repeating the sample; or
             ``make_batch(batch_size, step)``, where step 0 gets the longest batch.
         loader: your DataLoader, a data set or ``(data set, collate function)``, instead of the

@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from fakes import FakeProber
 
 from batchfinder.cli.app import cli
+from batchfinder.cli.arguments import parse_arguments
 from batchfinder.cli.run import parse_settings
 from batchfinder.errors import BatchFinderError
 from batchfinder.launching.template import Template
@@ -27,7 +28,6 @@ from batchfinder.reporting.page.page import page_of, read_results
 from batchfinder.simulation.calibration import Calibration, read_measurement
 from batchfinder.simulation.gpus import find_gpu
 from batchfinder.training import input_spec
-from batchfinder.training.arguments import parse_arguments
 from batchfinder.training.target import load_function
 from batchfinder.units import format_bytes, parse_bytes, parse_percentage
 

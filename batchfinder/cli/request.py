@@ -9,11 +9,11 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from batchfinder.cli.arguments import parse_arguments
 from batchfinder.errors import UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.search.bounds import Bounds
-from batchfinder.training.arguments import parse_arguments
 from batchfinder.training.user_module import is_language_model
 from batchfinder.units import parse_bytes, parse_percentage
 

@@ -68,7 +68,8 @@ class TrainingSetup:
             name of a class of ``torch.optim``. None: the LightningModule's own, else AdamW.
         step: ``step(model, batch) -> loss`` replaces forward pass and loss function. The backward
             pass and the step of ``optimizer`` follow. ``step(model, batch) -> None`` replaces the
-            whole step: it runs its own backward passes and optimizers.
+            whole step: it runs its own backward passes and optimizers. Its variables stay alive
+            until the next step, as in a loop with these lines.
         make_batch: ``make_batch(batch_size) -> batch``, instead of repeating the sample. Or
             ``make_batch(batch_size, step) -> batch`` if lengths vary from step to step. Step 0
             gets the longest batch. With a sample, which then is the longest batch, it is called

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from batchfinder.errors import StepError
+from batchfinder.training.loop_variables import LoopVariables
 from batchfinder.training.loss import call_loss, call_model, default_loss, own_loss
 from batchfinder.training.setup import StepFunction, TrainingSetup
 from batchfinder.training.tree import named_tensors
@@ -79,6 +80,10 @@ class StepSource(Protocol):
         """Run only the forward pass of the model, and return its output."""
         return call_model(model, batch)
 
+    def release(self) -> None:
+        """Release what it keeps from step to step besides the output."""
+        return
+
 
 class PlainLoop(StepSource):
     """``output = model(batch)``, then ``loss = loss_fn(output, batch)``."""
@@ -120,10 +125,11 @@ class UserStep(StepSource):
 
     def __init__(self, step: StepFunction) -> None:
         self._step = step
+        self._variables = LoopVariables(step)
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
-        """Call the step. Its result stays alive, as in ``output = step(model, batch)``."""
-        return self._step(model, batch)
+        """Call the step. Its result and its variables stay alive, as in a loop of its lines."""
+        return self._variables(model, batch)
 
     def loss_of(self, output: Any, batch: Any) -> Tensor | None:
         """Return the loss that the step returned, alone or in its output."""
@@ -143,6 +149,10 @@ class UserStep(StepSource):
             ) from error
 
     infer = evaluate  # only the step knows how to call the model
+
+    def release(self) -> None:
+        """Release the step's variables."""
+        self._variables.values.clear()
 
 
 class OldOutput:

@@ -258,6 +258,7 @@ class TrainingStep:
         self._stand_in = None
         self._kept = [None, None, None]
         self._ahead = []
+        self._source.release()
         self._evaluation.release()
         self.optimizer.zero_grad(set_to_none=True)
         self._has_old_gradients = False

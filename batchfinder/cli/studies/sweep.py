@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from batchfinder.cli.arguments import parse_arguments
 from batchfinder.cli.estimating.estimate import end, for_estimates, gpus_of, load, user_code
 from batchfinder.cli.output import deliver, live_line, print_notes, width_of_table
 from batchfinder.cli.request import request_of
@@ -20,7 +21,6 @@ from batchfinder.results.version import SCHEMA_VERSION
 from batchfinder.studies.sweep import sweep_on_device, sweep_on_gpus
 from batchfinder.studies.sweep_result import Sweep, SweepRow
 from batchfinder.studies.sweep_values import bound, combinations
-from batchfinder.training.arguments import parse_arguments
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.target import accepts, load_function
 from batchfinder.training.user_module import is_language_model, load_module
