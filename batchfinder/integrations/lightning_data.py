@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -10,9 +9,8 @@ from torch.utils._pytree import tree_unflatten
 from torch.utils.data import BatchSampler, DataLoader
 
 from batchfinder.errors import UsageError
-from batchfinder.training.data.drawn import DataBatches, Drawn
+from batchfinder.training.data.drawn import DataBatches
 from batchfinder.training.frameworks.trainer_batch import batches_of_its_loader
-from batchfinder.training.sample import BatchMaker
 from batchfinder.training.state.snapshot import preserved_state
 
 
@@ -47,12 +45,7 @@ class Loaders:
         if all(one.make_batch is None for one in found):
             sample = tree_unflatten([one.sample for one in found], combined._spec)
             return DataBatches(sample, None, remarks)
-        makers: list[Any] = [
-            partial(one.make_batch, step=0)
-            if isinstance(one.make_batch, Drawn)
-            else one.make_batch or BatchMaker(one.sample).make
-            for one in found
-        ]
+        makers = [one.make_longest for one in found]
 
         def make_batch(batch_size: int) -> Any:
             return tree_unflatten([make(batch_size) for make in makers], combined._spec)

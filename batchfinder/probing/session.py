@@ -203,9 +203,9 @@ class ProbeSession:
             begin(lambda: self._loader(self.options.smallest)(0))  # SMALL is too small
         return self._loader(batch_size)
 
-    def _loader(self, batch_size: int) -> Callable[[int], Any]:
+    def _loader(self, batch_size: int, batches: BatchMaker | None = None) -> Callable[[int], Any]:
         """Return a function that moves the batch of a step, by its number, to the device."""
-        device, batches = self.device.torch_device, self.batches
+        device, batches = self.device.torch_device, batches or self.batches
         is_cpu = device.type == "cpu"
         make = batches.make if is_cpu else partial(make_on_host, batches, self.options.smallest)
         if is_cpu or batches.varies:
@@ -273,11 +273,12 @@ class ProbeSession:
 
     def _validate(self, run: Run) -> None:
         """Run the validation that follows a step, if there is one."""
-        batch_size = self._step_of_setup.eval_batch_size
-        if batch_size:
-            next_batch, run.where = self._loader(batch_size), IN_VALIDATION
+        step = self._step_of_setup
+        if step.eval_batch_size:
+            next_batch = self._loader(step.eval_batch_size, step.eval_batches)
+            run.where = IN_VALIDATION
             self.device.reset_peaks()
-            self._step_of_setup.validate(lambda: next_batch(0))
+            step.validate(lambda: next_batch(0))
             self._read(Phase.VALIDATION, run)
             run.where = ""
 

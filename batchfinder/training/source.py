@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from batchfinder.errors import StepError
 from batchfinder.training.loop_variables import LoopVariables
 from batchfinder.training.loss import call_loss, call_model, default_loss, own_loss
+from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import StepFunction, TrainingSetup
 from batchfinder.training.tree import named_tensors
 
@@ -44,6 +45,7 @@ class StepSource(Protocol):
         takes_bf16: a step that trains by itself may run under bf16 autocast.
         eval_batch_size: the number of examples in each batch of the validation that is part of
             this training; None: only the user may ask for a validation.
+        eval_batches: makes the batches of the validation; None: they are those of the training.
         clears_gradients: the step clears the gradients before a validation begins.
         precision: ``"bf16"`` or ``"fp16"`` if the step has an autocast of its own; None if not.
     """
@@ -56,6 +58,7 @@ class StepSource(Protocol):
     kept_until: KeptUntil = KeptUntil.NEXT
     takes_bf16: bool = False
     eval_batch_size: int | None = None
+    eval_batches: BatchMaker | None = None
     clears_gradients: bool = False
     precision: str | None = None
 

@@ -56,6 +56,7 @@ class TrainingStep:
         warnings: texts for the user, such as a warning about a NaN loss.
         keeps_gradients: the gradients of the last step live until the next backward pass.
         eval_batch_size: the examples in each batch of :meth:`validate`; None: no validation.
+        eval_batches: makes the batches of :meth:`validate`; None: they are those of the training.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class TrainingStep:
         self.optimizer = self._make_optimizer()
         self._source = source_of(setup, self._warn)
         self.eval_batch_size = eval_batch_size or self._source.eval_batch_size
+        self.eval_batches = self._source.eval_batches
         self._validates = bool(self.eval_batch_size)
         self.keeps_gradients = self._source.keeps_gradients
         self.micro_batches = 2 if accumulate or self._source.accumulates else 1

@@ -220,7 +220,8 @@ class StepTraces:
             tracker = StorageTracker(batch_size, setup.model, workspaces, names)
             host_batch = fake_batch(batch, mode)
             validated = step.eval_batch_size
-            evaluated = validated and fake_batch(self._batches.make(validated), mode)
+            eval_batches = step.eval_batches or self._batches
+            evaluated = validated and fake_batch(eval_batches.make(validated), mode)
             small = self._options.mode == "eval" and fake_batch(self._batches.make(2), mode)
             with tracker, resizes_tracked(tracker) if cluster else nullcontext():
                 for tensor in with_carried([*tensors_of(setup.model), *held]):

@@ -41,6 +41,13 @@ class DataBatches:
     make_batch: MakeBatch | None
     remarks: tuple[str, ...] = ()
 
+    @property
+    def make_longest(self) -> Callable[[int], Any]:
+        """``make_longest(batch_size) -> batch`` of the longest examples, without the data set."""
+        if isinstance(self.make_batch, Drawn):
+            return self.make_batch.longest
+        return self.make_batch or BatchMaker(self.sample).make
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Collated:

@@ -5,15 +5,18 @@ In training, the user's collator pads every batch to its longest example.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from batchfinder.errors import SampleError
 from batchfinder.training.data.drawn import DataBatches, batches_of
 from batchfinder.training.data.loader import has_places, sampler_of
+from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import Trainer
 from batchfinder.training.state.snapshot import preserved_state
+from batchfinder.training.tree import named_tensors
 
 
 def batches_of_trainer(trainer: Trainer) -> DataBatches:
@@ -38,6 +41,24 @@ def batches_of_its_loader(loader: Any) -> DataBatches:
         )
         return DataBatches(_first_batch(loader), None, remarks=(remark,))
     return batches_of(dataset, collate, sampler_of(loader), "the Trainer")
+
+
+def longest_to_evaluate(trainer: Trainer, datasets: list[Any]) -> BatchMaker | None:
+    """Return the maker of the largest batches of some data sets as the Trainer evaluates on them.
+
+    It is None if the Trainer does not say how it loads them.
+    """
+    acting: Any = copy.copy(trainer)  # it keeps loaders whose worker processes stay
+    if not hasattr(acting, "get_eval_dataloader"):
+        return None
+    with preserved_state(), _no_loader_noted(trainer):
+        loaders = [acting.get_eval_dataloader(dataset) for dataset in datasets]
+        makers = [batches_of_its_loader(loader).make_longest for loader in loaders]
+        return BatchMaker(make_batch=max(makers, key=_bytes_of_one))
+
+
+def _bytes_of_one(make_batch: Callable[[int], Any]) -> int:
+    return sum(tensor.nbytes for _, tensor in named_tensors(make_batch(1)))
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from batchfinder.training.frameworks.trainer_batch import longest_to_evaluate
+from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import Trainer
 from batchfinder.training.source import filled_block
 from batchfinder.training.tree import named_tensors
@@ -28,11 +30,13 @@ class GatheredEvaluation:
 
     Attributes:
         batch_size: the number of examples in each batch.
+        batches: makes batches of the longest examples that are evaluated; None: as in training.
         examples: the number of examples that are gathered before they move to the host.
         is_concatenated: True if the batches are concatenated, False if they are kept in a list.
     """
 
     batch_size: int = 0
+    batches: BatchMaker | None = None
     examples: int = 0
     is_concatenated: bool = True
     _bytes_per_example: list[float] = field(default_factory=list, init=False)
@@ -46,16 +50,17 @@ class GatheredEvaluation:
         batch_size = getattr(trainer.args, "per_device_eval_batch_size", None)
         if not dataset or not batch_size:
             return None
-        if isinstance(dataset, dict):  # one evaluation per data set
-            dataset = max(dataset.values(), key=_length)
-        examples = _length(dataset)
+        # There is one evaluation per data set.
+        datasets = [*dataset.values()] if isinstance(dataset, dict) else [dataset]
+        examples = max(map(_length, datasets))
+        batch_size = min(batch_size, examples or batch_size)
         steps = getattr(trainer.args, "eval_accumulation_steps", None)
         if steps:
             examples = min(examples, steps * batch_size)
         if getattr(trainer.args, "batch_eval_metrics", False):
             examples = 0
         concatenates = getattr(trainer.args, "eval_do_concat_batches", True)
-        return cls(batch_size, examples, concatenates)
+        return cls(batch_size, longest_to_evaluate(trainer, datasets), examples, concatenates)
 
     @contextmanager
     def before_last_batch(self) -> Iterator[None]:

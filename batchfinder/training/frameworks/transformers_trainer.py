@@ -76,7 +76,9 @@ class TrainerStep(StepSource):
                 f"cannot repeat. {_RUN_INSTEAD}"
             )
         self._evaluation = GatheredEvaluation.of(trainer)
-        self.eval_batch_size = self._evaluation.batch_size if self._evaluation else None
+        if self._evaluation:
+            self.eval_batch_size = self._evaluation.batch_size
+            self.eval_batches = self._evaluation.batches
         self._trainer = _without_data(trainer)
         vars(self._trainer).update({k: _own(value) for k, value in vars(self._trainer).items()})
         self.held = {
@@ -117,6 +119,11 @@ class TrainerStep(StepSource):
         acting = self._acting_on(model)
         if not hasattr(acting, "prediction_step"):
             return call_model(model, batch)
+        # As Seq2SeqTrainer.evaluate sets it. The texts that a model generates need memory too.
+        acting._gen_kwargs = {
+            name: getattr(acting.args, f"generation_{name}", None)
+            for name in ("max_length", "num_beams")
+        }
         only_loss = not acting.compute_metrics or acting.args.prediction_loss_only
         gathered = self._evaluation or GatheredEvaluation()
         with gathered.before_last_batch(), in_precision(acting.model, self.precision):

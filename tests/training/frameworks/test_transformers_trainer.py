@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch.optim import Adam
+from torch.utils.data import DataLoader
 from training.frameworks.trainers import Output, Tagger, Texts, Trainer, collate, opened
 
 from batchfinder import TrainingSetup, estimate_max_batch, estimate_peak_memory, find_max_batch
@@ -312,6 +313,33 @@ def test_logits_that_go_to_the_host_are_not_gathered() -> None:
     trainer = Evaluated()
     trainer.compute_metrics = None
     assert validated(trainer) == (5, [0, 0])
+
+
+def test_a_validation_runs_on_the_longest_examples_of_its_own_data() -> None:
+    class Loading(Evaluated):
+        def get_eval_dataloader(self, dataset: Any) -> Any:
+            return DataLoader(dataset, batch_size=2, collate_fn=self.data_collator)
+
+    trainer = Loading(per_device_eval_batch_size=50)  # trains on texts of one token
+    trainer.eval_dataset = {"few, long": Texts(3, longest_at=1), "short": Texts(20)}
+    step = TrainingStep(opened(trainer)[0], CPU)
+    assert step.eval_batch_size == 20  # as many as the larger data set has
+    assert step.eval_batches is not None
+    assert step.eval_batches.make(20)["input_ids"].shape == (20, 7)
+
+
+def test_a_validation_generates_as_much_as_the_arguments_say() -> None:
+    seen = []
+
+    class Generating(Evaluated):
+        def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool) -> Any:
+            seen.append(vars(self)["_gen_kwargs"])
+            return super().prediction_step(model, inputs, prediction_loss_only)
+
+    trainer = Generating(generation_max_length=200, generation_num_beams=None)
+    validated(trainer)
+    assert seen == 2 * [{"max_length": 200, "num_beams": None}]
+    assert not hasattr(trainer, "_gen_kwargs")
 
 
 def test_a_trainer_without_data_to_evaluate_on_does_not_validate() -> None:
