@@ -65,10 +65,10 @@ def find_max_batch(
     Model, optimizer and random generators are restored bit for bit, even after an error or Ctrl-C.
 
     On accelerators, sizes are tried in this process. Anything that the step and the loss function
-    can reach (closures, globals, ``self``) is restored too. Data sets, and objects of libraries
-    without a ``state_dict``, are not. On the CPU, sizes are tried in forks of this process, because
-    an out-of-memory error leaves holes in the heap. A process that cannot be forked tries them
-    itself, with a warning.
+    can reach (closures, globals, ``self``) is restored too. So are the random generators of data
+    sets, but nothing else of them, and no objects of libraries without a ``state_dict``. On the
+    CPU, sizes are tried in forks of this process, because an out-of-memory error leaves holes in
+    the heap. A process that cannot be forked tries them itself, with a warning.
 
     Args:
         model: the module to train. Or a :class:`TrainingSetup` in place of this and the next six

@@ -8,6 +8,7 @@ from torch.utils.data import BatchSampler, IterableDataset, default_collate
 
 from batchfinder.errors import SampleError
 from batchfinder.training.data.drawn import DataBatches, batches_of
+from batchfinder.training.state.reach import random_in
 from batchfinder.training.state.snapshot import preserved_state
 
 _OR_GIVE = (
@@ -32,7 +33,7 @@ def batches_of_loader(loader: Any, owner: str = "the loader") -> DataBatches:
         tensor([[0., 0., 0.]])
     """
     dataset, collate, sampler = parts_of(loader, owner)
-    with preserved_state(sampler, collate):
+    with preserved_state(sampler, collate, tuple(random_in(dataset))):
         return batches_of(dataset, collate, sampler, owner)
 
 

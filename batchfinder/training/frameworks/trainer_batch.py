@@ -15,6 +15,7 @@ from batchfinder.training.data.drawn import DataBatches, batches_of
 from batchfinder.training.data.loader import has_places, sampler_of
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import Trainer
+from batchfinder.training.state.reach import random_in
 from batchfinder.training.state.snapshot import preserved_state
 from batchfinder.training.tree import named_tensors
 
@@ -28,19 +29,18 @@ def batches_of_trainer(trainer: Trainer) -> DataBatches:
 
 
 def batches_of_its_loader(loader: Any) -> DataBatches:
-    """Choose the batches of a Trainer's loader, or its first one if it has no examples by index.
-
-    The random state may change.
-    """
+    """Choose the batches of a Trainer's loader, or its first one if it has no examples by index."""
     dataset: Any = getattr(loader, "dataset", None)
     collate = getattr(loader, "collate_fn", None)
-    if collate is None or not has_places(dataset):
-        remark = (
-            "the batches tried are as long as the first one of the Trainer's; give a sample "
-            "as long as any in training"
-        )
-        return DataBatches(_first_batch(loader), None, remarks=(remark,))
-    return batches_of(dataset, collate, sampler_of(loader), "the Trainer")
+    with preserved_state(collate, tuple(random_in(loader))):
+        if collate is not None and has_places(dataset):
+            return batches_of(dataset, collate, sampler_of(loader), "the Trainer")
+        batch = _first_batch(loader)
+    remark = (
+        "the batches tried are as long as the first one of the Trainer's; give a sample "
+        "as long as any in training"
+    )
+    return DataBatches(batch, None, remarks=(remark,))
 
 
 def longest_to_evaluate(trainer: Trainer, datasets: list[Any]) -> BatchMaker | None:

@@ -12,6 +12,7 @@ from types import CellType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from batchfinder.training.state.anatomy import (
     ATOMS,
@@ -27,6 +28,7 @@ from batchfinder.training.state.anatomy import (
     users_classes,
     wraps_users,
 )
+from batchfinder.training.state.process_settings import generator
 
 
 def reachable(roots: Iterable[object]) -> Iterator[Any]:
@@ -39,7 +41,7 @@ def reachable(roots: Iterable[object]) -> Iterator[Any]:
       of objects of the user's classes, of these classes, and of objects that hold tensors;
     - everything that the user's functions read: closures, defaults, globals, the user's modules.
 
-    It does not follow data sets or objects of libraries.
+    It does not follow objects of libraries. Data sets and loaders yield only random generators.
 
     Do not change any of the things found before the iteration ends.
 
@@ -167,7 +169,27 @@ def _held_by_object(value: Any) -> Iterable[Any]:
         # Scripted modules keep these outside of their __dict__.
         inside = [value.parameters(recurse=False), value.buffers(recurse=False), value.children()]
         return [vars(value), *(item for items in inside for item in items)]
+    if isinstance(value, Dataset | DataLoader):
+        return random_in(value)
     if not is_followed(value):
         return ()
     slots = [content for slot in slots_of(value) for content in contents_of_slot(slot, value)]
     return [*slots, *([vars(value)] if hasattr(value, "__dict__") else ()), type(value)]
+
+
+def random_in(data: Any) -> Iterator[Any]:
+    """Yield the random generators of data and its transforms, and the data sets that it wraps.
+
+    Examples are not looked at: there may be millions.
+
+    Example:
+        >>> import torch
+        >>> loader = DataLoader([1, 2], shuffle=True, generator=torch.Generator())
+        >>> {*random_in(loader)} == {loader.generator}
+        True
+    """
+    for part in getattr(data, "__dict__", {}).values():
+        if isinstance(part, Dataset | DataLoader) or generator(part):
+            yield part
+        elif hasattr(part, "__dict__"):
+            yield from (inner for inner in vars(part).values() if generator(inner))

@@ -45,7 +45,7 @@ def preserved_state(
     - objects: attributes, dicts and lists, and so parameters, buffers, train/eval mode, hooks,
       optimizer states and groups, the scaler's scale, the scheduler's counters;
     - functions, and methods of the user's modules: the variables that they can reach in closures,
-      globals, the user's modules and ``self``, and the user's random generators;
+      globals, the user's modules and ``self``, and random generators, also those of data sets;
     - tensors in any of these: the object, its values, device and storage (tied and shared tensors
       stay so), ``requires_grad`` and the gradient (the same object, or None);
     - the process: random generators (Python, NumPy, PyTorch on all devices), autograd mode, default
@@ -54,8 +54,8 @@ def preserved_state(
     Inside the block, every gradient is None, as at the start of a training step, and the model may
     be moved to another device. A second Ctrl-C waits until everything is restored.
 
-    Not restored: objects of libraries without a ``state_dict``; data sets, iterators, NumPy arrays;
-    the allocator's cap; tensors on the meta device, which have no values.
+    Not restored: objects of libraries without a ``state_dict``; data sets except their generators;
+    iterators, NumPy arrays; the allocator's cap; tensors on the meta device, which have no values.
 
     Args:
         objects: modules, optimizer, GradScaler, scheduler, functions, and so on; None is ignored.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from training.frameworks.trainers import Example, Texts, Trainer, collate, opened
 
-from batchfinder import estimate_max_batch
+from batchfinder import estimate_max_batch, find_max_batch
 from batchfinder.errors import SampleError
 from batchfinder.training.data.lengths import FIRST_EXAMPLES, MOST_EXAMPLES, spread
 from batchfinder.training.frameworks.trainer_batch import batches_of_trainer
@@ -60,6 +61,37 @@ def test_of_a_stream_the_first_batch_is_taken_and_the_user_is_told() -> None:
     setup, (warning,) = opened(Trainer(Stream()))
     assert setup.sample["input_ids"].shape == (4, 7)
     assert "give a sample as long as any in training" in warning
+
+
+class Noisy(Dataset[Example]):
+    """Texts whose examples and lengths depend on random generators of its own."""
+
+    def __init__(self) -> None:
+        self.lengths = random.Random(1)
+        self.transform = SimpleNamespace(tokens=random.Random(2))
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, place: int) -> Example:
+        tokens = self.transform.tokens.choices(range(10), k=self.lengths.randint(1, 9))
+        return {"input_ids": tokens, "labels": tokens}
+
+
+class NoisyStream(IterableDataset[Example]):
+    def __init__(self) -> None:
+        self.noisy = Noisy()
+
+    def __iter__(self) -> Iterator[Example]:
+        yield from (self.noisy[place] for place in range(8))
+
+
+@pytest.mark.parametrize("kind", [Noisy, NoisyStream])
+def test_random_generators_of_the_data_are_as_before(kind: Any) -> None:
+    trainer, unsearched = Trainer(kind()), Trainer(kind())
+    find_max_batch(trainer, device="cpu", max_batch_size=3)
+    expected = [batch["input_ids"].tolist() for batch in unsearched.get_train_dataloader()]
+    assert [batch["input_ids"].tolist() for batch in trainer.get_train_dataloader()] == expected
 
 
 def test_a_trainer_without_examples_is_refused() -> None:
