@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from batchfinder.errors import StepError
 from batchfinder.training.loop_variables import LoopVariables
@@ -41,6 +42,8 @@ class StepSource(Protocol):
         keeps_gradients: the gradients of the last step live until the next backward pass, not
             only until the optimizer has stepped.
         returns_loss: it must return a loss; otherwise it may return None, if it trains by itself.
+        runs_backward: the step runs its backward pass and returns a detached loss. The optimizer's
+            step follows.
         kept_until: when output and loss are released; without ``batches_ahead`` the batch too.
         takes_bf16: a step that trains by itself may run under bf16 autocast.
         eval_batch_size: the number of examples in each batch of the validation that is part of
@@ -55,6 +58,7 @@ class StepSource(Protocol):
     batches_ahead: int | None = None
     keeps_gradients: bool = False
     returns_loss: bool = True
+    runs_backward: bool = False
     kept_until: KeptUntil = KeptUntil.NEXT
     takes_bf16: bool = False
     eval_batch_size: int | None = None
@@ -64,6 +68,10 @@ class StepSource(Protocol):
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         """Run the forward pass and return its output."""
+
+    def train_with(self, optimizer: Optimizer) -> None:
+        """Note the optimizer whose step follows, if the step itself uses it."""
+        return
 
     def loss_of(self, output: Any, batch: Any) -> Tensor | None:
         """Return the loss of the output, by default the output itself.

@@ -56,7 +56,7 @@ class TrainingStep:
         warnings: texts for the user, such as a warning about a NaN loss.
         keeps_gradients: the gradients of the last step live until the next backward pass.
         eval_batch_size: the examples in each batch of :meth:`validate`; None: no validation.
-        eval_batches: makes the batches of :meth:`validate`; None: they are those of the training.
+        eval_batches: makes the batches of :meth:`validate`; None: those of the training.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class TrainingStep:
         self.device = device
         self.optimizer = self._make_optimizer()
         self._source = source_of(setup, self._warn)
+        self._source.train_with(self.optimizer)
         self.eval_batch_size = eval_batch_size or self._source.eval_batch_size
         self.eval_batches = self._source.eval_batches
         self._validates = bool(self.eval_batch_size)
@@ -107,9 +108,8 @@ class TrainingStep:
         self._autocast_dtype = None if is_plain else DTYPES[precision]
         # A scale of 1 keeps the first step from overflowing. An overflow would skip it, and the
         # optimizer would have no states. The scale changes no tensor's size.
-        self._scaler = (
-            torch.amp.GradScaler(device.type, init_scale=1.0) if precision == "fp16" else None
-        )
+        scaled = precision == "fp16" and not self._source.runs_backward
+        self._scaler = torch.amp.GradScaler(device.type, init_scale=1.0) if scaled else None
         self._compiled = compiled
         self._batch_dim = batch_dim
         self._model: Any = torch.compile(model) if compiled else model
@@ -173,8 +173,7 @@ class TrainingStep:
 
         Args:
             batch: the micro-batch.
-            after_forward: called between loss and backward pass; not called if the step trains by
-                itself.
+            after_forward: called between loss and backward pass, unless the step runs both.
         """
         loss = self.forward(batch)
         if loss is None:
@@ -184,7 +183,7 @@ class TrainingStep:
             self.optimizer.zero_grad(set_to_none=True)
             self._has_old_gradients = False
         try:
-            torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
+            torch.autograd.backward(self._scaler.scale(loss) if self._scaler else loss)
         except RuntimeError as error:
             if "backward through the graph a second time" not in str(error):
                 raise
@@ -193,11 +192,7 @@ class TrainingStep:
             self._kept = [None, None, loss.detach()]
 
     def forward(self, batch: Any) -> Tensor | None:
-        """Run forward pass and loss of one micro-batch on the device.
-
-        Returns:
-            The loss; None if the step has trained by itself.
-        """
+        """Return the loss of one micro-batch on the device; None if its backward pass has run."""
         if self._compiled:
             for _, tensor in named_tensors(batch):
                 if tensor.dim() > self._batch_dim:
@@ -210,8 +205,11 @@ class TrainingStep:
         self.trains_itself = self._kept[2] is None and not self._source.returns_loss
         if self.trains_itself:
             self._check_alone()
-            return None
-        return checked_loss(self._kept[2], self._source)
+        elif self._source.runs_backward:
+            self._kept[:2] = None, None
+        else:
+            return checked_loss(self._kept[2], self._source)
+        return None
 
     def optimizer_step(self) -> None:
         """Update the parameters and clear the gradients, unless the step has done so itself."""

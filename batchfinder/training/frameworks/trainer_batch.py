@@ -31,7 +31,7 @@ def batches_of_trainer(trainer: Trainer) -> DataBatches:
 def batches_of_its_loader(loader: Any) -> DataBatches:
     """Choose the batches of a Trainer's loader, or its first one if it has no examples by index."""
     dataset: Any = getattr(loader, "dataset", None)
-    collate = getattr(loader, "collate_fn", None)
+    collate = _own(getattr(loader, "collate_fn", None))
     with preserved_state(collate, tuple(random_in(loader))):
         if collate is not None and has_places(dataset):
             return batches_of(dataset, collate, sampler_of(loader), "the Trainer")
@@ -41,6 +41,14 @@ def batches_of_its_loader(loader: Any) -> DataBatches:
         "as long as any in training"
     )
     return DataBatches(batch, None, remarks=(remark,))
+
+
+def _own(collate: Any) -> Any:
+    """Return a copy of a collator, which may set attributes such as a generator from its seed."""
+    own = copy.copy(collate)
+    if hasattr(own, "data_collator"):  # the Trainer's, below the one that removes columns
+        own.data_collator = copy.copy(own.data_collator)
+    return own
 
 
 def longest_to_evaluate(trainer: Trainer, datasets: list[Any]) -> BatchMaker | None:

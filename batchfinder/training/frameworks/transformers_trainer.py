@@ -14,8 +14,9 @@ import contextlib
 import copy
 import functools
 import inspect
+import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,9 +33,6 @@ from batchfinder.training.source import KeptUntil, StepSource
 from batchfinder.training.state.patching import replaced
 from batchfinder.training.tree import named_tensors
 
-# Libraries whose training_step needs no more memory than the loss does.
-_KNOWN = ("transformers", "trl")
-
 _RUN_INSTEAD = (
     "Try batchfinder run on the script itself: batchfinder run -- python train.py "
     "--per_device_train_batch_size {batch_size} (or torchrun in place of python)"
@@ -43,6 +41,9 @@ _RUN_INSTEAD = (
 
 class TrainerStep(StepSource):
     """``step(model, batch) -> loss`` as a Trainer makes it.
+
+    The loss comes from ``compute_loss``, or from a ``training_step`` that a subclass has of its
+    own, with its backward pass: it may offload activations, train twice or generate the batch.
 
     ``Trainer.training_step`` returns a detached loss, so only this loss outlives the backward
     pass. The batches of a step live until all batches of the next step are on the device.
@@ -90,6 +91,10 @@ class TrainerStep(StepSource):
         micro_batches = getattr(trainer.args, "gradient_accumulation_steps", 1)
         self.accumulates = micro_batches > 1
         self.batches_ahead = micro_batches if hasattr(trainer, "get_batch_samples") else None
+        own_step = getattr(type(trainer), "training_step", None)
+        library = getattr(own_step, "__module__", "transformers").partition(".")[0]
+        self.runs_backward = library != "transformers"
+        self._optimizer: Callable[[], Optimizer | None] = lambda: None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainerStep:
         """Return the same step with copies of what it holds; the Trainer is shared."""
@@ -108,8 +113,14 @@ class TrainerStep(StepSource):
         if hasattr(acting, "_prepare_inputs"):
             batch = acting._prepare_inputs(batch)
         with in_precision(module, self.precision):
+            if self.runs_backward:
+                return acting.training_step(model, batch, *items.values())  # type: ignore[no-any-return]
             loss: Tensor = acting.compute_loss(model, batch, **items)
         return loss
+
+    def train_with(self, optimizer: Optimizer) -> None:
+        """Let ``training_step`` use the optimizer. The Trainer outlives it, so it is not held."""
+        self._optimizer = weakref.ref(optimizer)
 
     def evaluate(self, model: nn.Module, batch: Any) -> Any:
         """Return loss, logits and labels as ``prediction_step`` does.
@@ -144,6 +155,7 @@ class TrainerStep(StepSource):
             **self.held,
             model=unwrapped(model),
             model_wrapped=model,
+            optimizer=self._optimizer(),
             current_gradient_accumulation_steps=getattr(args, "gradient_accumulation_steps", 1),
             # The batch is already on its device, which may differ from the arguments' device.
             _prepare_input=lambda data: data,
@@ -222,12 +234,6 @@ def remarks_on(trainer: Trainer) -> list[str]:
         remarks.append(
             "the Trainer compiles its model, but these steps are not compiled and use other "
             "memory. Try batchfinder find --compile, or find_max_batch with compile=True"
-        )
-    own_step = getattr(type(trainer), "training_step", None)
-    if getattr(own_step, "__module__", "transformers").partition(".")[0] not in _KNOWN:
-        remarks.append(
-            f"the training_step of {type(trainer).__name__} is not called, only its compute_loss. "
-            "Anything else that it does is not measured. Try step(model, batch) -> loss, with all"
         )
     return remarks
 

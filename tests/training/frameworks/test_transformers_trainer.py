@@ -225,12 +225,32 @@ def test_an_optimizer_without_a_schedule_is_told_that_it_trains() -> None:
     assert make_optimizer(setup.optimizer, setup.model).is_told  # type: ignore[attr-defined]
 
 
-def test_its_own_training_step_is_not_called_and_the_user_is_told() -> None:
-    class Own(Trainer):
-        def training_step(self) -> None: ...
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_its_own_training_step_runs_with_its_backward_pass(micro_batches: int) -> None:
+    class Doubled(Trainer):
+        """Trains on each batch twice over, and asks its optimizer."""
 
-    (warning,) = opened(Own())[1]
-    assert "the training_step of Own is not called" in warning
+        def training_step(self, model: Any, inputs: Any) -> Any:
+            self.optimizer.zero_grad()
+            inputs = {name: torch.cat([part, part]) for name, part in inputs.items()}
+            loss = self.compute_loss(model, inputs)
+            loss.backward()
+            rows.append(len(self.output.logits))
+            return loss.detach()
+
+    rows: list[int] = []
+    trainer = Doubled(gradient_accumulation_steps=micro_batches)
+    before = {name: part.clone() for name, part in trainer.model.state_dict().items()}
+    setup, warnings = opened(trainer)
+    assert not warnings
+    step = TrainingStep(setup, CPU)
+    for batch in step.fetch(lambda: setup.sample):
+        step.forward_backward(batch)
+    step.check_loss()
+    step.optimizer_step()
+    assert rows == micro_batches * [2 * len(setup.sample["labels"])]
+    assert not torch.equal(trainer.model.layer.weight, before["layer.weight"])
+    assert trainer.optimizer is None
 
 
 @pytest.mark.parametrize("option", ["deepspeed", "fsdp"])
