@@ -171,6 +171,11 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
         if _parsing.lightning_hasattr(module, self._batch_arg_name):
             _parsing.lightning_setattr(module, self._batch_arg_name, size)
         loaders.reload(size)
+        if not (made := loaders.batch_sizes) & {size, None}:
+            _rank_zero.rank_zero_warn(
+                f"the loaders make batches of {' and '.join(map(str, made))}, not of {size}. Try "
+                f"batch_size=self.{self._batch_arg_name} in them"
+            )
         why = ""
         if self.result is not None and self.result.batch_size == loaders.examples:
             why = f": the data set has only {loaders.examples} examples for a rank"

@@ -10,6 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from batchfinder.errors import UsageError
 from batchfinder.training.data.drawn import DataBatches
+from batchfinder.training.data.loader import batch_size_of
 from batchfinder.training.frameworks.trainer_batch import batches_of_its_loader
 from batchfinder.training.state.snapshot import preserved_state
 
@@ -32,6 +33,11 @@ class Loaders:
             return None
         ranks: int = self._loop.trainer.world_size
         return max(1, length // ranks)
+
+    @property
+    def batch_sizes(self) -> set[int | None]:
+        """The batch size of each loader; None if it does not say."""
+        return {batch_size_of(loader) for loader in self._loaders().flattened}
 
     def longest(self) -> DataBatches:
         """Return a batch of the longest examples, as the loaders make one.

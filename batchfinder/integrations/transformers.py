@@ -14,6 +14,7 @@ from batchfinder.errors import UsageError, warn_of
 from batchfinder.finder import find_max_batch
 from batchfinder.results.accumulation import Split
 from batchfinder.results.result import BatchSizeResult
+from batchfinder.training.frameworks.trainer_batch import size_of_batches
 from batchfinder.training.setup import Trainer
 from batchfinder.units import positive
 
@@ -82,6 +83,11 @@ def set_max_batch(
         warnings.append(
             f"a global batch size of {global_batch_size} cannot be reached; the nearest is {split}."
             " Try a multiple of the number of ranks"
+        )
+    if (made := size_of_batches(trainer)) not in (None, split.batch_size):
+        warnings.append(
+            f"get_train_dataloader of {type(trainer).__name__} makes batches of {made}, not of "
+            f"{split.batch_size}. Try batch_size=self._train_batch_size in it"
         )
     warn_of(warnings)
     return replace(result, notes=(*result.notes, note), warnings=(*result.warnings, *warnings))

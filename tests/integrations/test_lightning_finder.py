@@ -223,6 +223,15 @@ def test_fast_dev_run_leaves_the_size_as_it_is() -> None:
     assert (module.batch_size, finder.optimal_batch_size) == (3, None)
 
 
+def test_loaders_that_ignore_the_size_are_named() -> None:
+    class Fixed(Module):
+        def train_dataloader(self) -> Any:
+            return DataLoader(DATA, batch_size=4)
+
+    with pytest.warns(UserWarning, match=r"make batches of 4, not of 8. Try batch_size=self.batch"):
+        fitted(Fixed(), BatchSizeFinder(max_val=8), max_steps=1)
+
+
 @pytest.mark.parametrize(
     ("fits", "options", "why"),
     [

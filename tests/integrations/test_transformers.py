@@ -88,6 +88,15 @@ def test_the_nearest_global_batch_size_is_named() -> None:
     assert "cannot be reached" in result.warnings[-1]
 
 
+def test_a_loader_that_ignores_the_number_is_named() -> None:
+    class Fixed(Trained):
+        def get_train_dataloader(self) -> Any:
+            return DataLoader(self.train_dataset, 4, collate_fn=self.data_collator)
+
+    with pytest.warns(BatchFinderWarning, match="of Fixed makes batches of 4, not of 8. Try "):
+        found(Fixed(), max_batch_size=8)
+
+
 def test_where_nothing_fits_the_numbers_stay() -> None:
     trainer = Trained(steps=3)
 

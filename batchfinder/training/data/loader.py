@@ -48,10 +48,21 @@ def has_places(dataset: Any) -> bool:
 
 def sampler_of(loader: Any) -> Any:
     """Return the sampler that draws a DataLoader's indices; None without a plain BatchSampler."""
+    batches = _plain_batches_of(loader)
+    return None if batches is None else batches.sampler
+
+
+def batch_size_of(loader: Any) -> int | None:
+    """Return the size of a DataLoader's batches; None without a plain BatchSampler."""
+    batches = _plain_batches_of(loader)
+    return None if batches is None else batches.batch_size
+
+
+def _plain_batches_of(loader: Any) -> BatchSampler | None:
     batches = getattr(loader, "batch_sampler", None)
     while batches is not None and type(batches) is not BatchSampler:
         batches = getattr(batches, "batch_sampler", None)  # Accelerate wraps it
-    return None if batches is None else batches.sampler
+    return batches
 
 
 def parts_of(loader: Any, owner: str) -> tuple[Any, Any, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from batchfinder.errors import SampleError
 from batchfinder.training.data.drawn import DataBatches, batches_of
-from batchfinder.training.data.loader import has_places, sampler_of
+from batchfinder.training.data.loader import batch_size_of, has_places, sampler_of
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import Trainer
 from batchfinder.training.state.reach import random_in
@@ -26,6 +26,14 @@ def batches_of_trainer(trainer: Trainer) -> DataBatches:
         raise SampleError("the Trainer's train_dataset has no examples; give it at least one")
     with preserved_state(), _no_loader_noted(trainer):
         return batches_of_its_loader(trainer.get_train_dataloader())
+
+
+def size_of_batches(trainer: Trainer) -> int | None:
+    """Return the size of the batches that a Trainer's loader makes; None if it does not say."""
+    if trainer.train_dataset is None:
+        return None
+    with preserved_state(), _no_loader_noted(trainer):
+        return batch_size_of(trainer.get_train_dataloader())
 
 
 def batches_of_its_loader(loader: Any) -> DataBatches:
