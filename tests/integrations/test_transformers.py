@@ -97,6 +97,24 @@ def test_a_loader_that_ignores_the_number_is_named() -> None:
         found(Fixed(), max_batch_size=8)
 
 
+def test_an_evaluation_that_limits_the_size_is_named() -> None:
+    class Evaluated(Trained):
+        def compute_loss(self, model: Any, inputs: Any) -> Any:
+            trained[0] = len(inputs["labels"])
+            return super().compute_loss(model, inputs)
+
+        def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool) -> Any:
+            if trained[0] > 5:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return None, None, None
+
+    trained = [0]
+    trainer = Evaluated(per_device_eval_batch_size=2)
+    vars(trainer)["compute_metrics"] = None
+    with pytest.warns(BatchFinderWarning, match="trains, but the evaluation runs out of memory"):
+        assert found(trainer).batch_size == 5
+
+
 def test_where_nothing_fits_the_numbers_stay() -> None:
     trainer = Trained(steps=3)
 

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.optim import Adam
 from torch.utils.data import DataLoader
 from training.frameworks.trainers import Output, Tagger, Texts, Trainer, collate, opened
 
 from batchfinder import TrainingSetup, estimate_max_batch, estimate_peak_memory, find_max_batch
 from batchfinder.errors import SampleError, StepError
+from batchfinder.training.frameworks.trainer_evaluation import GatheredEvaluation
 from batchfinder.training.optimizer import make_optimizer
 from batchfinder.training.step import TrainingStep
 
@@ -360,6 +362,22 @@ def test_a_validation_generates_as_much_as_the_arguments_say() -> None:
     validated(trainer)
     assert seen == 2 * [{"max_length": 200, "num_beams": None}]
     assert not hasattr(trainer, "_gen_kwargs")
+
+
+def test_results_grow_on_a_device_as_they_are_concatenated() -> None:
+    grown: list[int] = []
+
+    class Noted(GatheredEvaluation):
+        def _blocks(self, examples: int) -> list[Tensor]:
+            grown.append(examples)
+            return super()._blocks(examples)
+
+    evaluation = Noted(batch_size=4, examples=68)
+    batch = torch.zeros(4, 3, device="meta")
+    evaluation.with_last_batch(SimpleNamespace(preprocess_logits_for_metrics=None), 0, batch, batch)
+    grown.clear()
+    with evaluation.before_last_batch():
+        assert grown == [*range(2, 65, 2)]
 
 
 def test_a_trainer_without_data_to_evaluate_on_does_not_validate() -> None:
