@@ -42,8 +42,8 @@ _RUN_INSTEAD = (
 class TrainerStep(StepSource):
     """``step(model, batch) -> loss`` as a Trainer makes it.
 
-    The loss comes from ``compute_loss``, or from a ``training_step`` that a subclass has of its
-    own, with its backward pass: it may offload activations, train twice or generate the batch.
+    The loss comes from ``compute_loss``, or from a subclass's own ``training_step``, with its
+    backward pass: it may offload activations, train twice or generate the batch.
 
     ``Trainer.training_step`` returns a detached loss, so only this loss outlives the backward
     pass. The batches of a step live until all batches of the next step are on the device.
@@ -131,10 +131,8 @@ class TrainerStep(StepSource):
         if not hasattr(acting, "prediction_step"):
             return call_model(model, batch)
         # As Seq2SeqTrainer.evaluate sets it. The texts that a model generates need memory too.
-        acting._gen_kwargs = {
-            name: getattr(acting.args, f"generation_{name}", None)
-            for name in ("max_length", "num_beams")
-        }
+        names = ("max_length", "num_beams")
+        acting._gen_kwargs = {n: getattr(acting.args, f"generation_{n}", None) for n in names}
         only_loss = not acting.compute_metrics or acting.args.prediction_loss_only
         gathered = self._evaluation or GatheredEvaluation()
         with gathered.before_last_batch(), in_precision(acting.model, self.precision):
@@ -150,7 +148,7 @@ class TrainerStep(StepSource):
 
     def _acting_on(self, model: nn.Module) -> Any:
         args = self._trainer.args
-        return _acting(
+        acting = _acting(
             self._trainer,
             **self.held,
             model=unwrapped(model),
@@ -161,6 +159,9 @@ class TrainerStep(StepSource):
             _prepare_input=lambda data: data,
             compute_loss_context_manager=contextlib.nullcontext,  # see in_precision
         )
+        if next(model.parameters()).device.type == "cpu":  # TRL offloads by a GPU's streams
+            acting.maybe_activation_offload_context = contextlib.nullcontext()
+        return acting
 
 
 def trainers_optimizer(trainer: Trainer) -> OptimizerOfModel:
