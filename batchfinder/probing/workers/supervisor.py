@@ -105,7 +105,7 @@ class Supervisor(AtPlace):
     def _runs_without_an_error(self, batch_size: int) -> bool:
         try:
             self._probe(batch_size, confirm=False)
-        except Exception:  # noqa: BLE001 - the error of the size that was asked for is told
+        except Exception:  # noqa: BLE001 - the first error is raised
             return False
         return True
 
