@@ -39,6 +39,7 @@ class LoopVariables:
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._code = _code_of(function)
+        self._frame: FrameType | None = None
         self.values: dict[str, Any] = {}
 
     def __call__(self, *arguments: Any) -> Any:
@@ -47,23 +48,30 @@ class LoopVariables:
             return self._function(*arguments)
         sys.settrace(self._watch_calls)
         try:
-            return self._function(*arguments)
+            result = self._function(*arguments)
+            # A frame that is held outlives its call, and its variables with it.
+            self.values = {**self._frame.f_locals} if self._frame else {}
         except BaseException:
             self.values = {}
             raise
         finally:
             sys.settrace(None)
+            self._frame = None
+        return result
 
     def _watch_calls(self, frame: FrameType, *_: Any) -> Callable[..., Any] | None:
-        return self._watch_lines if frame.f_code is self._code else None
-
-    def _watch_lines(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any]:
-        if event == "return":
-            self.values = {**frame.f_locals}
-        else:
-            for name in frame.f_locals:
-                self.values.pop(name, None)
+        if self._frame is not None or frame.f_code is not self._code:
+            return None
+        self._frame = frame
         return self._watch_lines
+
+    def _watch_lines(self, frame: FrameType, *_: Any) -> Callable[..., Any] | None:
+        for name in frame.f_locals:
+            self.values.pop(name, None)
+        if self.values:
+            return self._watch_lines
+        sys.settrace(None)  # each call of a function would take longer
+        return None
 
 
 def _code_of(function: Any) -> CodeType | None:
