@@ -69,19 +69,24 @@ def sizes_that_run(
         sample_size: the batch size of the user's sample; None if there is no sample.
         runs: tells whether a batch of another size runs without an error of the code.
     """
-    runs = cache(runs)
+
+    @cache
+    def takes(other: int) -> bool:
+        return other != size and runs(other)
+
     largest = max(2, sample_size or 2)
-    if not runs(2) and not runs(largest):
+    if not takes(2) and not takes(largest):
         return None
     groups = (2, *divisors(largest, multiple_of=1, up_to=largest)[1:])
-    least = next(group for group in groups if runs(group))
+    least = next(group for group in groups if takes(group))
     uneven = 2 * least + 1  # of pairs, 3 examples may run: the third is broadcast to the others
-    failed = [size] if size == uneven or runs(uneven) else [size, uneven]
-    multiple_of = least if uneven in failed else 1
-    if size > 1 and multiple_of == 1:
+    is_grouped = not takes(uneven)
+    if size > 1 and not is_grouped:
         return None
+    failed = sorted({size, uneven}) if is_grouped else [size]
+    fail = f"a batch of {size} fails"
+    if len(failed) > 1:
+        fail = f"batches of {failed[0]} and {failed[1]} fail"
     problem = problem.partition(" (raised while ")[0]
-    fail = f"batches of {failed[0]} and {failed[-1]} fail"
-    if len(failed) == 1:
-        fail = f"a batch of {size} fails"
-    return SizesThatRun(least, multiple_of, f"{fail} ({problem}), one of {least} does not")
+    why = f"{fail} ({problem}), one of {least} does not"
+    return SizesThatRun(least, least if is_grouped else 1, why)
