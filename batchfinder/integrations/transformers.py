@@ -13,7 +13,7 @@ from typing import Any
 from batchfinder.errors import UsageError, warn_of
 from batchfinder.finder import find_max_batch
 from batchfinder.results.accumulation import Split
-from batchfinder.results.probe import IN_VALIDATION
+from batchfinder.results.probe import without_place
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.training.frameworks.trainer_batch import size_of_batches
 from batchfinder.training.setup import Trainer
@@ -90,11 +90,10 @@ def set_max_batch(
             f"get_train_dataloader of {type(trainer).__name__} makes batches of {made}, not of "
             f"{split.batch_size}. Try batch_size=self._train_batch_size in it"
         )
-    failed = [probe for probe in result.probes if probe.batch_size > split.batch_size]
-    nearest = min(failed, key=lambda probe: probe.batch_size, default=None)
-    if nearest is not None and nearest.note.startswith(IN_VALIDATION):
+    failure = result.next_failure
+    if failure is not None and without_place(failure.reason)[1]:
         warnings.append(
-            f"a batch of {nearest.batch_size} trains, but the evaluation runs out of memory. Try a "
+            f"a batch of {failure.batch_size} trains, but the evaluation runs out of memory. Try a "
             "smaller per_device_eval_batch_size, preprocess_logits_for_metrics, or "
             "eval_accumulation_steps=1, so that fewer results are on the device"
         )

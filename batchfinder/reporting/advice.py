@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from batchfinder.reporting.wording import allocator_request_bytes, one_line, without_place
+from batchfinder.reporting.wording import allocator_request_bytes, one_line
+from batchfinder.results.probe import without_place
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.units import format_bytes
 

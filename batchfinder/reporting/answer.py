@@ -5,10 +5,10 @@ from __future__ import annotations
 from batchfinder.reporting.advice import PLAIN_REASONS, why_nothing_fits
 from batchfinder.reporting.global_batch import plan_lines
 from batchfinder.reporting.speed import speed_details, speed_verdict
-from batchfinder.reporting.wording import allocator_request_bytes, one_line, without_place
+from batchfinder.reporting.wording import allocator_request_bytes, one_line
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.memory_model import MemoryModel
-from batchfinder.results.probe import THRASHING_NOTE, Outcome
+from batchfinder.results.probe import THRASHING_NOTE, Outcome, without_place
 from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.units import count, format_bytes, format_seconds
 

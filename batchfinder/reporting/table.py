@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from batchfinder.reporting.wording import allocator_request_bytes, one_line, without_place
+from batchfinder.reporting.wording import allocator_request_bytes, one_line
 from batchfinder.results.memory_model import Phase
-from batchfinder.results.probe import Outcome, Probe
+from batchfinder.results.probe import Outcome, Probe, without_place
 from batchfinder.units import count, format_bytes, format_seconds
 
 BLOCKS = " ▏▎▍▌▋▊▉█"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from batchfinder.results.probe import IN_VALIDATION
 from batchfinder.training.user_module import is_language_model
 from batchfinder.units import format_bytes, parse_bytes
 
@@ -42,16 +41,6 @@ def label(warning: str) -> str:
 def bytes_or_dash(size: float | None) -> str:
     """Return a size as text; "-" if it is unknown."""
     return "-" if size is None else format_bytes(size)
-
-
-def without_place(reason: str) -> tuple[str, bool]:
-    """Return why a size failed, and True if it was in the validation, which the reason names.
-
-    Example:
-        >>> without_place("in the validation: out of memory")
-        ('out of memory', True)
-    """
-    return reason.removeprefix(IN_VALIDATION), reason.startswith(IN_VALIDATION)
 
 
 def one_line(text: str) -> str:

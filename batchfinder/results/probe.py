@@ -23,6 +23,16 @@ LEAK_WARNING = (
 )
 
 
+def without_place(reason: str) -> tuple[str, bool]:
+    """Return why a size failed, and True if it was in the validation, which the reason names.
+
+    Example:
+        >>> without_place("in the validation: out of memory")
+        ('out of memory', True)
+    """
+    return reason.removeprefix(IN_VALIDATION), reason.startswith(IN_VALIDATION)
+
+
 class Outcome(enum.Enum):
     """The ways in which a probe may end."""
 
