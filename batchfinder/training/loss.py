@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from batchfinder.errors import StepError
+from batchfinder.training.parallel import inner_module
 from batchfinder.training.setup import LossFunction, refused_call
+
+# A model with such a second parameter makes the loss itself, as nanoGPT's GPT.forward(idx, targets)
+# and torchvision's detectors do. Without the targets, they compute less, or raise an error.
+TARGETS = frozenset({"target", "targets", "label", "labels", "y"})
 
 MEAN_LOSS_WARNING = (
     "the loss is the mean of the model's outputs, because the batch has no targets that fit them. "
@@ -19,22 +25,30 @@ MEAN_LOSS_WARNING = (
 )
 
 
-def call_model(model: nn.Module, batch: Any) -> Any:
+def call_model(model: nn.Module, batch: Any, *, for_loss: bool = True) -> Any:
     """Call the model on a batch: on the inputs of ``(inputs, targets)``, a mapping as keywords.
 
-    A list counts as a tuple, because a DataLoader makes lists of a data set's tuples.
+    A list counts as a tuple, because a DataLoader makes lists of a data set's tuples. See
+    :func:`takes_all` for models that take the targets too.
+
+    Args:
+        model: the model.
+        batch: a batch of the sample's structure.
+        for_loss: False if no loss is wanted: then optional targets are left out.
     """
     has_inputs = isinstance(batch, tuple | list) and len(batch) in (1, 2)
     inputs = batch[0] if has_inputs else batch
     keywords = dict(inputs) if isinstance(inputs, Mapping) else {}
     positional = () if isinstance(inputs, Mapping) else (inputs,)
+    if takes_all(model, batch, for_loss=for_loss):
+        positional = tuple(batch)
     try:
         return model(*positional, **keywords)
     except (TypeError, AttributeError, ValueError, AssertionError) as error:
         # If forward accepts the arguments, the error comes from inside the model.
         problem = isinstance(error, TypeError) and refused_call(model.forward, positional, keywords)
         if not problem:
-            if remark := _remark_on_inputs(model, inputs, batch):
+            if remark := _remark_on_inputs(model, positional, batch):
                 error.args = (f"{error} ({remark})",)
             raise
         call = ", ".join(f"{name}=..." for name in keywords) or (
@@ -47,17 +61,42 @@ def call_model(model: nn.Module, batch: Any) -> Any:
         ) from error
 
 
-def _remark_on_inputs(model: nn.Module, inputs: Any, batch: Any) -> str:
+def takes_all(model: nn.Module, batch: Any, *, for_loss: bool = True) -> bool:
+    """Return True if a model takes all parts of a batch: it needs each, or it makes the loss.
+
+    Example:
+        >>> takes_all(nn.Bilinear(2, 3, 4), (torch.ones(1, 2), torch.ones(1, 3)))
+        True
+        >>> takes_all(nn.Linear(2, 3), (torch.ones(1, 2), torch.ones(1, 3)))
+        False
+    """
+    if not isinstance(batch, tuple | list) or isinstance(next(iter(batch), None), Mapping):
+        return False
+    forward = inner_module(model).forward
+    if refused_call(forward, batch, {}):
+        return False
+    if refused_call(forward, batch[:1] if len(batch) == 2 else (batch,), {}):
+        return True
+    return for_loss and len(batch) == 2 and _second_parameter(forward) in TARGETS
+
+
+def _second_parameter(forward: Callable[..., Any]) -> str | None:
+    parameters = [each.name for each in inspect.signature(forward).parameters.values()]
+    return parameters[1] if len(parameters) > 1 else None
+
+
+def _remark_on_inputs(model: nn.Module, positional: Sequence[Any], batch: Any) -> str:
     """Say which part of a batch the model got, if it may want another; else return ""."""
-    if inputs is batch and isinstance(batch, tuple | list):
+    if not isinstance(batch, tuple | list) or len(positional) != 1:
+        return ""
+    if positional[0] is batch:
         got = f"all of the batch, a {type(batch).__name__} of {len(batch)}"
         return f"the model got {got}; give step(model, batch) if it takes a part of it"
-    if _is_pair(batch) and not refused_call(model.forward, batch, {}):
-        # Detection models take the targets too, and raise if they get none.
+    if len(batch) == 2 and not refused_call(model.forward, batch, {}):
         return (
             "the model got the first part of the batch alone, the inputs of (inputs, targets). If "
-            "it takes both, try step=lambda model, batch: sum(model(*batch).values()), or what "
-            "makes the loss of its output"
+            "it takes both, try step=lambda model, batch: model(*batch), or what makes the loss of "
+            "its output"
         )
     return ""
 
@@ -85,12 +124,20 @@ def call_loss(loss_fn: LossFunction, output: Any, batch: Any) -> Tensor:
         raise
 
 
-def default_loss(output: Any, batch: Any) -> tuple[Tensor, str | None]:
+def default_loss(
+    output: Any, batch: Any, *, model_got_all: bool = False
+) -> tuple[Tensor, str | None]:
     """Return the loss of an output.
 
-    The first that applies: the output's own ``loss``; a scalar output; cross-entropy or mean
-    squared error with the targets of ``(inputs, targets)``, chosen by their dtype and shape; the
-    mean of all floating-point and complex outputs.
+    The first that applies: the output's own ``loss``; a scalar output; the scalar in the output of
+    a model that got the targets, or the sum if all of it are scalars; cross-entropy or mean squared
+    error with the targets of ``(inputs, targets)``, chosen by their dtype and shape; the mean of
+    all floating-point and complex outputs.
+
+    Args:
+        output: the model's output.
+        batch: the batch that it came from.
+        model_got_all: True if the model got the targets too (:func:`takes_all`).
 
     Returns:
         The loss, and a warning if it is that mean, which is no loss to train with; else None.
@@ -100,8 +147,11 @@ def default_loss(output: Any, batch: Any) -> tuple[Tensor, str | None]:
         return own.mean(), None
     # Only a tensor without dimensions. For a batch of one example, an output of shape [1] is no
     # loss.
-    if isinstance(output, Tensor) and output.dim() == 0 and output.is_floating_point():
+    if _is_scalar(output):
         return output, None
+    # Without the targets, it may be a regularization term, such as that of a mixture of experts.
+    if model_got_all and (loss := _loss_among(output)) is not None:
+        return loss, None
     if _is_pair(batch) and isinstance(batch[1], Tensor):
         prediction = _prediction(output)
         if prediction is not None:
@@ -124,6 +174,21 @@ def own_loss(output: Any) -> Tensor | None:
     """Return the ``loss`` that an output carries; None if it has none."""
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     return own if isinstance(own, Tensor) else None
+
+
+def _is_scalar(output: Any) -> bool:
+    return isinstance(output, Tensor) and output.dim() == 0 and output.is_floating_point()
+
+
+def _loss_among(output: Any) -> Tensor | None:
+    """Return the first scalar of an output, or the sum if all of it are scalars; else None."""
+    parts = output.values() if isinstance(output, Mapping) else output
+    if not isinstance(output, Mapping | tuple | list):
+        return None
+    scalars: list[Tensor] = [part for part in parts if _is_scalar(part)]
+    if scalars and len(scalars) == len(parts):
+        return torch.stack(scalars).sum()
+    return scalars[0] if scalars else None
 
 
 def _is_pair(batch: Any) -> bool:

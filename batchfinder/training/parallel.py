@@ -6,7 +6,7 @@ Both need an initialized process group of torch.distributed. The user's own wrap
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,12 @@ def is_sharded(model: nn.Module) -> bool:
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside DistributedDataParallel; the model itself if it is not wrapped."""
     return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def inner_module(model: nn.Module) -> nn.Module:
+    """Return the user's module inside DistributedDataParallel and ``torch.compile``."""
+    module = unwrapped(model)
+    return unwrapped(cast("nn.Module", module._orig_mod)) if is_compiled(module) else module
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from batchfinder.errors import StepError
 from batchfinder.training.loop_variables import LoopVariables
-from batchfinder.training.loss import call_loss, call_model, default_loss, own_loss
+from batchfinder.training.loss import call_loss, call_model, default_loss, own_loss, takes_all
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import StepFunction, TrainingSetup
 from batchfinder.training.tree import named_tensors
@@ -89,7 +89,7 @@ class StepSource(Protocol):
 
     def infer(self, model: nn.Module, batch: Any) -> Any:
         """Run only the forward pass of the model, and return its output."""
-        return call_model(model, batch)
+        return call_model(model, batch, for_loss=False)
 
     def release(self) -> None:
         """Release what it keeps from step to step besides the output."""
@@ -103,16 +103,18 @@ class PlainLoop(StepSource):
         self.name = "loss_fn" if setup.loss_fn else "the model"
         self._loss_fn = setup.loss_fn
         self._warn = warn
+        self._model_got_all = False
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         """Call the model on its part of the batch."""
+        self._model_got_all = takes_all(model, batch)
         return call_model(model, batch)
 
     def loss_of(self, output: Any, batch: Any) -> Tensor | None:
         """Return the loss of the output."""
         if self._loss_fn is not None:
             return call_loss(self._loss_fn, output, batch)
-        loss, warning = default_loss(output, batch)
+        loss, warning = default_loss(output, batch, model_got_all=self._model_got_all)
         if warning:
             self._warn(warning)
         return loss
@@ -124,7 +126,7 @@ class PlainLoop(StepSource):
             call_loss(self._loss_fn, output, batch)
         else:
             with suppress(StepError):  # detectors return no loss in eval mode
-                default_loss(output, batch)
+                default_loss(output, batch, model_got_all=self._model_got_all)
         return output
 
 

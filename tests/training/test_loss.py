@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -9,7 +9,13 @@ import torch.nn.functional as F  # noqa: N812 - PyTorch's own name for it
 from torch import Tensor, nn
 
 from batchfinder.errors import StepError
-from batchfinder.training.loss import MEAN_LOSS_WARNING, call_loss, call_model, default_loss
+from batchfinder.training.loss import (
+    MEAN_LOSS_WARNING,
+    call_loss,
+    call_model,
+    default_loss,
+    takes_all,
+)
 
 CLASSES = torch.tensor([2, 0, 1, 1])
 X = torch.randn(4, 3, requires_grad=True)
@@ -72,17 +78,80 @@ def test_what_the_model_got_is_told_where_it_fails_on_it(error: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [TypeError, ValueError, AssertionError])
-def test_a_model_that_misses_its_targets_is_told_that_it_got_the_inputs(
-    kind: type[Exception],
-) -> None:
+def test_a_model_that_misses_a_part_is_told_that_it_got_the_inputs(kind: type[Exception]) -> None:
     class Detector(nn.Module):
-        def forward(self, images: Tensor, targets: Tensor | None = None) -> dict[str, Tensor]:
-            if targets is None:
-                raise kind("no targets")
+        def forward(self, images: Tensor, boxes: Tensor | None = None) -> dict[str, Tensor]:
+            if boxes is None:
+                raise kind("no boxes")
             return {"loss_box": images.mean(), "loss_class": images.mean()}
 
-    with pytest.raises(kind, match=r"no targets \(the model got the first part of the batch alone"):
+    with pytest.raises(kind, match=r"no boxes \(the model got the first part of the batch alone"):
         call_model(Detector(), (X, CLASSES))
+
+
+class Gpt(nn.Module):
+    """As nanoGPT's: without the targets, it makes no loss and only the last token's logits."""
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        if targets is None:
+            return idx[:, -1:], None
+        return idx, F.cross_entropy(idx, targets)
+
+
+def test_a_model_that_takes_the_targets_makes_the_loss() -> None:
+    output = call_model(Gpt(), (X, CLASSES))
+    loss, warning = default_loss(output, (X, CLASSES), model_got_all=True)
+    assert (loss.item(), warning) == (F.cross_entropy(X, CLASSES).item(), None)
+    assert takes_all(Gpt(), (X, CLASSES))
+    assert takes_all(cast("nn.Module", torch.compile(Gpt(), backend="eager")), (X, CLASSES))
+    assert not takes_all(Gpt(), X)
+    assert not takes_all(Gpt(), (X, X, CLASSES))
+
+
+def test_inference_has_no_targets() -> None:
+    assert call_model(Gpt(), (X, CLASSES), for_loss=False)[1] is None
+
+
+@pytest.mark.parametrize("second", ["attention_mask", "boxes"])
+def test_other_optional_parts_are_no_targets(second: str) -> None:
+    space: dict[str, Any] = {"nn": nn}
+    exec(f"class Model(nn.Module):\n def forward(self, x, {second}=None): pass", space)
+    assert not takes_all(space["Model"](), (X, CLASSES))
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_a_model_that_needs_all_parts_gets_them(parts: int) -> None:
+    class Pair(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return (a + b).sum()
+
+    class Triple(nn.Module):
+        def forward(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+            return (a + b + c).sum()
+
+    model = Pair() if parts == 2 else Triple()
+    for for_loss in (True, False):
+        output = call_model(model, (X,) * parts, for_loss=for_loss)
+        torch.testing.assert_close(output, parts * X.sum())
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ({"loss_box": X.sum(), "loss_class": X.mean()}, X.sum() + X.mean()),
+        ((X, X.mean()), X.mean()),
+        ([X.mean(), X], X.mean()),
+    ],
+    ids=["losses of a detector", "logits first", "loss first"],
+)
+def test_the_scalars_of_such_a_model_are_the_loss(output: Any, expected: Tensor) -> None:
+    loss, warning = default_loss(output, (X, CLASSES), model_got_all=True)
+    assert (loss.item(), warning) == (expected.item(), None)
+
+
+def test_a_scalar_beside_the_output_is_no_loss_if_the_model_did_not_get_the_targets() -> None:
+    loss, _ = default_loss((X, X.mean()), (X, CLASSES))  # such as a mixture of experts
+    assert loss.item() == F.cross_entropy(X, CLASSES).item()
 
 
 @pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), F.mse_loss])
@@ -106,7 +175,7 @@ def test_a_loss_that_finds_no_targets_in_the_batch_is_told_so() -> None:
 @pytest.mark.parametrize(
     ("batch", "call"),
     [
-        ((X, CLASSES), r"model\(inputs\), .*TwoInputs.forward .*missing .*'boxes'"),
+        ((X,), r"model\(inputs\), .*TwoInputs.forward .*missing .*'boxes'"),
         ((X, X, CLASSES), r"model\(batch\), "),
         ({"images": X, "labels": X}, r"model\(images=..., labels=...\), .*missing .*'boxes'"),
     ],
