@@ -75,10 +75,11 @@ def find_max_batch(
             arguments; or a ``transformers.Trainer``, which supplies those that are not given.
         sample: one batch as the DataLoader yields it, of any size: a pytree of tensors with the
             batch dimension first. Use the longest sequences of your data.
-        loss_fn: ``loss_fn(output, batch) -> loss``. Default: the output's ``loss``; a scalar
-            output; cross-entropy or mean squared error for ``(inputs, targets)``; else the mean
-            of the outputs, with a warning. A model whose ``forward`` takes the targets makes the
-            loss. A LightningModule uses its ``training_step``.
+        loss_fn: ``loss_fn(output, batch) -> loss``, or one of the targets alone, such as
+            ``nn.CrossEntropyLoss()``. Default: the output's ``loss``; a scalar output;
+            cross-entropy or mean squared error for ``(inputs, targets)``; else the mean of the
+            outputs, with a warning. A model whose ``forward`` takes the targets makes the loss. A
+            LightningModule uses its ``training_step``.
         optimizer: an instance, a factory ``factory(params)``, or the name of a class of
             ``torch.optim``. Default: what a LightningModule configures, else AdamW.
         step: ``step(model, batch) -> loss``, in place of forward pass and loss; or

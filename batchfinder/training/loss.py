@@ -15,33 +15,20 @@ from batchfinder.errors import StepError
 from batchfinder.training.parallel import inner_module
 from batchfinder.training.setup import LossFunction, refused_call
 
-# A model with such a second parameter makes the loss itself, as nanoGPT's GPT.forward(idx, targets)
-# and torchvision's detectors do. Without the targets, they compute less, or raise an error.
+# A second parameter with such a name gets the targets of (inputs, targets): that of a loss such as
+# torch.nn.CrossEntropyLoss, and of a model that makes the loss itself, such as nanoGPT's
+# GPT.forward(idx, targets) or torchvision's detectors. Without targets, these compute less.
 TARGETS = frozenset({"target", "targets", "label", "labels", "y"})
 
 MEAN_LOSS_WARNING = (
     "the loss is the mean of the model's outputs, because the batch has no targets that fit them. "
-    "Try a sample (inputs, targets), or loss_fn(output, batch)"
+    "Try a sample (inputs, targets) or one with labels, or loss_fn(output, batch)"
 )
 
 
 def call_model(model: nn.Module, batch: Any, *, for_loss: bool = True) -> Any:
-    """Call the model on a batch: on the inputs of ``(inputs, targets)``, a mapping as keywords.
-
-    A list counts as a tuple, because a DataLoader makes lists of a data set's tuples. See
-    :func:`takes_all` for models that take the targets too.
-
-    Args:
-        model: the model.
-        batch: a batch of the sample's structure.
-        for_loss: False if no loss is wanted: then optional targets are left out.
-    """
-    has_inputs = isinstance(batch, tuple | list) and len(batch) in (1, 2)
-    inputs = batch[0] if has_inputs else batch
-    keywords = dict(inputs) if isinstance(inputs, Mapping) else {}
-    positional = () if isinstance(inputs, Mapping) else (inputs,)
-    if takes_all(model, batch, for_loss=for_loss):
-        positional = tuple(batch)
+    """Call the model on a batch, with the arguments that :func:`arguments_of` chooses."""
+    positional, keywords = arguments_of(model, batch, for_loss=for_loss)
     try:
         return model(*positional, **keywords)
     except (TypeError, AttributeError, ValueError, AssertionError) as error:
@@ -51,9 +38,8 @@ def call_model(model: nn.Module, batch: Any, *, for_loss: bool = True) -> Any:
             if remark := _remark_on_inputs(model, positional, batch):
                 error.args = (f"{error} ({remark})",)
             raise
-        call = ", ".join(f"{name}=..." for name in keywords) or (
-            "inputs" if inputs is not batch else "batch"
-        )
+        call = ", ".join(f"{name}=..." for name in keywords)
+        call = call or ("batch" if positional[0] is batch else "inputs")
         raise StepError(
             f"the model is called as model({call}), which {type(model).__name__}.forward does not "
             f"take ({problem}); give step(model, batch), which calls it and returns the loss. "
@@ -61,28 +47,59 @@ def call_model(model: nn.Module, batch: Any, *, for_loss: bool = True) -> Any:
         ) from error
 
 
-def takes_all(model: nn.Module, batch: Any, *, for_loss: bool = True) -> bool:
-    """Return True if a model takes all parts of a batch: it needs each, or it makes the loss.
+def arguments_of(
+    model: nn.Module, batch: Any, *, for_loss: bool = True
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and keyword arguments with which a model is called on a batch.
+
+    The first that its ``forward`` accepts: a mapping as keywords; a mapping as one argument, if
+    ``forward`` knows none of its keys; the inputs of ``(inputs, targets)``, or any other batch, as
+    one argument; all parts of a tuple. The targets are added if the second parameter is named for
+    them. A list counts as a tuple, because a DataLoader makes lists of a data set's tuples.
+
+    Args:
+        model: the model.
+        batch: a batch of the sample's structure.
+        for_loss: False if no loss is wanted: then targets that are optional are left out.
 
     Example:
-        >>> takes_all(nn.Bilinear(2, 3, 4), (torch.ones(1, 2), torch.ones(1, 3)))
-        True
-        >>> takes_all(nn.Linear(2, 3), (torch.ones(1, 2), torch.ones(1, 3)))
-        False
+        >>> arguments_of(nn.Linear(2, 3), ("inputs", "targets"))
+        (('inputs',), {})
+        >>> arguments_of(nn.Bilinear(2, 3, 4), ("left", "right"))
+        (('left', 'right'), {})
     """
-    if not isinstance(batch, tuple | list) or isinstance(next(iter(batch), None), Mapping):
-        return False
     forward = inner_module(model).forward
-    if refused_call(forward, batch, {}):
-        return False
-    if refused_call(forward, batch[:1] if len(batch) == 2 else (batch,), {}):
-        return True
-    return for_loss and len(batch) == 2 and _second_parameter(forward) in TARGETS
+    is_tuple = isinstance(batch, tuple | list)
+    inputs = batch[0] if is_tuple and len(batch) in (1, 2) else batch
+    ways: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((inputs,), {})]
+    if isinstance(inputs, Mapping):
+        ways.insert(0, ((), dict(inputs)))
+        if not set(inputs).isdisjoint(_parameters_of(forward)):
+            del ways[1]
+    if is_tuple:
+        ways.append((tuple(batch), {}))
+    positional, keywords = next((way for way in ways if not refused_call(forward, *way)), ways[0])
+    wants_targets = for_loss and len(positional) == 1 and takes_targets(forward)
+    if wants_targets and _is_pair(batch) and not refused_call(forward, batch, {}):
+        positional = tuple(batch)
+    return positional, keywords
 
 
-def _second_parameter(forward: Callable[..., Any]) -> str | None:
-    parameters = [each.name for each in inspect.signature(forward).parameters.values()]
-    return parameters[1] if len(parameters) > 1 else None
+def takes_targets(function: Callable[..., Any]) -> bool:
+    """Return True if the second parameter of a function is named for targets.
+
+    Example:
+        >>> takes_targets(F.cross_entropy), takes_targets(lambda output, batch: 0)
+        (True, False)
+    """
+    return any(name in TARGETS for name in _parameters_of(function)[1:2])
+
+
+def _parameters_of(function: Callable[..., Any]) -> list[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # compiled and built-in functions may have none
+        return []
 
 
 def _remark_on_inputs(model: nn.Module, positional: Sequence[Any], batch: Any) -> str:
@@ -102,7 +119,13 @@ def _remark_on_inputs(model: nn.Module, positional: Sequence[Any], batch: Any) -
 
 
 def call_loss(loss_fn: LossFunction, output: Any, batch: Any) -> Tensor:
-    """Call the user's loss function. Many take the targets alone, so an error says what it got."""
+    """Call the user's loss function on the batch; on the targets if it is named for them.
+
+    An error says what it got.
+    """
+    function = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
+    if _is_pair(batch) and takes_targets(function):
+        return loss_fn(output, batch[1])
     try:
         return loss_fn(output, batch)
     except (TypeError, AttributeError) as error:
@@ -130,14 +153,14 @@ def default_loss(
     """Return the loss of an output.
 
     The first that applies: the output's own ``loss``; a scalar output; the scalar in the output of
-    a model that got the targets, or the sum if all of it are scalars; cross-entropy or mean squared
+    a model that got all of the batch, or the sum if all are scalars; cross-entropy or mean squared
     error with the targets of ``(inputs, targets)``, chosen by their dtype and shape; the mean of
     all floating-point and complex outputs.
 
     Args:
         output: the model's output.
         batch: the batch that it came from.
-        model_got_all: True if the model got the targets too (:func:`takes_all`).
+        model_got_all: True if the model got more than the inputs (:func:`arguments_of`).
 
     Returns:
         The loss, and a warning if it is that mean, which is no loss to train with; else None.

@@ -13,7 +13,13 @@ from torch.optim import Optimizer
 
 from batchfinder.errors import StepError
 from batchfinder.training.loop_variables import LoopVariables
-from batchfinder.training.loss import call_loss, call_model, default_loss, own_loss, takes_all
+from batchfinder.training.loss import (
+    arguments_of,
+    call_loss,
+    call_model,
+    default_loss,
+    own_loss,
+)
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import StepFunction, TrainingSetup
 from batchfinder.training.tree import named_tensors
@@ -107,7 +113,7 @@ class PlainLoop(StepSource):
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         """Call the model on its part of the batch."""
-        self._model_got_all = takes_all(model, batch)
+        self._model_got_all = len(arguments_of(model, batch)[0]) > 1
         return call_model(model, batch)
 
     def loss_of(self, output: Any, batch: Any) -> Tensor | None:

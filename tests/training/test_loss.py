@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from batchfinder.errors import StepError
 from batchfinder.training.loss import (
     MEAN_LOSS_WARNING,
+    arguments_of,
     call_loss,
     call_model,
     default_loss,
-    takes_all,
 )
 
 CLASSES = torch.tensor([2, 0, 1, 1])
@@ -102,10 +102,10 @@ def test_a_model_that_takes_the_targets_makes_the_loss() -> None:
     output = call_model(Gpt(), (X, CLASSES))
     loss, warning = default_loss(output, (X, CLASSES), model_got_all=True)
     assert (loss.item(), warning) == (F.cross_entropy(X, CLASSES).item(), None)
-    assert takes_all(Gpt(), (X, CLASSES))
-    assert takes_all(cast("nn.Module", torch.compile(Gpt(), backend="eager")), (X, CLASSES))
-    assert not takes_all(Gpt(), X)
-    assert not takes_all(Gpt(), (X, X, CLASSES))
+    compiled = cast("nn.Module", torch.compile(Gpt(), backend="eager"))
+    assert arguments_of(compiled, (X, CLASSES)) == ((X, CLASSES), {})
+    for batch in (X, (X, X, CLASSES)):
+        assert arguments_of(Gpt(), batch) == ((batch,), {})
 
 
 def test_inference_has_no_targets() -> None:
@@ -116,7 +116,23 @@ def test_inference_has_no_targets() -> None:
 def test_other_optional_parts_are_no_targets(second: str) -> None:
     space: dict[str, Any] = {"nn": nn}
     exec(f"class Model(nn.Module):\n def forward(self, x, {second}=None): pass", space)
-    assert not takes_all(space["Model"](), (X, CLASSES))
+    assert arguments_of(space["Model"](), (X, CLASSES)) == ((X,), {})
+
+
+def test_a_mapping_is_one_argument_if_forward_knows_none_of_its_keys() -> None:
+    class Whole(nn.Module):
+        def forward(self, batch: dict[str, Tensor]) -> Tensor:
+            return batch["image"].sum()
+
+    batch = {"image": X, "label": CLASSES}
+    assert call_model(Whole(), batch).item() == X.sum().item()
+
+    class Named(nn.Module):
+        def forward(self, image: Tensor) -> Tensor:
+            return image.sum()
+
+    with pytest.raises(StepError, match=r"model\(image=..., label=...\), .*unexpected .*'label'"):
+        call_model(Named(), batch)
 
 
 @pytest.mark.parametrize("parts", [2, 3])
@@ -154,15 +170,26 @@ def test_a_scalar_beside_the_output_is_no_loss_if_the_model_did_not_get_the_targ
     assert loss.item() == F.cross_entropy(X, CLASSES).item()
 
 
-@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), F.mse_loss])
-def test_a_loss_that_wants_the_targets_alone_is_told_what_it_got(loss: Any) -> None:
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(), F.cross_entropy, lambda logits, y: F.cross_entropy(logits, y)]
+)
+def test_a_loss_whose_second_parameter_is_named_for_targets_gets_them(loss: Any) -> None:
+    expected = F.cross_entropy(X, CLASSES).item()
+    assert call_loss(loss, X, (X, CLASSES)).item() == expected
+    assert call_loss(loss, X, [X, CLASSES]).item() == expected
+    assert call_loss(loss, X, CLASSES).item() == expected  # the batch itself
+
+
+def test_a_loss_that_wants_the_targets_alone_is_told_what_it_got() -> None:
+    def loss(output: Tensor, classes: Any) -> Tensor:
+        return F.cross_entropy(output, classes)
+
     with pytest.raises((TypeError, AttributeError)) as told:
         call_loss(loss, X, (X, CLASSES))
     assert str(told.value).endswith(
         "(loss_fn got the output and all of the batch, a tuple of 2; if it takes the targets "
         "alone, give loss_fn=lambda output, batch: loss(output, batch[1]))"
     )
-    assert call_loss(lambda output, batch: loss(output, batch[1]), X, (X, X.softmax(1))) >= 0
 
 
 def test_a_loss_that_finds_no_targets_in_the_batch_is_told_so() -> None:
