@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from batchfinder.errors import UsageError
 from batchfinder.training.state.reach import hooks_of
@@ -75,8 +76,9 @@ class TrainingSetup:
             gets the longest batch. With a sample, which then is the longest batch, it is called
             only for later steps.
         loader: the DataLoader that you train with, a data set, or ``(data set, collate function)``,
-            instead of a sample. Batches of any size are drawn from its data set: the longest first,
-            others in the order of its sampler from a fixed seed.
+            instead of a sample. A DataLoader given as the sample counts as this one. Batches of any
+            size are drawn from its data set: the longest first, others in the order of its sampler
+            from a fixed seed.
 
     Example:
         >>> import torch
@@ -90,6 +92,11 @@ class TrainingSetup:
     step: StepFunction | None = None
     make_batch: MakeBatch | None = None
     loader: Any = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.sample, DataLoader) and self.loader is None:
+            object.__setattr__(self, "loader", self.sample)
+            object.__setattr__(self, "sample", None)
 
     @property
     def functions(self) -> list[Any]:

@@ -146,6 +146,12 @@ def test_a_loader_beside_a_sample_is_refused() -> None:
         completed(TrainingSetup(Words(), torch.zeros(2, 3).long(), loader=texts()))
 
 
+def test_a_loader_in_the_place_of_the_sample_is_the_loader() -> None:
+    loader: Any = DataLoader(texts(), batch_size=4, collate_fn=padded)
+    setup = TrainingSetup(Words(), loader)
+    assert (setup.sample, setup.loader) == (None, loader)
+
+
 def test_searches_and_estimates_train_on_it() -> None:
     loader: Any = DataLoader(texts(), batch_size=4, collate_fn=padded)
     result = find_max_batch(Words(), loader=loader, device="cpu", max_batch_size=4)
