@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from fractions import Fraction
@@ -30,11 +31,11 @@ _FACTORS = {
 _SIZE = re.compile(r"\s*(\d{1,24}(?:\.\d{1,24})?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
-def parse_bytes(text: str | int, least: int = 1) -> int:
+def parse_bytes(text: str | float, least: int = 1) -> int:
     """Read a size in bytes from text such as ``"24GiB"``, ``"1.5 GiB"`` or ``"512MiB"``.
 
     Args:
-        text: a number with a unit (B, KiB, MiB, GiB, TiB; "GB" and "G" mean GiB), or an integer
+        text: a number with a unit (B, KiB, MiB, GiB, TiB; "GB" and "G" mean GiB), or a
             number of bytes. In text, a number below 2**20 needs its unit.
         least: the smallest valid size.
 
@@ -45,8 +46,8 @@ def parse_bytes(text: str | int, least: int = 1) -> int:
         >>> parse_bytes("24GiB")
         25769803776
     """
-    if isinstance(text, int):
-        size = text
+    if isinstance(text, int | float) and math.isfinite(text):
+        size = int(text)
     else:
         match = _SIZE.fullmatch(text) if isinstance(text, str) else None
         factor = _FACTORS.get(match[2].upper()) if match else None

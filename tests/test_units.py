@@ -52,8 +52,15 @@ def test_invalid_sizes_are_refused_with_an_example(text: str) -> None:
         parse_bytes(text)
 
 
-@pytest.mark.parametrize("text", ["0", "0GiB", "0.1B", 0, -5])
-def test_a_size_that_is_not_positive_is_refused(text: str | int) -> None:
+def test_a_float_is_a_number_of_bytes() -> None:
+    assert parse_bytes(0.5 * 2**30) == 2**29
+    for text in (float("nan"), float("inf")):
+        with pytest.raises(UsageError, match=r"is not a memory size"):
+            parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["0", "0GiB", "0.1B", 0, -5, 0.9])
+def test_a_size_that_is_not_positive_is_refused(text: str | float) -> None:
     with pytest.raises(UsageError, match="must be positive"):
         parse_bytes(text)
 

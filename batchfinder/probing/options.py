@@ -69,9 +69,9 @@ class ProbeOptions:
                     raise UsageError(
                         f"{name} belongs to training, and mode is {self.mode}. Try without it."
                     )
-        if not 0 <= self.headroom < 1:
+        if not isinstance(self.headroom, int | float) or not 0 <= self.headroom < 1:
             raise UsageError(
-                f"headroom is a fraction of the memory from 0 to below 1, not {self.headroom}"
+                f"headroom is a fraction of the memory from 0 to below 1, not {self.headroom!r}"
             )
         if self.confirm_steps < 1:
             raise UsageError(f"confirm_steps must be at least 1, not {self.confirm_steps}")
