@@ -557,6 +557,7 @@ def test_what_is_no_model() -> None:
     ("options", "message"),
     [
         ({"headroom": 1.5}, "headroom is a fraction"),
+        ({"headroom": "10%"}, "headroom is a fraction"),
         ({"precision": "fp64"}, "precision is fp32, bf16 or fp16"),
         ({"confirm_steps": 0}, "confirm_steps must be at least 1"),
         ({"multiple_of": 8}, "no multiple of 8 lies between"),

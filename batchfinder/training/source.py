@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -34,6 +35,15 @@ class KeptUntil(enum.Enum):
     NEXT = "the next step's value takes its place, as in the variables of a plain loop"
     STEP = "the optimizer has stepped"
     BACKWARD = "the backward pass has ended"
+
+
+@dataclass
+class Kept:
+    """What a step keeps alive until the next one, or for as long as ``kept_until`` says."""
+
+    batch: Any = None
+    output: Any = None
+    loss: Any = None
 
 
 @runtime_checkable

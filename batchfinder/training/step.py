@@ -18,6 +18,7 @@ from batchfinder.training.parallel import is_wrapped, parallelized, unwrapped
 from batchfinder.training.placement import homes_of, move_beside, move_to_device
 from batchfinder.training.setup import DTYPES, TrainingSetup
 from batchfinder.training.source import (
+    Kept,
     KeptUntil,
     OldOutput,
     checked_loss,
@@ -116,7 +117,7 @@ class TrainingStep:
         # Not DistributedDataParallel: its ranks would wait for each other to sync buffers.
         self._evaluated_model: Any = self._model if compiled else unwrapped(model)
         self._evaluation = self._make_evaluation()
-        self._kept: list[Any] = [None, None, None]  # batch, output, loss
+        self._kept = Kept()
         self._batch_size = 0
         self._old_output = OldOutput(device, batch_dim)
         self._stand_in: list[Tensor] | None = None
@@ -147,7 +148,7 @@ class TrainingStep:
         """
         self._batch_size = batch_size
         if not is_first and self._source.kept_until is KeptUntil.NEXT:
-            self._kept[1] = self._stand_in = self._old_output.blocks(batch_size)
+            self._kept.output = self._stand_in = self._old_output.blocks(batch_size)
 
     def fetch(self, next_batch: Callable[[], Any]) -> Iterator[Any]:
         """Bring the micro-batches of one step to the device, as early as training does.
@@ -159,7 +160,7 @@ class TrainingStep:
         if self._source.batches_ahead is None:
             for _ in range(self.micro_batches):
                 if self._source.kept_until is KeptUntil.STEP:
-                    self._kept = [None, None, None]
+                    self._kept = Kept()
                 yield next_batch()
             return
         # The old micro-batches are released once all new ones are on the device.
@@ -189,7 +190,7 @@ class TrainingStep:
                 raise
             raise had_its_backward_pass(self._source) from error
         if self._source.kept_until is KeptUntil.BACKWARD:
-            self._kept = [None, None, loss.detach()]
+            self._kept = Kept(loss=loss.detach())
 
     def forward(self, batch: Any) -> Tensor | None:
         """Return the loss of one micro-batch on the device; None if its backward pass has run."""
@@ -197,18 +198,18 @@ class TrainingStep:
             for _, tensor in named_tensors(batch):
                 if tensor.dim() > self._batch_dim:
                     torch._dynamo.maybe_mark_dynamic(tensor, self._batch_dim)
-        self._kept = [batch, *self._kept[1:]]
+        self._kept.batch = batch
         with self._autocast(), shapes_named(batch):
-            self._kept[1] = self._source(self._model, batch)
+            self._kept.output = self._source(self._model, batch)
             self._stand_in = None
-            self._kept[2] = self._source.loss_of(self._kept[1], batch)
-        self.trains_itself = self._kept[2] is None and not self._source.returns_loss
+            self._kept.loss = self._source.loss_of(self._kept.output, batch)
+        self.trains_itself = self._kept.loss is None and not self._source.returns_loss
         if self.trains_itself:
             self._check_alone()
         elif self._source.runs_backward:
-            self._kept[:2] = None, None
+            self._kept = Kept(loss=self._kept.loss)
         else:
-            return checked_loss(self._kept[2], self._source)
+            return checked_loss(self._kept.loss, self._source)
         return None
 
     def optimizer_step(self) -> None:
@@ -239,7 +240,7 @@ class TrainingStep:
 
     def check_loss(self) -> None:
         """Warn if the last loss was not a number. Waits for the device."""
-        loss = self._kept[2]
+        loss = self._kept.loss
         if isinstance(loss, Tensor) and not math.isfinite(loss.item()):
             self._warn(
                 f"the loss is {loss.item()} on the sample. The measured memory is valid, but check "
@@ -253,10 +254,10 @@ class TrainingStep:
 
     def release(self) -> None:
         """Release the batches, the output and the gradients of the last step."""
-        if self._stand_in is None and self._kept[1] is not None and self._batch_size:
-            self._old_output.note(self._kept[1], self._batch_size)
+        if self._stand_in is None and self._kept.output is not None and self._batch_size:
+            self._old_output.note(self._kept.output, self._batch_size)
         self._stand_in = None
-        self._kept = [None, None, None]
+        self._kept = Kept()
         self._ahead = []
         self._source.release()
         self._evaluation.release()

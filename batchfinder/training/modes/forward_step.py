@@ -11,6 +11,7 @@ from torch.optim import SGD, Optimizer
 
 from batchfinder.training.modes.evaluation import BATCHES, Evaluation
 from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.source import Kept
 from batchfinder.training.step import TrainingStep
 
 # The optimizer allocates its states in the first step, so only the gradients of the second are
@@ -42,7 +43,7 @@ class EvalStep(TrainingStep):
             finally:
                 self._trains = False
             super().optimizer_step()
-        self._kept = [None, None, None]
+        self._kept = Kept()
 
     def fetch(self, next_batch: Callable[[], Any]) -> Iterator[Any]:
         """Bring the batches of two forward passes to the device, one after the other."""
