@@ -22,7 +22,8 @@ TARGETS = frozenset({"target", "targets", "label", "labels", "y"})
 
 MEAN_LOSS_WARNING = (
     "the loss is the mean of the model's outputs, because the batch has no targets that fit them. "
-    "Try a sample (inputs, targets) or one with labels, or loss_fn(output, batch)"
+    "A real loss may need more memory. Try a sample (inputs, targets) or one with labels, or "
+    "loss_fn(output, batch)"
 )
 
 
