@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 def comparison_table(comparison: Comparison, width: float = math.inf) -> list[str]:
     """Tabulate the strategies; one line per value if ``width`` is too small.
 
-    The strategy with the largest batch and the fastest one are marked, and what keeps a strategy
-    from being possible stands in its row.
+    The strategy with the largest batch and the fastest one are marked. What keeps strategies from
+    being possible stands below, once for all that share it: such a reason is a sentence, and no
+    terminal has room for it in a row.
     """
     has_plan = comparison.global_batch_size is not None
     head = ["strategy", "max batch", "", "peak", "model states", "per sample"]
@@ -44,7 +45,8 @@ def comparison_table(comparison: Comparison, width: float = math.inf) -> list[st
     measured = comparison.is_measured
     title = title_of(comparison.device, comparison.budget_bytes, is_measured=measured)
     title += f"; {base.strategy.name}: {comparison.base}" if comparison.base else ""
-    return [title, *fitted(rows, width, left=(0, len(head) - 1)), *_blocks(comparison)]
+    table = fitted(rows, width, left=(0, len(head) - 1))
+    return [title, *table, *_blocks(comparison), *_remarks(comparison)]
 
 
 def equation_lines(first: StrategyRow, second: StrategyRow) -> list[str]:
@@ -99,16 +101,25 @@ def _note(row: StrategyRow, comparison: Comparison) -> str:
         for mark, marked in (("largest", comparison.largest), ("fastest", comparison.fastest))
         if row is marked
     ]
+    marks += ["impossible"] * (row.result is None)
     split, wanted = row.split, comparison.global_batch_size
     if split is not None and split.global_batch_size != wanted:
         marks.append(f"makes {split.global_batch_size}, not {wanted}")
-    return ", ".join([*marks, row.note] if row.note else marks)
+    return ", ".join(marks)
 
 
 def _blocks(comparison: Comparison) -> list[str]:
     """Say once what each kind of checkpointing recomputes."""
     told = {row.strategy.checkpointing: row.blocks for row in comparison.rows if row.blocks}
     return [f"{how}: {blocks}" for how, blocks in told.items()]
+
+
+def _remarks(comparison: Comparison) -> list[str]:
+    """Say each remark once, after the strategies that it is on."""
+    named: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        named.setdefault(row.note, []).append(row.strategy.name)
+    return [f"{', '.join(names)}: {note}" for note, names in named.items() if note]
 
 
 def marked_rows(comparison: Comparison) -> Sequence[StrategyRow]:

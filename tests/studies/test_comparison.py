@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from batchfinder.errors import UsageError
 from batchfinder.estimator import estimate_max_batch
-from batchfinder.reporting.comparison import marked_rows
+from batchfinder.reporting.comparison import comparison_table, marked_rows
 from batchfinder.results.accumulation import plan_accumulation
 from batchfinder.results.memory_model import MemoryModel, Phase, PhaseModel
 from batchfinder.results.probe import Outcome, Probe
@@ -94,13 +94,18 @@ def test_everything_is_json(comparison: Comparison) -> None:
     assert data["rows"][1]["result"]["batch_size"] == data["rows"][1]["batch_size"]
 
 
-def test_what_is_impossible_says_why() -> None:
+def test_what_is_impossible_says_why_once_below_the_table() -> None:
     model = nn.Linear(8, 1)
-    comparison = compare_strategies(
-        model, SAMPLE, gpu="t4", strategies=["checkpointing", "sgd"], max_batch_size=64
-    )
+    texts = ["checkpointing", "sgd", "bf16+checkpointing"]
+    comparison = compare_strategies(model, SAMPLE, gpu="t4", strategies=texts, max_batch_size=64)
     assert "no repeated blocks" in row_of(comparison, "checkpointing").note
     assert row_of(comparison, "sgd").batch_size == 64
+    _, _, _, without, _, other, *reasons = comparison_table(comparison, width=100)
+    assert without.endswith("impossible")
+    assert other.endswith("impossible")
+    assert [reason.partition(":")[0] for reason in reasons] == [
+        "checkpointing, bf16 + checkpointing"
+    ]
 
 
 def test_checkpointing_that_changes_nothing_is_named() -> None:
