@@ -18,6 +18,9 @@ from types import ModuleType
 
 from batchfinder.errors import TargetError, UsageError
 
+# A target that makes more optimizer steps than these trains: two may create an optimizer's states.
+STEPS_OF_A_TARGET = 2
+
 # Starts a target that names a language model's configuration instead of a function.
 PREFIX = "hf:"
 
@@ -176,8 +179,11 @@ def no_function(place: str, name: str, functions: Sequence[str], advice: str = "
 
 def _or_run(place: str) -> str:
     """Return the end of a message about a script without a function for the target."""
-    run = f"batchfinder run -- python {place} --batch-size {{batch_size}}"
-    return f". Try one that returns the model, or, for the script as it is, {run}"
+    return f". Try one that returns the model, or, for the script as it is, {_run(place)}"
+
+
+def _run(place: str) -> str:
+    return f"batchfinder run -- python {place} --batch-size {{batch_size}}"
 
 
 def _functions_in_file(place: str) -> list[str]:
@@ -199,12 +205,13 @@ def as_script(name: str, file: str | None = None) -> Iterator[None]:
     """Let the user's code see the command line of a script that is run without arguments.
 
     Raises:
-        TargetError: the code called ``sys.exit``.
+        TargetError: the code called ``sys.exit``, or it trains.
     """
     ours = sys.argv
     sys.argv = [file or name]
     try:
-        yield
+        with _without_training(name, file):
+            yield
     except SystemExit as exit_:
         raise TargetError(
             f"{name} called sys.exit({exit_.code!r}); keep the command line of the script under "
@@ -212,6 +219,30 @@ def as_script(name: str, file: str | None = None) -> Iterator[None]:
         ) from None
     finally:
         sys.argv = ours
+
+
+@contextmanager
+def _without_training(name: str, file: str | None) -> Iterator[None]:
+    """Raise a TargetError in the user's code once it trains, which may take hours."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    run = f", or, for the script as it is, {_run(Path(file).name)}" if file else ""
+    steps = 0
+
+    def count(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+        if steps > STEPS_OF_A_TARGET:
+            raise TargetError(
+                f"{name} trains, but a target only returns what is to be trained. Try to keep the "
+                f'training under if __name__ == "__main__"{run}'
+            )
+
+    hook = register_optimizer_step_pre_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def did_you_mean(wrong: str, names: Iterable[str], suffix: str = "") -> str:

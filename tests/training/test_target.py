@@ -347,6 +347,31 @@ def test_a_file_of_a_package_is_to_be_named_as_a_module() -> None:
         load_target("other.py:build")
 
 
+LOOP = """import torch
+def train(steps=3):
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(steps):
+        model(torch.zeros(1, 4)).sum().backward()
+        optimizer.step()
+    return model, torch.zeros(1, 4)
+"""
+
+
+def test_a_target_that_trains_is_told_so_at_once() -> None:
+    write("looping.py", f"{LOOP}train()")
+    expected = (
+        r"looping.py trains, .* under if __name__ == .*, or, .* python looping.py --batch-size"
+    )
+    with pytest.raises(TargetError, match=expected):
+        load_target("looping.py:train")
+    write("calling.py", LOOP)
+    with pytest.raises(TargetError, match=r"train trains, but a target only returns what is to be"):
+        load_target("calling.py:train")
+    setup = load_target("calling.py:train", {"steps": 2})  # makes the optimizer's states
+    assert isinstance(setup.model, torch.nn.Linear)
+
+
 def test_exit_of_the_user_s_code_is_told() -> None:
     write("leaves.py", "import sys\nsys.exit('no data')")
     with pytest.raises(TargetError, match=r"leaves.py called sys.exit\('no data'\)"):
