@@ -26,9 +26,10 @@ exception object, so its exceptions are raised as ``UserCodeError``.
 
 from __future__ import annotations
 
+import difflib
 import signal
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 class BatchFinderError(Exception):
@@ -215,3 +216,26 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, BatchFinderError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def did_you_mean(
+    wrong: str,
+    names: Iterable[str],
+    shown: Callable[[str], str] = str,
+    otherwise: str = "",
+) -> str:
+    """Return the end of a message about an unknown name: up to three close names, or ``otherwise``.
+
+    Args:
+        wrong: the unknown name.
+        names: the known names.
+        shown: returns the text to write for a known name.
+        otherwise: what to return if no known name is close.
+
+    Example:
+        >>> did_you_mean("adm", ["adam", "sgd"])
+        '; did you mean adam?'
+    """
+    close = difflib.get_close_matches(wrong, list(names), n=3)
+    texts = dict.fromkeys(map(shown, close))
+    return f"; did you mean {' or '.join(texts)}?" if texts else otherwise

@@ -36,7 +36,7 @@ from batchfinder.training.setup import (
     TrainingSetup,
     setup_of,
 )
-from batchfinder.units import parse_bytes, positive
+from batchfinder.units import bytes_if_given, positive
 
 
 def estimate_max_batch(
@@ -119,7 +119,7 @@ def estimate_max_batch(
         setup_of(model, sample, loss_fn, optimizer, step, make_batch, loader)
     )
     options = ProbeOptions(
-        memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
+        memory_limit=bytes_if_given(memory_limit),
         headroom=headroom,
         precision=precision,
         accumulate=accumulate,

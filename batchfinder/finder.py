@@ -16,7 +16,7 @@ from batchfinder.search.deadline import deadline_in
 from batchfinder.search.remarks import loader_remarks
 from batchfinder.search.run import OnProbe, run_search
 from batchfinder.simulation.scaled_recording import head_start_of
-from batchfinder.units import parse_bytes
+from batchfinder.units import bytes_if_given
 
 if TYPE_CHECKING:
     import torch
@@ -166,7 +166,7 @@ def find_max_batch(
     bounds = Bounds.of(min_batch_size, max_batch_size, multiple_of)
     options = ProbeOptions(
         device=None if device is None else str(device),
-        memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
+        memory_limit=bytes_if_given(memory_limit),
         headroom=headroom,
         precision=precision,
         accumulate=accumulate,

@@ -64,6 +64,16 @@ def parse_bytes(text: str | float, least: int = 1) -> int:
     return size
 
 
+def bytes_if_given(size: str | int | None) -> int | None:
+    """Read a size that may be left out, such as a memory limit.
+
+    Example:
+        >>> bytes_if_given("1GiB"), bytes_if_given(None)
+        (1073741824, None)
+    """
+    return None if size is None else parse_bytes(size)
+
+
 def format_bytes(size: float) -> str:
     """Format a size with one decimal, in the largest unit that keeps it at 1 or more.
 

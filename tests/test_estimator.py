@@ -270,7 +270,9 @@ def test_unknown_gpu() -> None:
 
 
 def test_invalid_models_and_samples() -> None:
-    with pytest.raises(UsageError, match=r"the model is str, not a torch.nn.Module"):
+    with pytest.raises(
+        UsageError, match=r"the model is an object of type str; it must be a torch.nn.Module"
+    ):
         estimate_max_batch("model", SAMPLE, gpu="t4")  # type: ignore[arg-type]
     with pytest.raises(SampleError, match="there is no example batch"):
         estimate_max_batch(mlp(), gpu="t4")

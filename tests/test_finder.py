@@ -548,9 +548,18 @@ def test_a_setup_and_parts_beside_it() -> None:
         find_max_batch(TrainingSetup(model, sample), loss_fn=lambda output, batch: output.sum())
 
 
-def test_what_is_no_model() -> None:
-    with pytest.raises(UsageError, match=r"the model is str, not a torch.nn.Module"):
-        find_max_batch("model", torch.ones(1))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("model", r"the model is an object of type str; it must be a torch.nn.Module$"),
+        (nn.Linear, "the model is the class Linear, .* Try to call it"),
+        (build_small, "Try to call it"),
+        (build_small(), r"the model is a tuple \(.* Try model, sample = build_model\(\)"),
+    ],
+)
+def test_what_is_no_model(model: object, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        find_max_batch(model, torch.ones(1))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

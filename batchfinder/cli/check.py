@@ -25,7 +25,7 @@ from batchfinder.results.version import SCHEMA_VERSION
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Prober
-from batchfinder.units import format_bytes, parse_bytes
+from batchfinder.units import bytes_if_given, format_bytes
 
 if TYPE_CHECKING:
     from batchfinder.launching.prober import LaunchProber
@@ -91,7 +91,7 @@ def check_batch_size(
         raise UsageError("--gpu needs a target. Try batchfinder check train.py:build_model")
     only = {"min_batch_size": batch_size, "max_batch_size": batch_size, "multiple_of": 1}
     request = request_of(words[0] if is_target else "", {**shared, **only})
-    most = None if max_memory is None else parse_bytes(max_memory)
+    most = bytes_if_given(max_memory)
     if gpu is not None:
         found = _estimated(request, batch_size, gpu, most)
     else:

@@ -15,7 +15,7 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.search.bounds import Bounds
 from batchfinder.training.user_module import is_language_model
-from batchfinder.units import parse_bytes, parse_percentage
+from batchfinder.units import bytes_if_given, parse_percentage
 
 _OF_SOURCE = ("sample", "input_spec", "loader", "optimizer")
 _OF_STEPS = (
@@ -57,7 +57,7 @@ def request_of(target: str, given: Mapping[str, Any], *, one_length: bool = True
         chosen["seq"] = lengths.pop()
     limit = given.get("memory_limit")
     options = ProbeOptions(
-        memory_limit=None if limit is None else parse_bytes(limit),
+        memory_limit=bytes_if_given(limit),
         headroom=parse_percentage(given["headroom"], "--headroom"),
         precision=precision,
         smallest=bounds.first,

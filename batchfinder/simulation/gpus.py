@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from importlib import import_module
 from importlib.resources import files
 from typing import Any
 
-from batchfinder.errors import UsageError
+from batchfinder.errors import UsageError, did_you_mean
 from batchfinder.units import GIB, MIB
 
 # The standard library reads TOML since Python 3.11; before that, the package tomli does.
@@ -79,9 +78,7 @@ def find_gpu(name: str | Gpu, cuda: tuple[int, int] = CURRENT_CUDA) -> Gpu:
     for spelling in (key, f"rtx{key}"):
         if spelling in rows:
             return _to_gpu(rows[spelling], cuda)
-    near = difflib.get_close_matches(key, rows, n=4, cutoff=0.5)
-    names = list(dict.fromkeys(rows[match]["name"] for match in near))
-    hint = f"; did you mean {' or '.join(names)}?" if names else "."
+    hint = did_you_mean(key, rows, lambda spelling: str(rows[spelling]["name"]), otherwise=".")
     raise UsageError(
         f"no GPU {name!r} is known{hint} Try batchfinder gpus for the list, or --memory 24GiB for "
         "any other GPU."

@@ -26,7 +26,7 @@ from batchfinder.training.setup import (
     TrainingSetup,
     setup_of,
 )
-from batchfinder.units import parse_bytes
+from batchfinder.units import bytes_if_given
 
 
 def compare_strategies(
@@ -106,7 +106,7 @@ def compare_strategies(
     bounds = Bounds.of(min_batch_size, max_batch_size, multiple_of)
     options = ProbeOptions(
         device=device,
-        memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
+        memory_limit=bytes_if_given(memory_limit),
         headroom=headroom,
         precision=precision,
         smallest=bounds.first,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from batchfinder.errors import UsageError
+from batchfinder.errors import UsageError, did_you_mean
 from batchfinder.training.optimizer import FUSED, optimizer_names
 
 BASE = "as it is"
@@ -83,8 +82,7 @@ def parse_strategy(text: str) -> Strategy:
             continue
         if lever not in known:
             usual = f"{', '.join(_CHANGES)}, or an optimizer such as sgd"
-            near = difflib.get_close_matches(lever, known, n=3, cutoff=0.5)
-            hint = f"; did you mean {' or '.join(near)}?" if near else f". Try {usual}."
+            hint = did_you_mean(lever, known, otherwise=f". Try {usual}.")
             raise UsageError(f"there is no strategy {lever!r}{hint}")
         part, value = known[lever]
         if part in changes:

@@ -36,7 +36,7 @@ from batchfinder.training.completion import completed
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import MakeBatch, OptimizerSpec, TrainingSetup, setup_of
 from batchfinder.training.target import name_of, refuse_unknown_arguments
-from batchfinder.units import parse_bytes
+from batchfinder.units import bytes_if_given
 
 Load: TypeAlias = Callable[[Mapping[str, Any]], TrainingSetup]
 """A function that makes the setup for some values of the swept arguments."""
@@ -126,7 +126,7 @@ def sweep_max_batch(
     bounds = Bounds.of(min_batch_size, max_batch_size, multiple_of)
     options = ProbeOptions(
         device=device,
-        memory_limit=None if memory_limit is None else parse_bytes(memory_limit),
+        memory_limit=bytes_if_given(memory_limit),
         headroom=headroom,
         precision=precision,
         accumulate=accumulate,

@@ -20,8 +20,8 @@ MOST_NUMBERS = 2**32
 DEFAULT_BOUND = 2
 
 _FORM = (
-    'write a dtype and the shape of one example per tensor, as in "float32[3,224,224] '
-    'int64[]:1000" (integers below 1000)'
+    "write a dtype and the shape of one example for each tensor, with spaces between tensors, "
+    'as in "float32[3,224,224] int64[]:1000" (integers below 1000)'
 )
 _ITEM = re.compile(r"\s*(\w+)\s*\[([\d,\s]*)\](?::(\d+))?(?=\s|$)", re.ASCII)
 _DTYPES = (

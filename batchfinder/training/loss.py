@@ -110,6 +110,13 @@ def _remark_on_inputs(model: nn.Module, positional: Sequence[Any], batch: Any) -
     if positional[0] is batch:
         got = f"all of the batch, a {type(batch).__name__} of {len(batch)}"
         return f"the model got {got}; give step(model, batch) if it takes a part of it"
+    if fields := getattr(batch, "_fields", ()):
+        # A namedtuple of two parts is the usual pair, but a model may read its fields.
+        return (
+            f"the model got batch.{fields[0]} alone, the inputs of (inputs, targets). If it takes "
+            "the whole batch, try step=lambda model, batch: model(batch), or what makes the loss "
+            "of its output"
+        )
     if len(batch) == 2 and not refused_call(model.forward, batch, {}):
         return (
             "the model got the first part of the batch alone, the inputs of (inputs, targets). If "

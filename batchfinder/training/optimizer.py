@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ import torch._dynamo  # the first optimizer imports it, possibly under a memory 
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from batchfinder.errors import StepError, UsageError
+from batchfinder.errors import StepError, UsageError, did_you_mean
 from batchfinder.training.setup import OptimizerOfModel, OptimizerSpec, TrainingSetup
 from batchfinder.training.state.reach import reachable
 
@@ -55,9 +54,8 @@ def find_optimizer(name: str) -> Callable[..., Optimizer]:
     quantized = _of_bitsandbytes(name)
     if quantized is not None:
         return quantized
-    near = difflib.get_close_matches(name.lower(), known, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(known))}"
-    raise UsageError(f"there is no optimizer {name!r} in torch.optim; {hint}")
+    hint = did_you_mean(name.lower(), known, otherwise=f"; there are {', '.join(sorted(known))}")
+    raise UsageError(f"there is no optimizer {name!r} in torch.optim{hint}")
 
 
 def _of_bitsandbytes(name: str) -> type[Optimizer] | None:

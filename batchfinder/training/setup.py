@@ -161,5 +161,28 @@ def setup_of(model: nn.Module | Trainer | TrainingSetup, *given: Any) -> Trainin
     else:
         setup = TrainingSetup(cast("nn.Module", model), *given)
     if not isinstance(setup.model, nn.Module | Trainer):
-        raise UsageError(f"the model is {type(setup.model).__name__}, not a torch.nn.Module")
+        raise UsageError(
+            f"the model is {described(setup.model)}; it must be a torch.nn.Module{_hint(model)}"
+        )
     return setup
+
+
+def _hint(model: object) -> str:
+    """Return the end of a message about a wrong model: how to get the right one out of it."""
+    if callable(model):
+        return ". Try to call it"
+    is_target = isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], nn.Module)
+    return ". Try model, sample = build_model(), and give both" if is_target else ""
+
+
+def described(value: object) -> str:
+    """Return what a value is, for the message that it is no model."""
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__name__}, not an instance of it"
+    if isinstance(value, TrainingSetup):
+        return f"a TrainingSetup whose model is {described(value.model)}"
+    if isinstance(value, tuple):
+        return f"a tuple ({', '.join(type(item).__name__ for item in value)})"
+    return f"an object of type {type(value).__name__}"

@@ -11,11 +11,10 @@ from typing import Any
 
 from torch import nn
 
-from batchfinder.errors import SampleError, TargetError, UsageError
-from batchfinder.training.setup import Trainer, TrainingSetup
+from batchfinder.errors import SampleError, TargetError, UsageError, did_you_mean
+from batchfinder.training.setup import Trainer, TrainingSetup, described
 from batchfinder.training.user_module import (
     as_script,
-    did_you_mean,
     it_has,
     load_module,
     no_function,
@@ -101,7 +100,7 @@ def _function(module: ModuleType, name: str, place: str) -> Callable[..., Any]:
     if callable(function) and not isinstance(function, nn.Module):
         return function  # type: ignore[no-any-return]
     if hasattr(module, name):
-        raise UsageError(f"{name} in {place} is {_described(function)}, not a function")
+        raise UsageError(f"{name} in {place} is {described(function)}, not a function")
     functions = [
         key
         for key, value in vars(module).items()
@@ -125,7 +124,8 @@ def refuse_unknown_arguments(
     for name in arguments:
         if not any(accepts(function, name) for function in known):
             names = list(dict.fromkeys(n for function in known for n in _parameters(function)))
-            hint = did_you_mean(name, names) or it_has(names)
+            otherwise = it_has(names) or f". Try a function with the parameter {name}."
+            hint = did_you_mean(name, names, otherwise=otherwise)
             raise UsageError(f"{target} takes no argument {name}{hint}")
 
 
@@ -160,18 +160,6 @@ def _as_setup(target: str, returned: Any) -> TrainingSetup:
     flat = isinstance(returned, tuple) and isinstance(next(iter(returned), None), nn.Module)
     hint = ". Try return model, (inputs, targets)" if flat else ""
     raise TargetError(
-        f"{target} returned {_described(returned)}; it must return the model (a torch.nn.Module), "
+        f"{target} returned {described(returned)}; it must return the model (a torch.nn.Module), "
         f"(model, sample), a batchfinder.TrainingSetup or a transformers.Trainer{hint}"
     )
-
-
-def _described(value: object) -> str:
-    if value is None:
-        return "None"
-    if isinstance(value, type):
-        return f"the class {value.__name__}, not an instance of it"
-    if isinstance(value, TrainingSetup):
-        return f"a TrainingSetup whose model is {_described(value.model)}"
-    if isinstance(value, tuple):
-        return f"a tuple ({', '.join(type(item).__name__ for item in value)})"
-    return f"an object of type {type(value).__name__}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import importlib
 import importlib.util
 import os
@@ -11,12 +10,12 @@ import pkgutil
 import sys
 import traceback
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from batchfinder.errors import TargetError, UsageError
+from batchfinder.errors import TargetError, UsageError, did_you_mean
 
 # A target that makes more optimizer steps than these trains: two may create an optimizer's states.
 STEPS_OF_A_TARGET = 2
@@ -89,7 +88,7 @@ def existing_file(place: str) -> Path:
     except OSError as error:  # a name too long, a folder without access
         raise UsageError(f"no such file: {place} ({error.strerror})") from None
     # Compare the names without ".py", which makes short names look alike.
-    raise UsageError(f"no such file: {place}{did_you_mean(path.stem, names, '.py')}")
+    raise UsageError(f"no such file: {place}{did_you_mean(path.stem, names, '{}.py'.format)}")
 
 
 def _names_file(place: str) -> bool:
@@ -173,7 +172,7 @@ def _import_module(name: str) -> ModuleType:
 
 def no_function(place: str, name: str, functions: Sequence[str], advice: str = "") -> UsageError:
     """Return the error for a function that a place lacks: it names the closest, or all."""
-    hint = did_you_mean(name, functions) or f"{it_has(functions)}{advice}"
+    hint = did_you_mean(name, functions, otherwise=f"{it_has(functions)}{advice}")
     return UsageError(f"{place} has no function {name}{hint}")
 
 
@@ -187,12 +186,24 @@ def _run(place: str) -> str:
 
 
 def _functions_in_file(place: str) -> list[str]:
-    """Return the public functions of a file, without running it: names with "model" come first."""
+    """Return the public functions and models of a file, without running it.
+
+    Names with "model" come first.
+    """
     path = existing_file(place)
     statements = ast.parse(path.read_bytes(), str(path)).body
-    functions = [node.name for node in statements if isinstance(node, ast.FunctionDef)]
-    public = [name for name in functions if not name.startswith("_")]
+    names = [
+        node.name
+        for node in statements
+        if isinstance(node, ast.FunctionDef) or (isinstance(node, ast.ClassDef) and _is_model(node))
+    ]
+    public = [name for name in names if not name.startswith("_")]
     return sorted(public, key=lambda name: "model" not in name)
+
+
+def _is_model(node: ast.ClassDef) -> bool:
+    """Return True for a class such as ``Net(nn.Module)`` or ``Net(LightningModule)``."""
+    return any(ast.unparse(base).endswith("Module") for base in node.bases)
 
 
 def _put_first_on_path(folder: str) -> None:
@@ -243,12 +254,6 @@ def _without_training(name: str, file: str | None) -> Iterator[None]:
         yield
     finally:
         hook.remove()
-
-
-def did_you_mean(wrong: str, names: Iterable[str], suffix: str = "") -> str:
-    """Return the end of a message about an unknown name: the closest known name."""
-    close = difflib.get_close_matches(wrong, list(names), n=1)
-    return f"; did you mean {close[0]}{suffix}?" if close else ""
 
 
 def it_has(names: Sequence[str]) -> str:

@@ -180,6 +180,19 @@ def test_a_loss_whose_second_parameter_is_named_for_targets_gets_them(loss: Any)
     assert call_loss(loss, X, CLASSES).item() == expected  # the batch itself
 
 
+def test_a_model_that_reads_the_fields_of_a_namedtuple_is_told_what_it_got() -> None:
+    class Batch(NamedTuple):
+        images: Tensor
+        labels: Tensor
+
+    class Whole(nn.Module):
+        def forward(self, batch: Batch) -> Tensor:
+            return batch.images.mean()
+
+    with pytest.raises(AttributeError, match=r"got batch.images alone.* model\(batch\)"):
+        call_model(Whole(), Batch(X, CLASSES))
+
+
 def test_a_loss_that_wants_the_targets_alone_is_told_what_it_got() -> None:
     def loss(output: Tensor, classes: Any) -> Tensor:
         return F.cross_entropy(output, classes)

@@ -259,6 +259,11 @@ def test_setup_without_a_module_is_refused() -> None:
             "{batch_size}",
         ),
         (
+            "conv.py",
+            "'conv.py' names no function; it has Net, Lit. Try one that returns the model, or, for "
+            "the script as it is, batchfinder run -- python conv.py --batch-size {batch_size}",
+        ),
+        (
             "empty.py",
             "'empty.py' names no function. Try one that returns the model, or, for the script as "
             "it is, batchfinder run -- python empty.py --batch-size {batch_size}",
@@ -278,6 +283,10 @@ def test_targets_that_are_not_there(target: str, said: str) -> None:
     write("project/__init__.py", "")
     write("project/models.py", "")
     write("empty.py", "")
+    write(
+        "conv.py",
+        "class Data: pass\nclass Net(nn.Module): pass\nclass Lit(pl.LightningModule): pass",
+    )
     Path("notes.txt").write_text("notes")
     with pytest.raises(UsageError) as info:
         load_target(target)

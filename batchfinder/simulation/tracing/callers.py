@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 _PYTORCH = (str(Path(torch.__file__).parent) + os.sep, "<")
 _SIMULATION = str(Path(__file__).parents[1]) + os.sep
 _BATCHFINDER = str(Path(__file__).parents[2]) + os.sep
+_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 _OPTIMIZERS = str(Path(torch.__file__).parent / "optim") + os.sep
 # The number of its passes per step depends on values.
 _LBFGS = _OPTIMIZERS + "lbfgs.py"
@@ -26,11 +28,16 @@ def is_user_code(file_name: str) -> bool:
     return not file_name.startswith((*_PYTORCH, _BATCHFINDER))
 
 
+def _is_standard(file_name: str) -> bool:
+    """Return True for a file of the standard library, such as a decorator's in contextlib.py."""
+    return file_name.startswith(_STANDARD_LIBRARY) and "-packages" not in file_name
+
+
 def user_line() -> str:
     """Return the innermost line of the user's code on the stack, as ``file.py:12``, or ""."""
     for frame, line in traceback.walk_stack(sys._getframe(2)):
         name = frame.f_code.co_filename
-        if is_user_code(name):
+        if is_user_code(name) and not _is_standard(name):
             return f"{name}:{line}"
         # Frames above batchfinder's own do not belong to the step.
         if name.startswith(_BATCHFINDER) and not name.startswith(_SIMULATION):

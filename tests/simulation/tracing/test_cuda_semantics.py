@@ -260,6 +260,16 @@ def with_workspaces(module: nn.Module, *inputs: torch.Tensor) -> list[int]:
     return [size for size in sizes if size]
 
 
+def test_workspaces_know_the_line_of_the_users_code() -> None:
+    convolution = nn.Conv2d(8, 8, 3)
+    with StorageTracker(1, convolution, CudaWorkspaces((9, 0), set())) as tracker:
+        tracker.begin_step()
+        convolution(torch.ones(2, 8, 64, 64)).sum().backward()
+    lines = {s.line for s in tracker.trace.storages if s.kind is Kind.WORKSPACE}
+    assert lines
+    assert all(__file__ in line for line in lines)
+
+
 def test_counting_needs_a_copy_in_the_dtype_of_the_count() -> None:
     class Share(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
