@@ -169,6 +169,16 @@ def format_rate(samples_per_second: float) -> str:
     return f"{samples_per_second:.2g}"
 
 
+def format_number(number: float) -> str:
+    """Return a number with all its digits, and as a whole one if it is one.
+
+    Example:
+        >>> format_number(1048576.0), format_number(0.5)
+        ('1048576', '0.5')
+    """
+    return str(int(number) if number == int(number) else number)
+
+
 def count(number: int, noun: str) -> str:
     """Return a number with its noun.
 

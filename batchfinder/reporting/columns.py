@@ -9,8 +9,13 @@ from batchfinder.units import format_bytes
 
 def title_of(device: str, budget_bytes: int, *, is_measured: bool) -> str:
     """Return the line above a table: the device and its budget."""
-    beside = "" if is_measured else " beside the context"
-    return f"{device}, budget {format_bytes(budget_bytes)}{beside}"
+    return f"{device}, {budget_of(budget_bytes, is_measured=is_measured)}"
+
+
+def budget_of(budget_bytes: int, *, is_measured: bool) -> str:
+    """Return a study's budget. Unlike the measured peaks, the estimated ones exceed it."""
+    beside = "" if is_measured else " beside the CUDA context, which the peaks include"
+    return f"budget {format_bytes(budget_bytes)}{beside}"
 
 
 def fitted(rows: Sequence[Sequence[str]], width: float, left: Sequence[int] = (0,)) -> list[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from batchfinder.reporting.columns import fitted, title_of
 from batchfinder.reporting.wording import bytes_or_dash
+from batchfinder.units import format_number
 
 if TYPE_CHECKING:
     from batchfinder.studies.sweep_result import Sweep, SweepRow
@@ -40,19 +42,24 @@ def paste_lines(sweep: Sweep) -> list[str]:
         swept = [row.length or 0 for row in sweep.rows]
         lines.append(
             f"max_tokens = {sweep.max_tokens}  # max_tokens // length examples fit, at any length "
-            f"from {min(swept):g} to {max(swept):g}"
+            f"from {format_number(min(swept))} to {format_number(max(swept))}"
         )
     if sweep.buckets:
-        lengths = ", ".join(f"{length:g}" for length in sweep.buckets)
-        sizes = ", ".join(map(str, sweep.buckets.values()))
-        pairs = ", ".join(f"{length:g}: {size}" for length, size in sweep.buckets.items())
+        buckets = {format_number(length): size for length, size in sweep.buckets.items()}
+        lengths, sizes = ", ".join(buckets), ", ".join(map(str, buckets.values()))
         lines += [
-            f"batch_sizes = {{{pairs}}}  # by the longest in the bucket",
+            buckets_line(buckets),
             f"lhotse: FixedBucketBatchSizeConstraint(max_seq_len_buckets=[{lengths}], "
             f"batch_sizes=[{sizes}])",
             f"NeMo: bucket_duration_bins=[{lengths}] bucket_batch_size=[{sizes}]",
         ]
     return lines
+
+
+def buckets_line(buckets: Mapping[str, int]) -> str:
+    """Return the batch size for each bucket of lengths as a line of Python."""
+    pairs = ", ".join(f"{length}: {size}" for length, size in buckets.items())
+    return f"batch_sizes = {{{pairs}}}  # by the longest in the bucket"
 
 
 def _size(row: SweepRow) -> str:

@@ -11,6 +11,7 @@ from batchfinder.results.probe import Probe
 from batchfinder.results.record import Plain
 from batchfinder.results.summary import Summarized, answer, table_of
 from batchfinder.results.version import SCHEMA_VERSION
+from batchfinder.units import format_number
 
 # Padding makes an example's elements differ from proportional to its length, by at most this
 # fraction.
@@ -128,7 +129,7 @@ class Sweep(Summarized, Plain):
         fitting = tuple(row for row in self.rows if row.batch_size)
         if not 1 < len(fitting) < len(self.rows) or not replace(self, rows=fitting).max_tokens:
             return ""
-        rest = "; ".join(row.name for row in self.rows if not row.batch_size)
+        rest = " and ".join(row.name for row in self.rows if not row.batch_size)
         return f"there is no max_tokens for all lengths, as nothing trains at {rest}"
 
     @property
@@ -156,6 +157,7 @@ class Sweep(Summarized, Plain):
             "schema_version": SCHEMA_VERSION,
             **super().to_dict(),
             "max_tokens": self.max_tokens,
+            "buckets": {format_number(length): size for length, size in self.buckets.items()},
             "number_of_probes": self.number_of_probes,
         }
 

@@ -70,6 +70,8 @@ def test_a_report_has_a_picture_and_a_table(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     text = page.read_text()
     assert "max_tokens = 32 is safe at all lengths" in text
+    assert "batch_sizes = {8: 4, 16: 4}  # by the longest in the bucket</pre>" in text
+    assert "beside the CUDA context, which the peaks include" in text
     assert "Largest batch size" in text
     assert ">16</th>" in text
 

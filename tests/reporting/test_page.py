@@ -145,13 +145,16 @@ def test_the_memory_of_a_moment_is_the_sum_of_its_kinds(estimates: dict[str, obj
             assert sum(moment["bytes_by_kind"].values()) == moment["allocated_bytes"]
 
 
+MEASURED = {"device": "cuda:0", "budget_bytes": 1000, "is_measured": True}
+
+
 def test_a_sweep_is_drawn_as_a_map_with_the_sizes_that_run_out() -> None:
     row = {"peak_bytes": 900, "note": "", "probes": [], "confirmed_steps": 3}
     rows = [
         {**row, "seq_len": 128, "batch_size": 8, "per_sample_bytes": 100},
         {**row, "seq_len": 512, "batch_size": 2, "per_sample_bytes": 400},
     ]
-    sweep = {"over": ["seq_len"], "device": "cuda:0", "budget_bytes": 1000, "rows": rows}
+    sweep = {"over": ["seq_len"], **MEASURED, "rows": rows}
 
     page = page_of([sweep])
 
@@ -163,7 +166,7 @@ def test_a_sweep_is_drawn_as_a_map_with_the_sizes_that_run_out() -> None:
 def test_a_size_that_only_the_largest_allowed_one_kept_out_is_not_out_of_memory() -> None:
     row = {"peak_bytes": 400, "note": "", "probes": [], "confirmed_steps": 3}
     rows = [{**row, "seq_len": 128, "batch_size": 2, "per_sample_bytes": 100}]
-    sweep = {"over": ["seq_len"], "device": "cuda:0", "budget_bytes": 1000, "rows": rows}
+    sweep = {"over": ["seq_len"], **MEASURED, "rows": rows}
 
     page = page_of([sweep])
 

@@ -8,8 +8,10 @@ from textwrap import shorten
 from typing import Any
 
 from batchfinder.reporting.answer import details, headline
+from batchfinder.reporting.columns import budget_of
 from batchfinder.reporting.page import charts
 from batchfinder.reporting.page.studies import memory_map, names_of, rows_of, size_chart, term_rows
+from batchfinder.reporting.sweeps import buckets_line
 from batchfinder.reporting.table import PHASES
 from batchfinder.reporting.wording import label
 from batchfinder.results.result import BatchSizeResult
@@ -38,13 +40,15 @@ def sections_of(data: Data) -> list[str]:
 
 def _study(data: Data) -> str:
     by = ", ".join(names_of(data))
-    facts = [f"budget {format_bytes(data['budget_bytes'])}"]
+    facts = [budget_of(data["budget_bytes"], is_measured=data["is_measured"])]
+    buckets = data.get("buckets")  # an earlier version wrote none
     if data.get("max_tokens"):
         facts.append(f"max_tokens = {data['max_tokens']} is safe at all lengths")
     return _section(
         [
             f"<h2>{escape(data['device'])}</h2>",
-            f'<p class="lead">{escape(", ".join(facts))}</p>',
+            f'<p class="lead">{escape(" · ".join(facts))}</p>',
+            f"<pre tabindex=0>{escape(buckets_line(buckets))}</pre>" if buckets else "",
             *(f"<p>Note: {escape(warning)}</p>" for warning in data.get("warnings", [])),
             _picture(f"Largest batch size by {by}", size_chart(data), {}),
             _picture(f"Memory by {by} and batch size", memory_map(data), {})
