@@ -45,7 +45,16 @@ _CONVOLUTION = _aten.convolution.default
 _CONVOLUTION_BACKWARD = _aten.convolution_backward.default
 _EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward.default
 _HALF = (torch.float16, torch.bfloat16)
-
+# Of the operators that a training step on CUDA may run. Those of other libraries are custom ones.
+_PYTORCHS = {
+    "aten", "prims", "prim", "higher_order", "profiler", "quantized", "_native", "inductor",
+    "rngprims", "fsdp", "symm_mem", "c10d", "c10d_functional", "_c10d_functional",
+    "_c10d_functional_autograd", "_dtensor",
+}  # fmt: skip
+_CUSTOM = (
+    "{}:: has custom operators: their outputs are counted, but not the memory that they use while "
+    "they run. Try batchfinder find, which runs them on the device"
+)
 _Sizes: TypeAlias = Callable[[Any, Any], Sequence[int | Rule]]
 """A function that returns the bytes a kernel uses at once, from its arguments and its output."""
 
@@ -59,6 +68,9 @@ class CudaWorkspaces:
         benchmark: ``torch.backends.cudnn.benchmark``. PyTorch then times every algorithm for each
             new forward convolution, and empties the cache afterward.
         torch_version: the version of PyTorch to simulate.
+
+    Attributes:
+        warnings: texts for the user, about memory that is not counted.
     """
 
     def __init__(
@@ -74,6 +86,7 @@ class CudaWorkspaces:
         self._benchmark = benchmark
         self._seen: set[Any] = set()
         self._products = MatrixProducts(torch_version)
+        self.warnings: set[str] = set()
 
     def __call__(self, recorder: Recorder, func: Any, args: Any, output: Any) -> None:
         """Note an operator's outputs, and the memory that it uses while it runs."""
@@ -103,10 +116,16 @@ class CudaWorkspaces:
             self._products.note(recorder, func)
         elif func is _EFFICIENT_BACKWARD:
             self._attention_backward(recorder, *args[:3])
-        elif func.namespace == "bitsandbytes":
-            take(recorder, quantized_sizes(func, args, output))
         elif func in _KERNELS:
             take(recorder, _KERNELS[func](args, output))
+        elif func.namespace not in _PYTORCHS:
+            self._run_custom(recorder, func, args, output)
+
+    def _run_custom(self, recorder: Recorder, func: Any, args: Any, output: Any) -> None:
+        if func.namespace == "bitsandbytes":
+            take(recorder, quantized_sizes(func, args, output))
+        else:
+            self.warnings.add(_CUSTOM.format(func.namespace))
 
     def _attention_backward(
         self, recorder: Recorder, grad: Tensor, query: Tensor, key: Tensor

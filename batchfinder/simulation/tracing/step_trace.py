@@ -242,11 +242,11 @@ class StepTraces:
                 survivors = tracker.made_by_steps()
         if steps:
             step.check_optimizers()
-        self._warn(*step.warnings)
+        self._warn(*step.warnings, *sorted(workspaces.warnings))
         return tracker.trace, survivors
 
     def _warn(self, *warnings: str) -> None:
-        self.warnings += [warning for warning in warnings if warning not in self.warnings]
+        self.warnings = list(dict.fromkeys([*self.warnings, *warnings]))
 
 
 def _run(step: TrainingStep, host_batch: Any, evaluated: Any, tracker: StorageTracker) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 
-from batchfinder import estimate_max_batch
+from batchfinder import BatchFinderWarning, estimate_max_batch
 from batchfinder.simulation.tracing.copies import copied
 
 COUNTS = {"steps": 0}
@@ -265,5 +265,7 @@ class Doubling(nn.Linear):
 
 
 def test_a_module_may_hold_custom_operators() -> None:
-    estimate = estimate_max_batch(Doubling(), torch.randn(2, 4), gpu="t4", max_batch_size=8)
+    with pytest.warns(BatchFinderWarning, match="batchfinder_test:: has custom operators") as told:
+        estimate = estimate_max_batch(Doubling(), torch.randn(2, 4), gpu="t4", max_batch_size=8)
     assert estimate.batch_size == 8
+    assert sum("custom operators" in str(warning.message) for warning in told) == 1
