@@ -236,6 +236,9 @@ def did_you_mean(
         >>> did_you_mean("adm", ["adam", "sgd"])
         '; did you mean adam?'
     """
-    close = difflib.get_close_matches(wrong, list(names), n=3)
+    known = list(names)
+    # A name that differs by a letter alone leaves no doubt.
+    close = difflib.get_close_matches(wrong, known, n=1, cutoff=0.9)
+    close = close or difflib.get_close_matches(wrong, known, n=3)
     texts = dict.fromkeys(map(shown, close))
     return f"; did you mean {' or '.join(texts)}?" if texts else otherwise

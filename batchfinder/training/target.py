@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from batchfinder.errors import SampleError, TargetError, UsageError, did_you_mean
 from batchfinder.training.setup import Trainer, TrainingSetup, described
@@ -157,8 +158,13 @@ def _as_setup(target: str, returned: Any) -> TrainingSetup:
         setup = TrainingSetup(returned)
     if isinstance(setup.model, nn.Module | Trainer):
         return setup
-    flat = isinstance(returned, tuple) and isinstance(next(iter(returned), None), nn.Module)
-    hint = ". Try return model, (inputs, targets)" if flat else ""
+    hint = ""
+    if isinstance(returned, tuple) and isinstance(next(iter(returned), None), nn.Module):
+        has_functions = any(isinstance(part, Optimizer) or callable(part) for part in returned[1:])
+        parts = "model, (inputs, targets)"
+        if has_functions:
+            parts = "TrainingSetup(model, sample, optimizer=..., loss_fn=...)"
+        hint = f". Try return {parts}"
     raise TargetError(
         f"{target} returned {described(returned)}; it must return the model (a torch.nn.Module), "
         f"(model, sample), a batchfinder.TrainingSetup or a transformers.Trainer{hint}"

@@ -218,6 +218,15 @@ def test_other_returns_are_refused_in_one_line(returned: str, said: str) -> None
     assert str(info.value).endswith(advice) == returned.startswith("(nn.")
 
 
+@pytest.mark.parametrize("part", ["torch.optim.SGD(model.parameters())", "nn.MSELoss()"])
+def test_an_optimizer_or_a_loss_beside_the_model_belongs_in_a_setup(part: str) -> None:
+    write(
+        "train.py", f"model = nn.Linear(1, 1)\ndef build(): return model, torch.ones(1, 1), {part}"
+    )
+    with pytest.raises(TargetError, match=r"Try return TrainingSetup\(model, sample, optimizer="):
+        load_target("train.py:build")
+
+
 def test_setup_without_a_module_is_refused() -> None:
     write(
         "train.py",

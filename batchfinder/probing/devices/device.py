@@ -73,7 +73,10 @@ class Device(Protocol):
         return 1.0
 
     def limited_to(self, budget_bytes: int) -> AbstractContextManager[None]:
-        """Let the allocator run out of memory at the budget while the block runs."""
+        """Let the allocator run out of memory at the budget while the block runs.
+
+        Only an allocation may fail: the session also cleans up in this block.
+        """
         ...
 
     def held_bytes(self) -> int:
