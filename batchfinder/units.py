@@ -64,7 +64,7 @@ def parse_bytes(text: str | float, least: int = 1) -> int:
     return size
 
 
-def bytes_if_given(size: str | int | None) -> int | None:
+def bytes_if_given(size: str | float | None) -> int | None:
     """Read a size that may be left out, such as a memory limit.
 
     Example:
