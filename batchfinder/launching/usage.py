@@ -103,5 +103,6 @@ def resident_bytes(pid: int, *, with_shared: bool = True) -> int | None:
         state = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
         if state != "Z":
             pages, shared = map(int, (PROC / str(pid) / "statm").read_text().split()[1:3])
-            return (pages if with_shared else pages - shared) * os.sysconf("SC_PAGE_SIZE")
+            if pages:  # a process that is just ending has none
+                return (pages if with_shared else pages - shared) * os.sysconf("SC_PAGE_SIZE")
     return None

@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from batchfinder.cli.app import cli
-from batchfinder.launching.usage import Gpus, read_usage
+from batchfinder.launching import usage as usage_module
+from batchfinder.launching.usage import Gpus, read_usage, resident_bytes
 from batchfinder.units import GIB, MIB
 
 TRAINING = f"import time; held = bytearray({200 * MIB}); time.sleep(1)"
@@ -80,6 +81,17 @@ def test_these_signals_end_the_command_too(number: signal.Signals, tmp_path: Pat
         watching.send_signal(number)
         assert watching.wait(30) == 143
     assert not list(tmp_path.iterdir())
+
+
+def test_a_process_without_pages_has_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text("7 (python) R 1")
+    monkeypatch.setattr(usage_module, "PROC", tmp_path)
+    sizes = []
+    for pages in (3, 0):
+        (tmp_path / "7" / "statm").write_text(f"9 {pages} 1")
+        sizes.append(resident_bytes(7))
+    assert sizes == [3 * os.sysconf("SC_PAGE_SIZE"), None]
 
 
 def test_retries_of_the_allocator_are_counted_in_a_command_and_its_peak_is_the_last_line() -> None:
