@@ -22,6 +22,7 @@ STEPS_OF_A_TARGET = 2
 
 # Starts a target that names a language model's configuration instead of a function.
 PREFIX = "hf:"
+NOTEBOOK = ".ipynb"
 
 
 def load_module(place: str) -> ModuleType:
@@ -78,6 +79,11 @@ def split_target(target: str) -> tuple[str, str]:
 def existing_file(place: str) -> Path:
     """Return the absolute path of a Python file."""
     path = Path(place)
+    if path.suffix == NOTEBOOK:
+        raise UsageError(
+            f"{place} is a notebook. Try find_max_batch(model, sample) in a cell, or move the "
+            "function to a .py file"
+        )
     try:
         if path.is_file() and path.suffix == ".py":
             return path.resolve()
@@ -92,7 +98,12 @@ def existing_file(place: str) -> Path:
 
 
 def _names_file(place: str) -> bool:
-    return place.endswith(".py") or "/" in place or os.sep in place or _is_file(Path(place))
+    return (
+        place.endswith((".py", NOTEBOOK))
+        or "/" in place
+        or os.sep in place
+        or _is_file(Path(place))
+    )
 
 
 def _is_file(path: Path) -> bool:

@@ -247,6 +247,11 @@ def test_setup_without_a_module_is_refused() -> None:
         ("missing.py:build_model", "no such file: missing.py"),
         ("./train:build_model", "no such file: ./train; did you mean train.py?"),
         ("notes.txt:build_model", "notes.txt is not a Python file; write FILE.py:FUNCTION"),
+        (
+            "train.ipynb:build_model",
+            "train.ipynb is a notebook. Try find_max_batch(model, sample) in a cell, or move the "
+            "function to a .py file",
+        ),
         ("trian:build_model", "no such module: trian; did you mean train?"),
         ("project.model:build", "no such module: project.model; did you mean project.models?"),
         ("absent.models:build", "no such module: absent"),
