@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from batchfinder.reporting.columns import aligned, fitted
+from batchfinder.reporting.wording import place_in_step
 from batchfinder.units import format_bytes
 
 if TYPE_CHECKING:
@@ -69,16 +70,13 @@ def explanation_lines(explanation: Explanation) -> list[str]:
     terms = [(name, size) for name, size in explanation.terms.items() if size]
     total = sum(size for _, size in terms)
     rows = [(name, format_bytes(size), f"{size / total:5.1%}") for name, size in terms]
-    place = explanation.peak_stage.value
-    if explanation.peak_module:
-        place += f" of {explanation.peak_module}"
-    if explanation.peak_line:
-        place += f" ({explanation.peak_line})"
+    peak = explanation.peak_stage.value, explanation.peak_module, explanation.peak_line
+    place = place_in_step(*peak)
     lines = [f"Peak at batch size {explanation.batch_size}, in the {place}:"]
     lines += ["  " + line for line in aligned([*rows, ("total", format_bytes(total), "")])]
     if explanation.top_modules:
         lines.append("Activations per sample:")
-        modules = [(name, format_bytes(size)) for name, size in explanation.top_modules]
+        modules = [(name, format_bytes(size)) for name, size in explanation.top_modules if size]
         lines += ["  " + line for line in aligned(modules)]
     return [*lines, "One step:", *_timeline(explanation)]
 

@@ -57,3 +57,13 @@ def one_line(text: str) -> str:
         char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
         for char in line
     )
+
+
+def place_in_step(stage: str, module: str, line: str) -> str:
+    """Return where in a step something happens; module and line are "" if unknown.
+
+    Example:
+        >>> place_in_step("backward", "head", "train.py:12")
+        'backward of head (train.py:12)'
+    """
+    return stage + (f" of {module}" if module else "") + (f" ({line})" if line else "")

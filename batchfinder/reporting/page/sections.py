@@ -13,7 +13,7 @@ from batchfinder.reporting.page import charts
 from batchfinder.reporting.page.studies import memory_map, names_of, rows_of, size_chart, term_rows
 from batchfinder.reporting.sweeps import buckets_line
 from batchfinder.reporting.table import PHASES
-from batchfinder.reporting.wording import label
+from batchfinder.reporting.wording import label, place_in_step
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.results.throughput import AS_FAST
 from batchfinder.units import format_bytes, format_seconds
@@ -142,10 +142,10 @@ def _one_gpu(estimate: Data) -> list[str]:
     terms = [(name, size) for name, size in explanation["terms"].items() if size]
     total = sum(size for _, size in terms) or 1
     where = explanation["peak"]
-    peak = " ".join(filter(None, [where["stage"], where["module"], where["line"]]))
+    peak = place_in_step(where["stage"], where["module"], where["line"])
     return [
         f"<h2>{escape(charts.name_of(estimate))}, batch size {explanation['batch_size']:,}</h2>",
-        f'<p class="lead">Peak in: {escape(peak)}</p>',
+        f'<p class="lead">Peak in the {escape(peak)}</p>',
         _picture(
             "Memory over one training step",
             charts.timeline_chart(explanation, estimate["budget_bytes"]),
