@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
+from warnings import catch_warnings, simplefilter
 
 import click
 from click.core import ParameterSource
@@ -13,11 +14,11 @@ from click.core import ParameterSource
 from batchfinder.cli.app import find, run_script
 from batchfinder.cli.exiting import FOUND, NOTHING_FITS
 from batchfinder.cli.find import worker_prober
-from batchfinder.cli.output import leftovers_named
+from batchfinder.cli.output import leftovers_named, print_notes
 from batchfinder.cli.request import Request, request_of
 from batchfinder.cli.run import parse_settings
 from batchfinder.cli.signals import terminated_as_ctrl_c
-from batchfinder.errors import UsageError
+from batchfinder.errors import BatchFinderWarning, UsageError
 from batchfinder.launching.options import RunOptions
 from batchfinder.launching.template import Template
 from batchfinder.results.probe import Probe
@@ -171,9 +172,11 @@ def _estimated(request: Request, batch_size: int, gpu: str, most: int | None) ->
     from batchfinder.estimator import estimate_peak_memory
 
     options = request.options
-    with user_code():
+    notes: list[str] = []
+    with user_code(), catch_warnings():
+        simplefilter("ignore", BatchFinderWarning)  # the estimate has them
         estimate = estimate_peak_memory(
-            load(request.source, [], on_paper=True),
+            load(request.source, notes, on_paper=True),
             batch_size=batch_size,
             gpu=gpu,
             headroom=options.headroom,
@@ -182,6 +185,7 @@ def _estimated(request: Request, batch_size: int, gpu: str, most: int | None) ->
             mode=options.mode,
             eval_batch_size=options.eval_batch_size,
         )
+    print_notes([*notes, *estimate.warnings])
     # What lies beside the allocator counts on both sides.
     limit = estimate.budget_bytes + estimate.gpu.overhead_bytes
     limit = min(limit, most or limit)

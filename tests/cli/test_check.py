@@ -36,6 +36,14 @@ def test_the_largest_size_of_an_estimate_trains_and_the_next_does_not() -> None:
     assert "does not train on T4 (simulated): its estimated peak is" in refused.stdout
 
 
+def test_the_notes_of_an_estimate_are_lines_of_their_own() -> None:
+    ended = check(SMALL, "--gpu", "t4", "--batch-size", "4", "--input", "float32[3]")
+
+    assert ended.exit_code == 0
+    assert ended.stderr.startswith("Note: --input is ignored, as the target brings batches")
+    assert "BatchFinderWarning" not in ended.stderr
+
+
 def test_a_budget_of_memory_decides_too() -> None:
     ended = check(SMALL, "--gpu", "t4", "--batch-size", "4", "--max-memory", "100MiB")
 
