@@ -31,6 +31,10 @@ from batchfinder.training.state.reach import methods_of, reachable
 from batchfinder.training.state.storage import SavedStorage, frozen, host_copy, leaving
 from batchfinder.training.state.undo import undo_of
 
+# The dicts of a tensor's hooks, None before the first hook. An optimizer that steps during the
+# backward pass adds some.
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
 
 @contextlib.contextmanager
 def preserved_state(
@@ -47,7 +51,7 @@ def preserved_state(
     - functions, and methods of the user's modules: the variables that they can reach in closures,
       globals, the user's modules and ``self``, and random generators, also those of data sets;
     - tensors in any of these: the object, its values, device and storage (tied and shared tensors
-      stay so), ``requires_grad`` and the gradient (the same object, or None);
+      stay so), ``requires_grad``, hooks and the gradient (the same object, or None);
     - the process: random generators (Python, NumPy, PyTorch on all devices), autograd mode, default
       dtype and device, determinism, cuDNN and TF32 switches.
 
@@ -197,10 +201,11 @@ def refuse_lazy(tensors: Iterable[Tensor]) -> None:
 
 
 class _SavedTensor:
-    """A tensor's data, ``requires_grad`` and gradient."""
+    """A tensor's data, ``requires_grad``, hooks and gradient."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
+        self._hooks = {name: dict(getattr(tensor, name) or {}) for name in _HOOKS}
         self._data = tensor.data if _is_plain(tensor) else None
         self._requires_grad = tensor.requires_grad
         self._grad = tensor.grad if tensor.is_leaf else None
@@ -224,6 +229,11 @@ class _SavedTensor:
             self._tensor.data = self._data
         if self._tensor.is_leaf and self._tensor.requires_grad != self._requires_grad:
             self._tensor.requires_grad_(self._requires_grad)
+        for name, known in self._hooks.items():
+            hooks = getattr(self._tensor, name)  # handles of the hooks refer to this dict
+            if hooks is not None:
+                hooks.clear()
+                hooks.update(known)
         if self._grad is not None and not is_midway:
             if self._grad_home is not None:
                 values, device = self._grad_home

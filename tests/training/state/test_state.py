@@ -380,6 +380,23 @@ def test_modes_and_flags_of_parameters_are_restored() -> None:
     assert [model.training, model.quiet.training, model.quiet[0].training] == [True, False, False]
 
 
+def test_hooks_of_parameters_are_restored() -> None:
+    model: Any = nn.Linear(2, 1)
+    called = []
+    kept = model.weight.register_post_accumulate_grad_hook(lambda _: called.append("kept"))
+
+    with preserved_state(model):
+        kept.remove()
+        model.weight.register_hook(lambda _: called.append("new"))
+        model.bias.register_post_accumulate_grad_hook(lambda _: called.append("new"))
+        model(torch.ones(1, 2)).sum().backward()
+        assert called == ["new", "new"]
+    called.clear()
+    model(torch.ones(1, 2)).sum().backward()
+
+    assert called == ["kept"]
+
+
 def test_replaced_added_and_removed_members_are_restored() -> None:
     model = Everything()
     names = [name for name, _ in model.named_parameters()]
