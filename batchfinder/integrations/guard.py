@@ -52,6 +52,8 @@ class OOMGuard:
 
     With DistributedDataParallel all ranks split alike, and gradients are averaged after the
     backward pass, not during it. Call :meth:`step` under ``torch.autocast`` for mixed precision.
+    Where your loop clips gradients or uses a GradScaler, call :meth:`backward` and step the
+    optimizer yourself.
 
     Args:
         model: the module to train, on its device; may be wrapped in DistributedDataParallel.
@@ -128,6 +130,29 @@ class OOMGuard:
             DeviceError: not even one example fits, or the optimizer's own step has no room.
             Exception: what the model or the loss function raises, except for out-of-memory errors.
         """
+        loss = self._trained_on(batch)
+        self._update()
+        return loss
+
+    def backward(self, batch: Any) -> Tensor:
+        """Do as :meth:`step` does, except for the optimizer's step, which is left to you.
+
+        Example:
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> scaler = torch.amp.GradScaler("cpu")
+            >>> def loss_fn(output, batch):
+            ...     return scaler.scale(torch.nn.functional.mse_loss(output, batch[1]))
+            >>> guard = OOMGuard(model, optimizer, loss_fn)
+            >>> scaled_loss = guard.backward((torch.randn(32, 4), torch.randn(32, 1)))
+            >>> scaler.unscale_(optimizer)
+            >>> norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            >>> scaler.step(optimizer)
+            >>> scaler.update()
+        """
+        return self._trained_on(batch)
+
+    def _trained_on(self, batch: Any) -> Tensor:
         statistics = [buffer.clone() for buffer in self._statistics]
 
         def clean_up(_: float) -> None:
@@ -146,10 +171,10 @@ class OOMGuard:
         if isinstance(ended, _Failure):  # else a step needs no tenacity, which takes 0.1 ms
             self._split_after(ended, batch)
             clean_up(0)
-            retrying = Retrying(retry=retry_if_result(_ran_out), before_sleep=split, sleep=clean_up)
+            failed = retry_if_result(lambda ended: isinstance(ended, _Failure))
+            retrying = Retrying(retry=failed, before_sleep=split, sleep=clean_up)
             ended = retrying(self._attempt, batch)
         assert not isinstance(ended, _Failure)
-        self._update()
         self._tell_of_first_split(batch)
         self._grow_after_quiet_steps()
         return ended
@@ -234,7 +259,7 @@ class OOMGuard:
             f"with the gradients of the whole batch{normed if self._statistics else ''}. Try a "
             f"smaller batch size{', or GroupNorm' if self._statistics else ''}, if that matters",
             BatchFinderWarning,
-            stacklevel=3,  # the line that called step()
+            stacklevel=4,  # the line that called step() or backward()
         )
 
     def _update(self) -> None:
@@ -264,10 +289,6 @@ class OOMGuard:
         """Return the most examples in a part: all of them, unless that is known to be too many."""
         largest = largest_size(batch, self._batch_dim)
         return largest if self.batch_size is None else min(self.batch_size, largest)
-
-
-def _ran_out(ended: Tensor | _Failure) -> bool:
-    return isinstance(ended, _Failure)
 
 
 def _warn(text: str) -> None:

@@ -81,6 +81,30 @@ def test_a_split_step_trains_as_the_whole_batch_does(where: str, size: int, fits
     assert guard.batch_size is None if fits >= size else 1 <= (guard.batch_size or 0) <= fits
 
 
+def test_a_loop_may_scale_clip_and_step_by_itself() -> None:
+    model = Small(3)
+    plain = copy.deepcopy(model)
+    plain.fits = 10
+    x, y = batch_of(10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    guard = OOMGuard(
+        model, optimizer, lambda out, batch: scaler.scale(nn.functional.mse_loss(out, batch[1]))
+    )
+
+    with pytest.warns(BatchFinderWarning, match="in parts of 3") as told:
+        scaled = guard.backward((x, y))
+    scaler.unscale_(optimizer)
+    loss = nn.functional.mse_loss(plain(x), y)
+    loss.backward()  # type: ignore[no-untyped-call]
+
+    assert told[0].filename == __file__
+    torch.testing.assert_close(scaled, 1024 * loss.detach())
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+        assert torch.equal(ours, theirs)  # the optimizer's step is the caller's
+
+
 def test_the_first_split_is_told_once() -> None:
     model = Small(4)
     guard = OOMGuard(model, torch.optim.SGD(model.parameters(), lr=0.1))
