@@ -128,8 +128,13 @@ class Here(Worker):
 
     def attempt(self, batch_size: int, confirm: bool) -> Attempt:
         started = time.perf_counter()
-        # A confirmation starts without the traces of earlier probes in optimizer and allocator.
-        if confirm and self._restores and not self._is_renewed() and self.is_replaceable:
+        # A confirmation starts without the traces of earlier probes in optimizer and allocator. So
+        # does any probe after one that left memory: a module may keep the output of a step that
+        # failed, and with it the whole graph. Ranks start over together, so not for this reason.
+        session = self._session if self._ranks is None else None
+        is_left_over = session is not None and not session.is_at_baseline()
+        starts_over = (confirm or is_left_over) and self._restores
+        if starts_over and not self._is_renewed() and self.is_replaceable:
             unfit = Probe(batch_size, Outcome.OOM, steps=0, seconds=0.0, confirmed=confirm)
             return Attempt(unfit, is_believed=False, is_reusable=False)
         if not self._is_open:

@@ -130,6 +130,28 @@ def test_a_size_that_runs_out_leaves_a_process_fit_for_the_next(worker: Here) ->
     assert worker.attempt(8, confirm=True).probe.outcome is Outcome.FITS
 
 
+def test_a_failed_output_that_a_module_keeps_is_released(
+    worker: Here, device: PaperAccelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Net.forward
+    modules: list[Net] = []
+
+    def keeping(net: Net, rows: Tensor) -> Tensor:
+        net.kept = rows
+        modules[:] = [net]
+        return plain(net, rows)
+
+    def held() -> int:
+        return GIB if modules and len(vars(modules[0]).get("kept", ())) > 8 else 0
+
+    monkeypatch.setattr(Net, "forward", keeping)
+    monkeypatch.setattr(device, "held_bytes", held)
+    assert worker.attempt(2, confirm=False).is_reusable
+    assert not worker.attempt(12, confirm=False).is_reusable
+    attempt = worker.attempt(9, confirm=False)
+    assert (attempt.probe.outcome, attempt.is_believed) == (Outcome.OOM, True)
+
+
 def test_the_limit_holds_between_probes(worker: Here, device: PaperAccelerator) -> None:
     worker.attempt(2, confirm=True)
     assert device.limit == int(0.95 * 8 * GIB)
