@@ -23,8 +23,9 @@ from gpu.models import (
 from torch import Tensor, nn
 
 from batchfinder import BatchFinderError, Outcome, Status, find_max_batch
+from batchfinder.probing.devices.choose_device import choose_device
 from batchfinder.training.state import storage
-from batchfinder.units import GIB
+from batchfinder.units import GIB, MIB
 
 pytestmark = needs_cuda
 
@@ -124,6 +125,17 @@ def test_the_answer_trains_under_the_same_limit_and_much_more_does_not() -> None
             train(model, repeated(wide_sample(), int(1.12 * result.batch_size)), optimizer)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
+
+
+def test_the_rounding_of_the_allocator_is_no_leak() -> None:
+    device = choose_device(DEVICE)
+    block = torch.empty(32 * MIB, dtype=torch.uint8, device=DEVICE)
+    before = device.in_use_bytes()
+    del block
+    smaller = torch.empty(32 * MIB - 1000, dtype=torch.uint8, device=DEVICE)  # in the same block
+
+    assert device.in_use_bytes() == before - 1000
+    del smaller
 
 
 def test_multiples_are_kept_to() -> None:
