@@ -89,6 +89,7 @@ class Here(Worker):
         self._baseline: Baseline | None = None
         self._is_open = False
         self._was_clean = True
+        self._left_memory = False
         self._differs = self._is_shown = False  # whether steps make the same requests
 
     def start(self, order: Order) -> Place:
@@ -129,11 +130,9 @@ class Here(Worker):
     def attempt(self, batch_size: int, confirm: bool) -> Attempt:
         started = time.perf_counter()
         # A confirmation starts without the traces of earlier probes in optimizer and allocator. So
-        # does any probe after one that left memory: a module may keep the output of a step that
-        # failed, and with it the whole graph. Ranks start over together, so not for this reason.
-        session = self._session if self._ranks is None else None
-        is_left_over = session is not None and not session.is_at_baseline()
-        starts_over = (confirm or is_left_over) and self._restores
+        # does any probe after a failed one that left memory: a module may keep the output of that
+        # step, and with it the whole graph. Ranks start over together, so not for this reason.
+        starts_over = (confirm or self._left_memory) and self._restores
         if starts_over and not self._is_renewed() and self.is_replaceable:
             unfit = Probe(batch_size, Outcome.OOM, steps=0, seconds=0.0, confirmed=confirm)
             return Attempt(unfit, is_believed=False, is_reusable=False)
@@ -142,6 +141,7 @@ class Here(Worker):
         self._session = self._session or self._new_session()
         attempt = self._tried(self._session, batch_size, confirm)
         is_reusable = attempt.is_reusable
+        self._left_memory = not is_reusable and self._ranks is None
         if confirm:
             # A later probe needs a warm-up again, because a confirmation has none.
             is_reusable &= self._restores and self._is_renewed()
