@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from batchfinder.errors import SampleError
 from batchfinder.training.completion import completed
+from batchfinder.training.data.input_spec import parse_input_spec
 from batchfinder.training.frameworks.language_model import described, maker_of
-from batchfinder.training.input_spec import parse_input_spec
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.target import (
     call_with_arguments,

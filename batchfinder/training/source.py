@@ -13,14 +13,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from batchfinder.errors import StepError
+from batchfinder.training.calling import Way, as_parts, call_model, way_of
 from batchfinder.training.loop_variables import LoopVariables
-from batchfinder.training.loss import (
-    arguments_of,
-    call_loss,
-    call_model,
-    default_loss,
-    own_loss,
-)
+from batchfinder.training.loss import caller_of, default_loss, own_loss
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import StepFunction, TrainingSetup
 from batchfinder.training.tree import named_tensors
@@ -105,7 +100,7 @@ class StepSource(Protocol):
 
     def infer(self, model: nn.Module, batch: Any) -> Any:
         """Run only the forward pass of the model, and return its output."""
-        return call_model(model, batch, for_loss=False)
+        return call_model(model, batch, way_of(model, batch, for_loss=False))
 
     def release(self) -> None:
         """Release what it keeps from step to step besides the output."""
@@ -117,20 +112,20 @@ class PlainLoop(StepSource):
 
     def __init__(self, setup: TrainingSetup, warn: Callable[[str], None]) -> None:
         self.name = "loss_fn" if setup.loss_fn else "the model"
-        self._loss_fn = setup.loss_fn
+        self._loss_fn = caller_of(setup.loss_fn) if setup.loss_fn else None
         self._warn = warn
-        self._model_got_all = False
+        self._way: Way | None = None  # chosen for the first batch, for all that are alike
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         """Call the model on its part of the batch."""
-        self._model_got_all = len(arguments_of(model, batch)[0]) > 1
-        return call_model(model, batch)
+        self._way = self._way or way_of(model, batch)
+        return call_model(model, batch, self._way)
 
     def loss_of(self, output: Any, batch: Any) -> Tensor | None:
         """Return the loss of the output."""
         if self._loss_fn is not None:
-            return call_loss(self._loss_fn, output, batch)
-        loss, warning = default_loss(output, batch, model_got_all=self._model_got_all)
+            return self._loss_fn(output, batch)
+        loss, warning = default_loss(output, batch, model_got_all=self._way is as_parts)
         if warning:
             self._warn(warning)
         return loss
@@ -139,10 +134,10 @@ class PlainLoop(StepSource):
         """Run the forward pass, and the loss if the model allows one in eval mode."""
         output = self(model, batch)
         if self._loss_fn is not None:
-            call_loss(self._loss_fn, output, batch)
+            self._loss_fn(output, batch)
         else:
             with suppress(StepError):  # detectors return no loss in eval mode
-                default_loss(output, batch, model_got_all=self._model_got_all)
+                default_loss(output, batch, model_got_all=self._way is as_parts)
         return output
 
 

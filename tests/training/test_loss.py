@@ -1,21 +1,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - PyTorch's own name for it
 from torch import Tensor, nn
 
-from batchfinder.errors import StepError
-from batchfinder.training.loss import (
-    MEAN_LOSS_WARNING,
-    arguments_of,
-    call_loss,
-    call_model,
-    default_loss,
-)
+from batchfinder.training.loss import MEAN_LOSS_WARNING, caller_of, default_loss
 
 CLASSES = torch.tensor([2, 0, 1, 1])
 X = torch.randn(4, 3, requires_grad=True)
@@ -24,131 +17,6 @@ X = torch.randn(4, 3, requires_grad=True)
 class Output(NamedTuple):
     loss: Tensor
     logits: Tensor
-
-
-class Recorder(nn.Module):
-    """Keeps what it is called with."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        self.seen = args, kwargs
-        return torch.zeros(())
-
-
-@pytest.mark.parametrize(
-    ("batch", "args", "kwargs"),
-    [
-        (X, (X,), {}),
-        ((X, CLASSES), (X,), {}),
-        ([X, CLASSES], (X,), {}),
-        ([X], (X,), {}),
-        ({"x": X, "labels": CLASSES}, (), {"x": X, "labels": CLASSES}),
-        (({"x": X}, CLASSES), (), {"x": X}),
-    ],
-)
-def test_how_a_batch_is_passed(batch: Any, args: Any, kwargs: Any) -> None:
-    model = Recorder()
-    call_model(model, batch)
-    assert model.seen == (args, kwargs)
-
-
-def test_a_tuple_of_three_is_one_argument() -> None:
-    model = Recorder()
-    batch = (X, X, CLASSES)
-    call_model(model, batch)
-    assert model.seen == ((batch,), {})
-
-
-@pytest.mark.parametrize("error", ["linear(): must be Tensor, not tuple", "len() of a tuple"])
-def test_what_the_model_got_is_told_where_it_fails_on_it(error: str) -> None:
-    kind = TypeError if "must be" in error else AttributeError
-
-    class Picky(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            raise kind(error)
-
-    with pytest.raises(kind) as told:
-        call_model(Picky(), [X, X, CLASSES])
-    assert str(told.value) == (
-        f"{error} (the model got all of the batch, a list of 3; "
-        "give step(model, batch) if it takes a part of it)"
-    )
-    with pytest.raises(kind) as told:
-        call_model(Picky(), (X, CLASSES))
-    assert str(told.value) == error
-
-
-@pytest.mark.parametrize("kind", [TypeError, ValueError, AssertionError])
-def test_a_model_that_misses_a_part_is_told_that_it_got_the_inputs(kind: type[Exception]) -> None:
-    class Detector(nn.Module):
-        def forward(self, images: Tensor, boxes: Tensor | None = None) -> dict[str, Tensor]:
-            if boxes is None:
-                raise kind("no boxes")
-            return {"loss_box": images.mean(), "loss_class": images.mean()}
-
-    with pytest.raises(kind, match=r"no boxes \(the model got the first part of the batch alone"):
-        call_model(Detector(), (X, CLASSES))
-
-
-class Gpt(nn.Module):
-    """As nanoGPT's: without the targets, it makes no loss and only the last token's logits."""
-
-    def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        if targets is None:
-            return idx[:, -1:], None
-        return idx, F.cross_entropy(idx, targets)
-
-
-def test_a_model_that_takes_the_targets_makes_the_loss() -> None:
-    output = call_model(Gpt(), (X, CLASSES))
-    loss, warning = default_loss(output, (X, CLASSES), model_got_all=True)
-    assert (loss.item(), warning) == (F.cross_entropy(X, CLASSES).item(), None)
-    compiled = cast("nn.Module", torch.compile(Gpt(), backend="eager"))
-    assert arguments_of(compiled, (X, CLASSES)) == ((X, CLASSES), {})
-    for batch in (X, (X, X, CLASSES)):
-        assert arguments_of(Gpt(), batch) == ((batch,), {})
-
-
-def test_inference_has_no_targets() -> None:
-    assert call_model(Gpt(), (X, CLASSES), for_loss=False)[1] is None
-
-
-@pytest.mark.parametrize("second", ["attention_mask", "boxes"])
-def test_other_optional_parts_are_no_targets(second: str) -> None:
-    space: dict[str, Any] = {"nn": nn}
-    exec(f"class Model(nn.Module):\n def forward(self, x, {second}=None): pass", space)
-    assert arguments_of(space["Model"](), (X, CLASSES)) == ((X,), {})
-
-
-def test_a_mapping_is_one_argument_if_forward_knows_none_of_its_keys() -> None:
-    class Whole(nn.Module):
-        def forward(self, batch: dict[str, Tensor]) -> Tensor:
-            return batch["image"].sum()
-
-    batch = {"image": X, "label": CLASSES}
-    assert call_model(Whole(), batch).item() == X.sum().item()
-
-    class Named(nn.Module):
-        def forward(self, image: Tensor) -> Tensor:
-            return image.sum()
-
-    with pytest.raises(StepError, match=r"model\(image=..., label=...\), .*unexpected .*'label'"):
-        call_model(Named(), batch)
-
-
-@pytest.mark.parametrize("parts", [2, 3])
-def test_a_model_that_needs_all_parts_gets_them(parts: int) -> None:
-    class Pair(nn.Module):
-        def forward(self, a: Tensor, b: Tensor) -> Tensor:
-            return (a + b).sum()
-
-    class Triple(nn.Module):
-        def forward(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-            return (a + b + c).sum()
-
-    model = Pair() if parts == 2 else Triple()
-    for for_loss in (True, False):
-        output = call_model(model, (X,) * parts, for_loss=for_loss)
-        torch.testing.assert_close(output, parts * X.sum())
 
 
 @pytest.mark.parametrize(
@@ -175,22 +43,9 @@ def test_a_scalar_beside_the_output_is_no_loss_if_the_model_did_not_get_the_targ
 )
 def test_a_loss_whose_second_parameter_is_named_for_targets_gets_them(loss: Any) -> None:
     expected = F.cross_entropy(X, CLASSES).item()
-    assert call_loss(loss, X, (X, CLASSES)).item() == expected
-    assert call_loss(loss, X, [X, CLASSES]).item() == expected
-    assert call_loss(loss, X, CLASSES).item() == expected  # the batch itself
-
-
-def test_a_model_that_reads_the_fields_of_a_namedtuple_is_told_what_it_got() -> None:
-    class Batch(NamedTuple):
-        images: Tensor
-        labels: Tensor
-
-    class Whole(nn.Module):
-        def forward(self, batch: Batch) -> Tensor:
-            return batch.images.mean()
-
-    with pytest.raises(AttributeError, match=r"got batch.images alone.* model\(batch\)"):
-        call_model(Whole(), Batch(X, CLASSES))
+    assert caller_of(loss)(X, (X, CLASSES)).item() == expected
+    assert caller_of(loss)(X, [X, CLASSES]).item() == expected
+    assert caller_of(loss)(X, CLASSES).item() == expected  # the batch itself
 
 
 def test_a_loss_that_wants_the_targets_alone_is_told_what_it_got() -> None:
@@ -198,7 +53,7 @@ def test_a_loss_that_wants_the_targets_alone_is_told_what_it_got() -> None:
         return F.cross_entropy(output, classes)
 
     with pytest.raises((TypeError, AttributeError)) as told:
-        call_loss(loss, X, (X, CLASSES))
+        caller_of(loss)(X, (X, CLASSES))
     assert str(told.value).endswith(
         "(loss_fn got the output and all of the batch, a tuple of 2; if it takes the targets "
         "alone, give loss_fn=lambda output, batch: loss(output, batch[1]))"
@@ -207,37 +62,9 @@ def test_a_loss_that_wants_the_targets_alone_is_told_what_it_got() -> None:
 
 def test_a_loss_that_finds_no_targets_in_the_batch_is_told_so() -> None:
     with pytest.raises(IndexError, match=r"one tensor without targets. Try to return model, \(inp"):
-        call_loss(lambda output, batch: F.cross_entropy(output, batch[7]), X, X)
+        caller_of(lambda output, batch: F.cross_entropy(output, batch[7]))(X, X)
     with pytest.raises(KeyError, match="has the keys images"):
-        call_loss(lambda output, batch: F.cross_entropy(output, batch["labels"]), X, {"images": X})
-
-
-@pytest.mark.parametrize(
-    ("batch", "call"),
-    [
-        ((X,), r"model\(inputs\), .*TwoInputs.forward .*missing .*'boxes'"),
-        ((X, X, CLASSES), r"model\(batch\), "),
-        ({"images": X, "labels": X}, r"model\(images=..., labels=...\), .*missing .*'boxes'"),
-    ],
-)
-def test_a_model_that_is_called_otherwise_needs_a_step(batch: Any, call: str) -> None:
-    class TwoInputs(nn.Module):
-        def forward(self, images: Tensor, boxes: Tensor) -> Tensor:
-            return images + boxes
-
-    with pytest.raises(
-        StepError, match=call + r".*give step\(model, batch\).*\(model, sample=..., step"
-    ):
-        call_model(TwoInputs(), batch)
-
-
-def test_a_type_error_inside_the_model_is_the_models() -> None:
-    class Broken(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return len(3)  # type: ignore[arg-type,return-value]
-
-    with pytest.raises(TypeError, match="has no len"):
-        call_model(Broken(), X)
+        caller_of(lambda output, batch: F.cross_entropy(output, batch["labels"]))(X, {"images": X})
 
 
 @pytest.mark.parametrize(

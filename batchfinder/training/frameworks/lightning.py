@@ -18,9 +18,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from batchfinder.errors import StepError
+from batchfinder.training.calling import call_model
 from batchfinder.training.data.drawn import DataBatches
 from batchfinder.training.data.loader import batches_of_loader
-from batchfinder.training.loss import call_model
 from batchfinder.training.parallel import is_compiled, is_wrapped, unwrapped
 from batchfinder.training.setup import refused_call
 from batchfinder.training.source import KeptUntil, StepSource

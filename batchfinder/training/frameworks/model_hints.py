@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchfinder.training.input_spec import parse_input_spec
+from batchfinder.training.data.input_spec import parse_input_spec
 
 
 def sample_from_model(model: nn.Module) -> Any:

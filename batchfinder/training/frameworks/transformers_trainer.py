@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from batchfinder.errors import StepError
+from batchfinder.training.calling import call_model
 from batchfinder.training.frameworks.trainer_evaluation import GatheredEvaluation
-from batchfinder.training.loss import call_model
 from batchfinder.training.parallel import unwrapped
 from batchfinder.training.setup import DTYPES, OptimizerOfModel, Trainer
 from batchfinder.training.source import KeptUntil, StepSource

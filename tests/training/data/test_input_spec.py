@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchfinder.errors import UsageError
-from batchfinder.training.input_spec import parse_input_spec
+from batchfinder.training.data.input_spec import parse_input_spec
 
 
 def test_several_items_are_a_tuple() -> None:
