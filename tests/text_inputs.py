@@ -27,7 +27,7 @@ from batchfinder.launching.template import Template
 from batchfinder.reporting.page.page import page_of, read_results
 from batchfinder.simulation.calibration import Calibration, read_measurement
 from batchfinder.simulation.gpus import find_gpu
-from batchfinder.training import input_spec
+from batchfinder.training.data import input_spec
 from batchfinder.training.target import load_function
 from batchfinder.units import format_bytes, parse_bytes, parse_percentage
 
