@@ -139,8 +139,11 @@ def guarded_steps(report: dict[str, Any], arguments: dict[str, Any]) -> None:
 
 
 def guarded(fault: Fault) -> OOMGuard:
-    """Return a guard of a model whose output is the same in parts."""
-    model = Faulty(fault).eval()
+    """Return a guard of a model whose output is the same in parts.
+
+    In double precision, because the bias is so near zero that sums in another order change it.
+    """
+    model = Faulty(fault).eval().double()
     model.register_forward_pre_hook(lambda _, inputs: fault.begin(len(inputs[0])))
 
     def loss_fn(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
