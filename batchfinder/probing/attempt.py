@@ -16,6 +16,7 @@ from batchfinder.search.prober import Recording as Recording
 if TYPE_CHECKING:
     from batchfinder.probing.devices.oom import Failure
     from batchfinder.probing.devices.oom_table import Tier
+    from batchfinder.probing.recording import Recorder
 
 # A rank's step raises an error with one of these texts when another rank has ended. Every error of
 # gloo's connections has one of the first. ncclRemoteError and an abort by ProcessGroupNCCL have the
@@ -137,8 +138,15 @@ class Run:
     failure: Failure | None = None
     where: str = ""
     note: str = ""
-    recording: Recording | None = None
+    recorder: Recorder | None = None
     steps_differ: bool = False
+
+    def recording(self, probe: Probe, *, batches_vary: bool) -> Recording | None:
+        """Return the requests of the steps that ended; None if they were not recorded."""
+        recorded = self.recorder.recording() if self.recorder else None
+        if not recorded:
+            return None
+        return Recording(**recorded, batches_vary=batches_vary, ran_out=not probe.fits)
 
     @property
     def tier(self) -> Tier | None:

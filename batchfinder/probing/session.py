@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from tenacity import Retrying, retry_if_result, stop_after_attempt
 
-from batchfinder.probing.attempt import Attempt, Recording, Run, to_probe
+from batchfinder.probing.attempt import Attempt, Run, to_probe
 from batchfinder.probing.devices.allocator.recorded import foreseen
 from batchfinder.probing.devices.baseline import Baseline
 from batchfinder.probing.devices.device import Device, Peaks
@@ -127,7 +127,8 @@ class ProbeSession:
         is_spoilt = run.failure is not None and not self.device.leaves_no_trace
         is_reusable = not is_broken and not is_spoilt and self.is_at_baseline()
         is_believed = was_clean and not (self.options.strategy and run.tier is Tier.PROBABLE)
-        return Attempt(probe, is_believed, is_reusable, is_broken, recording=run.recording)
+        recorded = run.recording(probe, batches_vary=self.batches.varies)
+        return Attempt(probe, is_believed, is_reusable, is_broken, recording=recorded)
 
     def _run(self, batch_size: int, confirm: bool) -> Run:
         handled = sys.exc_info()[1]  # the caller handles it: not an error of the step
@@ -222,7 +223,8 @@ class ProbeSession:
             headroom_bytes=self._memory_bytes - self.budget_bytes,
             batches_vary=self.batches.varies,
         )
-        with recording(self.device.torch_device) as recorder:
+        with recording(self.device.torch_device) as run.recorder:
+            recorder = run.recorder
             for _ in range(watch.most_steps):
                 peak = self._step(batch_size, partial(next_batch, watch.batch_number), run)
                 run.steps_differ |= recorder.end_step()  # by layers skipped at random, for example
@@ -236,8 +238,6 @@ class ProbeSession:
                 self._validate(run)
                 self._step(batch_size, partial(next_batch, 0), run)
                 recorder.end_validation()
-            if recorded := recorder.recording():
-                run.recording = Recording(**recorded, batches_vary=self.batches.varies)
         run.note = watch.objection()
         is_alone = self.options.mode == "train" and not self.options.strategy
         if is_alone and not run.note:

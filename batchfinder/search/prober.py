@@ -20,6 +20,7 @@ class Recording(NamedTuple):
         validations: the events of each validation that ran after the steps, and of the step after
             it.
         batches_vary: True if each step trained on a batch of another shape, drawn from many.
+        ran_out: True if the confirmation failed after these steps, so there may be few.
     """
 
     held: Sequence[int]
@@ -27,6 +28,7 @@ class Recording(NamedTuple):
     streams: Sequence[int] = ()
     validations: Sequence[Sequence[int]] = ()
     batches_vary: bool = False
+    ran_out: bool = False
 
 
 class Prober(Protocol):

@@ -126,7 +126,7 @@ class LongerRecordings:
 
     def guess(self) -> Guess | None:
         """Guess the largest size that lasts, by the largest one that was recorded."""
-        size = max((size for size, each in self._recordings.items() if each.steps), default=0)
+        size = max((size for size, each in whole(self._recordings).items()), default=0)
         return self._guess_from(size) if size else None
 
     def _limit(self, size: int) -> int:
@@ -149,7 +149,7 @@ class LongerRecordings:
 
         Requests grow in proportion, but for those that every recorded step makes.
         """
-        steps = (step for each in self._recordings.values() for step in each.steps)
+        steps = (step for each in whole(self._recordings).values() for step in each.steps)
         fixed = set.intersection(*(set(requests_of(step)) for step in steps))
 
         def at_ratio(steps: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -160,6 +160,11 @@ class LongerRecordings:
         return recording._replace(
             steps=at_ratio(recording.steps), validations=at_ratio(recording.validations)
         )
+
+
+def whole(recordings: Mapping[int, Recording]) -> dict[int, Recording]:
+    """Return the recordings, by size, of confirmations that did not run out of memory."""
+    return {size: each for size, each in recordings.items() if each.steps and not each.ran_out}
 
 
 def limit_of(recording: Recording, budget_bytes: int) -> int:

@@ -8,10 +8,9 @@ model and kernels. The simulated allocator shows whether those requests fit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
-from itertools import product
 
 from batchfinder.probing.devices.allocator.caching import (
     AllocatorSettings,
@@ -26,15 +25,8 @@ from batchfinder.probing.steadiness import PeakWatch, with_room
 from batchfinder.search.belief import APART
 from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
 from batchfinder.search.prober import Prober, Recording
-from batchfinder.simulation.longer_recording import LongerRecordings, lasts, limit_of
-
-# Two requests match if the larger has grown at most by the ratio of the batch sizes, plus this
-# rounding in bytes. After a mismatch, up to MOST_SKIPPED requests are skipped in each step, until
-# ALIKE requests in a row match again.
-ROUNDING_BYTES = 4096
-MOST_SKIPPED = 40
-ALIKE = 6
-SKIPS = sorted(product(range(MOST_SKIPPED), repeat=2), key=sum)
+from batchfinder.simulation.longer_recording import LongerRecordings, lasts, limit_of, whole
+from batchfinder.simulation.matched_requests import growths_to, paired
 
 # In a fragmented allocator a larger size may fit where a smaller does not. The guess is the largest
 # size that ends a stretch of fitting ones, because a size between failing ones fits by luck. Sizes
@@ -93,14 +85,17 @@ def scaled_guess(
         steps of the larger size made other requests than those of the smaller, as kernels differ
         with the size.
     """
-    sizes = [size for size in recordings if size <= APART * max(recordings)]
-    sizes = [max(sizes, default=0), max(recordings, default=0)]
-    if not sizes[0] or not all(recordings[size].steps for size in sizes):
+    known = whole(recordings)
+    large = max(known, default=0)
+    small = max((size for size in known if size <= APART * large), default=0)
+    if not small:
         return None
-    scaled = ScaledRecording(sizes[0], recordings[sizes[0]], sizes[1], recordings[sizes[1]])
-    limit_bytes = limit_of(recordings[sizes[1]], budget_bytes)
+    # Where the last one failed, its first step shows requests that stop growing, or grow faster.
+    far = min((size for size, each in recordings.items() if each.steps and size > large), default=0)
+    scaled = ScaledRecording(small, known[small], large, known[large], far, recordings.get(far))
+    limit_bytes = limit_of(known[large], budget_bytes)
 
-    vary = steps_vary(recordings[sizes[1]])
+    vary = steps_vary(known[large])
 
     @cache
     def lasting(batch_size: int) -> bool:
@@ -112,7 +107,7 @@ def scaled_guess(
         # Steps that vary have to last in other orders too.
         return scaled.fits(batch_size, allocator, least_steps) and (not vary or lasting(batch_size))
 
-    least, end = max(sizes[1], at_least), scaled.end_of_tensors(limit_bytes)
+    least, end = max(large, at_least), scaled.end_of_tensors(limit_bytes)
     if end < least or end > MOST_EXAMPLES or not fits(least):
         return None
     # Most allocators lose little, so look near the end of the tensors first.
@@ -160,24 +155,40 @@ class ScaledRecording:
         small, large: the two recorded batch sizes.
         recorded: the requests at the smaller size.
         model: the requests at the larger size. Its events are replayed.
+        far: a still larger size that ran out of memory after its first step; 0 if there is none.
+        beginning: the requests at that size.
 
     Attributes:
         is_matched: True if both sizes made the same requests, apart from their bytes.
     """
 
-    def __init__(self, small: int, recorded: Recording, large: int, model: Recording) -> None:
+    def __init__(
+        self,
+        small: int,
+        recorded: Recording,
+        large: int,
+        model: Recording,
+        far: int = 0,
+        beginning: Recording | None = None,
+    ) -> None:
         self._large, self._model = large, model
         self._steps, self._growth = [*model.steps, *model.validations], []
         self.is_matched = True
         last = len(recorded.steps) - 1
         smaller = [recorded.steps[min(number, last)] for number in range(len(model.steps))]
+        growths: dict[tuple[int | None, int], float] | None = None
         for step, before in zip(self._steps, [*smaller, *recorded.validations], strict=True):
             asked, known = requests_of(step), requests_of(before)
             pairs = paired(known, asked, large / small)
             self.is_matched &= len(known) == len(asked) and None not in pairs
+            if growths is None:  # the first step
+                growths = growths_to(beginning, far, pairs, asked, large) if beginning else {}
             self._growth.append(
                 [
-                    (size - other) / (large - small) if other is not None else size / large
+                    growths.get(
+                        (other, size),
+                        (size - other) / (large - small) if other is not None else size / large,
+                    )
                     for size, other in zip(asked, pairs, strict=True)
                 ]
             )
@@ -226,54 +237,3 @@ class ScaledRecording:
             steps.append([e if e < 0 else max(0, round(e + next(each) * more)) for e in step])
         end = len(self._model.steps)
         return self._model._replace(steps=steps[:end], validations=steps[end:])
-
-
-def paired(small: Sequence[int], large: Sequence[int], ratio: float) -> list[int | None]:
-    """Return the matching request of a small step for each one of a large step; None: no match.
-
-    They are matched from the start, or from the end if more match there, and those left the other
-    way. For the same global batch, a large step has fewer micro-batches than a small one: the first
-    ones make the gradients, and requests of the optimizer follow the last ones.
-
-    Example:
-        >>> paired([10_000, 8], [20_000, 50_000, 8], ratio=2)
-        [10000, None, 8]
-        >>> paired([10_000, 10_000, 70_000], [20_000, 70_000], ratio=2)
-        [10000, 70000]
-    """
-    pairs = _paired_from_start(small, large, ratio)
-    if None not in pairs:
-        return pairs
-    others = _paired_from_start(small[::-1], large[::-1], ratio)[::-1]
-    if others.count(None) < pairs.count(None):
-        pairs, others = others, pairs
-    return [other if pair is None else pair for pair, other in zip(pairs, others, strict=True)]
-
-
-def _paired_from_start(
-    small: Sequence[int], large: Sequence[int], ratio: float
-) -> list[int | None]:
-    def alike(i: int, j: int) -> bool:
-        return (
-            i < len(small)
-            and j < len(large)
-            and (small[i] - ROUNDING_BYTES <= large[j] <= ratio * small[i] + ROUNDING_BYTES)
-        )
-
-    @cache  # the same places are reached by other skips, from each request without a match
-    def go_on(i: int, j: int) -> bool:
-        length = min(ALIKE, len(small) - i, len(large) - j)
-        return length > 0 and all(alike(i + k, j + k) for k in range(length))
-
-    pairs: list[int | None] = []
-    i = 0
-    while (j := len(pairs)) < len(large):
-        if not alike(i, j) and i < len(small):
-            skipped = next((skip for skip in SKIPS if go_on(i + skip[0], j + skip[1])), (0, 0))
-            i += skipped[0]
-            if skipped[1]:
-                pairs += [None] * skipped[1]
-                continue
-        pairs.append(small[i] if alike(i, j) else None)
-        i += pairs[-1] is not None
-    return pairs

@@ -505,6 +505,21 @@ def test_where_batches_vary_a_search_goes_by_guesses_after_failures_too(
     assert len(large) <= 4
 
 
+def test_a_guess_that_learned_from_a_failure_is_tried_next() -> None:
+    """The requests of a failed step show what those of smaller sizes could not."""
+
+    def guess(probes: list[Probe]) -> Guess:
+        has_failed = any(not probe.fits for probe in probes)
+        return Guess(990 if has_failed else 1040)
+
+    finding, probes = run_search(exact_device(990), guess=guess, replays=True)
+
+    assert size_of(finding) == 990
+    large = [probe.batch_size for probe in probes if probe.batch_size > 500]
+    assert large[:2] == [1040, 990]
+    assert len(large) <= 4
+
+
 @pytest.mark.parametrize("guess", [3, 30, 300])
 def test_a_guess_far_too_low_is_dropped_where_the_allocator_is_fragmented(guess: int) -> None:
     prober = exact_device(1000, fixed_share=0.75)

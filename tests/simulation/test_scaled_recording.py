@@ -13,7 +13,8 @@ from batchfinder.simulation.longer_recording import (
     lasts,
     releasing_early,
 )
-from batchfinder.simulation.scaled_recording import paired, scaled_guess
+from batchfinder.simulation.matched_requests import paired
+from batchfinder.simulation.scaled_recording import scaled_guess
 from batchfinder.units import MIB
 
 
@@ -60,6 +61,29 @@ def test_a_guess_is_unsure_if_the_larger_step_makes_other_requests() -> None:
     guess = scaled_guess(recordings, 500 * MIB, AllocatorSettings())
     assert guess is not None
     assert not guess.is_sure
+
+
+def test_the_first_step_of_a_failed_size_shows_where_requests_stop_growing() -> None:
+    """A buffer grows by 3 MiB for each example up to 80 MiB, as those of reductions do."""
+
+    def reduced(batch_size: int) -> Recording:
+        return recorded(batch_size, min(3 * batch_size, 80) * MIB)
+
+    recordings = {2: reduced(2), 20: reduced(20)}
+    guess = scaled_guess(recordings, 500 * MIB, AllocatorSettings())
+    assert guess is not None
+    assert guess.size <= 57  # 7 MiB for each example of 400
+    failed = reduced(90)
+    recordings[90] = failed._replace(steps=failed.steps[:1], ran_out=True)
+    guess = scaled_guess(recordings, 500 * MIB, AllocatorSettings())
+    assert guess is not None
+    assert 76 <= guess.size <= 81  # 4 MiB of 320
+    # A failed step that made other requests, or none that ended, shows nothing.
+    for steps in ((), recorded(90, 8 * MIB, 8 * MIB).steps[:1]):
+        recordings[90] = failed._replace(steps=steps, ran_out=True)
+        other = scaled_guess(recordings, 500 * MIB, AllocatorSettings())
+        assert other is not None
+        assert other.size <= 57
 
 
 def test_a_guess_fits_for_as_long_as_its_confirmation_must_last() -> None:

@@ -127,7 +127,7 @@ class Supervisor(AtPlace):
         self._is_used = True
         self.notes.add(*attempt.warnings)
         self.seconds_by_part["restoring"] += attempt.restoring_seconds
-        if attempt.recording is not None and attempt.probe.fits and self.recordings is not None:
+        if attempt.recording is not None and self.recordings is not None:
             self.recordings[attempt.probe.batch_size] = attempt.recording
         if attempt.probe.fits and self.options.warm_up_batch_size is None:
             self.options = replace(self.options, warm_up_batch_size=attempt.probe.batch_size)

@@ -1,0 +1,88 @@
+"""Match the memory requests of steps of two batch sizes. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import product
+
+from batchfinder.probing.devices.allocator.recorded_step import requests_of
+from batchfinder.search.prober import Recording
+
+# Two requests match if the larger has grown at most by the ratio of the batch sizes, plus this
+# rounding in bytes. After a mismatch, up to MOST_SKIPPED requests are skipped in each step, until
+# ALIKE requests in a row match again.
+ROUNDING_BYTES = 4096
+MOST_SKIPPED = 40
+ALIKE = 6
+SKIPS = sorted(product(range(MOST_SKIPPED), repeat=2), key=sum)
+
+
+def growths_to(
+    beginning: Recording, far: int, pairs: Sequence[int | None], asked: Sequence[int], large: int
+) -> dict[tuple[int | None, int], float]:
+    """Return how requests grow from the larger size to a still larger one, by their bytes.
+
+    Those of the first step are compared one by one; later steps repeat many of them. Buffers of
+    reductions, for example, stop growing once the kernel fills the device. If requests of the same
+    bytes grow differently, the largest growth counts.
+    """
+    reached = requests_of(beginning.steps[0])
+    if len(reached) != len(asked) or None in paired(asked, reached, far / large):
+        return {}
+    growths: dict[tuple[int | None, int], float] = {}
+    for other, size, end in zip(pairs, asked, reached, strict=True):
+        growth = (end - size) / (far - large)
+        growths[other, size] = max(growth, growths.get((other, size), 0))
+    return growths
+
+
+def paired(small: Sequence[int], large: Sequence[int], ratio: float) -> list[int | None]:
+    """Return the matching request of a small step for each one of a large step; None: no match.
+
+    They are matched from the start, or from the end if more match there, and those left the other
+    way. For the same global batch, a large step has fewer micro-batches than a small one: the first
+    ones make the gradients, and requests of the optimizer follow the last ones.
+
+    Example:
+        >>> paired([10_000, 8], [20_000, 50_000, 8], ratio=2)
+        [10000, None, 8]
+        >>> paired([10_000, 10_000, 70_000], [20_000, 70_000], ratio=2)
+        [10000, 70000]
+    """
+    pairs = _paired_from_start(small, large, ratio)
+    if None not in pairs:
+        return pairs
+    others = _paired_from_start(small[::-1], large[::-1], ratio)[::-1]
+    if others.count(None) < pairs.count(None):
+        pairs, others = others, pairs
+    return [other if pair is None else pair for pair, other in zip(pairs, others, strict=True)]
+
+
+def _paired_from_start(
+    small: Sequence[int], large: Sequence[int], ratio: float
+) -> list[int | None]:
+    def alike(i: int, j: int) -> bool:
+        return (
+            i < len(small)
+            and j < len(large)
+            and (small[i] - ROUNDING_BYTES <= large[j] <= ratio * small[i] + ROUNDING_BYTES)
+        )
+
+    @cache  # the same places are reached by other skips, from each request without a match
+    def go_on(i: int, j: int) -> bool:
+        length = min(ALIKE, len(small) - i, len(large) - j)
+        return length > 0 and all(alike(i + k, j + k) for k in range(length))
+
+    pairs: list[int | None] = []
+    i = 0
+    while (j := len(pairs)) < len(large):
+        if not alike(i, j) and i < len(small):
+            skipped = next((skip for skip in SKIPS if go_on(i + skip[0], j + skip[1])), (0, 0))
+            i += skipped[0]
+            if skipped[1]:
+                pairs += [None] * skipped[1]
+                continue
+        pairs.append(small[i] if alike(i, j) else None)
+        i += pairs[-1] is not None
+    return pairs
