@@ -126,7 +126,7 @@ class LongerRecordings:
 
     def guess(self) -> Guess | None:
         """Guess the largest size that lasts, by the largest one that was recorded."""
-        size = max((size for size, each in whole(self._recordings).items()), default=0)
+        size = max(whole(self._recordings), default=0)
         return self._guess_from(size) if size else None
 
     def _limit(self, size: int) -> int:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 
 from batchfinder.probing.devices.allocator.caching import (
     AllocatorSettings,
@@ -172,26 +173,23 @@ class ScaledRecording:
         beginning: Recording | None = None,
     ) -> None:
         self._large, self._model = large, model
-        self._steps, self._growth = [*model.steps, *model.validations], []
-        self.is_matched = True
+        self._steps = [*model.steps, *model.validations]
         last = len(recorded.steps) - 1
         smaller = [recorded.steps[min(number, last)] for number in range(len(model.steps))]
-        growths: dict[tuple[int | None, int], float] | None = None
-        for step, before in zip(self._steps, [*smaller, *recorded.validations], strict=True):
-            asked, known = requests_of(step), requests_of(before)
-            pairs = paired(known, asked, large / small)
-            self.is_matched &= len(known) == len(asked) and None not in pairs
-            if growths is None:  # the first step
-                growths = growths_to(beginning, far, pairs, asked, large) if beginning else {}
-            self._growth.append(
-                [
-                    growths.get(
-                        (other, size),
-                        (size - other) / (large - small) if other is not None else size / large,
-                    )
-                    for size, other in zip(asked, pairs, strict=True)
-                ]
-            )
+        asked = [requests_of(step) for step in self._steps]
+        known = [requests_of(step) for step in [*smaller, *recorded.validations]]
+        pairs = [
+            paired(each, larger, large / small) for each, larger in zip(known, asked, strict=True)
+        ]
+        self.is_matched = None not in chain(*pairs) and [*map(len, known)] == [*map(len, asked)]
+        growths = growths_to(beginning, far, pairs[0], asked[0], large) if beginning else {}
+
+        def growth(size: int, other: int | None) -> float:
+            if (other, size) in growths:
+                return growths[other, size]
+            return size / large if other is None else (size - other) / (large - small)
+
+        self._growth = [[*map(growth, *step)] for step in zip(asked, pairs, strict=True)]
 
     def fits(self, batch_size: int, allocator: CachingAllocator, least_steps: int = 3) -> bool:
         """Return True if the allocator serves a confirmation."""

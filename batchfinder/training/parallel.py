@@ -35,10 +35,14 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
+def uncompiled(module: nn.Module) -> nn.Module:
+    """Return the module inside ``torch.compile``; the module itself if it is not compiled."""
+    return cast("nn.Module", module._orig_mod) if is_compiled(module) else module
+
+
 def inner_module(model: nn.Module) -> nn.Module:
     """Return the user's module inside DistributedDataParallel and ``torch.compile``."""
-    module = unwrapped(model)
-    return unwrapped(cast("nn.Module", module._orig_mod)) if is_compiled(module) else module
+    return unwrapped(uncompiled(unwrapped(model)))
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from torch import nn
 
-from batchfinder.training.parallel import is_compiled
+from batchfinder.training.parallel import is_compiled, uncompiled
 
 _COMPILED = (
     "the model is estimated without torch.compile; compiled, it usually uses less memory. Try "
@@ -34,5 +32,5 @@ def without_compile(model: nn.Module) -> nn.Module:
     for module in list(model.modules()):
         for name, child in module.named_children():
             if is_compiled(child):
-                setattr(module, name, child._orig_mod)
-    return cast("nn.Module", model._orig_mod) if is_compiled(model) else model
+                setattr(module, name, uncompiled(child))
+    return uncompiled(model)
