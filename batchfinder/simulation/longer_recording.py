@@ -7,6 +7,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from itertools import islice
 
 from batchfinder.probing.devices.allocator.caching import (
     AllocatorSettings,
@@ -61,22 +62,38 @@ def lasts(recording: Recording | None, budget_bytes: int, settings: AllocatorSet
     in two real loops of three. If the steps of equal batches differ, some of the budget is kept
     free. An unknown confirmation (None) counts as lasting.
     """
-    if recording is None or not recording.steps:
-        return True
+    return recording is None or failing_variant(recording, budget_bytes, settings) is None
+
+
+def failing_variant(
+    recording: Recording, budget_bytes: int, settings: AllocatorSettings, only: int | None = None
+) -> int | None:
+    """Return the number of the first variant (:func:`going_on`) that does not last; None if all do.
+
+    Args:
+        recording: a confirmation.
+        budget_bytes: the bytes that the allocator may reserve.
+        settings: settings of the allocator.
+        only: the number of the variant to replay. Default: all.
+    """
+    if not recording.steps:
+        return None
     limit_bytes = limit_of(recording, budget_bytes)
     quiet_from = STEPS_THAT_MAY_FLUSH if steps_vary(recording) else math.inf
     if recording.batches_vary:
         quiet_from = 0
-    try:
-        for variant in going_on(recording):
+    for place, variant in enumerate(going_on(recording)):
+        if only not in (None, place):
+            continue
+        try:
             replay = Replay(variant, allocator_of(limit_bytes, settings))
             steps = replay.steps(max(LASTING_STEPS, len(variant.steps)))
             if any(flushes and number >= quiet_from for number, (_, flushes) in enumerate(steps)):
-                return False
+                return place
             replay.validations()
-    except DeviceFullError:
-        return False
-    return True
+        except DeviceFullError:
+            return place
+    return None
 
 
 def going_on(recording: Recording) -> Iterator[Recording]:
@@ -86,20 +103,17 @@ def going_on(recording: Recording) -> Iterator[Recording]:
     yield from in_other_orders(recording)
 
 
-def bytes_to_last(recording: Recording, settings: AllocatorSettings) -> int:
-    """Return the most bytes that a confirmation and its later steps reserve if nothing limits them.
+def bytes_to_last(variant: Recording, settings: AllocatorSettings) -> int:
+    """Return the bytes that a confirmation and its later steps reserve if nothing limits them.
 
     With these bytes, the allocator never flushes its cache.
     """
-    most = 0
-    for variant in going_on(recording):
-        allocator = allocator_of(None, settings)
-        replay = Replay(variant, allocator)
-        for _ in replay.steps(max(LASTING_STEPS, len(variant.steps))):
-            pass
-        replay.validations()
-        most = max(most, allocator.reserved_bytes)  # which without a limit never falls
-    return most
+    allocator = allocator_of(None, settings)
+    replay = Replay(variant, allocator)
+    for _ in replay.steps(max(LASTING_STEPS, len(variant.steps))):
+        pass
+    replay.validations()
+    return allocator.reserved_bytes  # which without a limit never falls
 
 
 class LongerRecordings:
@@ -116,13 +130,16 @@ class LongerRecordings:
     ) -> None:
         self._recordings, self._settings = recordings, settings
         self._budget_bytes = budget_bytes
-        self._needed = cache(lambda size: bytes_to_last(recordings[size], settings))
+        # What each variant needs, by size.
+        self._needed = cache(
+            lambda size: [bytes_to_last(each, settings) for each in going_on(recordings[size])]
+        )
         self._guess_from = cache(self._guessed_from)
 
     def last(self, size: int) -> bool:
         """Return True if the confirmation at a size lasts, as :func:`lasts` does."""
         recording = self._recordings.get(size)
-        return not (recording and recording.steps) or self._needed(size) <= self._limit(size)
+        return not (recording and recording.steps) or max(self._needed(size)) <= self._limit(size)
 
     def guess(self) -> Guess | None:
         """Guess the largest size that lasts, by the largest one that was recorded."""
@@ -134,11 +151,13 @@ class LongerRecordings:
 
     def _guessed_from(self, size: int) -> Guess | None:
         recording = self._recordings[size]
-        guess, needed, held = size, self._needed(size), sum(recording.held)
+        each, held = self._needed(size), sum(recording.held)
+        guess, needed, worst = size, max(each), each.index(max(each))
         limit_bytes = self._limit(size)
         for number in range(REPLAYED_GUESSES + 1):
-            if number:
-                needed = bytes_to_last(self._scaled(recording, guess / size), self._settings)
+            if number:  # the variant that needs most at one size needs most at another
+                variants = going_on(self._scaled(recording, guess / size))
+                needed = bytes_to_last(next(islice(variants, worst, None)), self._settings)
             if needed <= held:
                 return None  # nothing grows
             guess = max(1, math.floor(guess * (limit_bytes - held) / (needed - held)))
@@ -206,7 +225,7 @@ def in_other_orders(recording: Recording) -> Iterator[Recording]:
     alike = defaultdict(list)
     for step in pool:
         # The smaller last batch of an epoch is of another kind, unless batches are drawn from many.
-        kind = 0 if recording.batches_vary else max(requests_of(step.events), default=0)
+        kind = 0 if recording.batches_vary else step.largest
         alike[kind, step.pattern()].append(step)
     kinds = [steps for steps in alike.values() for _ in steps]
     for seed in range(ORDERS):
@@ -216,7 +235,5 @@ def in_other_orders(recording: Recording) -> Iterator[Recording]:
 
 def _drawn(kinds: Sequence[Sequence[RecordedStep]], draw: random.Random) -> RecordedStep:
     """Draw a step of any kind, or one between two of that kind, or somewhat below both."""
-    pair = sorted(
-        draw.choices(draw.choice(kinds), k=2), key=lambda step: max(requests_of(step.events))
-    )
-    return pair[1].mixed(pair[0], draw.uniform(0, FARTHEST))
+    smaller, larger = sorted(draw.choices(draw.choice(kinds), k=2), key=lambda step: step.largest)
+    return larger.mixed(smaller, draw.uniform(0, FARTHEST))

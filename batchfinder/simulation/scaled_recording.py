@@ -20,13 +20,19 @@ from batchfinder.probing.devices.allocator.caching import (
 )
 from batchfinder.probing.devices.allocator.expandable import allocator_of
 from batchfinder.probing.devices.allocator.recorded import Replay
-from batchfinder.probing.devices.allocator.recorded_step import requests_of, steps_vary
+from batchfinder.probing.devices.allocator.recorded_step import requests_of
 from batchfinder.probing.place import batches_vary
 from batchfinder.probing.steadiness import PeakWatch, with_room
 from batchfinder.search.belief import APART
 from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
 from batchfinder.search.prober import Prober, Recording
-from batchfinder.simulation.longer_recording import LongerRecordings, lasts, limit_of, whole
+from batchfinder.simulation.longer_recording import (
+    LongerRecordings,
+    failing_variant,
+    lasts,
+    limit_of,
+    whole,
+)
 from batchfinder.simulation.matched_requests import growths_to, paired
 
 # In a fragmented allocator a larger size may fit where a smaller does not. The guess is the largest
@@ -96,17 +102,14 @@ def scaled_guess(
     scaled = ScaledRecording(small, known[small], large, known[large], far, recordings.get(far))
     limit_bytes = limit_of(known[large], budget_bytes)
 
-    vary = steps_vary(known[large])
-
     @cache
-    def lasting(batch_size: int) -> bool:
-        return lasts(scaled.at(batch_size), budget_bytes, settings)
+    def failing(batch_size: int, only: int | None = None) -> int | None:
+        return failing_variant(scaled.at(batch_size), budget_bytes, settings, only)
 
     @cache
     def fits(batch_size: int) -> bool:
         allocator = allocator_of(limit_bytes, settings)
-        # Steps that vary have to last in other orders too.
-        return scaled.fits(batch_size, allocator, least_steps) and (not vary or lasting(batch_size))
+        return scaled.fits(batch_size, allocator, least_steps)
 
     least, end = max(large, at_least), scaled.end_of_tensors(limit_bytes)
     if end < least or end > MOST_EXAMPLES or not fits(least):
@@ -124,11 +127,12 @@ def scaled_guess(
             break
         top = gap - 1
     size = low + max(0, top) * step
-    # A confirmation of the guess is judged by this. It takes longer, so it comes last.
-    if not lasting(size):
-        if size == least or not lasting(least):
+    # A confirmation of the guess is judged by this. It takes longer, so it comes last, and only the
+    # variant that fails is replayed at smaller sizes.
+    while (variant := failing(size)) is not None:
+        if size == least or failing(least, variant) is not None:
             return None
-        size = _largest(lasting, least, size, step)
+        size = _largest(lambda smaller: failing(smaller, variant) is None, least, size, step)
     return Guess(size, scaled.is_matched)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from batchfinder.probing.devices.allocator.rounding import SMALL_BYTES
 from batchfinder.search.prober import Recording
@@ -36,6 +37,11 @@ class RecordedStep:
         """Return True if this step can follow the first one, and itself."""
         return self.releases == len(self.old) == self.leaves == len(first.left)
 
+    @cached_property
+    def largest(self) -> int:
+        """The bytes of its largest request; 0 if it makes none."""
+        return max(requests_of(self.events), default=0)
+
     def mixed(self, other: RecordedStep, share: float) -> RecordedStep:
         """Return a step whose requests are between those of this one and of another.
 
@@ -53,11 +59,9 @@ class RecordedStep:
 
     def at(self, start: int, old: Sequence[int]) -> list[int]:
         """Return the events after ``start`` other blocks, of which ``old`` are to be released."""
-        new = dict(zip(self.old, old, strict=True))
-        moved = (new.get(~event, ~event - self.start + start) for event in self.events)
-        return [
-            event if event >= 0 else ~block for event, block in zip(self.events, moved, strict=True)
-        ]
+        released = {~mine: ~theirs for mine, theirs in zip(self.old, old, strict=True)}
+        shift = start - self.start
+        return [e if e >= 0 else released.get(e, e - shift) for e in self.events]
 
 
 def steps_of(recording: Recording) -> Iterator[RecordedStep]:
