@@ -79,7 +79,7 @@ def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:
         model: the owner of the parameters.
     """
     if isinstance(spec, Optimizer):
-        return _without_closure(spec)
+        return spec
     factory: Callable[..., Any]
     if spec is None or isinstance(spec, str):
         factory = find_optimizer(spec or DEFAULT_OPTIMIZER)
@@ -98,23 +98,22 @@ def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:
             "call requires_grad_() on what you want to train"
         )
     if isinstance(spec, OptimizerOfModel):
-        return _without_closure(spec.make(model))
+        return spec.make(model)
     optimizer = factory(parameters)
     if not isinstance(optimizer, Optimizer):
         kind = type(optimizer).__name__
         raise StepError(f"the optimizer factory returned {kind}, not a torch.optim.Optimizer")
-    return _without_closure(optimizer)
+    return optimizer
 
 
-def _without_closure(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer. Raise a StepError if its step demands a closure for the loss."""
+def check_closure(optimizer: Optimizer) -> None:
+    """Raise a StepError if the optimizer's step demands a closure that recomputes the loss."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise StepError(
             f"the step of {type(optimizer).__name__} demands a closure, and is called without one; "
             "let step(model, batch) call it with your closure, and return None"
         )
-    return optimizer
 
 
 def remarks_on_optimizers(setup: TrainingSetup) -> Iterator[str]:

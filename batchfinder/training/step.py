@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from batchfinder.errors import StepError, UsageError
 from batchfinder.training.modes.evaluation import Evaluation
-from batchfinder.training.optimizer import make_optimizer, remarks_on_optimizers
+from batchfinder.training.optimizer import check_closure, make_optimizer, remarks_on_optimizers
 from batchfinder.training.parallel import is_wrapped, parallelized, unwrapped
 from batchfinder.training.placement import homes_of, move_beside, move_to_device
 from batchfinder.training.setup import DTYPES, TrainingSetup
@@ -216,6 +216,7 @@ class TrainingStep:
         """Update the parameters and clear the gradients, unless the step has done so itself."""
         if self.trains_itself:
             return
+        check_closure(self.optimizer)
         if self._scaler is None:
             self.optimizer.step()
         else:

@@ -9,7 +9,6 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from batchfinder.errors import StepError, UsageError
 from batchfinder.training.optimizer import find_optimizer, make_optimizer, optimizer_names
-from batchfinder.training.setup import OptimizerOfModel
 
 
 def parameters_of(optimizer: Optimizer) -> list[int]:
@@ -91,11 +90,3 @@ def test_a_factory_of_something_else() -> None:
 def test_a_model_without_anything_to_train(model: nn.Module) -> None:
     with pytest.raises(StepError, match="nothing to train; call requires_grad_"):
         make_optimizer(None, model)
-
-
-def test_an_optimizer_that_demands_a_closure_is_refused_with_a_way_out() -> None:
-    model = nn.Linear(2, 1)
-    made = torch.optim.LBFGS(model.parameters())
-    for spec in (torch.optim.LBFGS, made, OptimizerOfModel(lambda _: made, "the module")):
-        with pytest.raises(StepError, match=r"LBFGS demands a closure.*let step"):
-            make_optimizer(spec, model)

@@ -13,6 +13,7 @@ from training.frameworks.trainers import Trainer, opened
 from batchfinder import TrainingSetup
 from batchfinder.errors import StepError, UsageError
 from batchfinder.training.placement import move_to_device
+from batchfinder.training.setup import OptimizerOfModel
 from batchfinder.training.step import TrainingStep
 from batchfinder.training.user_traceback import error_line
 
@@ -168,6 +169,29 @@ def test_an_optimizer_instance_is_the_one_that_steps() -> None:
     run(step)
     assert step.optimizer is mine
     assert len(mine.state) == 2
+
+
+def test_an_optimizer_that_demands_a_closure_is_refused_with_a_way_out() -> None:
+    model = nn.Linear(4, 2)
+    own = torch.optim.LBFGS(model.parameters(), max_iter=2)
+    for spec in (torch.optim.LBFGS, own, OptimizerOfModel(lambda _: own, "the module")):
+        with pytest.raises(StepError, match=r"LBFGS demands a closure.*let step"):
+            run(step_of(model, optimizer=spec))
+
+    def train(model: nn.Module, batch: Any) -> None:
+        def closure() -> Tensor:
+            own.zero_grad()
+            loss: Tensor = model(batch[0]).square().mean()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        own.step(closure)  # type: ignore[no-untyped-call]
+
+    before = model.weight.clone()
+    step = step_of(model, step=train, optimizer=own)
+    run(step)
+    assert not torch.equal(model.weight, before)
+    assert not step.warnings
 
 
 def test_a_mapping_goes_in_as_keywords_and_its_loss_comes_out() -> None:
