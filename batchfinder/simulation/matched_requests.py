@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from itertools import product
+from itertools import product, repeat
 
 from batchfinder.probing.devices.allocator.recorded_step import requests_of
 from batchfinder.search.prober import Recording
@@ -44,6 +44,9 @@ def paired(small: Sequence[int], large: Sequence[int], ratio: float) -> list[int
     way. For the same global batch, a large step has fewer micro-batches than a small one: the first
     ones make the gradients, and requests of the optimizer follow the last ones.
 
+    Tensors of all pairs of examples, as in a contrastive loss, grow with the square of the batch.
+    So steps of as many requests also match if none has grown by more than the square of the ratio.
+
     Example:
         >>> paired([10_000, 8], [20_000, 50_000, 8], ratio=2)
         [10000, None, 8]
@@ -53,21 +56,28 @@ def paired(small: Sequence[int], large: Sequence[int], ratio: float) -> list[int
     pairs = _paired_from_start(small, large, ratio)
     if None not in pairs:
         return pairs
+    if len(small) == len(large) and all(map(_grows_to, small, large, repeat(ratio**2))):
+        return [*small]
     others = _paired_from_start(small[::-1], large[::-1], ratio)[::-1]
     if others.count(None) < pairs.count(None):
         pairs, others = others, pairs
     return [other if pair is None else pair for pair, other in zip(pairs, others, strict=True)]
 
 
+def grows_faster(small: int, large: int, ratio: float) -> bool:
+    """Return True if a request has grown by more than the ratio of the batch sizes."""
+    return large > ratio * small + ROUNDING_BYTES
+
+
+def _grows_to(small: int, large: int, ratio: float) -> bool:
+    return small - ROUNDING_BYTES <= large and not grows_faster(small, large, ratio)
+
+
 def _paired_from_start(
     small: Sequence[int], large: Sequence[int], ratio: float
 ) -> list[int | None]:
     def alike(i: int, j: int) -> bool:
-        return (
-            i < len(small)
-            and j < len(large)
-            and (small[i] - ROUNDING_BYTES <= large[j] <= ratio * small[i] + ROUNDING_BYTES)
-        )
+        return i < len(small) and j < len(large) and _grows_to(small[i], large[j], ratio)
 
     @cache  # the same places are reached by other skips, from each request without a match
     def go_on(i: int, j: int) -> bool:

@@ -33,7 +33,7 @@ from batchfinder.simulation.longer_recording import (
     limit_of,
     whole,
 )
-from batchfinder.simulation.matched_requests import growths_to, paired
+from batchfinder.simulation.matched_requests import grows_faster, growths_to, paired
 
 # In a fragmented allocator a larger size may fit where a smaller does not. The guess is the largest
 # size that ends a stretch of fitting ones, because a size between failing ones fits by luck. Sizes
@@ -164,7 +164,7 @@ class ScaledRecording:
         beginning: the requests at that size.
 
     Attributes:
-        is_matched: True if both sizes made the same requests, apart from their bytes.
+        is_matched: True if both sizes made the same requests, none of which grows with all pairs.
     """
 
     def __init__(
@@ -185,15 +185,20 @@ class ScaledRecording:
         pairs = [
             paired(each, larger, large / small) for each, larger in zip(known, asked, strict=True)
         ]
-        self.is_matched = None not in chain(*pairs) and [*map(len, known)] == [*map(len, asked)]
         growths = growths_to(beginning, far, pairs[0], asked[0], large) if beginning else {}
 
-        def growth(size: int, other: int | None) -> float:
+        def growth(size: int, other: int | None) -> tuple[float, float]:
+            if other is not None and grows_faster(other, size, large / small):
+                return 0.0, (size - other) / (large**2 - small**2)
             if (other, size) in growths:
-                return growths[other, size]
-            return size / large if other is None else (size - other) / (large - small)
+                return growths[other, size], 0.0
+            return (size / large if other is None else (size - other) / (large - small)), 0.0
 
+        # The bytes that each request grows by: for each example, and for each pair of examples.
         self._growth = [[*map(growth, *step)] for step in zip(asked, pairs, strict=True)]
+        has_pairs = any(square for _, square in chain(*self._growth))
+        same = None not in chain(*pairs) and [*map(len, known)] == [*map(len, asked)]
+        self.is_matched = same and not has_pairs
 
     def fits(self, batch_size: int, allocator: CachingAllocator, least_steps: int = 3) -> bool:
         """Return True if the allocator serves a confirmation."""
@@ -214,28 +219,31 @@ class ScaledRecording:
 
     def end_of_tensors(self, limit_bytes: int) -> float:
         """Return the batch size beyond which even the sum of all requests passes a limit."""
-        # The bytes of each block, and those that an example adds to it.
-        blocks = [(size, 0.0) for size in self._model.held]
-        total, added, more = sum(self._model.held), 0.0, math.inf
+        # The bytes of each block, and how they grow.
+        blocks = [(size, 0.0, 0.0) for size in self._model.held]
+        left, linear, square, more = limit_bytes - sum(self._model.held), 0.0, 0.0, math.inf
         for step, growth in zip(self._steps, self._growth, strict=True):
             each = iter(growth)
             for event in step:
                 if event < 0:
-                    size, per_example = blocks[~event]
-                    total, added = total - size, added - per_example
-                else:
-                    blocks.append((event, next(each)))
-                    total, added = total + event, added + blocks[-1][1]
-                    if added > 0:
-                        more = min(more, (limit_bytes - total) / added)
+                    size, for_example, for_pair = blocks[~event]
+                    left, linear, square = left + size, linear - for_example, square - for_pair
+                    continue
+                blocks.append((event, *next(each)))
+                _, for_example, for_pair = blocks[-1]
+                left, linear, square = left - event, linear + for_example, square + for_pair
+                slope = linear + 2 * self._large * square
+                if slope > 0:  # slope * more + square * more ** 2 is left
+                    root = math.sqrt(max(0.0, slope**2 + 4 * square * left))
+                    more = min(more, 2 * left / (slope + root))
         return self._large + more
 
     def at(self, batch_size: int) -> Recording:
         """Return what a confirmation at a size would request."""
-        more = batch_size - self._large
+        more, more_pairs = batch_size - self._large, batch_size**2 - self._large**2
         steps = []
         for step, growth in zip(self._steps, self._growth, strict=True):
-            each = iter(growth)
-            steps.append([e if e < 0 else max(0, round(e + next(each) * more)) for e in step])
+            added = (linear * more + square * more_pairs for linear, square in growth)
+            steps.append([e if e < 0 else max(0, round(e + next(added))) for e in step])
         end = len(self._model.steps)
         return self._model._replace(steps=steps[:end], validations=steps[end:])

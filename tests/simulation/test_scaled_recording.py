@@ -63,6 +63,15 @@ def test_a_guess_is_unsure_if_the_larger_step_makes_other_requests() -> None:
     assert not guess.is_sure
 
 
+def test_requests_that_grow_with_the_pairs_of_examples_grow_on_so() -> None:
+    """A matrix of all pairs takes 1 MiB at 4 examples: 4 n + n² / 16 MiB of 400 MiB."""
+    recordings = {n: recorded(n, n * n * MIB // 16) for n in (4, 20)}
+    guess = scaled_guess(recordings, 500 * MIB, AllocatorSettings())
+    assert guess is not None
+    assert 52 <= guess.size <= 54  # a line through both would end at 77
+    assert not guess.is_sure
+
+
 def test_the_first_step_of_a_failed_size_shows_where_requests_stop_growing() -> None:
     """A buffer grows by 3 MiB for each example up to 80 MiB, as those of reductions do."""
 
