@@ -16,6 +16,7 @@ ROUNDING_BYTES = 4096
 MOST_SKIPPED = 40
 ALIKE = 6
 SKIPS = sorted(product(range(MOST_SKIPPED), repeat=2), key=sum)
+LAST_SKIPS = [(skip, MOST_SKIPPED - 1) for skip in range(MOST_SKIPPED)]
 
 
 def growths_to(
@@ -85,14 +86,17 @@ def _paired_from_start(
         return length > 0 and all(alike(i + k, j + k) for k in range(length))
 
     pairs: list[int | None] = []
-    i = 0
+    i, skips = 0, SKIPS
     while (j := len(pairs)) < len(large):
         if not alike(i, j) and i < len(small):
-            skipped = next((skip for skip in SKIPS if go_on(i + skip[0], j + skip[1])), (0, 0))
+            skipped = next((skip for skip in skips if go_on(i + skip[0], j + skip[1])), (0, 0))
+            # From the next request, all other places were found not to match just now.
+            skips = LAST_SKIPS if skipped == (0, 0) else SKIPS
             i += skipped[0]
             if skipped[1]:
                 pairs += [None] * skipped[1]
                 continue
         pairs.append(small[i] if alike(i, j) else None)
-        i += pairs[-1] is not None
+        if pairs[-1] is not None:
+            i, skips = i + 1, SKIPS
     return pairs
