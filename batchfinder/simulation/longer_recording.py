@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
+from typing import NamedTuple
 
 from batchfinder.probing.devices.allocator.caching import (
     AllocatorSettings,
@@ -18,6 +19,7 @@ from batchfinder.probing.devices.allocator.recorded import Replay
 from batchfinder.probing.devices.allocator.recorded_step import (
     RecordedStep,
     in_order,
+    only_large,
     requests_of,
     steps_differ,
     steps_of,
@@ -35,6 +37,11 @@ LASTING_STEPS = 12
 # Orders in which steps that differ are replayed, and the steps of each (wav2vec2-80 of that list,
 # which skips layers at random: 280 ran out of memory in the second step, 295 in the eighth).
 ORDERS, ORDERED_STEPS = 6, 30
+
+# Steps of those orders where batches vary in length and one of the shorter orders needs more than
+# the recorded one. With 30, 150 of lightning-24 lasted in all six, and ran out of memory in one
+# training of four, in its 20th step; with 120, four of the six need more.
+MANY_STEPS = 120
 
 # Batches of varying length are drawn between two recorded ones, or as far below the smaller: a
 # confirmation sees three lengths, an epoch hundreds. Set-up lightning-24 was answered 159 without
@@ -96,11 +103,14 @@ def failing_variant(
     return None
 
 
-def going_on(recording: Recording) -> Iterator[Recording]:
-    """Yield a recording, and others of steps that may come instead or later."""
+def going_on(recording: Recording, steps: int = ORDERED_STEPS) -> Iterator[Recording]:
+    """Yield a recording, and others of steps that may come instead or later.
+
+    Those in other orders have this many steps.
+    """
     yield recording
     yield releasing_early(recording)
-    yield from in_other_orders(recording)
+    yield from in_other_orders(recording, steps)
 
 
 def bytes_to_last(variant: Recording, settings: AllocatorSettings) -> int:
@@ -114,6 +124,22 @@ def bytes_to_last(variant: Recording, settings: AllocatorSettings) -> int:
         pass
     replay.validations()
     return allocator.reserved_bytes  # which without a limit never falls
+
+
+class Needs(NamedTuple):
+    """The bytes that a confirmation needs in order to last.
+
+    Attributes:
+        most: what the variant (:func:`going_on`) needs that needs most.
+        small: the part of it in the allocator's small pool, where the order of steps hardly counts.
+        worst: the number of that variant.
+        steps: the steps of the variants in other orders.
+    """
+
+    most: int
+    small: int
+    worst: int
+    steps: int
 
 
 class LongerRecordings:
@@ -130,16 +156,13 @@ class LongerRecordings:
     ) -> None:
         self._recordings, self._settings = recordings, settings
         self._budget_bytes = budget_bytes
-        # What each variant needs, by size.
-        self._needed = cache(
-            lambda size: [bytes_to_last(each, settings) for each in going_on(recordings[size])]
-        )
+        self._needs = cache(self._needs_of)
         self._guess_from = cache(self._guessed_from)
 
     def last(self, size: int) -> bool:
         """Return True if the confirmation at a size lasts, as :func:`lasts` does."""
         recording = self._recordings.get(size)
-        return not (recording and recording.steps) or max(self._needed(size)) <= self._limit(size)
+        return not (recording and recording.steps) or self._needs(size).most <= self._limit(size)
 
     def guess(self) -> Guess | None:
         """Guess the largest size that lasts, by the largest one that was recorded."""
@@ -149,15 +172,27 @@ class LongerRecordings:
     def _limit(self, size: int) -> int:
         return limit_of(self._recordings[size], self._budget_bytes)
 
-    def _guessed_from(self, size: int) -> Guess | None:
+    def _needs_of(self, size: int) -> Needs:
         recording = self._recordings[size]
-        each, held = self._needed(size), sum(recording.held)
-        guess, needed, worst = size, max(each), each.index(max(each))
+        large = only_large(recording)
+        small = bytes_to_last(recording, self._settings) - bytes_to_last(large, self._settings)
+        steps = ORDERED_STEPS
+        each = [bytes_to_last(variant, self._settings) for variant in going_on(large, steps)]
+        if max(each) > max(each[:2]):
+            steps = MANY_STEPS
+            orders = in_other_orders(large, steps)
+            each[2:] = [bytes_to_last(variant, self._settings) for variant in orders]
+        return Needs(small + max(each), small, each.index(max(each)), steps)
+
+    def _guessed_from(self, size: int) -> Guess | None:
+        recording, needs = self._recordings[size], self._needs(size)
+        guess, needed, held = size, needs.most, sum(recording.held)
         limit_bytes = self._limit(size)
         for number in range(REPLAYED_GUESSES + 1):
             if number:  # the variant that needs most at one size needs most at another
-                variants = going_on(self._scaled(recording, guess / size))
-                needed = bytes_to_last(next(islice(variants, worst, None)), self._settings)
+                large = only_large(self._scaled(recording, guess / size))
+                variant = next(islice(going_on(large, needs.steps), needs.worst, None))
+                needed = needs.small + bytes_to_last(variant, self._settings)
             if needed <= held:
                 return None  # nothing grows
             guess = max(1, math.floor(guess * (limit_bytes - held) / (needed - held)))
@@ -208,8 +243,8 @@ def releasing_early(recording: Recording) -> Recording:
     return recording._replace(steps=steps)
 
 
-def in_other_orders(recording: Recording) -> Iterator[Recording]:
-    """Yield recordings of such steps, drawn at random after the first.
+def in_other_orders(recording: Recording, steps: int = ORDERED_STEPS) -> Iterator[Recording]:
+    """Yield recordings of this many such steps, drawn at random after the first.
 
     Nothing is yielded if no other steps are to be expected, or if fewer than two of them can be
     exchanged: those that release what the step before left, and leave as many blocks themselves.
@@ -230,7 +265,7 @@ def in_other_orders(recording: Recording) -> Iterator[Recording]:
     kinds = [steps for steps in alike.values() for _ in steps]
     for seed in range(ORDERS):
         draw = random.Random(seed)
-        yield in_order(recording, [first, *(_drawn(kinds, draw) for _ in range(ORDERED_STEPS))])
+        yield in_order(recording, [first, *(_drawn(kinds, draw) for _ in range(steps))])
 
 
 def _drawn(kinds: Sequence[Sequence[RecordedStep]], draw: random.Random) -> RecordedStep:

@@ -15,7 +15,7 @@ from batchfinder.search.prober import Recording
 ROUNDING_BYTES = 4096
 MOST_SKIPPED = 40
 ALIKE = 6
-SKIPS = sorted(product(range(MOST_SKIPPED), repeat=2), key=sum)
+SKIPS = sorted(product(range(MOST_SKIPPED), range(MOST_SKIPPED)), key=sum)
 LAST_SKIPS = [(skip, MOST_SKIPPED - 1) for skip in range(MOST_SKIPPED)]
 
 

@@ -6,9 +6,11 @@ import pytest
 
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings, CachingAllocator
 from batchfinder.probing.devices.allocator.recorded import Replay
+from batchfinder.probing.devices.allocator.recorded_step import only_large
 from batchfinder.search.prober import Recording
 from batchfinder.simulation.longer_recording import (
     LongerRecordings,
+    bytes_to_last,
     in_other_orders,
     lasts,
     releasing_early,
@@ -332,3 +334,41 @@ def test_nothing_is_guessed_of_varying_lengths_without_a_recording() -> None:
     longer = LongerRecordings({}, 5000 * MIB, AllocatorSettings())
     assert longer.guess() is None
     assert longer.last(10)
+
+
+def texts(*tokens: int) -> Recording:
+    """Steps of texts: the layers' activations are released in turn. Output and loss are kept."""
+    steps, count = list[list[int]](), 1
+    for number, n in enumerate(tokens):
+        kept = [~(count - 2), ~(count - 1)] if number else []
+        first, second, *rest, sixth = [n * tenths * MIB // 10 for tenths in (3, 8, 5, 13, 7, 4)]
+        a, b, c, d, e, f = range(count, count + 6)
+        early = [first, second, rest[0], ~b, *rest[1:], ~a, sixth, ~e, ~c, ~d, ~f]
+        steps.append([*early, *kept, n * MIB, 512])
+        count += 8
+    return Recording([50 * MIB], steps, batches_vary=True)
+
+
+def test_where_the_order_of_lengths_counts_more_steps_must_last() -> None:
+    """Thirty steps in other orders need more than the recorded ones, and 120 still more."""
+    recording, settings = texts(128, 100, 64, 90, 110), AllocatorSettings()
+    recorded_bytes = bytes_to_last(recording, settings)
+    thirty, many = (
+        max(bytes_to_last(each, settings) for each in in_other_orders(recording, steps))
+        for steps in (30, 120)
+    )
+    assert recorded_bytes < thirty < many
+    for budget_bytes, does in ((thirty, False), (many, True)):
+        assert LongerRecordings({10: recording}, budget_bytes, settings).last(10) is does
+
+
+def test_the_small_pool_is_replayed_once() -> None:
+    """Steps without their small requests need as much less in every order."""
+    recording, settings = texts(128, 100, 64, 90, 110), AllocatorSettings()
+    large = only_large(recording)
+    assert all(event < 0 or event > MIB for step in large.steps for event in step)
+    less = {
+        bytes_to_last(each, settings) - bytes_to_last(other, settings)
+        for each, other in zip(in_other_orders(recording), in_other_orders(large), strict=True)
+    }
+    assert less == {2 * MIB}

@@ -91,6 +91,29 @@ def in_order(recording: Recording, order: Iterable[RecordedStep]) -> Recording:
     return Recording(recording.held, steps, streams)
 
 
+def only_large(recording: Recording) -> Recording:
+    """Return a recording without the requests of the small pool, and without their releases."""
+    places: list[int] = []  # the new number of each block; -1 if it is left out
+    streams: list[int] = []
+
+    def large(events: Sequence[int]) -> list[int]:
+        kept = []
+        for event in events:
+            if event >= 0:
+                places.append(len(streams) if event > SMALL_BYTES else -1)
+                if event > SMALL_BYTES:
+                    streams.extend(recording.streams[len(places) - 1 : len(places)] or [0])
+                    kept.append(event)
+            elif places[~event] >= 0:
+                kept.append(~places[~event])
+        return kept
+
+    held, steps, validations = (
+        [*map(large, parts)] for parts in ([recording.held], recording.steps, recording.validations)
+    )
+    return recording._replace(held=held[0], steps=steps, validations=validations, streams=streams)
+
+
 def steps_differ(recording: Recording) -> bool:
     """Return True if steps after the first make more or fewer requests, on the same input.
 
