@@ -165,9 +165,14 @@ class LongerRecordings:
         return not (recording and recording.steps) or self._needs(size).most <= self._limit(size)
 
     def guess(self) -> Guess | None:
-        """Guess the largest size that lasts, by the largest one that was recorded."""
-        size = max(whole(self._recordings), default=0)
-        return self._guess_from(size) if size else None
+        """Guess the largest size that lasts, by the largest recordings: the smallest that one says.
+
+        What lengths the steps of a recording have is chance. Those before a step that ran out of
+        memory count too.
+        """
+        sizes = [size for size, each in self._recordings.items() if len(each.steps) > 2]
+        large = (self._guess_from(size) for size in sizes if 2 * size >= max(sizes))
+        return min(filter(None, large), key=lambda guess: guess.size, default=None)
 
     def _limit(self, size: int) -> int:
         return limit_of(self._recordings[size], self._budget_bytes)
@@ -191,7 +196,8 @@ class LongerRecordings:
         for number in range(REPLAYED_GUESSES + 1):
             if number:  # the variant that needs most at one size needs most at another
                 large = only_large(self._scaled(recording, guess / size))
-                variant = next(islice(going_on(large, needs.steps), needs.worst, None))
+                # Small requests that are large here may leave nothing to exchange.
+                variant = next(islice(going_on(large, needs.steps), needs.worst, None), large)
                 needed = needs.small + bytes_to_last(variant, self._settings)
             if needed <= held:
                 return None  # nothing grows

@@ -330,6 +330,25 @@ def test_the_largest_size_of_varying_lengths_is_guessed_from_a_small_one() -> No
     assert [longer.last(size) for size in (10, end, 2 * end, 3 * end)] == [True, True, False, True]
 
 
+def test_varying_lengths_are_guessed_by_the_steps_before_a_failure_too() -> None:
+    """Each large recording has its own lengths: the smallest guess counts."""
+    lengths = {100: (100, 90, 96, 90, 96), 80: (80, 60, 70, 66)}
+    small = {10: of_lengths(10, 9, 9, 10, 9)}
+    guesses = {}
+    for size, tokens in lengths.items():
+        failed = of_lengths(*tokens)._replace(ran_out=True)
+        longer = LongerRecordings({**small, size: failed}, 700 * MIB, AllocatorSettings())
+        guess = longer.guess()
+        assert guess is not None
+        guesses[size] = guess.size
+    assert guesses[80] != guesses[100]
+    both = {size: of_lengths(*tokens) for size, tokens in lengths.items()}
+    longer = LongerRecordings({**small, **both}, 700 * MIB, AllocatorSettings())
+    guess = longer.guess()
+    assert guess is not None
+    assert guess.size == min(guesses.values())
+
+
 def test_nothing_is_guessed_of_varying_lengths_without_a_recording() -> None:
     longer = LongerRecordings({}, 5000 * MIB, AllocatorSettings())
     assert longer.guess() is None
