@@ -29,6 +29,10 @@ from batchfinder.training.user_traceback import error_line
 
 _LIGHTNING = ("lightning", "pytorch_lightning")
 
+# The batches of which a training_step may skip all but the last one, by returning None. Skipping
+# more would show nothing new: only a counter or the batch's index can make a step train later.
+BATCHES = 10
+
 
 def trains_itself(model: nn.Module) -> bool:
     """Return True if a module, also in a data-parallel wrapper, has its own step and optimizer."""
@@ -66,8 +70,9 @@ class OwnTrainingStep(LightningStep):
     keeps_gradients = True
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
-        """Return the result of ``training_step`` for the first batch of an epoch."""
-        return call_step(model, batch)
+        """Return the result of ``training_step`` for the first batch that it does not skip."""
+        steps = (call_step(model, batch, index=index) for index in range(BATCHES))
+        return next((output for output in steps if output is not None), None)
 
     def loss_of(self, output: Any, batch: Any) -> Tensor:
         """Return the loss: the output itself, or ``output["loss"]``."""
@@ -81,8 +86,10 @@ class OwnTrainingStep(LightningStep):
         return loss
 
 
-def call_step(model: nn.Module, batch: Any, method: str = "training_step") -> Any:
-    """Call a LightningModule's step, which may be wrapped, on a batch as the first of an epoch."""
+def call_step(
+    model: nn.Module, batch: Any, method: str = "training_step", *, index: int = 0
+) -> Any:
+    """Call a LightningModule's step, which may be wrapped, on a batch as that of an index."""
     module: Any = unwrapped(model)
     if is_compiled(module):
         raise StepError(
@@ -90,7 +97,7 @@ def call_step(model: nn.Module, batch: Any, method: str = "training_step") -> An
             "calls the model: TrainingSetup(model, sample, step=)"
         )
     function = getattr(module, method)
-    arguments = (batch, 0) if takes_index(function) else (batch,)
+    arguments = (batch, index) if takes_index(function) else (batch,)
     with _explained(method, "give a step: TrainingSetup(model, sample, step=)"):
         if is_wrapped(model):
             return _through_forward(model, module, function, arguments)

@@ -261,6 +261,19 @@ def test_a_step_without_a_loss_says_what_is_wrong(kind: type[Regression], told: 
         loss_of(kind())
 
 
+class SkipsSomeBatches(Regression):
+    """Returns None to skip a batch, as Lightning's documentation says: by index, and its first."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return None if batch_idx % 3 == 0 or len(self.indices) < 5 else loss
+
+
+def test_a_step_may_skip_batches_before_it_trains() -> None:
+    result = find_max_batch(SkipsSomeBatches(), BATCH, device="cpu", max_batch_size=8)
+    assert (result.batch_size, result.warnings) == (8, ())
+
+
 class LooksAtItsGradients(Regression):
     """Notes whether gradients are there while it steps."""
 
