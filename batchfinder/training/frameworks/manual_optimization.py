@@ -41,8 +41,14 @@ class ManualStep(LightningStep):
         """Train on one batch that is on the model's device."""
         if self._configured is None:
             self._configured = own_optimizers(model)
-        with replaced(unwrapped(model), **_in_the_trainers_place(*self._configured)):
-            call_step(model, batch)
+        methods = _in_the_trainers_place(*self._configured)
+        try:
+            with replaced(unwrapped(model), **methods):
+                call_step(model, batch)
+        except BaseException:
+            # Or a size that ran out of memory would leave an optimizer's parameters frozen.
+            methods["untoggle_optimizer"](None)
+            raise
 
 
 def _in_the_trainers_place(

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from batchfinder.simulation.tracing.data_parallel import Cluster
 from batchfinder.training.completion import completed
 from batchfinder.training.frameworks.lightning import OwnTrainingStep, own_optimizer
 from batchfinder.training.optimizer import make_optimizer
+from batchfinder.training.state.patching import replaced
 from batchfinder.training.step import TrainingStep
 
 CPU = torch.device("cpu")
@@ -152,6 +154,16 @@ def test_a_module_that_optimizes_by_hand_trains_all_its_parts() -> None:
     assert setup.model.trained == [[False, True], [True, True]] * 2
     assert step.warnings == []
     assert not hasattr(setup.model, "optimizers")
+
+
+def test_a_step_that_runs_out_of_memory_leaves_no_optimizer_toggled() -> None:
+    setup = by_hand()
+    step = TrainingStep(setup, torch.device("cpu"))
+    full = replaced(setup.model.judge, forward=Mock(side_effect=torch.OutOfMemoryError))
+    with full, pytest.raises(torch.OutOfMemoryError):
+        step.forward_backward(BATCH)
+    step.forward_backward(BATCH)
+    assert setup.model.trained == [[False, True], [False, True], [True, True]]
 
 
 def test_a_search_leaves_a_module_that_optimizes_by_hand_as_it_was() -> None:
