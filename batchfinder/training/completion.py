@@ -21,7 +21,7 @@ from batchfinder.training.frameworks.transformers_trainer import (
     remarks_on,
     trainers_optimizer,
 )
-from batchfinder.training.placement import untrained_bases
+from batchfinder.training.placement import refuse_offloaded, untrained_bases
 from batchfinder.training.setup import OptimizerOfModel, Trainer, TrainingSetup, check_functions
 from batchfinder.training.tree import described_shapes, named_tensors
 
@@ -48,6 +48,7 @@ def completed(setup: TrainingSetup) -> tuple[TrainingSetup, list[str]]:
             "as from_pretrained() leaves it: no dropout, no checkpointing. It is trained in "
             "training mode here, as a Trainer trains it. Try model.train() before your own loop."
         )
+    refuse_offloaded(setup.model)
     has_none = setup.sample is None and setup.make_batch is None
     drawn = None
     if setup.loader is not None:

@@ -44,6 +44,18 @@ def move_to_device(setup: TrainingSetup, device: torch.device) -> None:
     move_beside(setup, device, homes)
 
 
+def refuse_offloaded(model: nn.Module) -> None:
+    """Raise a StepError if Accelerate keeps weights elsewhere: no gradients reach them there."""
+    for name, part in model.named_modules():
+        hook = getattr(part, "_hf_hook", None)
+        if any(getattr(one, "offload", False) for one in (hook, *getattr(hook, "hooks", ()))):
+            raise StepError(
+                f"the weights of {name or 'the model'} are offloaded to the CPU or to disk (by a "
+                "device_map), so they cannot be trained. Try loading the model without device_map, "
+                "in 4 bits if it is too large."
+            )
+
+
 def untrained_bases(module: nn.Module) -> list[nn.Module]:
     """Return the transformers models in evaluation mode below a root that trains parts of them.
 

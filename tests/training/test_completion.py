@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from batchfinder.errors import SampleError, UsageError
+from batchfinder.errors import SampleError, StepError, UsageError
 from batchfinder.training.completion import completed
 from batchfinder.training.frameworks.lightning import OwnTrainingStep
 from batchfinder.training.setup import TrainingSetup
@@ -39,6 +40,18 @@ def test_no_sample_at_all_names_every_way() -> None:
         completed(TrainingSetup(nn.Linear(4, 2)))
     ways = ("(model, sample)", "build_sample", "--sample", "--input", "make_batch")
     assert [way for way in ways if way not in str(info.value)] == []
+
+
+@pytest.mark.parametrize("hooks", [True, False])
+def test_a_model_that_accelerate_offloads_is_refused(hooks: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    hook: Any = SimpleNamespace(offload=True)
+    hook = SimpleNamespace(hooks=(SimpleNamespace(), hook)) if hooks else hook
+    vars(model[1])["_hf_hook"] = hook
+    vars(model[0])["_hf_hook"] = SimpleNamespace(offload=False)
+    with pytest.raises(StepError, match="weights of 1 are offloaded") as info:
+        completed(TrainingSetup(model, torch.zeros(2, 4)))
+    assert "Try loading" in str(info.value)
 
 
 class OwnStep(nn.Linear):
