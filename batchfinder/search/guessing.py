@@ -10,7 +10,6 @@ from batchfinder.search.head_start import Guess, MakeGuess
 from batchfinder.search.plan import (
     MEASURED_GROWTH,
     SECOND_GROWTH,
-    SURE_GROWTH,
     Move,
     Prices,
     move_to,
@@ -82,7 +81,7 @@ class Guessing:
         if self._replays and low in known.confirmed and size - low < resolution:
             # Confirm the size above: recordings distinguish it from this one, a probe does not.
             # Where guesses are too small again and again, go on faster than they do.
-            growth = 1 if known.failure else SURE_GROWTH**self._beyond
+            growth = 1 if known.failure else 2**self._beyond
             self._beyond += 1
             return move_to(known, low + resolution * growth, confirm=True)
         if 0 < known.high - size <= 2 * known.resolution and known.failure:
