@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import groupby, zip_longest
@@ -28,9 +28,6 @@ def align(*traces: Trace) -> GeneralTrace:
     Two traces determine lines. A parabola needs three, and more to check it: through three sizes
     there is always one.
 
-    If they differ only in when storages are freed, the latest moment counts: those in reference
-    cycles, as PEFT's adapters of experts leave, live until Python's collector happens to run.
-
     Args:
         traces: at least two traces of the same steps, in the order of their batch sizes.
 
@@ -39,8 +36,6 @@ def align(*traces: Trace) -> GeneralTrace:
         NotGeneralError: the steps did different things.
     """
     traces = tuple(map(sort_deaths, traces))
-    if any(trace.events != traces[0].events for trace in traces):
-        traces = tuple(map(sort_deaths, _with_latest_deaths(traces)))
     first = traces[0]
     for other in traces[1:]:
         if other.events != first.events:
@@ -136,47 +131,10 @@ def sort_deaths(trace: Trace) -> Trace:
     of the allocator afterward does not depend on that order.
     """
     events: list[int] = []
-    for is_death, group in groupby(trace.events, _is_death):
+    for is_death, group in groupby(trace.events, lambda event: EMPTY_CACHE < event < 0):
         run = list(group)
         events += sorted(run, reverse=True) if is_death else run
     return replace(trace, events=events)
-
-
-def _with_latest_deaths(traces: Sequence[Trace]) -> Sequence[Trace]:
-    """Return the traces with each death where it is latest, if all births are in the same order."""
-    births = {tuple(event for event in trace.events if not _is_death(event)) for trace in traces}
-    if len(births) > 1:
-        return traces
-    places: dict[int, list[int]] = defaultdict(list)  # the other events before each death
-    for trace in traces:
-        place = 0
-        for event in trace.events:
-            place += not _is_death(event)
-            if _is_death(event):
-                places[event].append(place)
-    after: dict[int, list[int]] = defaultdict(list)
-    for event, known in places.items():
-        if len(known) == len(traces):  # else it survives one of them
-            after[max(known)].append(event)
-    return [_with_deaths(trace, after) for trace in traces]
-
-
-def _with_deaths(trace: Trace, after: Mapping[int, Sequence[int]]) -> Trace:
-    """Return a trace whose deaths come after these numbers of other events."""
-    events, moved, place = list[int](), list[int](), 0
-    for event in [*trace.events, None]:
-        moved.append(len(events))  # where this event goes
-        if event is not None and not _is_death(event):
-            place += 1
-            events += [event, *after[place]]
-    stages = [(moved[start], stage) for start, stage in trace.stages]
-    return replace(
-        trace, events=events, stages=stages, steps=[moved[start] for start in trace.steps]
-    )
-
-
-def _is_death(event: int) -> bool:
-    return EMPTY_CACHE < event < 0
 
 
 def _bent(line: Curve, points: Sequence[tuple[int, int]]) -> Curve | None:

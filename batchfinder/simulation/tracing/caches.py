@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import sys
@@ -40,7 +41,9 @@ class Caches:
     def __init__(self, model: nn.Module) -> None:
         self._classes = {cls for module in model.modules() for cls in type(module).__mro__}
         self._before: dict[int, tuple[Any, dict[str, Any]]] = {}
-        self._containers: dict[int, Any] = {}
+        # Their ids alone: a container that its library drops during a step has to die with what is
+        # in it, as the dictionary of torch.nn.utils.parametrize.cached does.
+        self._containers: set[int] = set()
 
     def note(self) -> None:
         """Record the variables of libraries and of the model's classes, before a step.
@@ -56,7 +59,8 @@ class Caches:
         spaces += [(gc.get_referents(vars(cls))[0], cls) for cls in self._classes]
         for space, owner in spaces:
             if id(space) not in self._before:
-                self._before[id(space)] = owner, dict(space)
+                kept = {name: _kept(value) for name, value in space.items()}
+                self._before[id(space)] = owner, kept
                 self._note_containers(space.values())
 
     def forget_survivors(self, survivors: Iterable[weakref.ref[Any]]) -> None:
@@ -107,10 +111,16 @@ class Caches:
             container = found.pop()
             if id(container) in self._containers:
                 continue
-            self._containers[id(container)] = container
+            self._containers.add(id(container))
             if len(container) <= MOST_LOOKED_INTO:
                 inside = dict.values(container) if isinstance(container, dict) else container
                 found += [value for value in inside if type(value) in _CONTAINERS]
+
+
+def _kept(value: Any) -> Any:
+    """Return a variable's value as it is restored if a step binds the variable anew."""
+    is_small = type(value) in _CONTAINERS and len(value) <= MOST_LOOKED_INTO
+    return copy.copy(value) if is_small else value
 
 
 def _drop(container: Any, ids: set[int]) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -105,26 +104,12 @@ def test_the_order_of_deaths_does_not_matter() -> None:
 
 
 def test_steps_that_part_are_refused_by_name() -> None:
-    other = step(12, events=[0, 1, EMPTY_CACHE, 2, ~2, ~1])
+    other = step(12, events=[0, 1, ~1, 2, ~2])
     other.storages[1].module = "layer1"
 
     with pytest.raises(NotGeneralError, match="batch sizes 2 and 12 part") as refusal:
         align(step(2), step(4), other)
     assert not isinstance(refusal.value, NotInLineError)
-
-
-def test_a_storage_in_a_cycle_lives_as_long_as_in_the_trace_that_frees_it_last() -> None:
-    """Python's collector runs now before the optimizer's stage, now in it."""
-    stages = [(0, Stage.FORWARD), (3, Stage.OPTIMIZER)]
-    early = [
-        replace(step(n, events=[0, 1, ~1, 2, ~2]), stages=stages, steps=[0, 3]) for n in (4, 12)
-    ]
-    late = replace(step(8), stages=[stages[0], (2, Stage.OPTIMIZER)], steps=[0, 2])
-
-    for trace in (align(early[0], late), align(late, early[1])):
-        assert trace.events == [0, 1, 2, ~1, ~2]
-        assert trace.example.stages == [(0, Stage.FORWARD), (2, Stage.OPTIMIZER)]
-        assert trace.example.steps == [0, 2]
 
 
 def test_a_storage_that_shrinks_is_refused() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from batchfinder.errors import StepError
 from batchfinder.probing.options import ProbeOptions
@@ -180,3 +181,33 @@ def test_earlier_cache_entries_stay() -> None:
 
     assert always(ROWS) is cached
     assert TABLES[ROWS] is table
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * 2
+
+
+class Parametrized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        for layer in self.layers:
+            parametrize.register_parametrization(layer, "weight", Doubled())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for layer in self.layers:
+            with parametrize.cached():  # which binds a new dictionary afterward
+                inputs = layer(inputs)
+        return inputs
+
+
+def test_a_cache_that_its_library_drops_frees_its_tensors_in_the_first_trace_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(parametrize, "_cache", {})
+    found = traces(Parametrized())
+    found.at(4)
+    assert found.are_general
+    assert not found.warnings
+    assert not vars(parametrize)["_cache"]
