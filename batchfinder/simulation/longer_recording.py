@@ -180,9 +180,9 @@ class LongerRecordings:
     def _needs_of(self, size: int) -> Needs:
         recording = self._recordings[size]
         large = only_large(recording)
-        small = bytes_to_last(recording, self._settings) - bytes_to_last(large, self._settings)
         steps = ORDERED_STEPS
         each = [bytes_to_last(variant, self._settings) for variant in going_on(large, steps)]
+        small = bytes_to_last(recording, self._settings) - each[0]
         if max(each) > max(each[:2]):
             steps = MANY_STEPS
             orders = in_other_orders(large, steps)

@@ -108,12 +108,17 @@ def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:
 
 def check_closure(optimizer: Optimizer) -> None:
     """Raise a StepError if the optimizer's step demands a closure that recomputes the loss."""
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
+    if _demands_closure(type(optimizer).step):
         raise StepError(
             f"the step of {type(optimizer).__name__} demands a closure, and is called without one; "
             "let step(model, batch) call it with your closure, and return None"
         )
+
+
+@functools.cache  # it is asked in every step
+def _demands_closure(step: Callable[..., Any]) -> bool:
+    closure = inspect.signature(step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
 
 
 def remarks_on_optimizers(setup: TrainingSetup) -> Iterator[str]:
