@@ -36,7 +36,8 @@ from batchfinder import (
 from batchfinder.errors import BatchTooSmallError, UsageError, UserCodeError, WorkerError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.reporting.answer import details
-from batchfinder.results.probe import LEAK_WARNING, SHORT_LIVED_NOTE
+from batchfinder.results.probe import FORESEEN_NOTE, LEAK_WARNING, SHORT_LIVED_NOTE
+from batchfinder.results.result import NextFailure
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.conclusion import conclude, memory_model_of, stopped_early
 from batchfinder.search.head_start import Guess, HeadStart
@@ -277,6 +278,20 @@ def test_a_replay_that_runs_out_far_from_the_limit_is_no_error_to_check() -> Non
     assert result.next_failure is not None
     assert result.next_failure.reason == SHORT_LIVED_NOTE
     assert result.next_failure.batch_size - result.batch_size > 1
+    assert result.warnings == ()
+
+
+def test_a_failure_that_a_replay_foresees_does_not_run() -> None:
+    prober = FakeProber()
+    start = HeadStart(
+        replay=lambda: Guess(80), lasts=lambda size: size <= 80, foresee=lambda size: size > 80
+    )
+
+    result = run_search(prober, head_start=start)
+
+    assert (result.batch_size, max(prober.sizes)) == (80, 80)
+    assert result.next_failure == NextFailure(81, Outcome.OOM, FORESEEN_NOTE)
+    assert result.probes[-1].steps == 0
     assert result.warnings == ()
 
 

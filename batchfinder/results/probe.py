@@ -12,6 +12,10 @@ from batchfinder.units import format_bytes, format_seconds
 
 VARIED_NOTE = "it fits, but leaves too little room for other orders of batches that differ in shape"
 SHORT_LIVED_NOTE = "its steps fit, but run out of memory when replayed in the allocator for longer"
+FORESEEN_NOTE = (
+    "the steps just below it, scaled to this size, run out of memory when replayed, so it did not "
+    "run itself"
+)
 THRASHING_NOTE = "runs only by flushing the allocator's cache again and again"
 
 IN_VALIDATION = "in the validation: "
@@ -49,7 +53,8 @@ class Probe(Record):
     Attributes:
         batch_size: examples per forward/backward pass.
         outcome: how the probe ended.
-        steps: training steps started at this size, including a failing one.
+        steps: training steps started at this size, including a failing one; 0 if a replay showed
+            that it fails.
         samples: examples run through the model, including warm-up steps at a smaller size.
         seconds: duration of the whole probe.
         step_seconds: duration of the last complete step, or in ``run`` of the median one; None if

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-from batchfinder.results.probe import SHORT_LIVED_NOTE, Outcome, Probe
+from batchfinder.results.probe import FORESEEN_NOTE, SHORT_LIVED_NOTE, Outcome, Probe
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.prober import Prober
 
@@ -48,6 +48,8 @@ class HeadStart:
             that fits. None if nothing is recorded.
         lasts: replays the confirmation at a size for more steps; returns False if they run out of
             memory.
+        foresee: replays the confirmation just below a size, scaled to it, where such a replay will
+            decide in any case; returns True if it runs out of memory.
         expand: guesses the largest size under expandable segments, if it is at least so large.
 
     Attributes:
@@ -61,11 +63,13 @@ class HeadStart:
         estimate: MakeEstimate | None = None,
         replay: MakeGuess | None = None,
         lasts: Callable[[int], bool] = lambda _: True,
+        foresee: Callable[[int], bool] = lambda _: False,
         expand: Callable[[int], Guess | None] = lambda _: None,
     ) -> None:
         self._estimate = estimate
         self._replay = replay
         self._lasts = lasts
+        self._foresee = foresee
         self._expand = expand
         self.batch_size: int | None = None
         self.notes: list[str] = []
@@ -93,6 +97,15 @@ class HeadStart:
             return found
 
         return guess
+
+    def foreseen(self, batch_size: int) -> Probe | None:
+        """Return the failure of a confirmation that need not run; None if it has to."""
+        started = time.monotonic()
+        is_foreseen = self._foresee(batch_size)
+        self.seconds += time.monotonic() - started
+        if not is_foreseen:
+            return None
+        return Probe(batch_size, Outcome.OOM, steps=0, seconds=0.0, note=FORESEEN_NOTE)
 
     def judged(self, probe: Probe) -> Probe:
         """Return a probe; as out of memory if it is a confirmation whose requests do not last."""

@@ -7,7 +7,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 
-from batchfinder.results.probe import LEAK_WARNING, SHORT_LIVED_NOTE, Outcome, Probe
+from batchfinder.results.probe import FORESEEN_NOTE, LEAK_WARNING, SHORT_LIVED_NOTE, Outcome, Probe
 from batchfinder.results.result import Status
 from batchfinder.results.throughput import Throughput
 from batchfinder.search.bounds import Bounds
@@ -117,7 +117,7 @@ def _used_the_budget(answer: Probe, failure: Probe, prober: Prober) -> bool:
     If not, other processes took the rest, or each step needs more memory than the one before.
     A replay that ran out of memory got all of the budget, whatever the steps before it got.
     """
-    if failure.note == SHORT_LIVED_NOTE:
+    if failure.note in (SHORT_LIVED_NOTE, FORESEEN_NOTE):
         return True
     with_one_more = (answer.peak_reserved_bytes or 0) * (1 + 1 / answer.batch_size)
     kept = max(with_one_more, failure.peak_reserved_bytes or 0)

@@ -68,7 +68,8 @@ def run_search(
         if on_probing:
             on_probing(batch_size, confirm)
         began = time.monotonic()
-        probe = head_start.judged(prober.probe(batch_size, confirm=confirm))
+        probe = head_start.foreseen(batch_size) if confirm else None
+        probe = probe or head_start.judged(prober.probe(batch_size, confirm=confirm))
         if deadline is not None:
             deadline.note(probe, time.monotonic() - began)
         probes.append(probe)

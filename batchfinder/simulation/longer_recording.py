@@ -26,6 +26,7 @@ from batchfinder.probing.devices.allocator.recorded_step import (
     steps_vary,
 )
 from batchfinder.probing.steadiness import STEPS_THAT_MAY_FLUSH, with_room
+from batchfinder.search.bracket import DIFFERING_RESOLUTION
 from batchfinder.search.head_start import Guess
 from batchfinder.search.prober import Recording
 
@@ -164,6 +165,12 @@ class LongerRecordings:
         recording = self._recordings.get(size)
         return not (recording and recording.steps) or self._needs(size).most <= self._limit(size)
 
+    def foresee(self, size: int) -> bool:
+        """Return True if the confirmation just below a size, scaled to it, does not last."""
+        below = just_below(self._recordings, size)
+        guess = self._guess_from(below) if below else None
+        return guess is not None and guess.size < size
+
     def guess(self) -> Guess | None:
         """Guess the largest size that lasts, by the largest recordings: the smallest that one says.
 
@@ -225,6 +232,17 @@ class LongerRecordings:
 def whole(recordings: Mapping[int, Recording]) -> dict[int, Recording]:
     """Return the recordings, by size, of confirmations that did not run out of memory."""
     return {size: each for size, each in recordings.items() if each.steps and not each.ran_out}
+
+
+def just_below(recordings: Mapping[int, Recording], size: int) -> int:
+    """Return the size of the confirmation that shows how one of a larger size ends; 0 if none does.
+
+    It is no farther below than the final bracket is wide, and its steps differ: then replays decide
+    what fits, so the larger size need not run.
+    """
+    near = max((each for each in whole(recordings) if each < size), default=0)
+    is_near = near and size - near <= DIFFERING_RESOLUTION * size
+    return near if is_near and steps_vary(recordings[near]) else 0
 
 
 def limit_of(recording: Recording, budget_bytes: int) -> int:

@@ -29,6 +29,7 @@ from batchfinder.search.prober import Prober, Recording
 from batchfinder.simulation.longer_recording import (
     LongerRecordings,
     failing_variant,
+    just_below,
     lasts,
     limit_of,
     whole,
@@ -66,12 +67,13 @@ def head_start_of(
 
     if batches_vary(prober):  # small batches have other lengths than large ones
         longer = LongerRecordings(recordings, with_room(prober.budget_bytes), settings)
-        return HeadStart(estimate, longer.guess, longer.last)
+        return HeadStart(estimate, longer.guess, longer.last, longer.foresee)
 
     return HeadStart(
         estimate,
         lambda: scaled_guess(recordings, prober.budget_bytes, settings, least_steps),
         lambda size: lasts(recordings.get(size), prober.budget_bytes, settings),
+        lambda size: foresees(recordings, size, prober.budget_bytes, settings),
         lambda least: scaled_guess(recordings, prober.budget_bytes, expanding, least_steps, least),
     )
 
@@ -92,15 +94,10 @@ def scaled_guess(
         steps of the larger size made other requests than those of the smaller, as kernels differ
         with the size.
     """
-    known = whole(recordings)
-    large = max(known, default=0)
-    small = max((size for size in known if size <= APART * large), default=0)
-    if not small:
+    large = max(whole(recordings), default=0)
+    if (scaled := _scaled(recordings, large)) is None:
         return None
-    # Where the last one failed, its first step shows requests that stop growing, or grow faster.
-    far = min((size for size, each in recordings.items() if each.steps and size > large), default=0)
-    scaled = ScaledRecording(small, known[small], large, known[large], far, recordings.get(far))
-    limit_bytes = limit_of(known[large], budget_bytes)
+    limit_bytes = limit_of(recordings[large], budget_bytes)
 
     @cache
     def failing(batch_size: int, only: int | None = None) -> int | None:
@@ -134,6 +131,27 @@ def scaled_guess(
             return None
         size = _largest(lambda smaller: failing(smaller, variant) is None, least, size, step)
     return Guess(size, scaled.is_matched)
+
+
+def foresees(
+    recordings: Mapping[int, Recording], size: int, budget_bytes: int, settings: AllocatorSettings
+) -> bool:
+    """Return True if the confirmation just below a size, scaled to it, does not last."""
+    scaled = _scaled(recordings, just_below(recordings, size))
+    return (
+        scaled is not None and failing_variant(scaled.at(size), budget_bytes, settings) is not None
+    )
+
+
+def _scaled(recordings: Mapping[int, Recording], large: int) -> ScaledRecording | None:
+    """Return the confirmation at a size, to be scaled; None if none is recorded far below it."""
+    known = whole(recordings)
+    small = max((size for size in known if size <= APART * large), default=0)
+    if not small:
+        return None
+    # Where the last one failed, its first step shows requests that stop growing, or grow faster.
+    far = min((size for size, each in recordings.items() if each.steps and size > large), default=0)
+    return ScaledRecording(small, known[small], large, known[large], far, recordings.get(far))
 
 
 def _largest(holds: Callable[[int], bool], low: int, high: int, width: int) -> int:

@@ -16,7 +16,7 @@ from batchfinder.simulation.longer_recording import (
     releasing_early,
 )
 from batchfinder.simulation.matched_requests import paired
-from batchfinder.simulation.scaled_recording import scaled_guess
+from batchfinder.simulation.scaled_recording import foresees, scaled_guess
 from batchfinder.units import MIB
 
 
@@ -294,6 +294,17 @@ def test_steps_that_differ_in_bytes_alone_must_fit_with_other_bytes_too(
     assert lasts(routed(guess.size, shares), 5000 * MIB, AllocatorSettings())
 
 
+def test_only_the_failure_of_steps_that_differ_is_foreseen() -> None:
+    """Steps that are all alike fail by themselves, within one or two of them."""
+    settings, budget_bytes = AllocatorSettings(), 5000 * MIB
+    for shares, does in (((50, 48, 51, 49), True), ((50,) * 4, False)):
+        end = max(n for n in range(50, 200) if lasts(routed(n, shares), budget_bytes, settings))
+        recordings = {10: routed(10, shares), end: routed(end, shares)}
+        assert foresees(recordings, end + 1, budget_bytes, settings) is does
+        assert not foresees(recordings, end - 1, budget_bytes, settings)
+        assert not foresees({end: recordings[end]}, end + 1, budget_bytes, settings)
+
+
 def test_batches_between_the_last_of_an_epoch_and_the_others_are_not_expected() -> None:
     """PPO: minibatches of two sizes, and now and then a step that collects more data first."""
     steps, count = list[list[int]](), 0
@@ -347,6 +358,18 @@ def test_varying_lengths_are_guessed_by_the_steps_before_a_failure_too() -> None
     guess = longer.guess()
     assert guess is not None
     assert guess.size == min(guesses.values())
+
+
+def test_the_failure_just_above_varying_lengths_is_foreseen() -> None:
+    def at(size: int) -> Recording:
+        return of_lengths(*(tokens * size // 100 for tokens in (100, 90, 96, 90, 96)))
+
+    end = max(n for n in range(100, 900) if lasts(at(n), 5000 * MIB, AllocatorSettings()))
+    longer = LongerRecordings({10: at(10), end: at(end)}, 5000 * MIB, AllocatorSettings())
+    foreseen = [size for size in range(11, 2 * end) if longer.foresee(size)]
+    assert end < foreseen[0] <= end + 10
+    assert foreseen == [*range(foreseen[0], foreseen[-1] + 1)]
+    assert end * 1.02 < foreseen[-1] <= end * 1.03  # farther above, a size has to run
 
 
 def test_nothing_is_guessed_of_varying_lengths_without_a_recording() -> None:
