@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,13 +17,18 @@ from batchfinder.errors import SampleError
 from batchfinder.training.data.lengths import MOST_EXAMPLES, SEED, lengths_of
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import MakeBatch
-from batchfinder.training.tree import named_leaves
+from batchfinder.training.state.process_settings import repeatable
+from batchfinder.training.tree import named_leaves, named_tensors
 from batchfinder.training.user_traceback import raised_while
 
 Collate = Callable[[list[Any]], Any]
 
 # The number of different batches in a confirmation. After them it starts over with the longest.
 DRAWN_BATCHES = 7
+
+# A collator may draw the shape of a batch at random, as for training at many scales. It has if
+# FEW_SEEDS calls differ, and then the largest batch of SEEDS calls is the longest.
+FEW_SEEDS, SEEDS = 8, 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,17 +57,25 @@ class DataBatches:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Collated:
-    """``make_batch(batch_size) -> batch``: repeats some examples in turn, through a collator."""
+    """``make_batch(batch_size) -> batch``: repeats some examples in turn, through a collator.
+
+    With a ``seed``, random numbers of the collator start from it.
+    """
 
     collate: Collate
     examples: list[Any]
     owner: str
+    seed: int | None = None
 
     def __call__(self, batch_size: int) -> Any:
         """Make a batch. Each example occurs equally often, or once more than others."""
         count = len(self.examples)
         # Copied, because collators change the examples: they pad the labels, for example.
-        with raised_while(f"{self.owner} made a batch"):
+        is_random = self.seed is not None
+        with (
+            raised_while(f"{self.owner} made a batch"),
+            repeatable(seed=self.seed or 0) if is_random else nullcontext(),
+        ):
             return self.collate([copy.copy(self.examples[i % count]) for i in range(batch_size)])
 
 
@@ -82,7 +96,8 @@ class Drawn:
         places = (self.places[i % len(self.places)] for i in range(first, first + count))
         with raised_while(f"{self.longest.owner} made a batch"):
             examples = [self.dataset[place] for place in places]
-        return dataclasses.replace(self.longest, examples=examples)(batch_size)
+        seed = None if self.longest.seed is None else step
+        return dataclasses.replace(self.longest, examples=examples, seed=seed)(batch_size)
 
 
 def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> DataBatches:
@@ -104,11 +119,13 @@ def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> Data
             for places in (lengths.longest, lengths.shortest)
         )
         count = len(lengths.longest)
+        longest = _largest(longest, count)
         batch = longest(count)
         is_repeatable = _as_when_repeated(batch, longest, 2 * count)
         make_batch: MakeBatch | None = None if is_repeatable else longest
         # A collator may pad all batches to one length.
-        if lengths.vary and _shapes(shortest(count)) != _shapes(batch):
+        differ = lengths.vary and _shapes(shortest(count)) != _shapes(batch)
+        if differ or longest.seed is not None:
             places = drawn_places(sampler or RandomSampler(dataset))
             make_batch = Drawn(longest, dataset, places)
     remark = (
@@ -117,6 +134,15 @@ def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> Data
     )
     remarks = () if lengths.are_sure else (remark,)
     return DataBatches(batch if is_repeatable else None, make_batch, remarks)
+
+
+def _largest(longest: Collated, count: int) -> Collated:
+    """Return it with the seed of its largest batch, if its collator draws the shapes of batches."""
+    seeded = [dataclasses.replace(longest, seed=seed) for seed in range(SEEDS)]
+    shapes = [_shapes(each(count)) for each in seeded[:FEW_SEEDS]]
+    if all(each == shapes[0] for each in shapes):
+        return longest
+    return max(seeded, key=lambda each: sum(t.numel() for _, t in named_tensors(each(count))))
 
 
 def drawn_places(sampler: Any) -> list[int]:

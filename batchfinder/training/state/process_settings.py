@@ -65,20 +65,21 @@ def read_switches() -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def repeatable(things: Iterable[Any]) -> Iterator[None]:
+def repeatable(things: Iterable[Any] = (), seed: int = 0) -> Iterator[None]:
     """Run the block with fixed random seeds; restore generators and process settings afterwards.
 
     Args:
         things: any objects. The user's generators among them are restored but not seeded.
+        seed: for the generators of random, torch and numpy.
     """
     torch_numbers = torch.default_generator
     undo = process_settings()
     for thing in (torch_numbers, *things):
         undo += generator(thing)
-    random.seed(0)
-    torch_numbers.manual_seed(0)
+    random.seed(seed)
+    torch_numbers.manual_seed(seed)
     if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(0)
+        numpy.random.seed(seed)
     with undone(undo):
         yield
 

@@ -94,6 +94,32 @@ def test_the_longest_is_found_where_kinds_of_examples_alternate(kinds: int) -> N
     assert len(set(shapes(setup, 2))) > 1
 
 
+@pytest.mark.parametrize("as_list", [False, True])
+def test_shapes_that_a_collator_draws_begin_with_the_largest(as_list: bool) -> None:
+    """As in training at many scales, where each batch of images gets another size."""
+
+    def at_a_scale(images: list[Tensor]) -> Any:
+        scale = random.choice(range(4, 12))
+        resized = nn.functional.interpolate(torch.stack(images), size=(scale, scale))
+        return (resized, [{"boxes": torch.zeros(1, 4)}] * len(images)) if as_list else resized
+
+    def shape(setup: TrainingSetup, step: int) -> tuple[int, ...]:
+        assert setup.make_batch is not None
+        batch = setup.make_batch(5, step)
+        return tuple(batch[0].shape if as_list else batch.shape)
+
+    state = random.getstate()
+    images = [torch.zeros(3, 8, 8)] * 6
+    setup, warnings = drawn(DataLoader(images, 2, collate_fn=at_a_scale))  # type: ignore[arg-type]
+    assert random.getstate() == state
+    assert warnings == []
+    assert (setup.sample is None) is as_list
+    found = [shape(setup, step) for step in range(DRAWN_BATCHES)]
+    assert found[0] == (5, 3, 11, 11) == max(found)
+    assert len(set(found)) > 2
+    assert found == [shape(setup, step) for step in range(DRAWN_BATCHES)]
+
+
 def test_examples_of_one_shape_are_a_sample_that_repeats() -> None:
     setup, warnings = drawn([(torch.zeros(3), 1), (torch.ones(3), 0)])
     assert (setup.make_batch, warnings) == (None, [])
