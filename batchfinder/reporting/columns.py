@@ -19,13 +19,22 @@ def budget_of(budget_bytes: int, *, is_measured: bool) -> str:
 
 
 def fitted(rows: Sequence[Sequence[str]], width: float, left: Sequence[int] = (0,)) -> list[str]:
-    """Return a table whose first row is its header, or one paragraph a row if it is too wide."""
+    """Return a table whose first row is its header.
+
+    If it is too wide and its rows begin with a name, the columns of text stand on a line above the
+    others. If that is too wide as well, each row is a paragraph.
+    """
     lines = aligned(rows, left)
+    if max(map(len, lines)) > width and 0 in left:
+        names = ["  ".join(filter(None, (row[column] for column in left))) for row in rows]
+        cells = [[cell for i, cell in enumerate(row) if i not in left] for row in rows]
+        pairs = zip(names, aligned(cells, left=()), strict=True)
+        lines = [line for name, values in pairs for line in (name, f"  {values}")]
     if max(map(len, lines)) <= width:
         return lines
     header, *rest = rows
-    paragraphs = [aligned(list(zip(header, row, strict=True)), left=(0, 1)) for row in rest]
-    return [line for paragraph in paragraphs for line in ("", *paragraph)][1:]
+    filled = [[pair for pair in zip(header, row, strict=True) if pair[1]] for row in rest]
+    return [line for pairs in filled for line in ("", *aligned(pairs, left=(0, 1)))][1:]
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:

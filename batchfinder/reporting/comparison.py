@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def comparison_table(comparison: Comparison, width: float = math.inf) -> list[str]:
-    """Tabulate the strategies; one line per value if ``width`` is too small.
+    """Tabulate the strategies; several lines per strategy if ``width`` is too small.
 
     The strategy with the largest batch and the fastest one are marked. What keeps strategies from
     being possible stands below, once for all that share it: such a reason is a sentence, and no

@@ -20,7 +20,7 @@ _TIMELINE_ROWS = ("forward", "backward", "optimizer step")
 
 
 def estimate_table(estimates: Sequence[Estimate], width: float = math.inf) -> list[str]:
-    """Tabulate the estimates, one row per GPU; one line per value if ``width`` is too small."""
+    """Tabulate the estimates, one row per GPU; several lines if ``width`` is too small."""
     rows = [("GPU", "memory", "max batch", "plausible", "peak", "model states", "per sample")]
     for estimate in estimates:
         states = estimate.explanation.model_state_bytes
@@ -49,7 +49,7 @@ def length_table(runs: Mapping[int | None, Sequence[Estimate]]) -> list[str]:
 
 
 def cluster_table(jobs: Sequence[ClusterEstimate], width: float = math.inf) -> list[str]:
-    """Tabulate the estimates, one row per job; one line per value if ``width`` is too small."""
+    """Tabulate the estimates, one row per job; several lines if ``width`` is too small."""
     rows = [("GPU", "ranks", "strategy", "max batch", "plausible", "global batch", "peak per rank")]
     for job in jobs:
         size, interval, peak = _answer(job.estimate)

@@ -43,6 +43,18 @@ def test_a_table_a_legend_and_the_equation() -> None:
     assert {"memory at", "parameters", "activations", "= peak", "per sample"} < {*rows}
 
 
+def test_on_a_narrow_terminal_the_numbers_stand_in_columns_below_the_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    done = compare(*SMALL, "--strategy", "bf16+checkpointing", "--max-batch-size", "8")
+    [_, names, head, base, sizes, changed, more_sizes, _] = done.stdout.splitlines()
+    assert (names, base) == ("strategy  note", "as it is  <- largest")
+    assert head.split("  ")[1] == "max batch"
+    assert changed == "bf16 + checkpointing"
+    assert {len(line) for line in (head, sizes, more_sizes)} == {len(head)}
+
+
 def test_json_and_report_have_a_row_for_each_strategy_and_gpu(tmp_path: Path) -> None:
     page = tmp_path / "compare.html"
     done = compare(*SMALL[:4], "--gpu", "t4", "--gpu", "v100 16gb", "--strategy", "sgd", "--json",
