@@ -90,7 +90,7 @@ def find_batch_size(
         if deadline is not None and strategy is not None:
             raise UsageError("--time-limit is for a single process: the clocks of ranks differ")
     facts = {"options": asdict(options), "source": source.to_dict(), "bounds": bounds}
-    memory = None if no_cache or strategy else SearchMemory(f"find {target}", facts)
+    memory = None if no_cache or strategy else SearchMemory(facts)
     noise = noise_scale_on_data(source, options) if noise_scale else None
     rate = loader_rate(source) if throughput and source.loader and is_rank_0 else None
 

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import click
+
+from batchfinder.cli.exiting import TYPED
 from batchfinder.errors import CacheError
 from batchfinder.probing.code import surroundings
 from batchfinder.results.cache import AnswerCache
@@ -21,17 +24,17 @@ class SearchMemory:
     """The remembered answers of one command, by everything that they depend on.
 
     Args:
-        command: the command, for people.
         facts: what the answer depends on, as plain data. :meth:`recall` may add more.
 
     Attributes:
         key: the hash of all facts; "" before :meth:`recall`.
     """
 
-    def __init__(self, command: str, facts: Mapping[str, Any]) -> None:
+    def __init__(self, facts: Mapping[str, Any]) -> None:
         self._warnings: list[str] = []
         self._facts: dict[str, Any] = {**facts, "batchfinder": VERSION, "settings": surroundings()}
-        self._command = command
+        context = click.get_current_context(silent=True)
+        self._command: str = context.meta[TYPED] if context else ""
         self._cache: AnswerCache | None = AnswerCache()
         self.key = ""
 

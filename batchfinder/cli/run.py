@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -154,8 +153,7 @@ def _memory_of(template: Template, options: RunOptions, bounds: Bounds) -> Searc
         "folder": str(Path.cwd()),
         "code": digests([*named, *template.files, *modules_beside(named)]),
     }
-    settings = (f"{name}={value}" for name, value in template.environment.items())
-    return SearchMemory(f"run {shlex.join([*settings, *template.arguments])}", facts)
+    return SearchMemory(facts)
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, str]:

@@ -29,7 +29,8 @@ def find() -> Result:
 def test_an_answer_is_listed_shown_confirmed_and_cleared() -> None:
     first = json.loads(find().stdout)
     (line,) = run("cache", "list").stdout.splitlines()
-    assert f"batch size 2 on cpu  find {TARGET}" in line
+    typed = f"find {TARGET} --device cpu --max-batch-size 2 --json"
+    assert line.endswith(f"batch size 2 on cpu  {typed}")
     key = line.split()[0]
     shown = json.loads(run("cache", "show", key).stdout)
     assert shown["key"].startswith(key)
