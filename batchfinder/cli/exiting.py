@@ -16,8 +16,10 @@ import click
 
 from batchfinder.errors import BatchFinderError, UserCodeError
 
+# The key, in click's ``Context.meta``, of what was typed after ``batchfinder``.
+TYPED = "batchfinder.typed"
+
 # The exit statuses of commands; ``errors.py`` has those of errors, 1 and 2.
-TYPED = "batchfinder.typed"  # the key of the words after `batchfinder` in click's `Context.meta`
 FOUND = 0
 NOTHING_FITS = 3
 CTRL_C = 130  # 128 and the number of the signal, as shells have it

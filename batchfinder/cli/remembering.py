@@ -34,7 +34,7 @@ class SearchMemory:
         self._warnings: list[str] = []
         self._facts: dict[str, Any] = {**facts, "batchfinder": VERSION, "settings": surroundings()}
         context = click.get_current_context(silent=True)
-        self._command: str = context.meta[TYPED] if context else ""
+        self._command: str = context.meta.get(TYPED, "") if context else ""
         self._cache: AnswerCache | None = AnswerCache()
         self.key = ""
 
