@@ -62,6 +62,7 @@ class StepSource(Protocol):
         eval_batches: makes the batches of the validation; None: they are those of the training.
         clears_gradients: the step clears the gradients before a validation begins.
         precision: ``"bf16"`` or ``"fp16"`` if the step has an autocast of its own; None if not.
+        compiles: the training that the step stands for compiles its model.
     """
 
     name: str
@@ -76,6 +77,7 @@ class StepSource(Protocol):
     eval_batches: BatchMaker | None = None
     clears_gradients: bool = False
     precision: str | None = None
+    compiles: bool = False
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         """Run the forward pass and return its output."""
@@ -232,6 +234,16 @@ def source_of(setup: TrainingSetup, warn: Callable[[str], None]) -> StepSource:
 def own_precision(setup: TrainingSetup) -> str | None:
     """Return the precision that a setup's step sets itself; None if it runs under any."""
     return setup.step.precision if isinstance(setup.step, StepSource) else None
+
+
+def remarks_on_compiling(source: StepSource, *, compiled: bool) -> list[str]:
+    """Return a remark if training compiles its model, and these steps do not."""
+    if compiled or not source.compiles:
+        return []
+    return [
+        "training compiles its model, but these steps are not compiled and use other memory. Try "
+        "batchfinder find --compile, or compile=True in Python"
+    ]
 
 
 def checked_loss(loss: Any, source: StepSource) -> Tensor:

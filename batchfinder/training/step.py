@@ -23,6 +23,7 @@ from batchfinder.training.source import (
     OldOutput,
     checked_loss,
     had_its_backward_pass,
+    remarks_on_compiling,
     source_of,
 )
 from batchfinder.training.state.reach import reachable
@@ -97,7 +98,7 @@ class TrainingStep:
         self.micro_batches = 2 if accumulate or self._source.accumulates else 1
         self._ahead: list[Any] = []
         self.trains_itself = False
-        self.warnings: list[str] = []
+        self.warnings = remarks_on_compiling(self._source, compiled=compiled)
         in_autocast = precision == "bf16" and self._source.takes_bf16
         asked = {
             f"precision {precision}": precision != "fp32" and not in_autocast,

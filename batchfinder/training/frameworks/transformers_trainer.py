@@ -88,6 +88,7 @@ class TrainerStep(StepSource):
             if isinstance(value, nn.Module | Tensor) and name not in ("model", "model_wrapped")
         }
         self.precision = _lower_precision(trainer)
+        self.compiles = getattr(trainer.args, "torch_compile", False)
         micro_batches = getattr(trainer.args, "gradient_accumulation_steps", 1)
         self.accumulates = micro_batches > 1
         self.batches_ahead = micro_batches if hasattr(trainer, "get_batch_samples") else None
@@ -225,18 +226,12 @@ def _items_in(acting: Any, batch: Any) -> dict[str, Any]:
 
 def remarks_on(trainer: Trainer) -> list[str]:
     """Return remarks about things that a Trainer does besides its step."""
-    remarks = []
-    if getattr(trainer.args, "n_gpu", 1) > 1:
-        remarks.append(
-            "the Trainer would train with DataParallel, whose first GPU needs more memory than one "
-            "that trains alone, as here. Try torchrun, with one process for each GPU"
-        )
-    if getattr(trainer.args, "torch_compile", False):
-        remarks.append(
-            "the Trainer compiles its model, but these steps are not compiled and use other "
-            "memory. Try batchfinder find --compile, or find_max_batch with compile=True"
-        )
-    return remarks
+    if getattr(trainer.args, "n_gpu", 1) <= 1:
+        return []
+    return [
+        "the Trainer would train with DataParallel, whose first GPU needs more memory than one "
+        "that trains alone, as here. Try torchrun, with one process for each GPU"
+    ]
 
 
 def _save_activations(module: Any, args: Any) -> None:

@@ -280,11 +280,20 @@ def test_one_that_shards_its_model_is_refused(option: str) -> None:
 
 
 def test_the_user_is_told_what_the_step_does_not_show() -> None:
-    _, warnings = opened(Trainer(n_gpu=2, torch_compile=True))
+    _, warnings = opened(Trainer(n_gpu=2))
     assert "DataParallel" in warnings[0]
-    assert "batchfinder find --compile" in warnings[1]
     peak = estimate_peak_memory(Trainer(n_gpu=2), batch_size=2, gpu="t4")
-    assert peak.warnings == tuple(warnings[:1])
+    assert peak.warnings == tuple(warnings)
+
+
+def test_compiling_is_missed_only_where_the_steps_do_not_compile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peak = estimate_peak_memory(Trainer(torch_compile=True), batch_size=2, gpu="t4")
+    assert "batchfinder find --compile" in peak.warnings[0]
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    setup, warnings = opened(Trainer(torch_compile=True))
+    assert [*warnings, *TrainingStep(setup, CPU, compiled=True).warnings] == []
 
 
 def test_its_loss_is_named_where_it_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
