@@ -227,7 +227,7 @@ RUN_OPTIONS = (
         metavar="FILE",
         multiple=True,
         help="Replace placeholders, as in batch_size: {batch_size}, in a copy of a file that "
-        "COMMAND names. Repeatable.",
+        "COMMAND names, such as the script. Repeatable.",
     ),
     click.option(
         "--steps",

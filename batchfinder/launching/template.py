@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -92,7 +93,8 @@ class Template:
     def fill(self, batch_size: int, folder: Path) -> tuple[list[str], dict[str, str]]:
         """Return the command at one batch size, and variables to add to its environment.
 
-        ``folder`` gets copies of files and the scratch.
+        ``folder`` gets copies of files and the scratch. A copied script still imports the modules
+        that stand beside it.
         """
         values = self._values(batch_size, str(folder / "scratch"))
         arguments = [_replaced(argument, values) for argument in self.arguments]
@@ -102,6 +104,9 @@ class Template:
             copy.write_text(_replaced(_read(name), values), encoding="utf-8")
             arguments = [argument.replace(name, str(copy)) for argument in arguments]
         environment = {name: _replaced(text, values) for name, text in self.environment.items()}
+        if homes := [str(Path(name).parent.resolve()) for name in self.files if name[-3:] == ".py"]:
+            usual = environment.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [*homes, usual]))
         return arguments, environment
 
     def command(self, batch_size: int) -> str:
@@ -149,7 +154,8 @@ def _refuse_missing(found: Iterable[str]) -> None:
     raise UsageError(
         f"the command has no {{batch_size}}. {hint}"
         "Try: batchfinder run -- python train.py --batch-size {batch_size}. If the size stands in "
-        "a configuration file or a variable, see --file and --env in batchfinder run --help"
+        "the script, a configuration file or a variable, see --file and --env in batchfinder run "
+        "--help"
     )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,6 +47,21 @@ def test_a_file_is_copied_and_named_by_its_copy(
     )
     other = Template(["a.py", "lr.yaml"], files=("lr.yaml",))
     assert other.command(8) == "sed -e 's/{batch_size}/8/g' lr.yaml > lr-8.yaml && a.py lr-8.yaml"
+
+
+def test_the_copy_of_a_script_imports_what_stands_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "beside.py").write_text("WORD = 'found'")
+    script = tmp_path / "code" / "train.py"
+    script.write_text("import beside, elsewhere\nprint(beside.WORD, elsewhere.WORD, {batch_size})")
+    (tmp_path / "elsewhere.py").write_text("WORD = 'too'")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    template = Template([sys.executable, str(script)], files=(str(script),))
+    arguments, variables = template.fill(8, tmp_path / "launch")
+    said = subprocess.check_output(arguments, env={**os.environ, **variables}, text=True)
+    assert said == "found too 8\n"
 
 
 @pytest.mark.parametrize(
