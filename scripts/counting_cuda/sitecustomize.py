@@ -24,6 +24,7 @@ class _WithoutCudnn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
+        sys.meta_path.insert(0, self)  # many libraries only look for PyTorch before they import it
         if spec is not None and spec.loader is not None:
             self._loader = spec.loader
             spec.loader = self
@@ -33,6 +34,7 @@ class _WithoutCudnn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        sys.meta_path.remove(self)
         self._loader.exec_module(module)
         module.backends.cudnn.enabled = False
         module.backends.cuda.enable_cudnn_sdp(False)
