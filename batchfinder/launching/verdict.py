@@ -100,7 +100,8 @@ def judge(
         note = failure.reason if failure is not None else record.doubtful
         return Verdict(_probe(record, Outcome.OOM, note), is_certain=False)
     last_words = record.raised["traceback"] if record.raised else output.rstrip()
-    note = failure.reason if failure is not None else last_line(last_words)
+    said = record.raised["error"] if record.raised else last_line(output)
+    note = failure.reason if failure is not None else said
     ended = _ending(exit_status)
     probe = _probe(record, Outcome.FAILED, f"{ended}: {note}" if note else ended)
     return Verdict(probe, is_too_small=NEEDS_MORE_THAN_ONE in told, last_words=last_words)

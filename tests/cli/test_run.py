@@ -167,7 +167,8 @@ def test_a_script_that_fails_at_once_shows_its_last_lines() -> None:
     result = run_script("--manner", "raises")
     assert result.exit_code == 1
     assert "in main\n" in result.stderr
-    assert "ValueError: there is no data set in this folder" in result.stderr
+    assert "See the manual\n" in result.stderr
+    assert "ValueError: there is no data set in this folder. Try the command" in result.stderr
 
 
 def test_files_are_named_after_a_failed_search_and_a_check_too(folder: Path) -> None:

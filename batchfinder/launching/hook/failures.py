@@ -73,7 +73,8 @@ class Failures:
             if isinstance(error, Exception):
                 self.look_at(error)
                 lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
-                self._report("raised", traceback="\n".join(lines[-_LAST_LINES:]))
+                said = f"{kind.__name__}: {str(error).strip()}".splitlines()[0].removesuffix(": ")
+                self._report("raised", error=said, traceback="\n".join(lines[-_LAST_LINES:]))
             before(kind, error, trace)
 
         return hook
