@@ -16,7 +16,7 @@ FORESEEN_NOTE = (
     "the steps just below it, scaled to this size, run out of memory when replayed, so it did not "
     "run itself"
 )
-THRASHING_NOTE = "runs only by flushing the allocator's cache again and again"
+THRASHING_NOTE = "runs only by flushing the allocator's cache after its first steps"
 
 IN_VALIDATION = "in the validation: "
 """The beginning of a note about a failure in the validation that follows each step."""
@@ -110,7 +110,7 @@ class Probe(Record):
 
     @property
     def is_thrashing(self) -> bool:
-        """True if the size runs only by flushing the allocator's cache again and again."""
+        """True if the size runs only by flushing the allocator's cache after its first steps."""
         return self.outcome is Outcome.OOM and self.allocation_retries > 0
 
     @property

@@ -51,7 +51,7 @@ def test_found() -> None:
 
 
 def test_thrashing_is_called_slow() -> None:
-    reason = "runs only by flushing the allocator's cache again and again"
+    reason = "runs only by flushing the allocator's cache after its first steps"
     probe = Probe(1043, Outcome.OOM, steps=2, seconds=9.0, allocation_retries=3, note=reason)
     failure = NextFailure(1043, Outcome.OOM, reason)
     found = result(probes=(*PROBES, probe), next_failure=failure)
