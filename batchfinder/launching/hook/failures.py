@@ -73,7 +73,8 @@ class Failures:
             if isinstance(error, Exception):
                 self.look_at(error)
                 lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
-                said = f"{kind.__name__}: {str(error).strip()}".splitlines()[0].removesuffix(": ")
+                only = "".join(traceback.format_exception_only(error)).splitlines()
+                said = next(line for line in only if line[:1].strip())  # after a line of code
                 self._report("raised", error=said, traceback="\n".join(lines[-_LAST_LINES:]))
             before(kind, error, trace)
 
