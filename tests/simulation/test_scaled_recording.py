@@ -364,7 +364,8 @@ def test_the_failure_just_above_varying_lengths_is_foreseen() -> None:
     def at(size: int) -> Recording:
         return of_lengths(*(tokens * size // 100 for tokens in (100, 90, 96, 90, 96)))
 
-    end = max(n for n in range(100, 900) if lasts(at(n), 5000 * MIB, AllocatorSettings()))
+    sizes = range(900, 100, -1)
+    end = next(n for n in sizes if lasts(at(n), 5000 * MIB, AllocatorSettings()))
     longer = LongerRecordings({10: at(10), end: at(end)}, 5000 * MIB, AllocatorSettings())
     foreseen = [size for size in range(11, 2 * end) if longer.foresee(size)]
     assert end < foreseen[0] <= end + 10
