@@ -145,7 +145,9 @@ def _read(name: str) -> str:
         return Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
-        raise UsageError(f"--file {name} cannot be read: {reason}. Try its full path") from None
+        raise UsageError(
+            f"--file {name} cannot be read: {reason}. Try the path of a file that has {{batch_size}}"
+        ) from None
 
 
 def _refuse_missing(found: Iterable[str]) -> None:

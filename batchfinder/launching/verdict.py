@@ -18,6 +18,9 @@ from batchfinder.results.probe import VARIED_NOTE, Outcome, Probe
 _KILLED = re.compile(r"exitcode *: -9\b|terminated with signal SIGKILL")
 _SIGKILL = -9
 
+# What says that one example is too few: a layer, and TRL's KTOTrainer.
+_TOO_FEW = (NEEDS_MORE_THAN_ONE, "batch size must be > 1")
+
 # On the CPU, two sizes that differ by less than this share cannot be distinguished: the peaks of a
 # Transformer and of an MLP were 1 % and 5 % off the line through other launches. So if one of them
 # fails, both do. An answer 0.3 % below a failure ran out of memory in one of four trainings.
@@ -35,7 +38,7 @@ class Verdict:
         probe: the launch as a probe.
         is_certain: False if the launch has to be repeated before it is believed.
         ended_by_itself: True if the script ended before it had run all steps.
-        is_too_small: True if a layer needs more than one example.
+        is_too_small: True if a layer or the script needs more than one example.
         last_words: the last output of a failed script.
     """
 
@@ -104,7 +107,8 @@ def judge(
     note = failure.reason if failure is not None else said
     ended = _ending(exit_status)
     probe = _probe(record, Outcome.FAILED, f"{ended}: {note}" if note else ended)
-    return Verdict(probe, is_too_small=NEEDS_MORE_THAN_ONE in told, last_words=last_words)
+    is_too_small = any(each in told for each in _TOO_FEW)
+    return Verdict(probe, is_too_small=is_too_small, last_words=last_words)
 
 
 def _ending(exit_status: int | None) -> str:

@@ -68,7 +68,7 @@ def warnings_about(
         if guess is not None:
             yield (
                 f"{EXPANDABLE} would fit a batch of about {guess.size}, as a replay of this "
-                "search's requests shows. Set it for the search and for training"
+                "search's requests shows. Set it for the search and for your run"
             )
 
 

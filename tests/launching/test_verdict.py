@@ -5,13 +5,31 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from batchfinder.launching.options import RunOptions
 from batchfinder.launching.prober import LaunchProber
+from batchfinder.launching.record import Record
 from batchfinder.launching.template import Template
+from batchfinder.launching.verdict import judge
 from batchfinder.results.probe import Outcome
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.plan import Prices
 from batchfinder.units import GIB
+
+
+@pytest.mark.parametrize(
+    ("said", "is_too_small"),
+    [
+        ("ValueError: Expected more than 1 value per channel when training, got [1, 8]", True),
+        ("ValueError: Actual (not effective) batch size must be > 1.", True),
+        ("ValueError: batch size must be < 1000", False),
+    ],
+)
+def test_a_script_may_say_that_one_example_is_too_few(said: str, is_too_small: bool) -> None:
+    record = Record(1, steps=3, headroom=0.05, cpu_budget_bytes=None)
+    verdict = judge(record, 1, said, hung="")
+    assert (verdict.is_too_small, verdict.probe.outcome) == (is_too_small, Outcome.FAILED)
 
 
 def test_on_the_cpu_a_size_just_below_a_failure_counts_as_failed() -> None:
