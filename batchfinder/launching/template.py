@@ -146,7 +146,7 @@ def _read(name: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise UsageError(
-            f"--file {name} cannot be read: {reason}. Try the path of a file that has {{batch_size}}"
+            f"--file {name} cannot be read: {reason}. Try the path of a file with {{batch_size}}"
         ) from None
 
 
