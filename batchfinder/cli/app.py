@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from typing import Any
 
 import click
 
-from batchfinder.cli.exiting import TYPED, exit_with
+from batchfinder.cli.exiting import exit_with
 from batchfinder.cli.options import (
     CHECK_OPTIONS,
     DEVICE_OPTIONS,
@@ -31,18 +30,7 @@ from batchfinder.cli.studies.commands import compare, sweep
 from batchfinder.results.version import VERSION
 
 
-class _Commands(click.Group):
-    """Keeps what the user typed, to be shown with a remembered answer."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[TYPED] = shlex.join(args)
-        return super().parse_args(ctx, args)
-
-
-@click.group(
-    cls=_Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(VERSION, "-V", "--version", prog_name="batchfinder")
 def cli() -> None:
     """Find the largest batch size that really trains on your device.

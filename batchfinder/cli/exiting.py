@@ -16,9 +16,6 @@ import click
 
 from batchfinder.errors import BatchFinderError, UserCodeError
 
-# The key, in click's ``Context.meta``, of what was typed after ``batchfinder``.
-TYPED = "batchfinder.typed"
-
 # The exit statuses of commands; ``errors.py`` has those of errors, 1 and 2.
 FOUND = 0
 NOTHING_FITS = 3

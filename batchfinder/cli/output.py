@@ -18,6 +18,11 @@ import click
 from batchfinder.launching.leftovers import Leftovers
 
 
+def typed() -> str:
+    """Return what was typed after ``batchfinder``, for a shell."""
+    return shlex.join(sys.argv[1:])
+
+
 def deliver(data: Mapping[str, Any], *, as_json: bool, report: str | None) -> None:
     """Print the answer as one JSON object, and write the report, as requested.
 
@@ -26,7 +31,7 @@ def deliver(data: Mapping[str, Any], *, as_json: bool, report: str | None) -> No
     Raises:
         UsageError: the page cannot be written.
     """
-    data = {**data, "reproduce": shlex.join(["batchfinder", *sys.argv[1:]])}
+    data = {**data, "reproduce": f"batchfinder {typed()}"}
     if as_json:
         click.echo(json.dumps(data, allow_nan=False))
     if report is not None:

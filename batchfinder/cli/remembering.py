@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import click
-
-from batchfinder.cli.exiting import TYPED
+from batchfinder.cli.output import typed
 from batchfinder.errors import CacheError
 from batchfinder.probing.code import surroundings
 from batchfinder.results.cache import AnswerCache
@@ -33,8 +31,6 @@ class SearchMemory:
     def __init__(self, facts: Mapping[str, Any]) -> None:
         self._warnings: list[str] = []
         self._facts: dict[str, Any] = {**facts, "batchfinder": VERSION, "settings": surroundings()}
-        context = click.get_current_context(silent=True)
-        self._command: str = context.meta.get(TYPED, "") if context else ""
         self._cache: AnswerCache | None = AnswerCache()
         self.key = ""
 
@@ -65,7 +61,7 @@ class SearchMemory:
         if self._cache is not None and self.key and is_new:
             try:
                 facts = json.loads(json.dumps(self._facts, default=str))
-                self._cache.remember(self.key, self._command, facts, result.to_dict())
+                self._cache.remember(self.key, typed(), facts, result.to_dict())
             except CacheError as error:
                 self._give_up(error)
         return replace(result, warnings=(*result.warnings, *self._warnings))

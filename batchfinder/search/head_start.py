@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
@@ -91,18 +92,15 @@ class HeadStart:
             return None
 
         def guess() -> Guess | None:
-            started = time.monotonic()
-            found = self._guess(prober, bounds)
-            self.seconds += time.monotonic() - started
-            return found
+            with self._timed():
+                return self._guess(prober, bounds)
 
         return guess
 
     def foreseen(self, batch_size: int) -> Probe | None:
         """Return the failure of a confirmation that need not run; None if it has to."""
-        started = time.monotonic()
-        is_foreseen = self._foresee(batch_size)
-        self.seconds += time.monotonic() - started
+        with self._timed():
+            is_foreseen = self._foresee(batch_size)
         if not is_foreseen:
             return None
         return Probe(batch_size, Outcome.OOM, steps=0, seconds=0.0, note=FORESEEN_NOTE)
@@ -111,17 +109,20 @@ class HeadStart:
         """Return a probe; as out of memory if it is a confirmation whose requests do not last."""
         if not (probe.confirmed and probe.fits):
             return probe
-        started = time.monotonic()
-        is_believed = self._lasts(probe.batch_size)
-        self.seconds += time.monotonic() - started
+        with self._timed():
+            is_believed = self._lasts(probe.batch_size)
         return probe if is_believed else replace(probe, outcome=Outcome.OOM, note=SHORT_LIVED_NOTE)
 
     def expanded(self, at_least: int) -> Guess | None:
         """Return the guess under expandable segments; None if it is smaller, or unknown."""
+        with self._timed():
+            return self._expand(at_least)
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
         started = time.monotonic()
-        found = self._expand(at_least)
+        yield
         self.seconds += time.monotonic() - started
-        return found
 
     def _guess(self, prober: Prober, bounds: Bounds) -> Guess | None:
         if self._estimate is not None:

@@ -19,7 +19,9 @@ TARGET = f"{Path(__file__).parents[1]}/targets/models.py:build_small"
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, arguments)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("sys.argv", ["batchfinder", *arguments])
+        return CliRunner().invoke(cli, arguments)
 
 
 def find() -> Result:

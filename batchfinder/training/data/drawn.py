@@ -71,11 +71,8 @@ class Collated:
         """Make a batch. Each example occurs equally often, or once more than others."""
         count = len(self.examples)
         # Copied, because collators change the examples: they pad the labels, for example.
-        is_random = self.seed is not None
-        with (
-            raised_while(f"{self.owner} made a batch"),
-            repeatable(seed=self.seed or 0) if is_random else nullcontext(),
-        ):
+        seeded = nullcontext() if self.seed is None else repeatable(seed=self.seed)
+        with raised_while(f"{self.owner} made a batch"), seeded:
             return self.collate([copy.copy(self.examples[i % count]) for i in range(batch_size)])
 
 
