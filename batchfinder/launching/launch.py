@@ -76,11 +76,13 @@ class Launch:
             (self._folder / "tmp").mkdir()
             self._allowed = self._folder / "allowed"
             self.allow(steps)
+            self._epoch_ends = self._folder / "epoch_ends"
             self._exit_file = self._folder / "exit"
             reports = self._folder / "reports"
             reports.touch()
             order_file = self._folder / "order.json"
-            whole_order = {**order, **SHARED, "allowed": str(self._allowed)}
+            places = {"allowed": str(self._allowed), "epoch_ends": str(self._epoch_ends)}
+            whole_order = {**order, **SHARED, **places}
             order_file.write_text(json.dumps(whole_order), encoding="utf-8")
             arguments, variables = template.fill(batch_size, self._folder)
             environment = {
@@ -120,6 +122,10 @@ class Launch:
         new = self._folder / "allowed.new"
         new.write_text(str(steps))
         new.replace(self._allowed)
+
+    def end_epoch(self) -> None:
+        """Let each process end its epoch, and validate, instead of running more steps."""
+        self._epoch_ends.touch()
 
     def reports(self) -> Iterator[dict[str, Any] | None]:
         """Yield reports of the processes until the command ends; None while there is no new one."""

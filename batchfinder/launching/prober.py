@@ -15,7 +15,7 @@ from batchfinder.launching.sizes import Honored, SizesSeen, lengths_warning, rem
 from batchfinder.launching.start_time import StartTime
 from batchfinder.launching.template import Template
 from batchfinder.launching.verdict import Verdict, judge, limiting, overruled, quoted, refute_close
-from batchfinder.launching.watching import NO_PYTHON, Patience, watch
+from batchfinder.launching.watching import NO_PYTHON, Patience, watch, watch_epoch_end
 from batchfinder.probing.place import may_expand
 from batchfinder.probing.ranks.job import sharing
 from batchfinder.probing.steadiness import VARIED_ROOM, with_room
@@ -221,6 +221,8 @@ class LaunchProber:
         launch = Launch(self._template, size, order, options.steps, show_output=options.show_output)
         with closing(launch):
             hung = watch(launch, record, options.steps, self._patience)
+            if record.shows_epoch_end and options.mode == "train":
+                watch_epoch_end(launch, record)
         self.saved += [path for path in record.saved if not launch.owns(path)]
         if launch.start_error:
             program = self._template.arguments[0]
@@ -245,6 +247,9 @@ class LaunchProber:
             self._warnings["lengths"] = lengths_warning(self.room)
         probe = verdict.probe
         if probe.fits:
+            self._warnings.pop("validation", None)
+            if remark := record.epoch_end.remark(self.budget_bytes):
+                self._warnings["validation"] = remark
             seen = self._sizes.note(size, record.shapes, self.processes)
             self._believe(size, seen, self._sizes.examples)
             if seen is Honored.CAPPED:  # it shows what the size that it really had needs

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from batchfinder.launching.epoch_end import EpochEnd
 from batchfinder.launching.sizes import lengths_in
 from batchfinder.probing.steadiness import PeakWatch
 from batchfinder.results.memory_model import Phase
@@ -95,6 +96,7 @@ class Record:
         heard: the time of the last report, by ``time.monotonic()``.
         longest_silence: the longest wait for a report, in seconds.
         start_seconds: seconds from the start to the end of the first step; None before that.
+        epoch_end: what followed once all steps had run.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class Record:
         self.started = self.heard = time.monotonic()
         self.longest_silence = 0.0
         self.start_seconds: float | None = None
+        self.epoch_end = EpochEnd()
 
     @property
     def processes(self) -> int:
@@ -142,11 +145,23 @@ class Record:
         return min(len(trainer.peaks) for trainer in self.trainers.values()) if self.trainers else 0
 
     @property
+    def is_level(self) -> bool:
+        """True if every process has ended the same number of steps."""
+        return len({len(trainer.peaks) for trainer in self.trainers.values()}) == 1
+
+    @property
     def is_over(self) -> bool:
-        """True once the launch has shown all that it can."""
+        """True once the launch has shown all the steps that it can."""
         if self.out_of_memory or self.hook_failure:
             return True
         return self.steps > 0 and all(trainer.is_over for trainer in self.trainers.values())
+
+    @property
+    def shows_epoch_end(self) -> bool:
+        """True if its steps fit, and no validation was among them."""
+        objects = any(trainer.watch.objection() for trainer in self.trainers.values())
+        ended = self.out_of_memory or self.hook_failure or objects
+        return self.is_over and not ended and not self.epoch_end.has_validated
 
     def add(self, report: dict[str, Any]) -> None:
         """Record one report."""
@@ -161,7 +176,8 @@ class Record:
                 report["held"], report["steps"], report["streams"]
             )
         elif event == "out_of_memory":
-            self.out_of_memory = self.out_of_memory or report
+            text = self.epoch_end.place_of(report) + report["text"]
+            self.out_of_memory = self.out_of_memory or {**report, "text": text}
         elif event == "raised":
             self.raised = self.raised or report
         elif event == "doubtful":
@@ -172,6 +188,8 @@ class Record:
             self.saved.append(report["path"])
         elif event == "hook_failed":
             self.hook_failure = report["text"]
+        else:
+            self.epoch_end.add(report)
 
     def _add_step(self, report: dict[str, Any]) -> None:
         if self.start_seconds is None:

@@ -12,6 +12,7 @@ from batchfinder.launching.record import Record, Trainer
 from batchfinder.probing.devices.oom import classify_text
 from batchfinder.probing.devices.oom_table import Tier
 from batchfinder.probing.too_small import NEEDS_MORE_THAN_ONE
+from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import VARIED_NOTE, Outcome, Probe
 
 # What torchrun and torch.multiprocessing print when a rank was killed.
@@ -143,6 +144,9 @@ def _probe(record: Record, outcome: Outcome, note: str) -> Probe:
     worst = limiting(record) if trainers else None
     several = record.processes > 1 and bool(trainers)
     failed = record.out_of_memory or {}
+    phases = dict(worst.phases) if worst else {}
+    if record.epoch_end.validation_peak_bytes:
+        phases[Phase.VALIDATION] = record.epoch_end.validation_peak_bytes
     rank = failed.get("rank", worst.facts["rank"] if worst else None)
     return Probe(
         record.batch_size,
@@ -154,7 +158,7 @@ def _probe(record: Record, outcome: Outcome, note: str) -> Probe:
         peak_allocated_bytes=max(failed.get("allocated", 0), worst.allocated if worst else 0)
         or None,
         peak_reserved_bytes=max(failed.get("reserved", 0), _peak(worst) if worst else 0) or None,
-        phase_peak_bytes=dict(worst.phases) if worst else {},
+        phase_peak_bytes=phases,
         allocation_retries=max((trainer.retries for trainer in trainers), default=0),
         confirmed=fits,
         note=note,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 from batchfinder.launching.host_memory import HostWatch
 from batchfinder.launching.launch import Launch
@@ -50,19 +51,41 @@ def watch(launch: Launch, record: Record, steps: int, patience: Patience) -> str
     Returns:
         Why the launch has to be ended, if it reports nothing; else "".
     """
+    for is_silent in _followed(launch, record):
+        if record.is_over:
+            break
+        if is_silent and (hung := _silence(launch, record, patience)):
+            return hung
+        if record.steps >= steps:
+            launch.allow(steps := record.steps + 1)
+    return ""
+
+
+def watch_epoch_end(launch: Launch, record: Record) -> None:
+    """Let a launch whose steps fit end its epoch: it validates, and trains on.
+
+    It takes at most as long as the launch has taken so far.
+    """
+    now = time.monotonic()
+    until = now + (now - record.started)
+    for is_silent in _followed(launch, record):
+        is_over = record.out_of_memory or record.epoch_end.is_over(record.processes)
+        if is_over or time.monotonic() > until:
+            return
+        if is_silent and record.is_level and not record.epoch_end.has_begun:
+            record.epoch_end.has_begun = True
+            launch.end_epoch()
+
+
+def _followed(launch: Launch, record: Record) -> Iterator[bool]:
+    """Record the reports of a launch until it ends; yield True while there is no new one."""
     host = HostWatch(launch.processes)
     for report in launch.reports():
         if report is not None:
             record.add(report)
         elif shortage := host.shortage():
-            record.add({"event": "out_of_memory", "text": shortage})
-        elif hung := _silence(launch, record, patience):
-            return hung
-        if record.is_over:
-            break
-        if record.steps >= steps:
-            launch.allow(steps := record.steps + 1)
-    return ""
+            record.add({"event": "out_of_memory", "text": shortage, "has_gradients": True})
+        yield report is None
 
 
 def _silence(launch: Launch, record: Record, patience: Patience) -> str:

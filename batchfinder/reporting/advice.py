@@ -30,9 +30,10 @@ def why_nothing_fits(result: BatchSizeResult) -> list[str]:
     reason, is_in_validation = without_place(one_line(failure.reason))
     if is_in_validation:
         size = result.eval_batch_size
-        batches = f"batches of {size}" if size else "its batches"
-        smaller = "a smaller one" + (" (`find --mode eval` finds the largest)" if size else "")
-        return [f"Its validation, with {batches}, runs out of memory. Try {smaller}."]
+        batches = f", with batches of {size}," if size else ""
+        smaller = "a smaller one (`find --mode eval` finds the largest)"
+        smaller = smaller if size else "smaller batches for it, or to keep its outputs on the CPU"
+        return [f"Its validation{batches} runs out of memory. Try {smaller}."]
     probe = next((p for p in result.probes if p.batch_size == failure.batch_size), None)
     request = allocator_request_bytes(reason)
     # Reserved bytes would be too many: the allocator returns its free blocks before it gives up.

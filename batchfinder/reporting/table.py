@@ -122,6 +122,7 @@ class ProbeTable:
         text = _WORDS[probe.outcome]
         if probe.confirmed:
             steps = count(probe.steps, "step")
+            steps += " with validation" if Phase.VALIDATION in probe.phase_peak_bytes else ""
             text += f", confirmed by {steps}" if probe.fits else " when confirming"
         note, is_in_validation = without_place(one_line(probe.note))
         text += " in the validation" if is_in_validation else ""

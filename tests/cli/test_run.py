@@ -70,6 +70,21 @@ def test_json_is_that_of_find_with_launches_and_command() -> None:
     assert answer["probes"][0]["steps"] == answer["confirmed_steps"]
 
 
+def test_the_validation_after_an_epoch_is_seen_and_nothing_is_saved(folder: Path) -> None:
+    options = ("--json", "--min-batch-size", "4", "--max-batch-size", "5")
+    answer = answer_of(run_script("--manner", "validates", options=options))
+    assert answer["batch_size"] == 4
+    assert answer["next_failure"]["reason"].startswith("in the validation: ")
+    assert "validation" in answer["probes"][0]["phase_peak_bytes"]
+    assert [*folder.iterdir()] == []
+
+
+def test_a_validation_that_was_not_seen_is_named() -> None:
+    options = ("--min-batch-size", "16")
+    result = run_script("--manner", "validates_later", options=options)
+    assert "Warning: the script seems to have a validation, but none ran" in result.output
+
+
 @pytest.mark.parametrize(("manner", "outcome"), [("swallows", "oom"), ("dies", "failed")])
 def test_what_a_script_hides_is_seen(manner: str, outcome: str) -> None:
     options = ("--json", "--min-batch-size", "4", "--max-batch-size", "5")

@@ -49,10 +49,13 @@ def main() -> None:
     if manner == "evaluates":
         evaluate(model, size, options.steps)
         return
+    if manner in ("validates", "validates_later"):
+        train_in_epochs(model, torch.optim.Adam(model.parameters()), options)
+        return
     drops = manner == "drops"
     data = TensorDataset(torch.zeros(LIMIT))
-    loader = DataLoader(data, batch_size=size, drop_last=drops)
-    for _ in range(options.steps * min(1, len(loader))):
+    batches = len(DataLoader(data, batch_size=size, drop_last=drops))
+    for _ in range(options.steps * min(1, batches)):
         for _ in range(options.accumulation):
             try:
                 if manner == "swallows" and is_large:
@@ -92,6 +95,28 @@ def evaluate(model: nn.Module, size: int, steps: int) -> None:
     with torch.no_grad():
         for _ in range(steps):
             model.eval()(torch.randn(size, 8))
+
+
+def train_in_epochs(
+    model: nn.Module, optimizer: torch.optim.Optimizer, options: argparse.Namespace
+) -> None:
+    """Train on a loader, validate after each epoch, and save; or validate after many steps only."""
+    data = TensorDataset(torch.randn(10_000, 8))
+    training = DataLoader(data, batch_size=options.batch_size)
+    validation = DataLoader(data, batch_size=4)
+    for epoch in range(options.steps):
+        for (x,) in training:
+            model.train()(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if options.manner == "validates_later" and epoch < 100:
+            continue
+        with torch.no_grad():
+            for (x,) in validation:
+                model.eval()(x)
+                if options.batch_size > options.limit:
+                    Greedy()(x)
+        Path("model.txt").write_text("weights")
 
 
 def _options() -> argparse.Namespace:

@@ -63,7 +63,12 @@ class Failures:
 
     def _fail(self, text: str) -> None:
         allocated, reserved = self._memory.peaks()
-        facts = {**self._memory.identity(), "allocated": allocated, "reserved": reserved}
+        facts = {
+            **self._memory.identity(),
+            "allocated": allocated,
+            "reserved": reserved,
+            "has_gradients": self._torch.is_grad_enabled(),
+        }
         self._report("out_of_memory", text=text, **facts)
         while True:
             self._report.pause()

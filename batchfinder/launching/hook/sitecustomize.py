@@ -107,7 +107,10 @@ class AfterTorch:
             failures = load("failures").Failures(torch, order, self._report, memory)
             recorder = load("recording", order["recorder"])
             requests = load("requests").Requests(torch, recorder, self._report)
-            load("steps").Steps(torch, order, self._report, memory, failures, requests).install()
+            epoch_end = load("epoch_end").EpochEnd(torch, order, self._report, memory)
+            load("steps").Steps(
+                torch, order, self._report, memory, failures, requests, epoch_end
+            ).install()
         except Exception as error:  # noqa: BLE001 - the script must run on in any case
             self._report("hook_failed", text=f"{type(error).__name__}: {error}")
 

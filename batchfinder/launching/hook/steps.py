@@ -39,6 +39,7 @@ class Steps:
         memory: limits and reads the memory.
         failures: looks at errors that the script may swallow.
         requests: records what the script requests from CUDA's allocator.
+        epoch_end: ends the epoch once all steps ran, if the driver asks for it.
     """
 
     def __init__(
@@ -49,11 +50,12 @@ class Steps:
         memory: Any,
         failures: Any,
         requests: Any,
+        epoch_end: Any,
     ) -> None:
         self._torch: Any = torch
         self._order, self._report, self._memory = order, report, memory
         self._counts_passes: bool = order["counts_passes"]
-        self._failures, self._requests = failures, requests
+        self._failures, self._requests, self._epoch_end = failures, requests, epoch_end
         self._created: weakref.WeakSet[Any] = weakref.WeakSet()
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
         self._first: Any = None
@@ -83,6 +85,7 @@ class Steps:
         torch.autograd.backward = self._watched_backward(torch.autograd.backward)
         self._failures.install()
         self._requests.install()
+        self._epoch_end.install()
 
     def _start_over(self) -> None:
         self._readings = self._steps = self._backwards = 0
@@ -106,8 +109,14 @@ class Steps:
         error = sys.exc_info()[1] if output is None else None
         if error is not None:
             self._failures.look_at(error)
-        trains = module.training and self._torch.is_grad_enabled()
-        if self._depth.value or self._in_backward or trains == self._counts_passes:
+        if self._depth.value or self._in_backward:
+            return
+        has_gradients = self._torch.is_grad_enabled()
+        trains = module.training and has_gradients
+        if trains == self._counts_passes:
+            is_validation = not (trains or module.training or has_gradients or error)
+            if is_validation and _has_parameters(module, trained=True):
+                self._epoch_end.validate(has_trained=self._steps > 0)
             return
         if len(self._shapes) < MOST_SHAPES and _has_parameters(module, trained=trains):
             self._shapes += _shapes(self._torch, [arguments, keywords])[:MOST_SHAPES]
@@ -182,6 +191,9 @@ class Steps:
         self._memory.reset()
 
     def _end_reading(self) -> None:
+        if self._epoch_end.has_begun:
+            self._epoch_end.step()
+            return
         self._readings += 1
         seconds = time.monotonic() - self._began  # before the history is read
         self._requests.end_reading(self._memory.index, waits=self._must_wait())
@@ -205,7 +217,7 @@ class Steps:
 
     def _wait(self) -> None:
         """Wait until more steps are allowed, or the launch ends this process."""
-        while self._must_wait():
+        while self._must_wait() and not self._epoch_end.begin_if_asked():
             self._report.pause()
 
     def _must_wait(self) -> bool:

@@ -1,0 +1,97 @@
+"""What a launch showed after its steps: the validation at the end of an epoch, and a step after it.
+
+The hook ends the epoch early, see ``launching/hook/epoch_end.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from batchfinder.results.probe import IN_VALIDATION
+from batchfinder.units import format_bytes
+
+# Steps without a validation after which none is expected at the end of an epoch.
+MOST_STEPS = 3
+
+# Before so many batches, a validation still allocates what it needs once.
+SETTLED = 3
+
+UNSEEN = (
+    "the script seems to have a validation, but none ran in the launches, so the answer does not "
+    "include it. Try the script's own option to validate within its first steps"
+)
+
+
+class _Growth(NamedTuple):
+    """What the batches of a validation leave on a device."""
+
+    held_bytes: int
+    kept_bytes: int
+    batches_left: int
+
+
+@dataclass
+class EpochEnd:
+    """The end of an epoch, as all processes of a launch report it.
+
+    Attributes:
+        has_begun: True once the driver has asked for it.
+        has_validated: True once a model has validated after its first step.
+        seems_to_validate: True if a loader is left over, or the model was evaluated before its
+            first step.
+        validation_peak_bytes: the most bytes that tensors held in a validation; 0 if none was read.
+    """
+
+    has_begun: bool = False
+    has_validated: bool = False
+    seems_to_validate: bool = False
+    validation_peak_bytes: int = 0
+    _steps: dict[int, int] = field(default_factory=dict)
+    _would_write: bool = False
+    _held: dict[int, list[int]] = field(default_factory=dict)
+    _growths: list[_Growth] = field(default_factory=list)
+
+    def add(self, report: dict[str, Any]) -> None:
+        """Note a report of the hook."""
+        event, pid = report["event"], report["pid"]
+        if event == "validated":
+            self.has_validated |= report["has_trained"]
+            self.seems_to_validate |= not report["has_trained"]
+            self.validation_peak_bytes = max(self.validation_peak_bytes, report["allocated"])
+            self._steps.pop(pid, None)
+        elif event == "step_after":
+            self._steps[pid] = self._steps.get(pid, 0) + 1
+            self.seems_to_validate |= report["unused_loaders"] > 0
+        elif event == "batch_after":
+            held = self._held.setdefault(pid, [])
+            held[report["given"] :] = [report["held"]]
+            kept = min((later - before for before, later in pairwise(held[1:])), default=0)
+            if len(held) > SETTLED and kept > 0 and report["batches"]:
+                self._growths.append(_Growth(held[-1], kept, report["batches"] - report["given"]))
+        elif event == "would_write":
+            self._would_write = True
+
+    def is_over(self, processes: int) -> bool:
+        """Return True once each process has trained on, or one is about to write a file."""
+        needed = 1 if self.has_validated else MOST_STEPS
+        trained = [pid for pid, steps in self._steps.items() if steps >= needed]
+        return self._would_write or len(trained) >= processes
+
+    def place_of(self, failure: dict[str, Any]) -> str:
+        """Return how a note about running out of memory begins; "" for a training step."""
+        return IN_VALIDATION if self.has_begun and not failure["has_gradients"] else ""
+
+    def remark(self, budget_bytes: int) -> str:
+        """Return what the user should know; "" if there is nothing."""
+        if not self.has_validated:
+            return UNSEEN if self.seems_to_validate else ""
+        for growth in self._growths:
+            if growth.held_bytes + growth.kept_bytes * growth.batches_left > budget_bytes:
+                return (
+                    f"each batch of the validation leaves {format_bytes(growth.kept_bytes)} more "
+                    f"on the device, too much for the {growth.batches_left} that it did not run. "
+                    "Try to move what it keeps to the CPU (eval_accumulation_steps of Transformers)"
+                )
+        return ""

@@ -1,0 +1,65 @@
+"""What reports of a launch say about the end of an epoch."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchfinder.launching.epoch_end import EpochEnd
+
+MIB = 1024**2
+
+
+def validated(pid: int = 1) -> dict[str, object]:
+    return {"event": "validated", "pid": pid, "has_trained": True, "allocated": MIB}
+
+
+def step_after(pid: int = 1) -> dict[str, object]:
+    return {"event": "step_after", "pid": pid, "unused_loaders": 0}
+
+
+def test_it_is_over_once_every_process_has_trained_on() -> None:
+    end = EpochEnd()
+    for report in (step_after(), validated(), step_after(), validated(2)):
+        end.add(report)
+    assert not end.is_over(2)
+    end.add(step_after(2))
+    assert end.is_over(2)
+
+
+def test_without_a_validation_it_is_over_after_three_steps() -> None:
+    end = EpochEnd()
+    for _ in range(2):
+        end.add(step_after())
+    assert not end.is_over(1)
+    end.add(step_after())
+    assert end.is_over(1)
+    assert end.remark(MIB) == ""
+
+
+def test_it_is_over_before_a_file_is_written() -> None:
+    end = EpochEnd()
+    end.add({"event": "would_write", "pid": 1})
+    assert end.is_over(2)
+
+
+@pytest.mark.parametrize(("batches", "warns"), [(100, True), (50, False), (None, False)])
+def test_a_validation_that_keeps_its_outputs_is_said_to_outgrow_the_device(
+    batches: int | None, warns: bool
+) -> None:
+    end = EpochEnd()
+    end.add(validated())
+    for given in range(4):
+        held = (30 + given) * MIB
+        end.add(
+            {"event": "batch_after", "pid": 1, "given": given, "held": held, "batches": batches}
+        )
+    assert end.remark(80 * MIB).startswith("each batch of the validation leaves 1.0 MiB") is warns
+
+
+def test_memory_that_does_not_grow_each_time_is_no_warning() -> None:
+    end = EpochEnd()
+    end.add(validated())
+    for given, held in enumerate((10, 30, 30, 40)):
+        report = {"event": "batch_after", "pid": 1, "given": given, "held": held * MIB}
+        end.add({**report, "batches": 10**6})
+    assert end.remark(80 * MIB) == ""
