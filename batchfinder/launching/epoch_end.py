@@ -15,7 +15,7 @@ from batchfinder.units import format_bytes
 # Steps without a validation after which none is expected at the end of an epoch.
 MOST_STEPS = 3
 
-# Before so many batches, a validation still allocates what it needs once.
+# Before this many batches, a validation still allocates what it needs once.
 SETTLED = 3
 
 UNSEEN = (
@@ -39,31 +39,35 @@ class EpochEnd:
     Attributes:
         has_begun: True once the driver has asked for it.
         has_validated: True once a model has validated after its first step.
-        seems_to_validate: True if a loader is left over, or the model was evaluated before its
-            first step.
         validation_peak_bytes: the most bytes that tensors held in a validation; 0 if none was read.
     """
 
     has_begun: bool = False
     has_validated: bool = False
-    seems_to_validate: bool = False
     validation_peak_bytes: int = 0
     _steps: dict[int, int] = field(default_factory=dict)
     _would_write: bool = False
     _held: dict[int, list[int]] = field(default_factory=dict)
+    _unused_loaders: int = 0
+    _early_peak_bytes: int = 0  # of the model, evaluated before its first step
+    _held_bytes: int = 0  # between two steps
     _growths: list[_Growth] = field(default_factory=list)
 
     def add(self, report: dict[str, Any]) -> None:
         """Note a report of the hook."""
         event, pid = report["event"], report["pid"]
         if event == "validated":
+            peak = report["allocated"]
             self.has_validated |= report["has_trained"]
-            self.seems_to_validate |= not report["has_trained"]
-            self.validation_peak_bytes = max(self.validation_peak_bytes, report["allocated"])
+            if report["is_after"]:
+                self.validation_peak_bytes = max(self.validation_peak_bytes, peak)
+            elif not report["has_trained"]:
+                self._early_peak_bytes = max(self._early_peak_bytes, peak)
             self._steps.pop(pid, None)
         elif event == "step_after":
             self._steps[pid] = self._steps.get(pid, 0) + 1
-            self.seems_to_validate |= report["unused_loaders"] > 0
+            self._unused_loaders = report["unused_loaders"]
+            self._held_bytes = max(self._held_bytes, report["held"])
         elif event == "batch_after":
             held = self._held.setdefault(pid, [])
             held[report["given"] :] = [report["held"]]
@@ -86,7 +90,9 @@ class EpochEnd:
     def remark(self, budget_bytes: int) -> str:
         """Return what the user should know; "" if there is nothing."""
         if not self.has_validated:
-            return UNSEEN if self.seems_to_validate else ""
+            # The parameters count twice here, so what fits does so with the optimizer's states too.
+            is_close = self._early_peak_bytes + self._held_bytes > budget_bytes
+            return UNSEEN if self._unused_loaders or is_close else ""
         for growth in self._growths:
             if growth.held_bytes + growth.kept_bytes * growth.batches_left > budget_bytes:
                 return (

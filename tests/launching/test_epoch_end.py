@@ -10,11 +10,12 @@ MIB = 1024**2
 
 
 def validated(pid: int = 1) -> dict[str, object]:
-    return {"event": "validated", "pid": pid, "has_trained": True, "allocated": MIB}
+    facts = {"has_trained": True, "is_after": True, "allocated": MIB}
+    return {"event": "validated", "pid": pid, **facts}
 
 
 def step_after(pid: int = 1) -> dict[str, object]:
-    return {"event": "step_after", "pid": pid, "unused_loaders": 0}
+    return {"event": "step_after", "pid": pid, "unused_loaders": 0, "held": MIB}
 
 
 def test_it_is_over_once_every_process_has_trained_on() -> None:
@@ -63,3 +64,13 @@ def test_memory_that_does_not_grow_each_time_is_no_warning() -> None:
         report = {"event": "batch_after", "pid": 1, "given": given, "held": held * MIB}
         end.add({**report, "batches": 10**6})
     assert end.remark(80 * MIB) == ""
+
+
+@pytest.mark.parametrize(("budget_bytes", "warns"), [(4 * MIB, False), (2 * MIB, True)])
+def test_a_model_evaluated_before_its_first_step_must_fit_beside_the_states(
+    budget_bytes: int, warns: bool
+) -> None:
+    end = EpochEnd()
+    end.add({**validated(), "has_trained": False, "is_after": False, "allocated": 2 * MIB})
+    end.add(step_after())
+    assert end.remark(budget_bytes).startswith("the script seems to have a validation") is warns

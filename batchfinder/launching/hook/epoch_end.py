@@ -3,7 +3,7 @@
 The driver asks for it once all steps have run. Until it ends the script:
 
 - a loader that has begun an epoch ends it; others, as that of the validation, give a few batches;
-- Trainers that validate every so many steps do so after the next one;
+- Trainers that validate every N steps do so after the next one;
 - whoever is about to write a file, or to start a program, waits: nothing of the user's changes.
 """
 
@@ -103,14 +103,21 @@ class EpochEnd:
 
     def step(self) -> None:
         """Report a step that follows the end of the epoch."""
-        self._report("step_after", unused_loaders=len(self._unused))
+        held = self._held()
+        self._report("step_after", unused_loaders=len(self._unused), held=held)
 
     def validate(self, *, has_trained: bool) -> None:
         """Report a forward pass of a validation; before the epoch ends, only the first one."""
         if self.has_begun or has_trained not in self._told:
             self._told.add(has_trained)
-            peak = self._memory.peaks()[0] if self.has_begun else 0
-            self._report("validated", has_trained=has_trained, allocated=peak)
+            peak = self._memory.peaks()[0]
+            facts = {"has_trained": has_trained, "is_after": self.has_begun}
+            self._report("validated", allocated=peak, **facts)
+
+    def _held(self) -> int:
+        """Return the bytes that tensors hold on a CUDA device now; 0 on the CPU."""
+        index = self._memory.index
+        return 0 if index is None else int(self._torch.cuda.memory_allocated(index))
 
     def _end_loaders(self) -> None:
         iterator = self._torch.utils.data.dataloader._BaseDataLoaderIter
@@ -118,10 +125,9 @@ class EpochEnd:
 
         def follow(iterator: Any) -> Any:
             given = self._given.get(iterator, MOST_BATCHES)
-            index = self._memory.index
-            if index is not None and iterator in self._given:
-                held = self._torch.cuda.memory_allocated(index)
-                self._report("batch_after", given=given, held=held, batches=_length(iterator))
+            if iterator in self._given:
+                facts = {"held": self._held(), "batches": _length(iterator)}
+                self._report("batch_after", given=given, **facts)
             if given >= MOST_BATCHES:
                 raise StopIteration
             self._given[iterator] = given + 1
