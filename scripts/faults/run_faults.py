@@ -31,6 +31,8 @@ HARMLESS = (
     "write garbage",
     "save",
     "exit after a step",
+    "hang in the validation",
+    "die in the validation",
 )
 """These change no answer."""
 
