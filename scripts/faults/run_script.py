@@ -130,9 +130,8 @@ def validate(model: torch.nn.Module, data: TensorDataset, deed: str) -> None:
                 time.sleep(600)
             elif deed == "die in the validation":
                 os._exit(9)
-    if (
-        deed != "swallow errors"
-    ):  # such a script ends without a step, and saves before it is stopped
+    # A script that swallows its errors ends without a step, so it is not stopped before this.
+    if deed != "swallow errors":
         Path("after.pt").write_bytes(b"weights")
 
 
