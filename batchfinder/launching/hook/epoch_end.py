@@ -174,7 +174,7 @@ class EpochEnd:
 def _length(iterator: Any) -> int | None:
     try:
         return len(iterator)
-    except TypeError:  # a stream has none
+    except (TypeError, NotImplementedError):  # a stream has none
         return None
 
 
