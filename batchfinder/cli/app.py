@@ -23,6 +23,7 @@ from batchfinder.cli.options import (
     compile_option,
     flag,
     number,
+    quiet_option,
     seconds,
     with_options,
 )
@@ -72,7 +73,7 @@ def cli() -> None:
 @with_options(
     *PLAN_OPTIONS, *LANGUAGE_MODEL_OPTIONS, *SEARCH_OPTIONS, *OUTPUT_OPTIONS, chart_option
 )
-@flag("-q", "--quiet", help="Print only the answer.")
+@with_options(quiet_option)
 @flag("-v", "--verbose", help="Show more, and what the target prints.")
 @click.pass_obj
 def find(make_prober: Any, /, **options: Any) -> None:
@@ -133,7 +134,7 @@ def run_script(**options: Any) -> None:
 )
 @flag("--forget-calibration", help="Remove what --calibrate learned.")
 @flag("--explain", help="Show what uses the memory, and where.")
-@with_options(*OUTPUT_OPTIONS)
+@with_options(*OUTPUT_OPTIONS, quiet_option)
 def estimate(**options: Any) -> None:
     """Estimate the largest batch size on GPUs you do not have; no GPU is needed.
 

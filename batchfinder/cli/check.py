@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from batchfinder.cli.app import find, run_script
 from batchfinder.cli.exiting import FOUND, NOTHING_FITS
 from batchfinder.cli.find import worker_prober
-from batchfinder.cli.output import leftovers_named, print_notes
+from batchfinder.cli.output import leftovers_named, live_line, print_notes
 from batchfinder.cli.request import Request, request_of
 from batchfinder.cli.run import parse_settings
 from batchfinder.cli.signals import terminated_as_ctrl_c
@@ -81,6 +81,7 @@ def check_batch_size(
     max_memory: str | None,
     settings: Sequence[str],
     as_json: bool,
+    quiet: bool,
     verbose: bool,
     **shared: Any,
 ) -> int:
@@ -94,10 +95,14 @@ def check_batch_size(
     request = request_of(words[0] if is_target else "", {**shared, **only})
     most = bytes_if_given(max_memory)
     if gpu is not None:
-        found = _estimated(request, batch_size, gpu, most)
+        found = _estimated(request, batch_size, gpu, most, quiet=quiet)
     else:
         named = nullcontext() if is_target else leftovers_named()
-        with named as leftovers, terminated_as_ctrl_c() as why:
+        with (
+            named as leftovers,
+            terminated_as_ctrl_c() as why,
+            live_line(quiet=quiet) as show,
+        ):
             try:
                 prober: Prober
                 if leftovers is None:
@@ -106,9 +111,11 @@ def check_batch_size(
                     prober = launcher = _launcher(words, batch_size, request, settings, verbose)
                     leftovers.saved += launcher.saved
                 with closing(prober):
+                    show(_doing(batch_size))
                     probe = prober.probe(batch_size, confirm=True)
                     found = _judged(probe, prober, most)
-                    for warning in prober.warnings:
+                    show("")
+                    for warning in () if quiet else prober.warnings:
                         click.echo(f"Warning: {warning}", err=True)
             except KeyboardInterrupt:
                 return why[-1]
@@ -167,25 +174,33 @@ def _launcher(
     return launcher
 
 
-def _estimated(request: Request, batch_size: int, gpu: str, most: int | None) -> Check:
+def _doing(batch_size: int) -> str:
+    return f"checking batch size {batch_size} ..."
+
+
+def _estimated(
+    request: Request, batch_size: int, gpu: str, most: int | None, *, quiet: bool
+) -> Check:
     from batchfinder.cli.estimating.estimate import load, user_code
     from batchfinder.estimator import estimate_peak_memory
+    from batchfinder.simulation.gpus import find_gpu
 
-    options = request.options
+    options, device = request.options, find_gpu(gpu)
     notes: list[str] = []
-    with user_code(), catch_warnings():
+    with user_code(), live_line(quiet=quiet) as show, catch_warnings():
+        show(_doing(batch_size))
         simplefilter("ignore", BatchFinderWarning)  # the estimate has them
         estimate = estimate_peak_memory(
             load(request.source, notes, on_paper=True),
             batch_size=batch_size,
-            gpu=gpu,
+            gpu=device,
             headroom=options.headroom,
             precision=options.precision,
             accumulate=options.accumulate,
             mode=options.mode,
             eval_batch_size=options.eval_batch_size,
         )
-    print_notes([*notes, *estimate.warnings])
+    print_notes([*notes, *estimate.warnings], quiet=quiet)
     # What lies beside the allocator counts on both sides.
     limit = estimate.budget_bytes + estimate.gpu.overhead_bytes
     limit = min(limit, most or limit)

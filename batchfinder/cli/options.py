@@ -163,6 +163,7 @@ PLAN_OPTIONS = (
 )
 """The plan for an optimizer step."""
 
+quiet_option = flag("-q", "--quiet", help="Print only the answer.")
 OUTPUT_OPTIONS = (
     json_option,
     click.option("--report", metavar="FILE.html", help="Also write a page with pictures."),
@@ -251,7 +252,7 @@ RUN_OPTIONS = (
     *SEARCH_OPTIONS,
     *OUTPUT_OPTIONS,
     chart_option,
-    flag("-q", "--quiet", help="Print only the answer."),
+    quiet_option,
     flag("-v", "--verbose", help="Show more, and what the script prints."),
 )
 
@@ -269,5 +270,6 @@ CHECK_OPTIONS = (
     compile_option,
     env_option,
     json_option,
+    quiet_option,
     flag("-v", "--verbose", help="Show what the code prints."),
 )

@@ -40,9 +40,9 @@ def deliver(data: Mapping[str, Any], *, as_json: bool, report: str | None) -> No
         write_page([data], report)
 
 
-def print_notes(texts: Iterable[str]) -> None:
-    """Print each text once on stderr."""
-    for text in dict.fromkeys(filter(None, texts)):
+def print_notes(texts: Iterable[str], *, quiet: bool = False) -> None:
+    """Print each text once on stderr, unless only the answer is wanted."""
+    for text in dict.fromkeys(() if quiet else filter(None, texts)):
         click.echo(f"Note: {text}", err=True)
 
 
@@ -52,15 +52,21 @@ def width_of_table() -> float:
 
 
 @contextmanager
-def live_line() -> Iterator[Callable[[str], None]]:
+def live_line(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """Yield a function that shows what runs now on the last line of a terminal.
 
-    Each text replaces the one before; "" clears the line. Pipes and files get nothing. Rich's
-    status would need a thread, and a search on the CPU forks this process.
+    Each text replaces the one before; "" clears the line. Pipes and files get a line for each
+    text, and nobody gets any with ``quiet``. Rich's status would need a thread, and a search on the
+    CPU forks this process.
     """
+    is_live = os.isatty(2) and os.environ.get("TERM") != "dumb"
 
     def show(text: str) -> None:
-        if os.isatty(2):
+        if quiet:
+            return
+        if not is_live:
+            click.echo(f"{text}\n" if text else "", err=True, nl=False)
+        else:
             room = shutil.get_terminal_size().columns - 1  # a wrapped line could not be cleared
             click.echo(f"\r\033[K{text[:room]}", err=True, nl=False)
 

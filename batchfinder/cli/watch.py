@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import time
@@ -93,10 +92,8 @@ def _follow(
             if as_json:
                 facts = {"seconds": round(seconds, 3), **asdict(usage)}
                 print(json.dumps({**facts, "allocation_retries": flushes}), flush=True)
-            elif os.isatty(2):
-                show(_line(usage, flushes, seconds))
             else:
-                click.echo(_line(usage, flushes, seconds), err=True)
+                show(_line(usage, flushes, seconds))
             _wait(process, every)
     if not peak_host:
         return None

@@ -40,7 +40,9 @@ def test_the_notes_of_an_estimate_are_lines_of_their_own() -> None:
     ended = check(SMALL, "--gpu", "t4", "--batch-size", "4", "--input", "float32[3]")
 
     assert ended.exit_code == 0
-    assert ended.stderr.startswith("Note: --input is ignored, as the target brings batches")
+    doing, note, *_ = ended.stderr.splitlines()
+    assert doing == "checking batch size 4 ..."
+    assert note.startswith("Note: --input is ignored, as the target brings batches")
     assert "BatchFinderWarning" not in ended.stderr
 
 

@@ -66,10 +66,14 @@ def test_json_and_report_have_a_row_for_each_strategy_and_gpu(tmp_path: Path) ->
     assert [row["strategy"] for row in data["comparisons"][0]["rows"]] == ["as it is", "sgd"]
 
 
-def test_a_terminal_shows_what_runs_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_runs_now_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = (*SMALL, "--strategy", "sgd", "--max-batch-size", "8")
+    plain = compare(*options).stderr.splitlines()
+    assert plain[0].startswith("loading ")
+    assert plain[1:] == ["tracing as it is ...", "tracing sgd ..."]
+    assert compare(*options, "-q").stderr == ""
     monkeypatch.setattr("os.isatty", lambda descriptor: True)
-    done = compare(*SMALL, "--strategy", "sgd", "--max-batch-size", "8")
-    assert done.stderr.startswith("\rtracing as it is ...\rtracing sgd ...\r")
+    assert "\rtracing as it is ...\rtracing sgd ...\r" in compare(*options).stderr
 
 
 @pytest.mark.slow

@@ -68,17 +68,33 @@ def estimate(target: str, *arguments: object) -> Any:
 
 
 def test_output_of_the_target_goes_to_stderr(train_file: Path) -> None:
-    result = run("estimate", f"{train_file}:talkative", "--gpu", "t4", "--json")
+    result = run("estimate", f"{train_file}:talkative", "--gpu", "t4", "--json", "-q")
     assert json.loads(result.stdout)["estimates"]
     assert result.stderr.startswith("here I am\nloss 0.000\n")
 
 
-def test_a_terminal_shows_what_is_traced(train_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batchfinder.cli.output.os.isatty", lambda _: True)
+def test_what_is_estimated_is_shown_meanwhile(
+    train_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = f"{train_file}:build_model"
-    result = run("estimate", target, "--gpu", "t4")
+    words = "estimate", target, "--gpu", "t4"
+    line = f"estimating {target} ..."
+    assert run(*words).stderr == f"{line}\n"
+    assert run(*words, "--quiet").stderr == ""
+    monkeypatch.setattr("batchfinder.cli.output.os.isatty", lambda _: True)
     # The runner drops the code that clears the line.
-    assert result.stderr == f"\r{f'tracing {target} ...'[:79]}\r"
+    assert run(*words).stderr == f"\r{line[:79]}\r"
+    assert run(*words, "--quiet").stderr == ""
+    monkeypatch.setenv("TERM", "dumb")
+    assert run(*words).stderr == f"{line}\n"
+
+
+def test_quiet_prints_no_notes(train_file: Path) -> None:
+    words = "estimate", f"{train_file}:build_model", "--gpu", "t4", "--min-batch-size", "99999999"
+    said, quiet = run(*words), run(*words, "-q")
+    assert said.exit_code == quiet.exit_code == 3
+    assert "Note: Try compare" in said.stderr
+    assert (quiet.stdout, quiet.stderr) == (said.stdout, "")
 
 
 def test_an_autocast_at_module_level_is_on(train_file: Path) -> None:

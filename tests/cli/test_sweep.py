@@ -125,13 +125,16 @@ def test_a_signal_leaves_the_rows_that_ended(device: tuple[str, str], tmp_path: 
         ),
     ],
 )  # fmt: skip
-def test_a_terminal_shows_what_runs_now_and_a_pipe_does_not(
+def test_a_terminal_and_a_pipe_show_what_runs_now(
     device: tuple[str, str], lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "with_make_batch.py"
     file.write_text(WITH_MAKE_BATCH)
     options = (f"{file}:build_setup", "--over", "length=4,8", *device, "--max-batch-size", "4")
-    assert "\r" not in sweep(*options).stderr
+    plain = sweep(*options).stderr
+    assert "\r" not in plain
+    assert set(lines) < set(plain.splitlines())
+    assert sweep(*options, "-q").stderr == ""
     monkeypatch.setattr("os.isatty", lambda descriptor: True)
     shown = sweep(*options).stderr
     assert all(f"\r{line}" in shown for line in lines), shown

@@ -68,6 +68,7 @@ def estimate_batch_size(
     explain: bool,
     as_json: bool,
     report: str | None,
+    quiet: bool,
     **shared: Any,
 ) -> int:
     """Run ``batchfinder estimate`` and return the exit status."""
@@ -85,13 +86,13 @@ def estimate_batch_size(
     runs: dict[int | None, Sequence[Estimate]] = {}
     jobs: list[ClusterEstimate] = []
     warnings: list[str] = []
-    with user_code(), live_line() as show:
+    with user_code(), live_line(quiet=quiet) as show:
         for length in (*lengths,) or (None,):
             of_length = {} if length is None else {"seq": length}
             source = request.source.with_arguments(of_length)
-            setup = load(source, warnings, on_paper=True)
             at = "" if length is None else f" at {length} tokens"
-            show(f"tracing {target}{at} ...")
+            show(f"estimating {target}{at} ...")
+            setup = load(source, warnings, on_paper=True)
             if calibrate is not None:
                 _calibrate(calibration, Path(calibrate), setup, options, settings)
             known = [calibration.applied(gpu) for gpu in gpus] if overhead is None else gpus
@@ -114,13 +115,13 @@ def estimate_batch_size(
     deliver({"schema_version": SCHEMA_VERSION, "estimates": rows}, as_json=as_json, report=report)
     warnings += [text for estimate in estimates for text in estimate.result.warnings]
     notes = [calibration.note(gpu) for gpu in gpus if overhead is None]
-    print_notes([*warnings, *notes, _too_small(estimates)])
-    return end(any(estimate.batch_size for estimate in estimates), request, gpus)
+    print_notes([*warnings, *notes, _too_small(estimates)], quiet=quiet)
+    return end(any(one.batch_size for one in estimates), request, gpus, quiet=quiet)
 
 
-def end(is_any: bool, request: Request, gpus: Sequence[Gpu]) -> int:
+def end(is_any: bool, request: Request, gpus: Sequence[Gpu], *, quiet: bool) -> int:
     """Return the exit status of estimates. If nothing fits, say what to change."""
-    if gpus and not is_any:
+    if gpus and not is_any and not quiet:
         with user_code():
             advice = what_to_change(request, gpus, partial(load, warnings=[], on_paper=True))
         print_notes([advice])

@@ -65,6 +65,7 @@ def what_to_change(
         click.echo(f"  with {options}: {'fits' if fitting[options] else needs}", err=True)
         return fitting[options]
 
+    click.echo("Nothing fits. Trying what would help:", err=True)
     first = bisect_left(ladder, True, key=ends)
     options = _as_options(ladder[first]) if first < len(ladder) else ""
     missing = "" if given.get("method") == "full" else " ".join(_missing("quantize"))

@@ -15,6 +15,7 @@ from batchfinder.cli.options import (
     STUDY_OPTIONS,
     flag,
     number,
+    quiet_option,
     with_options,
 )
 
@@ -39,6 +40,7 @@ COMPARE_OPTIONS = (
     ),
     flag("--explain", help="Fill in the memory equation, side by side."),
     *OUTPUT_OPTIONS,
+    quiet_option,
 )
 
 SWEEP_OPTIONS = (
@@ -54,6 +56,7 @@ SWEEP_OPTIONS = (
     *STUDY_OPTIONS,
     *LANGUAGE_MODEL_OPTIONS,
     *OUTPUT_OPTIONS,
+    quiet_option,
 )
 
 

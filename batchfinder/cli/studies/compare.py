@@ -36,6 +36,7 @@ def compare(
     explain: bool,
     as_json: bool,
     report: str | None,
+    quiet: bool,
     **shared: Any,
 ) -> int:
     """Run ``batchfinder compare`` and return the exit status."""
@@ -49,7 +50,8 @@ def compare(
     comparisons: list[Comparison] = []
     warnings: list[str] = []
     status = 0
-    with user_code(), live_line() as show:
+    with user_code(), live_line(quiet=quiet) as show:
+        show(f"loading {target} ...")
         setup = load(request.source, warnings, on_paper=bool(gpus))
         for is_measured in [False] * bool(gpus) + [True] * measure:
             if is_measured and gpus and is_language_model(target):
@@ -66,7 +68,7 @@ def compare(
             on = [] if is_measured else gpus
             rows = estimate_strategies(wanted, on, show) if on else measure_strategies(wanted, show)
             done: list[Sequence[StrategyRow]] = []
-            status = _collect(rows, done, show if is_measured else None)
+            status = _collect(rows, done, show if is_measured and not quiet else None)
             comparisons += comparisons_of(wanted, done, on)
             if status:
                 break
@@ -77,10 +79,10 @@ def compare(
     tables = [comparison.to_dict() for comparison in comparisons]
     content = {"schema_version": SCHEMA_VERSION, "comparisons": tables, "versions": versions()}
     deliver(content, as_json=as_json, report=report)
-    print_notes([*warnings, *(text for one in comparisons for text in one.warnings)])
+    print_notes([*warnings, *(text for one in comparisons for text in one.warnings)], quiet=quiet)
     fits = any(row.batch_size for comparison in comparisons for row in comparison.rows)
     is_advised = bool(gpus) and is_language_model(target)
-    return status or end(fits, request, gpus if is_advised else [])
+    return status or end(fits, request, gpus if is_advised else [], quiet=quiet)
 
 
 def _collect(

@@ -35,6 +35,7 @@ def sweep(
     memory: str | None,
     as_json: bool,
     report: str | None,
+    quiet: bool,
     **shared: Any,
 ) -> int:
     """Run ``batchfinder sweep`` and return the exit status."""
@@ -48,7 +49,7 @@ def sweep(
     gpus = gpus_of(gpu_names, memory, None) if gpu_names or memory else []
     source = request.source
     warnings: list[str] = []
-    with user_code(), live_line() as show:
+    with user_code(), live_line(quiet=quiet) as show:
         with for_estimates(target) if gpus else contextlib.nullcontext():
             of_batches = _names_for_batches(target, source.sample or source.loader, over)
 
@@ -74,7 +75,7 @@ def sweep(
                 for row, so_far in progress:
                     sweeps = so_far
                     show("")
-                    if row is not None:
+                    if row is not None and not quiet:
                         _show(row)
             except KeyboardInterrupt:  # the rows that have ended are worth their time
                 status = why[-1]
@@ -87,9 +88,9 @@ def sweep(
     data = [one.to_dict() for one in sweeps]
     content = data[0] if len(data) == 1 else {"schema_version": SCHEMA_VERSION, "sweeps": data}
     deliver({**content, "versions": versions()}, as_json=as_json, report=report)
-    print_notes([*warnings, *(text for one in sweeps for text in one.warnings)])
+    print_notes([*warnings, *(text for one in sweeps for text in one.warnings)], quiet=quiet)
     fits = any(row.batch_size for one in sweeps for row in one.rows)
-    return status or end(fits, request, gpus)
+    return status or end(fits, request, gpus, quiet=quiet)
 
 
 def parse_swept(texts: Sequence[str]) -> dict[str, list[object]]:
