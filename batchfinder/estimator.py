@@ -279,6 +279,8 @@ def estimate_on_gpus(
         prober = SimulatedProber(traces, gpu, options, settings)
         bound = traces.at(bounds.first).upper_bound(prober.budget_bytes)
         result = search_on_paper(prober, bounds, expected_size(bound, answers))
+        warnings = filter(None, (*result.warnings, setup.warning_of(result.batch_size)))
+        result = dataclasses.replace(result, warnings=tuple(warnings))
         shown = result.batch_size or bounds.first
         reserved = max(p.peak_reserved_bytes or 0 for p in result.probes if p.batch_size == shown)
         if bound and result.status is Status.FOUND:

@@ -31,12 +31,7 @@ from batchfinder.training.tree import described_shapes, named_tensors
 
 @dataclass
 class _Failure:
-    """An out-of-memory error in a pass over all parts of a batch.
-
-    Attributes:
-        size: the number of examples that ran out of memory.
-        reason: the text of the error.
-    """
+    """An out-of-memory error: the number of examples that caused it, and its text."""
 
     size: int
     reason: str
@@ -115,6 +110,10 @@ class OOMGuard:
             if isinstance(module, _NormBase) and module.track_running_stats
             for buffer in module.buffers(recurse=False)
         ]
+
+    def __repr__(self) -> str:
+        most = "whole batches" if self.batch_size is None else f"at most {self.batch_size} examples"
+        return f"<OOMGuard: {type(self.model).__name__}, {most} in one forward pass>"
 
     def step(self, batch: Any) -> Tensor:
         """Clear the gradients, run forward and backward pass, and update the parameters.

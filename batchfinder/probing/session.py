@@ -124,6 +124,8 @@ class ProbeSession:
         if self._baseline is None and run.failure is None and not confirm:
             self._baseline = Baseline.of(self.device, self.budget_bytes)
         probe = to_probe(run, batch_size, confirm, time.perf_counter() - started)
+        if confirm and probe.fits:  # the answer is the largest such size
+            self._warn(self.setup.warning_of(batch_size))
         is_spoilt = run.failure is not None and not self.device.leaves_no_trace
         is_reusable = not is_broken and not is_spoilt and self.is_at_baseline()
         is_believed = was_clean and not (self.options.strategy and run.tier is Tier.PROBABLE)

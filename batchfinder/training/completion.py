@@ -62,7 +62,8 @@ def completed(setup: TrainingSetup) -> tuple[TrainingSetup, list[str]]:
     is_hint = has_none and drawn is None
     if drawn is not None:
         warnings += drawn.remarks
-        setup = replace(setup, sample=drawn.sample, make_batch=drawn.make_batch, loader=None)
+        made = {"sample": drawn.sample, "make_batch": drawn.make_batch, "loader": None}
+        setup = replace(setup, **made, examples=setup.examples or drawn.examples)
     elif is_hint:
         setup, warning = _with_hint(setup)
         warnings.append(warning)

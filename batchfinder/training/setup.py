@@ -79,6 +79,8 @@ class TrainingSetup:
             instead of a sample. A DataLoader given as the sample counts as this one. Batches of any
             size are drawn from its data set: the longest first, others in the order of its sampler
             from a fixed seed.
+        examples: the number of examples in an epoch, if it is known; a larger batch is warned of.
+            Default: that of the ``loader`` or the Trainer.
 
     Example:
         >>> import torch
@@ -92,11 +94,21 @@ class TrainingSetup:
     step: StepFunction | None = None
     make_batch: MakeBatch | None = None
     loader: Any = None
+    examples: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.sample, DataLoader) and self.loader is None:
             object.__setattr__(self, "loader", self.sample)
             object.__setattr__(self, "sample", None)
+
+    def warning_of(self, batch_size: int) -> str:
+        """Return a warning of a batch that is larger than an epoch; "" if it is not."""
+        if self.examples is None or batch_size <= self.examples:
+            return ""
+        return (
+            f"an epoch has only {self.examples} examples, and no batch of your data has more. Give "
+            f"{self.examples} as the largest batch size, or less for more steps in an epoch"
+        )
 
     @property
     def functions(self) -> list[Any]:

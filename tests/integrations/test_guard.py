@@ -108,8 +108,10 @@ def test_a_loop_may_scale_clip_and_step_by_itself() -> None:
 def test_the_first_split_is_told_once() -> None:
     model = Small(4)
     guard = OOMGuard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert repr(guard) == "<OOMGuard: Small, whole batches in one forward pass>"
     with pytest.warns(BatchFinderWarning, match="a batch of 10 .* in parts of 3: slower") as told:
         guard.step(batch_of(10))
+    assert repr(guard) == "<OOMGuard: Small, at most 3 examples in one forward pass>"
     assert told[0].filename == __file__  # the user's own line
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -41,11 +41,13 @@ class DataBatches:
         make_batch: ``make_batch(batch_size, step)`` if lengths vary; ``make_batch(batch_size)`` if
             they do not and there is no sample; else None.
         remarks: texts for the user.
+        examples: the number of examples in an epoch; None if it is unknown.
     """
 
     sample: Any
     make_batch: MakeBatch | None
     remarks: tuple[str, ...] = ()
+    examples: int | None = None
 
     @property
     def make_longest(self) -> Callable[[int], Any]:
@@ -130,7 +132,9 @@ def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> Data
         f"of {owner}'s {len(dataset)}; give a sample as long as any in training"
     )
     remarks = () if lengths.are_sure else (remark,)
-    return DataBatches(batch if is_repeatable else None, make_batch, remarks)
+    epoch = dataset if sampler is None else sampler  # which may draw fewer, or never end
+    examples = len(epoch) if hasattr(epoch, "__len__") else None
+    return DataBatches(batch if is_repeatable else None, make_batch, remarks, examples)
 
 
 def _largest(longest: Collated, count: int) -> Collated:

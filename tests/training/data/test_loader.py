@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from batchfinder import TrainingSetup, estimate_max_batch, find_max_batch
-from batchfinder.errors import SampleError, UsageError
+from batchfinder.errors import BatchFinderWarning, SampleError, UsageError
 from batchfinder.training.completion import completed
 from batchfinder.training.data.drawn import DRAWN_BATCHES
 from batchfinder.training.loading import load_setup
@@ -176,6 +176,20 @@ def test_a_loader_in_the_place_of_the_sample_is_the_loader() -> None:
     loader: Any = DataLoader(texts(), batch_size=4, collate_fn=padded)
     setup = TrainingSetup(Words(), loader)
     assert (setup.sample, setup.loader) == (None, loader)
+
+
+def test_an_answer_above_the_number_of_examples_is_warned_of() -> None:
+    loader = DataLoader(texts(), batch_size=4, collate_fn=padded)
+    few = DataLoader(texts(), batch_size=4, collate_fn=padded, sampler=range(5))
+    model = Words()
+    message = "an epoch has only 40 examples, and no batch of your data has more"
+    with pytest.warns(BatchFinderWarning, match=message):
+        assert find_max_batch(model, loader, device="cpu", max_batch_size=41).batch_size == 41
+    with pytest.warns(BatchFinderWarning, match="an epoch has only 5 examples, .* Give 5 as"):
+        assert estimate_max_batch(model, few, gpu="t4", max_batch_size=6).batch_size == 6
+    # The tests turn warnings into errors.
+    assert find_max_batch(model, loader, device="cpu", max_batch_size=40).batch_size == 40
+    assert estimate_max_batch(model, few, gpu="t4", max_batch_size=5).batch_size == 5
 
 
 def test_searches_and_estimates_train_on_it() -> None:
