@@ -105,13 +105,14 @@ def nccl_bytes(world_size: int) -> int:
 
 def _to_gpu(row: dict[str, Any], cuda: tuple[int, int] = CURRENT_CUDA) -> Gpu:
     capability = row["compute_capability"]
+    threads = _tables()["threads"]
     overhead = next(rule for rule in _tables()["overhead"] if _holds(rule, capability, cuda))
     return Gpu(
         name=row["name"],
         total_bytes=round(row["total_gib"] * GIB),
         compute_capability=_version(capability),
         overhead_bytes=round(overhead["gib"] * GIB),
-        threads=row["multiprocessors"] * _tables()["threads"][capability],
+        threads=row["multiprocessors"] * threads.get(capability, threads["default"]),
         source=row.get("source", ""),
         overhead_source=overhead.get("source", ""),
     )

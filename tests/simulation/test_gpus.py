@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from importlib import import_module
 from importlib.resources import files
@@ -19,8 +20,9 @@ def test_every_gpu_of_the_file_has_all_fields() -> None:
     for row in tables["gpu"]:
         missing = fields - row.keys()
         assert not missing, f"{row} misses {missing}"
+        is_text = re.fullmatch(r"'\d+\.\d'", repr(row["compute_capability"]))
+        assert is_text, f'{row}: compute_capability is text, such as "9.0"'
         assert ("source" in row) != row.get("unsourced", False), f"{row}: source, or unsourced?"
-        assert row["compute_capability"] in tables["threads"], f"{row}: add it to [threads]"
 
 
 def test_at_least_thirty_gpus_have_plausible_facts() -> None:
@@ -65,6 +67,11 @@ def test_an_overhead_holds_for_a_card_and_a_cuda_version() -> None:
     assert find_gpu("t4").overhead_bytes == round(0.14 * GIB)
     assert "measured on a T4" in find_gpu("t4").overhead_source
     assert find_gpu("t4", cuda=(12, 1)).overhead_bytes == round(1.75 * GIB)
+
+
+def test_threads_that_no_line_names_are_2048_a_multiprocessor() -> None:
+    threads = {name: find_gpu(name).threads for name in ("t4", "rtx4090", "h100")}
+    assert threads == {"t4": 40 * 1024, "rtx4090": 128 * 1536, "h100": 132 * 2048}
 
 
 def test_an_unnamed_gpu_has_the_given_memory() -> None:
