@@ -21,6 +21,9 @@ _ONE_DEVICE = (
     ". The model and the batch are moved to the search's device. Try device=inputs.device for "
     "the tensors that the code makes, and register_buffer for those that the model keeps"
 )
+# torch.stack in default_collate, which makes the batches of a data set without a collate function.
+_UNEQUAL = "stack expects each tensor to be equal size"
+_COLLATE = ". Try your DataLoader, whose collate_fn pads them, in place of the data set"
 
 
 def user_traceback(error: BaseException) -> str:
@@ -85,7 +88,9 @@ def error_line(error: BaseException) -> str:
     if _TWO_DEVICES.search(line):
         line = line.rstrip(".!") + _ONE_DEVICE
     doing = vars(error).get("batchfinder_doing")
-    return f"{line} (raised while {doing})" if doing else line
+    if not doing:
+        return line
+    return f"{line} (raised while {doing}){_COLLATE if _UNEQUAL in line else ''}"
 
 
 def _first_user_frame(frame: TracebackType | None) -> TracebackType | None:

@@ -98,6 +98,23 @@ def test_make_batch_of_the_target_may_take_the_argument(tmp_path: Path) -> None:
     assert "takes no argument lenght; did you mean length?" in wrong.stderr
 
 
+def test_a_loader_that_the_argument_does_not_reach_is_noted(tmp_path: Path) -> None:
+    file = tmp_path / "with_loader.py"
+    file.write_text(
+        "import torch\n"
+        "def build(size=1):\n"
+        "    return torch.nn.Linear(8, 8), torch.randn(2, size, 8)\n"
+        "def fixed():\n"
+        "    return [torch.randn(3, 8)] * 9\n"
+        "def fitting(size=1):\n"
+        "    return [torch.randn(size, 8)] * 9\n"
+    )
+    options = ("--over", "size=2,4", "--gpu", "t4", "--max-batch-size", "4", "--loader")
+    note = f"Note: {file}:fixed takes no size, so the examples are the same at each value."
+    assert note in sweep(f"{file}:build", *options, f"{file}:fixed").stderr
+    assert "takes no" not in sweep(f"{file}:build", *options, f"{file}:fitting").stderr
+
+
 @pytest.mark.parametrize("device", [("--gpu", "t4"), ("--device", "cpu")])
 def test_a_signal_leaves_the_rows_that_ended(device: tuple[str, str], tmp_path: Path) -> None:
     file = tmp_path / "interrupted.py"

@@ -52,6 +52,7 @@ def sweep(
     with user_code(), live_line(quiet=quiet) as show:
         with for_estimates(target) if gpus else contextlib.nullcontext():
             of_batches = _names_for_batches(target, source.sample or source.loader, over)
+            unchanged = {*over} - {*of_batches} - _taken_by(source.sample or source.loader, over)
 
         def of_values(values: Mapping[str, Any]) -> TrainingSetup:
             of_batch = {name: values[name] for name in of_batches}
@@ -88,6 +89,11 @@ def sweep(
     data = [one.to_dict() for one in sweeps]
     content = data[0] if len(data) == 1 else {"schema_version": SCHEMA_VERSION, "sweeps": data}
     deliver({**content, "versions": versions()}, as_json=as_json, report=report)
+    warnings += [
+        f"{source.sample or source.loader} takes no {name}, so the examples are the same at each "
+        f"value. If they should differ, try a function that takes {name}"
+        for name in sorted(unchanged)
+    ]
     print_notes([*warnings, *(text for one in sweeps for text in one.warnings)], quiet=quiet)
     fits = any(row.batch_size for one in sweeps for row in one.rows)
     return status or end(fits, request, gpus, quiet=quiet)
@@ -125,6 +131,11 @@ def _names_for_batches(
     if sample is None:
         functions.append(getattr(load_module(target.rpartition(":")[0]), "build_sample", None))
     return [name for name in over if not any(f and accepts(f, name) for f in functions)]
+
+
+def _taken_by(function: str | None, over: Mapping[str, Sequence[Any]]) -> set[str]:
+    """Return the swept arguments that a function for the batches takes: all without one."""
+    return {name for name in over if function is None or accepts(load_function(function), name)}
 
 
 def _show(row: SweepRow) -> None:

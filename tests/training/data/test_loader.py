@@ -17,6 +17,7 @@ from batchfinder.errors import BatchFinderWarning, SampleError, UsageError
 from batchfinder.training.completion import completed
 from batchfinder.training.data.drawn import DRAWN_BATCHES
 from batchfinder.training.loading import load_setup
+from batchfinder.training.user_traceback import error_line
 
 LENGTHS = [1 + place % 5 for place in range(40)]
 LENGTHS[17] = 9
@@ -165,6 +166,15 @@ class Buckets(BatchSampler):
 def test_a_loader_that_cannot_be_resized_is_refused(loader: Any, advice: str) -> None:
     with pytest.raises(SampleError, match=advice):
         drawn(loader)
+
+
+def test_texts_that_nothing_pads_are_explained() -> None:
+    setup, _ = drawn([torch.zeros(length) for length in LENGTHS])
+    assert setup.make_batch is not None
+    with pytest.raises(RuntimeError) as raised:
+        setup.make_batch(4, 1)
+    explained = "(raised while the loader made a batch). Try your DataLoader, whose collate_fn pads"
+    assert explained in error_line(raised.value)
 
 
 def test_a_loader_beside_a_sample_is_refused() -> None:
