@@ -59,6 +59,7 @@ class Explanation:
         return {
             "batch_size": self.batch_size,
             "terms": dict(self.terms),
+            "model_state_bytes": self.model_state_bytes,
             "peak": {
                 "stage": self.peak_stage.value,
                 "module": self.peak_module,

@@ -27,7 +27,7 @@ class StrategyRow(Summarized, Plain):
         terms: bytes of each term of the memory equation at the largest batch size; empty if the
             row was measured.
         peak_bytes: peak memory at the largest batch size.
-        model_state_bytes: bytes of parameters, gradients and optimizer states at the peak.
+        model_state_bytes: most bytes of parameters, of gradients and of optimizer states, added up.
         blocks: the modules recomputed in the backward pass, as text; "" without checkpointing.
         note: why the strategy is impossible, or a remark on it; "" if there is none.
         world_size: the number of ranks that train together.

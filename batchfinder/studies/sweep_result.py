@@ -13,8 +13,8 @@ from batchfinder.results.summary import Summarized, answer, table_of
 from batchfinder.results.version import SCHEMA_VERSION
 from batchfinder.units import format_number
 
-# Padding makes an example's elements differ from proportional to its length, by at most this
-# fraction.
+# Padding and labels make an example's elements differ from proportional to its length, by at most
+# this fraction of the longest's.
 _PROPORTIONAL = 0.02
 
 
@@ -118,8 +118,9 @@ class Sweep(Summarized, Plain):
         pairs = [(self._mixed(row), row.length, row.elements) for row in self.rows]
         if not pairs or not all(size and length and elements for size, length, elements in pairs):
             return None
-        shares = [elements / length for _, length, elements in pairs if elements and length]
-        if max(shares) > min(shares) * (1 + _PROPORTIONAL):
+        sizes = [(length, elements) for _, length, elements in pairs if elements and length]
+        longest, most = max(sizes)
+        if any(abs(n / most - length / longest) > _PROPORTIONAL for length, n in sizes):
             return None
         return int(min(size * length for size, length, _ in pairs if length))
 

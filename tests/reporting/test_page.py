@@ -10,6 +10,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -119,9 +120,12 @@ def test_every_phase_has_a_line_with_a_name() -> None:
     assert "line of validation" in page
 
 
-def test_an_estimate_is_drawn_by_gpu_and_over_its_step(estimates: dict[str, object]) -> None:
-    page = page_of([estimates])
-
+def test_an_estimate_is_drawn_by_gpu_and_over_its_step(estimates: dict[str, Any]) -> None:
+    warned = [{**one, "warnings": ["few examples"]} for one in estimates["estimates"]]
+    page = page_of([{**estimates, "estimates": warned}])
+    assert page.count("<p>Note: few examples</p>") == 1
+    states = format_bytes(warned[0]["explanation"]["model_state_bytes"])
+    assert f'data-name="model states">{states}</td>' in page
     outline = Outline(page)
     assert outline.counts["h2"] == 1 + 2 + 1 + 1
     assert page.count("Memory over one training step, stacked") == 2
@@ -234,15 +238,9 @@ TOO_LARGE = RESULT.to_json().replace('"batch_size": ', '"batch_size": 1' + 400 *
 def test_a_file_without_a_result_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "result.json"
     file.write_text(content)
-
     with pytest.raises(UsageError, match=r"is no result of batchfinder\. Try batchfinder find"):
         read_results([str(file)])
-
-
-def test_a_result_of_a_newer_version_is_named_as_such(tmp_path: Path) -> None:
-    file = tmp_path / "result.json"
     file.write_text('{"schema_version": 99}')
-
     with pytest.raises(UsageError, match=r"is from a newer batchfinder\. Try it with that version"):
         read_results([str(file)])
 

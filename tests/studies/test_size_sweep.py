@@ -271,6 +271,11 @@ def test_an_error_of_the_target_itself_is_raised_at_the_first_value() -> None:
     assert rows == []
 
 
+def test_a_label_for_each_text_leaves_a_budget_of_tokens() -> None:
+    rows = [SweepRow({"words": n}, 1024 // n, (), n + 1.0) for n in (32, 64, 128)]
+    assert Sweep(("words",), "fake", 1000, True, tuple(rows)).max_tokens == 1024
+
+
 def test_images_by_their_side_have_no_budget_of_tokens() -> None:
     rows = [SweepRow({"side": n}, 8, (), 3.0 * n * n) for n in (32, 64)]
     assert Sweep(("side",), "fake", 1000, True, tuple(rows)).max_tokens is None

@@ -13,7 +13,7 @@ from batchfinder.reporting.page import charts
 from batchfinder.reporting.page.studies import memory_map, names_of, rows_of, size_chart, term_rows
 from batchfinder.reporting.sweeps import buckets_line
 from batchfinder.reporting.table import PHASES
-from batchfinder.reporting.wording import label, place_in_step
+from batchfinder.reporting.wording import bytes_or_dash, label, place_in_step
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.results.throughput import AS_FAST
 from batchfinder.units import format_bytes, format_seconds
@@ -41,6 +41,8 @@ def sections_of(data: Data) -> list[str]:
 def _study(data: Data) -> str:
     by = ", ".join(names_of(data))
     facts = [budget_of(data["budget_bytes"], is_measured=data["is_measured"])]
+    if data.get("base"):
+        facts.append(f"{data['rows'][0]['strategy']}: {data['base']}")
     buckets = data.get("buckets")  # an earlier version wrote none
     if data.get("max_tokens"):
         facts.append(f"max_tokens = {data['max_tokens']} is safe at all lengths")
@@ -109,7 +111,7 @@ def _search(data: Data) -> str:
 
 
 def _estimates(estimates: Sequence[Data]) -> list[str]:
-    rows = [("GPU", "memory", "max batch", "plausible", "peak", "per sample")]
+    rows = [("GPU", "memory", "max batch", "plausible", "peak", "model states", "per sample")]
     for one in estimates:
         low, high = one["interval"]
         model = one["memory_model"]
@@ -120,14 +122,17 @@ def _estimates(estimates: Sequence[Data]) -> list[str]:
                 f"{one['batch_size']:,}" if one["batch_size"] else "none fits",
                 f"{low:,} to {high:,}",
                 format_bytes(one["peak_bytes"]) if one["batch_size"] else "",
+                bytes_or_dash(one["explanation"].get("model_state_bytes")),
                 format_bytes(model["per_sample_bytes"]) if model else "",
             )
         )
+    warnings = dict.fromkeys(text for one in estimates for text in one["warnings"])
     overview = [
         "<h2>Largest batch size by GPU</h2>",
         '<p class="lead">Estimated on simulated GPUs; the thin line is the plausible range.</p>',
         _picture("", charts.gpu_chart(estimates), {}),
         _table("Estimates", rows),
+        *(f"<p>Note: {escape(text)}</p>" for text in warnings),
     ]
     modules = [
         "<h2>Which modules use most</h2>",
