@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from warnings import catch_warnings, simplefilter
 
@@ -15,7 +16,7 @@ from batchfinder.cli.app import find, run_script
 from batchfinder.cli.exiting import FOUND, NOTHING_FITS
 from batchfinder.cli.find import worker_prober
 from batchfinder.cli.output import leftovers_named, live_line, print_notes
-from batchfinder.cli.request import Request, request_of
+from batchfinder.cli.request import Request, refuse_real_steps, request_of
 from batchfinder.cli.run import parse_settings
 from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import BatchFinderWarning, UsageError
@@ -95,6 +96,7 @@ def check_batch_size(
     request = request_of(words[0] if is_target else "", {**shared, **only})
     most = bytes_if_given(max_memory)
     if gpu is not None:
+        refuse_real_steps(shared)
         found = _estimated(request, batch_size, gpu, most, quiet=quiet)
     else:
         named = nullcontext() if is_target else leftovers_named()
@@ -186,6 +188,8 @@ def _estimated(
     from batchfinder.simulation.gpus import find_gpu
 
     options, device = request.options, find_gpu(gpu)
+    if options.memory_limit is not None:
+        device = replace(device, total_bytes=min(device.total_bytes, options.memory_limit))
     notes: list[str] = []
     with user_code(), live_line(quiet=quiet) as show, catch_warnings():
         show(_doing(batch_size))

@@ -68,6 +68,19 @@ def request_of(target: str, given: Mapping[str, Any], *, one_length: bool = True
     return Request(source, options, bounds, lengths)
 
 
+def refuse_real_steps(given: Mapping[str, Any]) -> None:
+    """Refuse the options of a command that nothing on a simulated GPU can follow.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for name, option in (("device", "--device"), ("compiled", "--compile")):
+        if given.get(name):
+            raise UsageError(
+                f"{option} is for real steps, and --gpu simulates them. Try one of the two."
+            )
+
+
 def _of_language_model(
     target: str, options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[int], str]:

@@ -46,6 +46,13 @@ def test_the_notes_of_an_estimate_are_lines_of_their_own() -> None:
     assert "BatchFinderWarning" not in ended.stderr
 
 
+def test_a_limit_holds_for_a_simulated_gpu_too() -> None:
+    size = "--batch-size", str(estimate_max_batch(load_setup(SMALL, {})[0], gpu="t4").batch_size)
+    limited = check(SMALL, "--gpu", "t4", *size, "--memory-limit", "2GiB")
+    assert limited.exit_code == 3
+    assert "A step may use 1.9 GiB" in limited.stdout
+
+
 def test_a_budget_of_memory_decides_too() -> None:
     ended = check(SMALL, "--gpu", "t4", "--batch-size", "4", "--max-memory", "100MiB")
 
@@ -58,6 +65,8 @@ def test_a_budget_of_memory_decides_too() -> None:
     [
         ((SMALL, "--batch-size", "0"), "Error: --batch-size must be at least 1, not 0"),
         ((SMALL, "--batch-size", "4", "--gpu", "t5000"), "no GPU 't5000' is known"),
+        ((SMALL, "--batch-size", "4", "--gpu", "t4", "--device", "cpu"), "--device is for real"),
+        ((SMALL, "--batch-size", "4", "--gpu", "t4", "--compile"), "--compile is for real steps"),
         (("--batch-size", "4", "--gpu", "t4", "--", "python", "{batch_size}"), "--gpu needs"),
         (("--batch-size", "4", "--loader", "a.py:b", "--", "python", "{batch_size}"), "--loader"),
         (("--batch-size", "4", "--lora", "8", "--", "python", "{batch_size}"), "--seq, --lora"),

@@ -94,6 +94,7 @@ def test_measured_rows_are_timed() -> None:
     [
         ((), 2, "no device is given. Try --gpu rtx3090, --memory 24GiB, or --measure."),
         (("--measure", "--explain"), 2, "--explain needs an estimate. Try it with --gpu rtx3090."),
+        (("--gpu", "t4", "--device", "cpu"), 2, "--device is for real steps, and --gpu simulates"),
         (("--gpu", "t4", "--strategy", "checkpoint"), 2, "did you mean checkpointing"),
         (("--gpu", "t4", "--strategy", "fsdp"), 2, "fsdp needs several ranks. Try --world-size 8."),
         (("--gpu", "t4", "--arg", "widht=3"), 2, "takes no argument widht; did you mean width?"),

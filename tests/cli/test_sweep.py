@@ -171,6 +171,8 @@ def test_in_a_pipe_the_table_is_as_wide_as_columns(monkeypatch: pytest.MonkeyPat
         (("--over", "max_tokens"), 2, "cannot be read. Try --over seq_len=512,1024,2048."),
         (("--over", "max_token=4,8"), 2, "takes no argument max_token; did you mean max_tokens?"),
         (("--over", "vocabulary=-1,-2"), 1, "Error: RuntimeError: "),
+        (("--over", "depth=1,2", "--arg", "depth=3"), 2, "depth is in --over and in --arg. Try"),
+        (("--over", "depth=1,2", "--device", "cpu"), 2, "--device is for real steps"),
         (("--over", "depth=1", "--over", "depth=2"), 2, "--over depth is given twice."),
     ],
 )

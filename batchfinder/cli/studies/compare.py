@@ -9,7 +9,7 @@ import click
 
 from batchfinder.cli.estimating.estimate import end, gpus_of, load, user_code
 from batchfinder.cli.output import deliver, live_line, print_notes, width_of_table
-from batchfinder.cli.request import request_of
+from batchfinder.cli.request import refuse_real_steps, request_of
 from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import UsageError
 from batchfinder.probing.devices.versions import versions
@@ -47,6 +47,8 @@ def compare(
     check_report(report)
     request = request_of(target, shared)
     gpus = gpus_of(gpu_names, memory, None) if gpu_names or memory else []
+    if not measure:
+        refuse_real_steps(shared)
     comparisons: list[Comparison] = []
     warnings: list[str] = []
     status = 0

@@ -11,7 +11,7 @@ import click
 from batchfinder.cli.arguments import parse_arguments
 from batchfinder.cli.estimating.estimate import end, for_estimates, gpus_of, load, user_code
 from batchfinder.cli.output import deliver, live_line, print_notes, width_of_table
-from batchfinder.cli.request import request_of
+from batchfinder.cli.request import Request, refuse_real_steps, request_of
 from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import UsageError
 from batchfinder.probing.devices.versions import versions
@@ -40,19 +40,18 @@ def sweep(
 ) -> int:
     """Run ``batchfinder sweep`` and return the exit status."""
     request = request_of(target, shared, one_length=False)
-    seq = [f"seq={','.join(map(str, request.lengths))}"] if request.lengths else []
-    over = parse_swept([*swept, *seq])
-    if not over:
-        raise UsageError("nothing is swept. Try --over seq_len=512,1024,2048.")
-    combinations(over)
+    over = _swept(request, swept)
     check_report(report)
     gpus = gpus_of(gpu_names, memory, None) if gpu_names or memory else []
+    if gpus:
+        refuse_real_steps(shared)
     source = request.source
     warnings: list[str] = []
     with user_code(), live_line(quiet=quiet) as show:
         with for_estimates(target) if gpus else contextlib.nullcontext():
-            of_batches = _names_for_batches(target, source.sample or source.loader, over)
-            unchanged = {*over} - {*of_batches} - _taken_by(source.sample or source.loader, over)
+            batches_from = source.sample or source.loader
+            of_batches = _names_for_batches(target, batches_from, over)
+            warnings += _unreached(batches_from, {*over} - {*of_batches})
 
         def of_values(values: Mapping[str, Any]) -> TrainingSetup:
             of_batch = {name: values[name] for name in of_batches}
@@ -89,14 +88,20 @@ def sweep(
     data = [one.to_dict() for one in sweeps]
     content = data[0] if len(data) == 1 else {"schema_version": SCHEMA_VERSION, "sweeps": data}
     deliver({**content, "versions": versions()}, as_json=as_json, report=report)
-    warnings += [
-        f"{source.sample or source.loader} takes no {name}, so the examples are the same at each "
-        f"value. If they should differ, try a function that takes {name}"
-        for name in sorted(unchanged)
-    ]
     print_notes([*warnings, *(text for one in sweeps for text in one.warnings)], quiet=quiet)
     fits = any(row.batch_size for one in sweeps for row in one.rows)
     return status or end(fits, request, gpus, quiet=quiet)
+
+
+def _swept(request: Request, texts: Sequence[str]) -> dict[str, list[object]]:
+    seq = [f"seq={','.join(map(str, request.lengths))}"] if request.lengths else []
+    over = parse_swept([*texts, *seq])
+    if not over:
+        raise UsageError("nothing is swept. Try --over seq_len=512,1024,2048.")
+    if both := over.keys() & request.source.arguments.keys():
+        raise UsageError(f"{min(both)} is in --over and in --arg. Try one of the two.")
+    combinations(over)
+    return over
 
 
 def parse_swept(texts: Sequence[str]) -> dict[str, list[object]]:
@@ -133,9 +138,14 @@ def _names_for_batches(
     return [name for name in over if not any(f and accepts(f, name) for f in functions)]
 
 
-def _taken_by(function: str | None, over: Mapping[str, Sequence[Any]]) -> set[str]:
-    """Return the swept arguments that a function for the batches takes: all without one."""
-    return {name for name in over if function is None or accepts(load_function(function), name)}
+def _unreached(batches_from: str | None, names: set[str]) -> list[str]:
+    """Note the swept arguments that the function for the batches does not take."""
+    return [
+        f"{batches_from} takes no {name}, so the examples are the same at each value. If they "
+        f"should differ, try a function that takes {name}"
+        for name in sorted(names)
+        if batches_from is not None and not accepts(load_function(batches_from), name)
+    ]
 
 
 def _show(row: SweepRow) -> None:
