@@ -127,6 +127,8 @@ def plausible_interval(
 ) -> tuple[int, int]:
     """Return the batch sizes if the step needs more, or less, memory than simulated."""
     answer = result.batch_size
+    if bounds.is_open:  # the search ended where the memory does, maybe above the usual last size
+        bounds = bounds._replace(last=max(bounds.last, 2 * answer))
     # If nothing ran out of memory, the end of the search does not depend on the step's memory.
     is_capped = result.status is Status.CAPPED
     largest = answer if is_capped else bounds.last

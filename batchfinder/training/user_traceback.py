@@ -84,7 +84,7 @@ def error_line(error: BaseException) -> str:
         ...     print(error_line(error))
         ZeroDivisionError: division by zero (raised while the loader made a batch)
     """
-    line = "".join(f"{type(error).__name__}: {error}".splitlines()[:1])
+    line = "".join(f"{type(error).__name__}: {error}".splitlines()[:1]).removesuffix(": ")
     if _TWO_DEVICES.search(line):
         line = line.rstrip(".!") + _ONE_DEVICE
     doing = vars(error).get("batchfinder_doing")

@@ -136,3 +136,9 @@ def test_both_ends_of_the_interval_are_multiples(model: nn.Module, largest: int 
     sizes = estimate.low, estimate.batch_size, estimate.high
     assert [size % 24 for size in sizes] == [0, 0, 0]
     assert 0 < estimate.low <= estimate.batch_size <= estimate.high <= (largest or estimate.high)
+
+
+def test_the_interval_of_a_tiny_model_surrounds_its_answer() -> None:
+    estimate = estimate_max_batch(nn.Linear(8, 8), (torch.zeros(2, 8), torch.zeros(2, 8)), gpu="t4")
+    assert estimate.batch_size > 2 * UNLIMITED_BATCH_SIZE
+    assert 0.9 * estimate.batch_size < estimate.low < estimate.batch_size < estimate.high

@@ -111,6 +111,7 @@ def test_two_devices_are_explained(text: str) -> None:
 
 
 def test_other_messages_are_as_they_are() -> None:
+    assert error_line(StopIteration()) == "StopIteration"
     assert error_line(RuntimeError("Input type (float) and bias type (c10::Half)!\n2")) == (
         "RuntimeError: Input type (float) and bias type (c10::Half)!"
     )
