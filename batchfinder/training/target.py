@@ -68,7 +68,7 @@ def load_function(target: str) -> Callable[..., Any]:
 
     A file that is already loaded does not run again.
     """
-    place, name = split_target(target)
+    place, name = split_target(target, is_model=False)
     return _function(load_module(place), name, place)
 
 

@@ -55,8 +55,8 @@ def check_target(target: str) -> None:
                 raise no_function(place, name, functions, _or_run(place))
 
 
-def split_target(target: str) -> tuple[str, str]:
-    """Return the place and the function that a target names.
+def split_target(target: str, *, is_model: bool = True) -> tuple[str, str]:
+    """Return the place and the function that a target, or another option, names.
 
     Example:
         >>> split_target("train.py:build_model")
@@ -68,9 +68,8 @@ def split_target(target: str) -> tuple[str, str]:
         return place, name
     place = target.rstrip(":") if not place or not name else target
     if place.endswith(".py"):
-        raise UsageError(
-            f"{target!r} names no function{it_has(_functions_in_file(place))}{_or_run(place)}"
-        )
+        more = _or_run(place) if is_model else f". Try {place}:FUNCTION"
+        raise UsageError(f"{target!r} names no function{it_has(_functions_in_file(place))}{more}")
     if target and (_is_file(Path(target)) or _is_file(Path(target, "config.json"))):
         raise UsageError(f"{target!r} is no target. Try {PREFIX}{target} for a language model.")
     raise UsageError(f"{target!r} is no target; write FILE.py:FUNCTION or package.module:FUNCTION")

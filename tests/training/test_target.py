@@ -179,6 +179,8 @@ def test_file_runs_once_for_target_and_sample_function() -> None:
     load_target("train.py:build_model")
     assert load_function("train.py:batch") is sys.modules["train"].batch
     assert load_function(f"{Path('train.py').resolve()}:batch") is sys.modules["train"].batch
+    with pytest.raises(UsageError, match=r"names no function; it has .*\. Try train.py:FUNCTION$"):
+        load_function("train.py")  # a --sample or --loader: it makes no model
 
 
 def test_command_line_is_that_of_a_script_without_arguments() -> None:
