@@ -212,7 +212,7 @@ def test_the_model_is_the_one_that_its_configuration_names(target: str, name: st
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_experts_that_are_not_quantized_are_said(target: str) -> None:
+def test_experts_that_are_trained_or_not_quantized_are_said(target: str) -> None:
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
     Path(target[3:], "config.json").write_text(
         json.dumps({**CONFIG, **experts, "model_type": "mixtral"})
@@ -220,6 +220,7 @@ def test_experts_that_are_not_quantized_are_said(target: str) -> None:
     result = run(target, "--4bit", "--lora", "4", "--seq", "32", "--max-batch-size", "2")
     assert result.exit_code == 0, result.output
     assert "0.2 M of experts stay as they are: no linear layers" in result.stderr
+    assert "on down_proj, gate.weight, gate_up_proj, k_proj, o_proj" in result.stderr
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -232,8 +232,9 @@ def described(target: str, setup: TrainingSetup, **options: Any) -> str:
     model = model.get_base_model() if config is not None else model
     parts = [f"{target}: {type(model).__name__}, {trained / 1e6:,.1f} M parameters are trained"]
     if config is not None:
-        layers = ", ".join(sorted({name.rpartition(".")[2] for name in config.target_modules}))
-        parts.append(f"LoRA of rank {config.r} on {layers}")
+        names = {name.rpartition(".")[2] for name in config.target_modules}
+        names |= {*(getattr(config, "target_parameters", None) or ())}  # of experts, for example
+        parts.append(f"LoRA of rank {config.r} on {', '.join(sorted(names))}")
     kind = next((k for k in ("4bit", "8bit") if getattr(model, f"is_loaded_in_{k}", False)), "")
     if kind:
         parts.append(f"weights in {kind} ({PREPARED[options.get('prepare', 'trl')]})")
