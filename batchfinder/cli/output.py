@@ -56,8 +56,8 @@ def live_line(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """Yield a function that shows what runs now on the last line of a terminal.
 
     Each text replaces the one before; "" clears the line. Pipes and files get a line for each
-    text, and with ``quiet`` nothing is shown. Rich's status would need a thread, and a search on the
-    CPU forks this process.
+    text, and with ``quiet`` nothing is shown. Rich's status would need a thread, and a search on
+    the CPU forks this process.
     """
     is_live = os.isatty(2) and os.environ.get("TERM") != "dumb"
 
