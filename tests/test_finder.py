@@ -247,7 +247,7 @@ def no_estimate(*_: object) -> tuple[int | None, list[str]]:
 @pytest.mark.parametrize("size", [88, 90, None])
 def test_what_two_small_confirmations_tell_is_confirmed_next(size: int | None) -> None:
     prober = FakeProber()
-    start = HeadStart(replay=lambda: Guess(size) if size else None)
+    start = HeadStart(replay=lambda _: Guess(size) if size else None)
 
     result = run_search(prober, head_start=start)
 
@@ -260,7 +260,7 @@ def test_what_two_small_confirmations_tell_is_confirmed_next(size: int | None) -
 
 def test_a_size_of_which_the_requests_do_not_last_is_refused() -> None:
     prober = FakeProber()
-    start = HeadStart(replay=lambda: Guess(85), lasts=lambda size: size <= 80)
+    start = HeadStart(replay=lambda _: Guess(85), lasts=lambda size: size <= 80)
 
     result = run_search(prober, head_start=start)
 
@@ -271,7 +271,7 @@ def test_a_size_of_which_the_requests_do_not_last_is_refused() -> None:
 
 def test_a_replay_that_runs_out_far_from_the_limit_is_no_error_to_check() -> None:
     """Its steps may leave much of the budget, and later steps of other lengths need it."""
-    start = HeadStart(replay=lambda: Guess(700), lasts=lambda size: size <= 600)
+    start = HeadStart(replay=lambda _: Guess(700), lasts=lambda size: size <= 600)
 
     result = run_search(FakeProber(budget_bytes=10_000, reserved_extra=0.02), head_start=start)
 
@@ -284,7 +284,7 @@ def test_a_replay_that_runs_out_far_from_the_limit_is_no_error_to_check() -> Non
 def test_a_failure_that_a_replay_foresees_does_not_run() -> None:
     prober = FakeProber()
     start = HeadStart(
-        replay=lambda: Guess(80), lasts=lambda size: size <= 80, foresee=lambda size: size > 80
+        replay=lambda _: Guess(80), lasts=lambda size: size <= 80, foresee=lambda size: size > 80
     )
 
     result = run_search(prober, head_start=start)

@@ -40,7 +40,6 @@ class Guessing:
     def __init__(self, guess: MakeGuess | None, prices: Prices, *, replays: bool) -> None:
         self._guess, self._prices, self._replays = guess, prices, replays
         self._beyond = 0  # sizes tried although their guess was smaller
-        self._last: Guess | None = None
         self.estimate: Guess | None = None
 
     def move(self, known: Bracket, opening: Move | None) -> Move | None:
@@ -54,10 +53,7 @@ class Guessing:
         is_spent = has_failed and not self._replays
         if self._guess is None or is_spent or (opening and (has_failed or not self._replays)):
             return opening
-        before, self._last = self._last, self._guess()
-        if has_failed and self._prices.probes_prove and self._last == before:
-            return opening  # the bracket knows more than a guess that learned nothing from it
-        found = self._last
+        found = self._guess(known.failure.batch_size if known.failure else None)
         if self._replays and not has_failed:
             # If a launch costs more than its steps, larger steps are recorded at once.
             share = min(LARGEST_REHEARSED, REHEARSED * (1 + self._prices.launch))

@@ -32,8 +32,9 @@ class Guess(NamedTuple):
     deviation: float = 0.005
 
 
-MakeGuess: TypeAlias = Callable[[], "Guess | None"]
-"""``guess()`` returns a guess by all that is known when it is called, or None."""
+MakeGuess: TypeAlias = Callable[["int | None"], "Guess | None"]
+"""``guess(failed)`` returns a guess by all that is known when it is called, or None. The smallest
+size that failed is given, if any has."""
 
 
 class HeadStart:
@@ -91,9 +92,9 @@ class HeadStart:
         if not self._estimate and not self._replay:
             return None
 
-        def guess() -> Guess | None:
+        def guess(failed: int | None) -> Guess | None:
             with self._timed():
-                return self._guess(prober, bounds)
+                return self._guess(prober, bounds, failed)
 
         return guess
 
@@ -124,7 +125,7 @@ class HeadStart:
         yield
         self.seconds += time.monotonic() - started
 
-    def _guess(self, prober: Prober, bounds: Bounds) -> Guess | None:
+    def _guess(self, prober: Prober, bounds: Bounds, failed: int | None) -> Guess | None:
         if self._estimate is not None:
             if prober.device.partition(" ")[0] == "cpu":
                 self.notes = ["the search started without an estimate: there is none for the CPU"]
@@ -132,4 +133,4 @@ class HeadStart:
             found = self._estimate(prober.device, prober.budget_bytes, bounds)
             self.batch_size, self.notes = found
             return Guess(self.batch_size) if self.batch_size else None
-        return self._replay() if self._replay else None
+        return self._replay(failed) if self._replay else None

@@ -19,8 +19,8 @@ from batchfinder.probing.devices.allocator.caching import (
     DeviceFullError,
 )
 from batchfinder.probing.devices.allocator.expandable import allocator_of
-from batchfinder.probing.devices.allocator.recorded import Replay
-from batchfinder.probing.devices.allocator.recorded_step import requests_of
+from batchfinder.probing.devices.allocator.recorded import Replay, going_on
+from batchfinder.probing.devices.allocator.recorded_step import requests_of, steps_vary
 from batchfinder.probing.place import batches_vary
 from batchfinder.probing.steadiness import PeakWatch, with_room
 from batchfinder.search.belief import APART
@@ -67,11 +67,13 @@ def head_start_of(
 
     if batches_vary(prober):  # small batches have other lengths than large ones
         longer = LongerRecordings(recordings, with_room(prober.budget_bytes), settings)
-        return HeadStart(estimate, longer.guess, longer.last, longer.foresee)
+        return HeadStart(estimate, lambda _: longer.guess(), longer.last, longer.foresee)
 
     return HeadStart(
         estimate,
-        lambda: scaled_guess(recordings, prober.budget_bytes, settings, least_steps),
+        lambda failed: scaled_guess(
+            recordings, prober.budget_bytes, settings, least_steps, 1, failed
+        ),
         lambda size: lasts(recordings.get(size), prober.budget_bytes, settings),
         lambda size: foresees(recordings, size, prober.budget_bytes, settings),
         lambda least: scaled_guess(recordings, prober.budget_bytes, expanding, least_steps, least),
@@ -84,17 +86,19 @@ def scaled_guess(
     settings: AllocatorSettings,
     least_steps: int = 3,
     at_least: int = 1,
+    failed: int | None = None,
 ) -> Guess | None:
     """Guess the largest size, from ``at_least`` on, whose steps fit when they are replayed.
 
     The largest recording is used, and the largest of those that are far enough from it.
 
     Returns:
-        The guess; None if it is smaller, or if the recordings do not determine it. It is unsure if
-        steps of the larger size made other requests than those of the smaller, as kernels differ
-        with the size.
+        The guess, below a size that ``failed``; None if it is smaller, or if the recordings do not
+        determine it, as where the size that failed fits by them. It is unsure if no recording is
+        above it, and steps of the larger one made other requests than those of the smaller, as
+        kernels differ with the size.
     """
-    large = max(whole(recordings), default=0)
+    large = max(_models(recordings), default=0)
     if (scaled := _scaled(recordings, large)) is None:
         return None
     limit_bytes = limit_of(recordings[large], budget_bytes)
@@ -108,29 +112,22 @@ def scaled_guess(
         allocator = allocator_of(limit_bytes, settings)
         return scaled.fits(batch_size, allocator, least_steps)
 
-    least, end = max(large, at_least), scaled.end_of_tensors(limit_bytes)
-    if end < least or end > MOST_EXAMPLES or not fits(least):
+    if failed and fits(failed) and failing(failed) is None:
         return None
-    # Most allocators lose little, so look near the end of the tensors first.
-    high = math.floor(end) + 1
-    low = _largest(fits, least, high, max(1, high // 1000))
-    # Bisection ends at any of the boundaries. Take the last one that many fitting sizes lead to.
-    step = max(1, low // FINENESS)
-    top = min(FURTHEST - 1, math.floor(end - low) // step)
-    while top > 0:
-        stretch = sorted(range(top - STRETCH, top + 1), key=lambda place: place <= 0)
-        gap = next((place for place in stretch if not fits(low + place * step)), None)
-        if gap is None:
-            break
-        top = gap - 1
-    size = low + max(0, top) * step
+    beyond = failed or MOST_EXAMPLES + 1
+    least = max(at_least, *(size for size in whole(recordings) if size < beyond))
+    end = math.floor(min(beyond, scaled.end_of_tensors(limit_bytes) + 1))
+    if end <= least or end > MOST_EXAMPLES or not fits(least):
+        return None
+    size = _near_end(fits, least, end)
     # A confirmation of the guess is judged by this. It takes longer, so it comes last, and only the
     # variant that fails is replayed at smaller sizes.
     while (variant := failing(size)) is not None:
         if size == least or failing(least, variant) is not None:
             return None
+        step = max(1, size // FINENESS)
         size = _largest(lambda smaller: failing(smaller, variant) is None, least, size, step)
-    return Guess(size, scaled.is_matched)
+    return Guess(size, scaled.is_matched or size < large)
 
 
 def foresees(
@@ -145,13 +142,49 @@ def foresees(
 
 def _scaled(recordings: Mapping[int, Recording], large: int) -> ScaledRecording | None:
     """Return the confirmation at a size, to be scaled; None if none is recorded far below it."""
-    known = whole(recordings)
-    small = max((size for size in known if size <= APART * large), default=0)
+    known, models = whole(recordings), _models(recordings)
+    # Sizes between it and another are asked for if it ran out of memory, so that may be near.
+    most = APART * large if large in known else large
+    small = max((size for size in known if size <= most), default=0)
     if not small:
         return None
     # Where the last one failed, its first step shows requests that stop growing, or grow faster.
     far = min((size for size, each in recordings.items() if each.steps and size > large), default=0)
-    return ScaledRecording(small, known[small], large, known[large], far, recordings.get(far))
+    return ScaledRecording(small, known[small], large, models[large], far, recordings.get(far))
+
+
+def _models(recordings: Mapping[int, Recording]) -> dict[int, Recording]:
+    """Return the recordings, by size, that show how their steps go on.
+
+    Those of confirmations that ran out of memory do if their last step can repeat. They are nearest
+    to the limit, where kernels may make other requests than at small sizes.
+    """
+    known = whole(recordings)
+    if any(each.validations or steps_vary(each) for each in known.values()):
+        return known
+    failed = {size: going_on(each) for size, each in recordings.items() if each.ran_out}
+    return known | {size: each for size, each in failed.items() if each is not recordings[size]}
+
+
+def _near_end(fits: Callable[[int], bool], least: int, end: int) -> int:
+    """Return the largest size below ``end`` that a stretch of fitting sizes leads to.
+
+    Args:
+        fits: tells whether a size fits.
+        least: a size that fits.
+        end: a larger one. Most allocators lose little, so sizes near it are tried first.
+    """
+    low = _largest(fits, least, end, max(1, end // 1000))
+    # Bisection ends at any of the boundaries. Take the last one that many fitting sizes lead to.
+    step = max(1, low // FINENESS)
+    top = min(FURTHEST - 1, (end - 1 - low) // step)
+    while top > 0:
+        stretch = sorted(range(top - STRETCH, top + 1), key=lambda place: place <= 0)
+        gap = next((place for place in stretch if not fits(low + place * step)), None)
+        if gap is None:
+            break
+        top = gap - 1
+    return low + max(0, top) * step
 
 
 def _largest(holds: Callable[[int], bool], low: int, high: int, width: int) -> int:

@@ -120,7 +120,7 @@ def test_an_expensive_launch_records_up_to_half_of_the_answer_at_once() -> None:
     found = search(
         run,
         budget_bytes=7450,
-        guess=lambda: Guess(640) if len(sizes) > 1 else None,
+        guess=lambda _: Guess(640) if len(sizes) > 1 else None,
         replays=True,
         prices=Prices(confirm=1, launch=20, resolution=0.03),
     )
@@ -143,7 +143,7 @@ def test_recordings_overrule_a_line_through_peaks_that_hardly_grow() -> None:
     search(
         run,
         budget_bytes=2050,
-        guess=lambda: Guess(20) if len(sizes) > 1 else None,
+        guess=lambda _: Guess(20) if len(sizes) > 1 else None,
         replays=True,
         prices=prices,
     )

@@ -33,7 +33,7 @@ def run_search(
 ) -> tuple[Finding, list[Probe]]:
     probes: list[Probe] = []
 
-    def guessed() -> Guess | None:
+    def guessed(_: int | None) -> Guess | None:
         return guess(probes) if callable(guess) else guess
 
     def run(batch_size: int, confirm: bool) -> Probe:
@@ -486,7 +486,7 @@ def test_where_batches_vary_a_search_goes_by_guesses_after_failures_too(
     """One step runs up to 1.25 times the answer. A confirmation does not, and corrects a guess."""
     moves: list[tuple[int, bool]] = []
 
-    def guess() -> Guess | None:
+    def guess(_: int | None) -> Guess | None:
         seen = max((size for size, confirmed in moves if confirmed), default=0)
         near = max(0, 1 - seen / answer)
         return Guess(round(answer * (1 + error * near)), deviation=0.04) if seen else None
@@ -518,6 +518,20 @@ def test_a_guess_that_learned_from_a_failure_is_tried_next() -> None:
     large = [probe.batch_size for probe in probes if probe.batch_size > 500]
     assert large[:2] == [1040, 990]
     assert len(large) <= 4
+
+
+def test_a_guess_that_stands_after_a_size_above_it_failed_is_tried_next() -> None:
+    """That failure is what it foresaw."""
+
+    def guess(probes: list[Probe]) -> Guess:
+        has_failed = any(not probe.fits for probe in probes)
+        return Guess(988 if has_failed else 990)
+
+    finding, probes = run_search(exact_device(988), guess=guess, replays=True)
+
+    assert size_of(finding) == 988
+    large = [probe.batch_size for probe in probes if probe.batch_size > 500]
+    assert large == [990, 989, 988]
 
 
 @pytest.mark.parametrize("guess", [3, 30, 300])

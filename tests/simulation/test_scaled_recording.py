@@ -97,6 +97,35 @@ def test_the_first_step_of_a_failed_size_shows_where_requests_stop_growing() -> 
         assert other.size <= 57
 
 
+def test_a_size_that_failed_later_shows_requests_that_only_large_steps_make() -> None:
+    """From 60 examples on, a kernel asks for one block more: 5 MiB for each example of 400."""
+
+    def split(batch_size: int) -> Recording:
+        return recorded(batch_size, *([MIB * batch_size] if batch_size >= 60 else []))
+
+    recordings = {2: split(2), 20: split(20)}
+    settings = AllocatorSettings()
+    small = scaled_guess(recordings, 500 * MIB, settings)
+    assert small is not None
+    assert small.size >= 97
+    failed = split(90)
+    recordings[90] = failed._replace(steps=failed.steps[:2], ran_out=True)
+    guess = scaled_guess(recordings, 500 * MIB, settings, failed=90)
+    assert guess is not None
+    assert guess.is_sure
+    assert 77 <= guess.size <= 80
+    assert lasts(split(guess.size), 500 * MIB, settings)
+    assert not lasts(split(guess.size + 4), 500 * MIB, settings)
+
+
+def test_recordings_by_which_a_failed_size_fits_tell_nothing() -> None:
+    recordings = {2: recorded(2), 20: recorded(20)}
+    assert scaled_guess(recordings, 500 * MIB, AllocatorSettings(), failed=60) is None
+    guess = scaled_guess(recordings, 500 * MIB, AllocatorSettings(), failed=102)
+    assert guess is not None
+    assert 97 <= guess.size <= 100
+
+
 def test_a_guess_fits_for_as_long_as_its_confirmation_must_last() -> None:
     """The fourth step needs half as much again, and three show a steady peak."""
 

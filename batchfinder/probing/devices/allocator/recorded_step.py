@@ -67,7 +67,7 @@ class RecordedStep:
 def steps_of(recording: Recording) -> Iterator[RecordedStep]:
     """Yield the recorded steps, each with how it goes on from the one before."""
     start, old = len(recording.held), list[int]()
-    following = [*recording.steps[1:], None]
+    following = [*recording.steps, None][1:]
     counts = counts_of(recording.steps)
     for events, after, count in zip(recording.steps, following, counts, strict=True):
         released = {~event for event in events if event < 0}
