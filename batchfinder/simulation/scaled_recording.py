@@ -115,7 +115,7 @@ def scaled_guess(
     if failed and fits(failed) and failing(failed) is None:
         return None
     beyond = failed or MOST_EXAMPLES + 1
-    least = max(at_least, *(size for size in whole(recordings) if size < beyond))
+    least = max([at_least, *(size for size in whole(recordings) if size < beyond)])
     end = math.floor(min(beyond, scaled.end_of_tensors(limit_bytes) + 1))
     if end <= least or end > MOST_EXAMPLES or not fits(least):
         return None
