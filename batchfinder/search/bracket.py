@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -39,6 +40,16 @@ EXCESS_DIFFERENCES, MOST_EXCESS, EXCESS_ERROR = 3, 0.08, 0.03
 
 # If the largest size that ran peaks below this share of the budget, the failure is not by chance.
 FAR_FROM_BUDGET = 0.5
+
+
+def differing_at(size: int) -> int:
+    """Return the width of the final bracket below a failure where steps differ, in examples.
+
+    Example:
+        >>> differing_at(71), differing_at(80), differing_at(12)
+        (2, 2, 1)
+    """
+    return math.ceil(DIFFERING_RESOLUTION * size)
 
 
 class Bracket:
@@ -131,10 +142,9 @@ class Bracket:
         thrashes = self.failure is not None and self.failure.is_thrashing
         is_loose = self.is_fragmented or self.refuted or thrashes or not self.verdicts_repeat
         share = max(self._coarseness, FRAGMENTED_RESOLUTION if is_loose else 0)
-        share = max(share, DIFFERING_RESOLUTION if self.steps_differ else 0)
         if not self.verdicts_repeat:
             share = max(share, min(MOST_RESOLUTION, DIFFERENCES * self.spread))
-        return self.bounds.at_most(share * size)
+        return self.bounds.at_most(max(share * size, self.steps_differ and differing_at(size)))
 
     @property
     def verdicts_repeat(self) -> bool:

@@ -26,7 +26,7 @@ from batchfinder.probing.devices.allocator.recorded_step import (
     steps_vary,
 )
 from batchfinder.probing.steadiness import STEPS_THAT_MAY_FLUSH, with_room
-from batchfinder.search.bracket import DIFFERING_RESOLUTION
+from batchfinder.search.bracket import differing_at
 from batchfinder.search.head_start import Guess
 from batchfinder.search.prober import Recording
 
@@ -241,7 +241,7 @@ def just_below(recordings: Mapping[int, Recording], size: int) -> int:
     what fits, so the larger size need not run.
     """
     near = max((each for each in whole(recordings) if each < size), default=0)
-    is_near = near and size - near <= DIFFERING_RESOLUTION * size
+    is_near = near and size - near <= differing_at(size)
     return near if is_near and steps_vary(recordings[near]) else 0
 
 
