@@ -158,10 +158,10 @@ class Record:
 
     @property
     def shows_epoch_end(self) -> bool:
-        """True if its steps fit, and no validation was among them."""
+        """True if its steps fit. If one among them evaluated a model, it may be a teacher."""
         objects = any(trainer.watch.objection() for trainer in self.trainers.values())
         ended = self.out_of_memory or self.hook_failure or objects
-        return self.is_over and not ended and not self.epoch_end.has_validated
+        return self.is_over and not ended
 
     def add(self, report: dict[str, Any]) -> None:
         """Record one report."""

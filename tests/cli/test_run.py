@@ -79,6 +79,19 @@ def test_the_validation_after_an_epoch_is_seen_and_nothing_is_saved(folder: Path
     assert [*folder.iterdir()] == []
 
 
+def test_the_steps_after_a_save_are_seen_and_the_saved_file_stays_as_it_was(folder: Path) -> None:
+    (folder / "model.pt").write_text("of an earlier training")
+    os.utime(folder / "model.pt", (0, 0))
+    options = ("--json", "--min-batch-size", "4", "--max-batch-size", "5")
+    answer = answer_of(run_script("--manner", "trains_on", options=options))
+    assert answer["batch_size"] == 4
+    assert not answer["next_failure"]["reason"].startswith("in the validation: ")
+    assert answer["warnings"] == []
+    assert [each.name for each in folder.iterdir()] == ["model.pt"]
+    assert (folder / "model.pt").read_text() == "of an earlier training"
+    assert (folder / "model.pt").stat().st_mtime == 0
+
+
 def test_a_validation_that_was_not_seen_is_named() -> None:
     options = ("--min-batch-size", "16")
     result = run_script("--manner", "validates_later", options=options)

@@ -49,7 +49,7 @@ def main() -> None:
     if manner == "evaluates":
         evaluate(model, size, options.steps)
         return
-    if manner in ("validates", "validates_later"):
+    if manner in ("validates", "validates_later", "trains_on"):
         train_in_epochs(model, torch.optim.Adam(model.parameters()), options)
         return
     drops = manner == "drops"
@@ -107,6 +107,8 @@ def train_in_epochs(
     for epoch in range(options.steps):
         for (x,) in training:
             model.train()(x).square().mean().backward()
+            if options.manner == "trains_on" and epoch and options.batch_size > options.limit:
+                Greedy()(x)
             optimizer.step()
             optimizer.zero_grad()
         if options.manner == "validates_later" and epoch < 100:
@@ -114,9 +116,10 @@ def train_in_epochs(
         with torch.no_grad():
             for (x,) in validation:
                 model.eval()(x)
-                if options.batch_size > options.limit:
+                if options.manner == "validates" and options.batch_size > options.limit:
                     Greedy()(x)
         Path("model.txt").write_text("weights")
+        torch.save(model.state_dict(), "model.pt")
 
 
 def _options() -> argparse.Namespace:

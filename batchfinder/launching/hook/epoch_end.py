@@ -4,16 +4,13 @@ The driver asks for it once all steps have run. Until it ends the script:
 
 - a loader that has begun an epoch ends it; others, as that of the validation, give a few batches;
 - Trainers that validate every N steps do so after the next one;
-- whoever is about to write a file, or to start a program, waits: nothing of the user's changes.
+- no file of the user's changes, see ``files.py``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
 import sys
-import time
 import weakref
 from pathlib import Path
 from types import ModuleType
@@ -22,24 +19,6 @@ from typing import Any
 # The batches that a loader gives once the epoch has ended: the first two show what each adds to
 # the memory that the validation keeps, and a third confirms it.
 MOST_BATCHES = 3
-
-# What Python tells its audit hooks before it changes files or starts programs, apart from "open".
-CHANGES = {
-    "os.mkdir",
-    "os.rename",
-    "os.remove",
-    "os.rmdir",
-    "os.link",
-    "os.symlink",
-    "os.truncate",
-    "os.system",
-    "os.exec",
-    "os.posix_spawn",
-    "subprocess.Popen",
-}
-
-# Folders in which files may change, beside that of the launch: devices and caches.
-FREE = ("/dev/", "/proc/", f"{Path.home()}/.cache/", f"{Path.home()}/.triton/")
 
 
 class EpochEnd:
@@ -50,26 +29,25 @@ class EpochEnd:
         order: the order of the launch. ``epoch_ends`` is a file that appears once all steps ran.
         report: ``report(event, **facts)``.
         memory: reads the memory.
+        files: the files of the user's.
 
     Attributes:
         has_begun: True once the epoch has to end.
     """
 
-    def __init__(self, torch: ModuleType, order: dict[str, Any], report: Any, memory: Any) -> None:
+    def __init__(
+        self, torch: ModuleType, order: dict[str, Any], report: Any, memory: Any, files: Any
+    ) -> None:
         self._torch: Any = torch
         self._asked = Path(order["epoch_ends"])
-        self._report, self._memory = report, memory
-        variables = "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME", "HF_HOME"
-        caches = [f"{os.environ[name]}/" for name in variables if os.environ.get(name)]
-        self._free = (f"{self._asked.parent}/", *FREE, *caches)
+        self._report, self._memory, self._files = report, memory, files
         self.has_begun = False
         self._unused: weakref.WeakSet[Any] = weakref.WeakSet()
         self._given: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._told: set[bool] = set()
-        self._process, self._started = 0, time.time()
 
     def install(self) -> None:
-        """Watch loaders, and what saves files without Python's knowledge."""
+        """Watch loaders, and files."""
         loader = self._torch.utils.data.DataLoader
         created, begun = loader.__init__, loader.__iter__
 
@@ -87,18 +65,16 @@ class EpochEnd:
             return iterator
 
         loader.__init__, loader.__iter__ = create, begin
-        self._wait_before(self._torch, "save")
+        self._files.install()
 
     def begin_if_asked(self) -> bool:
         """End the epoch if the driver has asked for it, and return True then."""
         if not self.has_begun and self._asked.exists():
-            self.has_begun, self._process = True, os.getpid()
+            self.has_begun = True
             self._memory.reset()
             self._end_loaders()
             _validate_now()
-            if "safetensors.torch" in sys.modules:  # it writes files in Rust
-                self._wait_before(sys.modules["safetensors.torch"], "serialize_file")
-            sys.addaudithook(self._hear)
+            self._files.keep()
         return self.has_begun
 
     def step(self) -> None:
@@ -135,51 +111,12 @@ class EpochEnd:
 
         iterator.__next__ = follow
 
-    def _wait_before(self, owner: Any, name: str) -> None:
-        """Let a function that saves wait once the epoch has ended."""
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def waiting(*arguments: Any, **keywords: Any) -> Any:
-            for path in filter(_is_path, [*arguments[1:], *keywords.values()]):
-                if self.has_begun:
-                    self._wait_with(path)
-            return original(*arguments, **keywords)
-
-        setattr(owner, name, waiting)
-
-    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Wait before Python changes a file of the user's, or starts a program."""
-        changes = event in CHANGES
-        if event == "open":
-            changes = bool(arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
-        # pathlib would be slow: this hears all that Python does.
-        is_known = event == "os.mkdir" and os.path.isdir(arguments[0])  # noqa: PTH112 - as above
-        if changes and _is_path(arguments[0]) and not is_known:
-            self._wait_with(arguments[0])
-
-    def _wait_with(self, path: Any) -> None:
-        """Wait until the launch ends, unless the file may change. Workers of a loader go on."""
-        whole = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - as above
-        if whole.startswith(self._free) or "__pycache__" in whole or os.getpid() != self._process:
-            return
-        with contextlib.suppress(OSError):
-            if os.stat(whole).st_mtime >= self._started:  # noqa: PTH116 - as above
-                return  # such as a log that this launch writes
-        self._report("would_write")
-        while True:
-            self._report.pause()
-
 
 def _length(iterator: Any) -> int | None:
     try:
         return len(iterator)
     except (TypeError, NotImplementedError):  # a stream has none
         return None
-
-
-def _is_path(value: Any) -> bool:
-    return isinstance(value, (str, bytes, os.PathLike))
 
 
 def _validate_now() -> None:

@@ -24,7 +24,13 @@ class Failures:
         order: the patterns of out-of-memory errors, ``certain`` ones and ``doubtful`` ones.
         report: ``report(event, **facts)``.
         memory: reads the memory.
+
+    Attributes:
+        is_in_step: True from the start of a backward pass to the next forward pass. Neither a
+            backward pass nor an optimizer has gradients enabled.
     """
+
+    is_in_step = False
 
     def __init__(self, torch: ModuleType, order: dict[str, Any], report: Any, memory: Any) -> None:
         self._torch: Any = torch
@@ -67,7 +73,7 @@ class Failures:
             **self._memory.identity(),
             "allocated": allocated,
             "reserved": reserved,
-            "has_gradients": self._torch.is_grad_enabled(),
+            "has_gradients": self.is_in_step or self._torch.is_grad_enabled(),
         }
         self._report("out_of_memory", text=text, **facts)
         while True:

@@ -107,7 +107,9 @@ class AfterTorch:
             failures = load("failures").Failures(torch, order, self._report, memory)
             recorder = load("recording", order["recorder"])
             requests = load("requests").Requests(torch, recorder, self._report)
-            epoch_end = load("epoch_end").EpochEnd(torch, order, self._report, memory)
+            folder = os.path.dirname(self._order)  # noqa: PTH120 - as above
+            files = load("files").Files(torch, folder, self._report)
+            epoch_end = load("epoch_end").EpochEnd(torch, order, self._report, memory, files)
             load("steps").Steps(
                 torch, order, self._report, memory, failures, requests, epoch_end
             ).install()

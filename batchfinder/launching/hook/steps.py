@@ -99,6 +99,7 @@ class Steps:
         if self._torch.compiler.is_compiling():
             return
         self._depth.value = getattr(self._depth, "value", 0) + 1
+        self._failures.is_in_step = self._in_backward > 0
 
     def _leaves(self, module: Any, arguments: Any, *keywords_and_output: Any) -> None:
         if self._torch.compiler.is_compiling():
@@ -143,6 +144,7 @@ class Steps:
         @functools.wraps(backward)
         def watched(*arguments: Any, **keywords: Any) -> None:
             self._in_backward += 1
+            self._failures.is_in_step = True
             try:
                 backward(*arguments, **keywords)
             except Exception as error:

@@ -1,0 +1,138 @@
+"""Keep a script from changing files of the user's. Imports no batchfinder.
+
+What saves files does nothing then, so that the script goes on: it trains after its validation, in
+the memory that the validation has left. Whoever would change a file in another way waits,
+and so does who would send something after that, such as the saved model.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import io
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+# Functions of os that change files, by name. They do nothing.
+CHANGERS = (
+    "mkdir",
+    "rename",
+    "replace",
+    "remove",
+    "unlink",
+    "rmdir",
+    "link",
+    "symlink",
+    "truncate",
+    "utime",
+    "chmod",
+)
+
+# What Python tells its audit hooks before anything else changes files or starts programs, apart
+# from "open".
+CHANGES = {
+    *(f"os.{name}" for name in CHANGERS),
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "subprocess.Popen",
+    "sqlite3.connect",
+}
+
+# Folders in which files may change, beside that of the launch: devices and caches.
+FREE = ("/dev/", "/proc/", *map(os.path.expanduser, ("~/.cache/", "~/.triton/")))
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME", "HF_HOME")
+
+
+class Files:
+    """The files of the user's, that this process may not change from some time on.
+
+    Args:
+        torch: the PyTorch module.
+        folder: the folder of the launch, in which files may change.
+        report: ``report(event, **facts)``.
+    """
+
+    def __init__(self, torch: ModuleType, folder: str, report: Any) -> None:
+        self._torch: Any = torch
+        self._report = report
+        caches = [os.path.abspath(os.environ[name]) for name in CACHES if os.environ.get(name)]  # noqa: PTH100
+        self._free = (*FREE, *(f"{each}/" for each in (folder, *caches)))
+        self._started, self._is_kept, self._has_kept = time.time(), False, False
+
+    def install(self) -> None:
+        """Watch the function of PyTorch's that a script may import by name."""
+        self._do_nothing(self._torch, "save")
+
+    def keep(self) -> None:
+        """Let no file change from now on."""
+        self._is_kept = True
+        for name in CHANGERS:
+            self._do_nothing(os, name)
+        if "safetensors.torch" in sys.modules:  # it writes files in Rust
+            self._do_nothing(sys.modules["safetensors.torch"], "serialize_file")
+        builtins.open = io.open = self._opening_nothing(builtins.open)
+        sys.addaudithook(self._hear)
+
+    def _do_nothing(self, owner: Any, name: str) -> None:
+        """Let a function do nothing with a file that may not change."""
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def keeping(*arguments: Any, **keywords: Any) -> Any:
+            paths = [*arguments, *keywords.values()]
+            if self._is_kept and "dir_fd" not in keywords and any(map(self._may_not_change, paths)):
+                self._has_kept = True
+                return None
+            return original(*arguments, **keywords)
+
+        setattr(owner, name, keeping)
+
+    def _opening_nothing(self, original: Callable[..., Any]) -> Any:
+        """Return an ``open`` that writes nowhere instead of to a file that may not change."""
+
+        @functools.wraps(original)
+        def opening(file: Any, mode: str = "r", *arguments: Any, **keywords: Any) -> Any:
+            if set(mode) & set("wax") and self._may_not_change(file):
+                file, mode, self._has_kept = os.devnull, mode.replace("x", "w"), True
+            return original(file, mode, *arguments, **keywords)
+
+        return opening
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Wait before Python changes a file in another way, or starts a program, or sends."""
+        paths = arguments if event in CHANGES else ()
+        if event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            paths = arguments[:1]
+        if (self._has_kept and _sends(event, arguments)) or any(map(self._may_not_change, paths)):
+            self._report("would_write")
+            while True:
+                self._report.pause()
+
+    def _may_not_change(self, path: Any) -> bool:
+        """Return True for a file of the user's, unless a worker of a loader changes it."""
+        # pathlib would be slow: the audit hook hears all that Python does.
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            return False
+        whole = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - as above
+        is_free = whole.startswith(self._free) or "__pycache__" in whole
+        if is_free or self._torch.utils.data.get_worker_info() is not None:
+            return False
+        try:
+            status = os.stat(whole)  # noqa: PTH116 - as above
+        except OSError:
+            return True
+        # Such as a log that this launch writes.
+        is_new = stat.S_ISREG(status.st_mode) and status.st_mtime >= self._started
+        return not is_new
+
+
+def _sends(event: str, arguments: tuple[Any, ...]) -> bool:
+    """Return True before Python connects to a host, or sends a request."""
+    is_host = event == "socket.connect" and isinstance(arguments[1], tuple)
+    return is_host or event == "http.client.send"
