@@ -56,6 +56,7 @@ class EpochEnd:
     def add(self, report: dict[str, Any]) -> None:
         """Note a report of the hook."""
         event, pid = report["event"], report["pid"]
+        self._unused_loaders = report.get("unused_loaders", self._unused_loaders)
         if event == "validated":
             peak = report["allocated"]
             self.has_validated |= report["has_trained"]
@@ -66,7 +67,6 @@ class EpochEnd:
             self._steps.pop(pid, None)
         elif event == "step_after":
             self._steps[pid] = self._steps.get(pid, 0) + 1
-            self._unused_loaders = report["unused_loaders"]
             self._held_bytes = max(self._held_bytes, report["held"])
         elif event == "batch_after":
             held = self._held.setdefault(pid, [])

@@ -43,6 +43,15 @@ def test_it_is_over_before_a_file_is_written() -> None:
     assert end.is_over(2)
 
 
+@pytest.mark.parametrize(("unused", "warns"), [(1, True), (0, False)])
+def test_a_validation_that_did_not_come_in_time_is_named(unused: int, warns: bool) -> None:
+    end = EpochEnd()
+    end.add({"event": "epoch_ended", "pid": 1, "unused_loaders": 1})
+    held = {"given": 0, "held": MIB, "batches": 9}
+    end.add({"event": "batch_after", "pid": 1, "unused_loaders": unused, **held})
+    assert bool(end.remark(MIB)) is warns
+
+
 @pytest.mark.parametrize(("batches", "warns"), [(100, True), (50, False), (None, False)])
 def test_a_validation_that_keeps_its_outputs_is_said_to_outgrow_the_device(
     batches: int | None, warns: bool

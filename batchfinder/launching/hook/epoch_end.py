@@ -75,6 +75,7 @@ class EpochEnd:
             self._end_loaders()
             _validate_now()
             self._files.keep()
+            self._report("epoch_ended", unused_loaders=len(self._unused))
         return self.has_begun
 
     def step(self) -> None:
@@ -103,7 +104,7 @@ class EpochEnd:
             given = self._given.get(iterator, MOST_BATCHES)
             if iterator in self._given:
                 facts = {"held": self._held(), "batches": _length(iterator)}
-                self._report("batch_after", given=given, **facts)
+                self._report("batch_after", given=given, unused_loaders=len(self._unused), **facts)
             if given >= MOST_BATCHES:
                 raise StopIteration
             self._given[iterator] = given + 1

@@ -14,11 +14,14 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
-# Functions of os that change files, by name. They do nothing.
+# Functions that write files without Python's knowledge.
+SAVERS = (("safetensors.torch", "serialize_file"), ("torch.jit", "save"), ("cv2", "imwrite"))
+
+# Functions of os that change files, by name.
 CHANGERS = (
     "mkdir",
     "rename",
@@ -74,8 +77,9 @@ class Files:
         self._is_kept = True
         for name in CHANGERS:
             self._do_nothing(os, name)
-        if "safetensors.torch" in sys.modules:  # it writes files in Rust
-            self._do_nothing(sys.modules["safetensors.torch"], "serialize_file")
+        for module, name in SAVERS:
+            if module in sys.modules:
+                self._do_nothing(sys.modules[module], name)
         builtins.open = io.open = self._opening_nothing(builtins.open)
         sys.addaudithook(self._hear)
 
@@ -86,7 +90,7 @@ class Files:
         @functools.wraps(original)
         def keeping(*arguments: Any, **keywords: Any) -> Any:
             paths = [*arguments, *keywords.values()]
-            if self._is_kept and "dir_fd" not in keywords and any(map(self._may_not_change, paths)):
+            if "dir_fd" not in keywords and self._keeps(paths):
                 self._has_kept = True
                 return None
             return original(*arguments, **keywords)
@@ -98,7 +102,7 @@ class Files:
 
         @functools.wraps(original)
         def opening(file: Any, mode: str = "r", *arguments: Any, **keywords: Any) -> Any:
-            if set(mode) & set("wax") and self._may_not_change(file):
+            if set(mode) & set("wax") and self._keeps([file]):
                 file, mode, self._has_kept = os.devnull, mode.replace("x", "w"), True
             return original(file, mode, *arguments, **keywords)
 
@@ -109,19 +113,23 @@ class Files:
         paths = arguments if event in CHANGES else ()
         if event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
             paths = arguments[:1]
-        if (self._has_kept and _sends(event, arguments)) or any(map(self._may_not_change, paths)):
+        sends = self._has_kept and _sends(event, arguments)
+        if self._keeps(paths, sends=sends):
             self._report("would_write")
             while True:
                 self._report.pause()
 
-    def _may_not_change(self, path: Any) -> bool:
-        """Return True for a file of the user's, unless a worker of a loader changes it."""
+    def _keeps(self, paths: Iterable[Any], *, sends: bool = False) -> bool:
+        """Return True if one of these may not change. Workers of loaders may do what they want."""
+        is_concerned = self._is_kept and (sends or any(map(self._is_users, paths)))
+        return is_concerned and self._torch.utils.data.get_worker_info() is None
+
+    def _is_users(self, path: Any) -> bool:
         # pathlib would be slow: the audit hook hears all that Python does.
         if not isinstance(path, (str, bytes, os.PathLike)):
             return False
         whole = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - as above
-        is_free = whole.startswith(self._free) or "__pycache__" in whole
-        if is_free or self._torch.utils.data.get_worker_info() is not None:
+        if whole.startswith(self._free) or "__pycache__" in whole:
             return False
         try:
             status = os.stat(whole)  # noqa: PTH116 - as above
