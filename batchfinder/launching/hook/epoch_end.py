@@ -2,7 +2,7 @@
 
 The driver asks for it once all steps have run. Until it ends the script:
 
-- a loader that has begun an epoch ends it; others, as that of the validation, give a few batches;
+- a loader that has given batches ends its epoch; others, as that of the validation, give a few;
 - Trainers that validate every N steps do so after the next one;
 - no file of the user's changes, see ``files.py``.
 """
@@ -43,6 +43,7 @@ class EpochEnd:
         self._report, self._memory, self._files = report, memory, files
         self.has_begun = False
         self._unused: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._begun: weakref.WeakSet[Any] = weakref.WeakSet()
         self._given: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._told: set[bool] = set()
 
@@ -60,11 +61,13 @@ class EpochEnd:
         def begin(loader: Any) -> Any:
             self._unused.discard(loader)
             iterator = begun(loader)
-            if self.has_begun:
-                self._given[iterator] = 0
+            # With persistent workers it is that of the last epoch.
+            self._begun.discard(iterator)
+            self._given.pop(iterator, None)
             return iterator
 
         loader.__init__, loader.__iter__ = create, begin
+        self._end_loaders()
         self._files.install()
 
     def begin_if_asked(self) -> bool:
@@ -72,7 +75,6 @@ class EpochEnd:
         if not self.has_begun and self._asked.exists():
             self.has_begun = True
             self._memory.reset()
-            self._end_loaders()
             _validate_now()
             self._files.keep()
             self._report("epoch_ended", unused_loaders=len(self._unused))
@@ -100,11 +102,16 @@ class EpochEnd:
         iterator = self._torch.utils.data.dataloader._BaseDataLoaderIter
         following = iterator.__next__
 
+        @functools.wraps(following)
         def follow(iterator: Any) -> Any:
-            given = self._given.get(iterator, MOST_BATCHES)
-            if iterator in self._given:
-                facts = {"held": self._held(), "batches": _length(iterator)}
-                self._report("batch_after", given=given, unused_loaders=len(self._unused), **facts)
+            if not self.has_begun:
+                self._begun.add(iterator)
+                return following(iterator)
+            if iterator in self._begun:
+                raise StopIteration
+            given = self._given.get(iterator, 0)
+            facts = {"held": self._held(), "batches": _length(iterator)}
+            self._report("batch_after", given=given, unused_loaders=len(self._unused), **facts)
             if given >= MOST_BATCHES:
                 raise StopIteration
             self._given[iterator] = given + 1
