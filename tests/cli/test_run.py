@@ -87,6 +87,7 @@ def test_the_steps_after_a_save_are_seen_and_the_saved_file_stays_as_it_was(fold
     assert answer["batch_size"] == 4
     assert not answer["next_failure"]["reason"].startswith("in the validation: ")
     assert answer["warnings"] == []
+    assert "validation" in answer["probes"][0]["phase_peak_bytes"]
     assert [each.name for each in folder.iterdir()] == ["model.pt"]
     assert (folder / "model.pt").read_text() == "of an earlier training"
     assert (folder / "model.pt").stat().st_mtime == 0

@@ -21,6 +21,7 @@ vars(sys.modules["torch._dynamo"]).update(
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter  # noqa: E402
 
 # By default, the size beyond which the manners that depend on the size show.
 LIMIT = 4
@@ -114,7 +115,8 @@ def train_in_epochs(
         if options.manner == "validates_later" and epoch < 100:
             continue
         with torch.no_grad():
-            for (x,) in validation:
+            own = options.manner == "trains_on"  # as fastai's loaders do
+            for (x,) in _SingleProcessDataLoaderIter(validation) if own else validation:
                 model.eval()(x)
                 if options.manner == "validates" and options.batch_size > options.limit:
                     Greedy()(x)
