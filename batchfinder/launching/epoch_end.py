@@ -19,8 +19,8 @@ MOST_STEPS = 3
 SETTLED = 3
 
 UNSEEN = (
-    "the script seems to have a validation, but none ran in the launches, so the answer does not "
-    "include it. Try the script's own option to validate within its first steps"
+    "the script seems to have a validation, but none was seen in the launches, so the answer does "
+    "not include it. Try the script's own options to validate sooner, or with smaller batches"
 )
 
 
@@ -40,14 +40,19 @@ class EpochEnd:
         has_begun: True once the driver has asked for it.
         has_validated: True once a model has validated after its first step.
         validation_peak_bytes: the most bytes that tensors held in a validation; 0 if none was read.
+        allocated_bytes: the same, in the validation or a step after it.
+        reserved_bytes: the most bytes that the allocator held then.
     """
 
     has_begun: bool = False
     has_validated: bool = False
     validation_peak_bytes: int = 0
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
     _steps: dict[int, int] = field(default_factory=dict)
     _would_write: bool = False
     _held: dict[int, list[int]] = field(default_factory=dict)
+    _is_unsure: bool = False  # a loader gave a batch, and neither a pass nor a step followed
     _unused_loaders: int = 0
     _early_peak_bytes: int = 0  # of the model, evaluated before its first step
     _held_bytes: int = 0  # between two steps
@@ -57,6 +62,9 @@ class EpochEnd:
         """Note a report of the hook."""
         event, pid = report["event"], report["pid"]
         self._unused_loaders = report.get("unused_loaders", self._unused_loaders)
+        if self.has_begun:
+            self.allocated_bytes = max(self.allocated_bytes, report.get("allocated", 0))
+            self.reserved_bytes = max(self.reserved_bytes, report.get("reserved", 0))
         if event == "validated":
             peak = report["allocated"]
             self.has_validated |= report["has_trained"]
@@ -65,10 +73,13 @@ class EpochEnd:
             elif not report["has_trained"]:
                 self._early_peak_bytes = max(self._early_peak_bytes, peak)
             self._steps.pop(pid, None)
+            self._is_unsure = False
         elif event == "step_after":
+            self._is_unsure = False
             self._steps[pid] = self._steps.get(pid, 0) + 1
             self._held_bytes = max(self._held_bytes, report["held"])
         elif event == "batch_after":
+            self._is_unsure = True
             held = self._held.setdefault(pid, [])
             held[report["given"] :] = [report["held"]]
             kept = min((later - before for before, later in pairwise(held[1:])), default=0)
@@ -92,7 +103,7 @@ class EpochEnd:
         if not self.has_validated:
             # The parameters count twice here, so what fits does so with the optimizer's states too.
             is_close = self._early_peak_bytes + self._held_bytes > budget_bytes
-            return UNSEEN if self._unused_loaders or is_close else ""
+            return UNSEEN if self._unused_loaders or self._is_unsure or is_close else ""
         for growth in self._growths:
             if growth.held_bytes + growth.kept_bytes * growth.batches_left > budget_bytes:
                 return (

@@ -143,10 +143,15 @@ def _probe(record: Record, outcome: Outcome, note: str) -> Probe:
     steps += not fits
     worst = limiting(record) if trainers else None
     several = record.processes > 1 and bool(trainers)
-    failed = record.out_of_memory or {}
+    failed, after = record.out_of_memory or {}, record.epoch_end
+    allocated = [failed.get("allocated", 0), after.allocated_bytes]
+    reserved = [failed.get("reserved", 0), after.reserved_bytes]
+    if worst:
+        allocated.append(worst.allocated)
+        reserved.append(_peak(worst))
     phases = dict(worst.phases) if worst else {}
-    if record.epoch_end.validation_peak_bytes:
-        phases[Phase.VALIDATION] = record.epoch_end.validation_peak_bytes
+    if after.validation_peak_bytes:
+        phases[Phase.VALIDATION] = after.validation_peak_bytes
     rank = failed.get("rank", worst.facts["rank"] if worst else None)
     return Probe(
         record.batch_size,
@@ -155,9 +160,8 @@ def _probe(record: Record, outcome: Outcome, note: str) -> Probe:
         seconds=seconds,
         samples=record.batch_size * steps,
         step_seconds=worst.step_seconds if worst else None,
-        peak_allocated_bytes=max(failed.get("allocated", 0), worst.allocated if worst else 0)
-        or None,
-        peak_reserved_bytes=max(failed.get("reserved", 0), _peak(worst) if worst else 0) or None,
+        peak_allocated_bytes=max(allocated) or None,
+        peak_reserved_bytes=max(reserved) or None,
         phase_peak_bytes=phases,
         allocation_retries=max((trainer.retries for trainer in trainers), default=0),
         confirmed=fits,

@@ -119,9 +119,7 @@ def _used_the_budget(answer: Probe, failure: Probe, prober: Prober) -> bool:
     """
     if failure.note in (SHORT_LIVED_NOTE, FORESEEN_NOTE):
         return True
-    # Of a launch, the reserved bytes do not include the validation.
-    peak = max(answer.peak_reserved_bytes or 0, *answer.phase_peak_bytes.values(), 0)
-    with_one_more = peak * (1 + 1 / answer.batch_size)
+    with_one_more = (answer.peak_reserved_bytes or 0) * (1 + 1 / answer.batch_size)
     kept = max(with_one_more, failure.peak_reserved_bytes or 0)
     return kept >= MOST_OF_BUDGET * prober.budget_bytes
 

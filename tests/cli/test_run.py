@@ -96,7 +96,7 @@ def test_the_steps_after_a_save_are_seen_and_the_saved_file_stays_as_it_was(fold
 def test_a_validation_that_was_not_seen_is_named() -> None:
     options = ("--min-batch-size", "16")
     result = run_script("--manner", "validates_later", options=options)
-    assert "Warning: the script seems to have a validation, but none ran" in result.output
+    assert "Warning: the script seems to have a validation, but none was seen" in result.output
 
 
 @pytest.mark.parametrize(("manner", "outcome"), [("swallows", "oom"), ("dies", "failed")])

@@ -10,7 +10,7 @@ MIB = 1024**2
 
 
 def validated(pid: int = 1) -> dict[str, object]:
-    facts = {"has_trained": True, "is_after": True, "allocated": MIB}
+    facts = {"has_trained": True, "is_after": True, "allocated": MIB, "reserved": 2 * MIB}
     return {"event": "validated", "pid": pid, **facts}
 
 
@@ -37,6 +37,17 @@ def test_without_a_validation_it_is_over_after_three_steps() -> None:
     assert end.remark(MIB) == ""
 
 
+def test_what_follows_the_steps_counts_in_the_peaks_of_the_launch() -> None:
+    end = EpochEnd(has_begun=True)
+    end.add(validated())
+    end.add({**step_after(), "allocated": 3 * MIB, "reserved": 4 * MIB})
+    assert (end.validation_peak_bytes, end.allocated_bytes, end.reserved_bytes) == (
+        MIB,
+        3 * MIB,
+        4 * MIB,
+    )
+
+
 def test_it_is_over_before_a_file_is_written() -> None:
     end = EpochEnd()
     end.add({"event": "would_write", "pid": 1})
@@ -49,6 +60,8 @@ def test_a_validation_that_did_not_come_in_time_is_named(unused: int, warns: boo
     end.add({"event": "epoch_ended", "pid": 1, "unused_loaders": 1})
     held = {"given": 0, "held": MIB, "batches": 9}
     end.add({"event": "batch_after", "pid": 1, "unused_loaders": unused, **held})
+    assert end.remark(MIB)
+    end.add({**step_after(), "unused_loaders": unused})
     assert bool(end.remark(MIB)) is warns
 
 

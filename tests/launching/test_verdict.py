@@ -12,6 +12,7 @@ from batchfinder.launching.prober import LaunchProber
 from batchfinder.launching.record import Record
 from batchfinder.launching.template import Template
 from batchfinder.launching.verdict import judge
+from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import Outcome
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.plan import Prices
@@ -44,3 +45,20 @@ def test_on_the_cpu_a_size_just_below_a_failure_counts_as_failed() -> None:
     assert not prober.probe(100).fits
     judged = {probe.batch_size: probe.fits for probe in prober.judged([failed])}
     assert judged == {100: False, 101: False}
+
+
+def test_the_peak_of_a_launch_includes_its_validation() -> None:
+    record = Record(1, steps=3, headroom=0.05, cpu_budget_bytes=GIB)
+    facts = {"device": "cpu", "rank": 0, "processes": 1, "seconds": 1.0, "retries": 0}
+    step = {"shapes": [[1, 8]], "phases": {"forward_backward": 100}, **facts}
+    for _ in range(8):
+        record.add({"event": "step", "pid": 1, "allocated": 100, "reserved": 200, **step})
+    record.epoch_end.has_begun = True
+    seen = {"has_trained": True, "is_after": True, "allocated": 300, "reserved": 400}
+    record.add({"event": "validated", "pid": 1, **seen})
+
+    probe = judge(record, None, "", hung="").probe
+
+    assert probe.fits
+    assert (probe.peak_allocated_bytes, probe.peak_reserved_bytes) == (300, 400)
+    assert probe.phase_peak_bytes[Phase.VALIDATION] == 300

@@ -82,16 +82,20 @@ class EpochEnd:
 
     def step(self) -> None:
         """Report a step that follows the end of the epoch."""
-        held = self._held()
-        self._report("step_after", unused_loaders=len(self._unused), held=held)
+        facts = {"unused_loaders": len(self._unused), "held": self._held(), **self._peaks()}
+        self._report("step_after", **facts)
 
     def validate(self, *, has_trained: bool) -> None:
         """Report a forward pass of a validation; before the epoch ends, only the first one."""
         if self.has_begun or has_trained not in self._told:
             self._told.add(has_trained)
-            peak = self._memory.peaks()[0]
             facts = {"has_trained": has_trained, "is_after": self.has_begun}
-            self._report("validated", allocated=peak, **facts)
+            self._report("validated", **facts, **self._peaks())
+
+    def _peaks(self) -> dict[str, int]:
+        """Return the peaks since the epoch ended, or before that, since the last step."""
+        allocated, reserved = self._memory.peaks()
+        return {"allocated": allocated, "reserved": reserved}
 
     def _held(self) -> int:
         """Return the bytes that tensors hold on a CUDA device now; 0 on the CPU."""
