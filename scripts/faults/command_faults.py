@@ -101,7 +101,7 @@ def _sweep() -> Iterator[Fault]:
         yield fault(f"one value: {deed}", {"stage": "forward", "deed": deed})
     yield fault(
         "one value: raise while loading",
-        {"stage": "load", "deed": "raise"},
+        {"deed": "raise"},
         command=("sweep", "--over", "stage=load,none"),
     )
     alike = fault(

@@ -199,7 +199,6 @@ def command(fault: Fault, once: Path) -> list[str]:
     if fault.api:
         script = str(here / "in_process.py")
         return [sys.executable, script, fault.api, json.dumps(arguments)]
-    arguments = {"stage": "none", "deed": "", **arguments}
     words = [sys.executable, "-m", "batchfinder", *fault.command, f"{here}/targets.py:build"]
     words += [*OPTIONS, "--memory-limit", str(memory_limit()), *fault.options]
     for name, value in arguments.items():

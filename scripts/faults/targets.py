@@ -116,8 +116,8 @@ class FaultySGD(torch.optim.Adam):
 
 
 def build(**fault: Any) -> TrainingSetup:
-    """Build a setup with a fault in it; the arguments are those of :class:`Fault`."""
-    return build_setup(Fault(**fault))
+    """Build a setup with a fault in it, or none; the arguments are those of :class:`Fault`."""
+    return build_setup(Fault(**{"stage": "none", "deed": "", **fault}))
 
 
 def build_setup(fault: Fault) -> TrainingSetup:
