@@ -15,7 +15,8 @@ from batchfinder.units import format_bytes
 # Steps without a validation after which none is expected at the end of an epoch.
 MOST_STEPS = 3
 
-# Before this many batches, a validation still allocates what it needs once.
+# The first batch of a validation allocates what it needs once. How much each batch keeps is read
+# after this many: what the second and the third added.
 SETTLED = 3
 
 UNSEEN = (

@@ -144,7 +144,8 @@ class Bracket:
         share = max(self._coarseness, FRAGMENTED_RESOLUTION if is_loose else 0)
         if not self.verdicts_repeat:
             share = max(share, min(MOST_RESOLUTION, DIFFERENCES * self.spread))
-        return self.bounds.at_most(max(share * size, self.steps_differ and differing_at(size)))
+        differing = differing_at(size) if self.steps_differ else 0
+        return self.bounds.at_most(max(share * size, differing))
 
     @property
     def verdicts_repeat(self) -> bool:

@@ -72,7 +72,7 @@ def head_start_of(
     return HeadStart(
         estimate,
         lambda failed: scaled_guess(
-            recordings, prober.budget_bytes, settings, least_steps, 1, failed
+            recordings, prober.budget_bytes, settings, least_steps, failed=failed
         ),
         lambda size: lasts(recordings.get(size), prober.budget_bytes, settings),
         lambda size: foresees(recordings, size, prober.budget_bytes, settings),
@@ -134,15 +134,14 @@ def foresees(
     recordings: Mapping[int, Recording], size: int, budget_bytes: int, settings: AllocatorSettings
 ) -> bool:
     """Return True if the confirmation just below a size, scaled to it, does not last."""
-    scaled = _scaled(recordings, just_below(recordings, size))
-    return (
-        scaled is not None and failing_variant(scaled.at(size), budget_bytes, settings) is not None
-    )
+    if (scaled := _scaled(recordings, just_below(recordings, size))) is None:
+        return False
+    return failing_variant(scaled.at(size), budget_bytes, settings) is not None
 
 
 def _scaled(recordings: Mapping[int, Recording], large: int) -> ScaledRecording | None:
     """Return the confirmation at a size, to be scaled; None if none is recorded far below it."""
-    known, models = whole(recordings), _models(recordings)
+    known = whole(recordings)
     # Sizes between it and another are asked for if it ran out of memory, so that may be near.
     most = APART * large if large in known else large
     small = max((size for size in known if size <= most), default=0)
@@ -150,7 +149,8 @@ def _scaled(recordings: Mapping[int, Recording], large: int) -> ScaledRecording 
         return None
     # Where the last one failed, its first step shows requests that stop growing, or grow faster.
     far = min((size for size, each in recordings.items() if each.steps and size > large), default=0)
-    return ScaledRecording(small, known[small], large, models[large], far, recordings.get(far))
+    model = known[large] if large in known else going_on(recordings[large])
+    return ScaledRecording(small, known[small], large, model, far, recordings.get(far))
 
 
 def _models(recordings: Mapping[int, Recording]) -> dict[int, Recording]:

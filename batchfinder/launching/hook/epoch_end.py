@@ -49,13 +49,8 @@ class EpochEnd:
 
     def install(self) -> None:
         """Watch loaders, and files."""
-        loader = self._torch.utils.data.DataLoader
-        created, begun = loader.__init__, loader.__iter__
-
-        @functools.wraps(created)
-        def create(loader: Any, *arguments: Any, **keywords: Any) -> None:
-            created(loader, *arguments, **keywords)
-            self._unused.add(loader)
+        loaders = self._torch.utils.data.DataLoader
+        begun = loaders.__iter__
 
         @functools.wraps(begun)
         def begin(loader: Any) -> Any:
@@ -66,9 +61,13 @@ class EpochEnd:
             self._given.pop(iterator, None)
             return iterator
 
-        loader.__init__, loader.__iter__ = create, begin
-        self._end_loaders()
+        loaders.__iter__ = begin
+        self._watch_iterators()
         self._files.install()
+
+    def note(self, loader: Any) -> None:
+        """Note a new loader."""
+        self._unused.add(loader)
 
     def begin_if_asked(self) -> bool:
         """End the epoch if the driver has asked for it, and return True then."""
@@ -102,7 +101,8 @@ class EpochEnd:
         index = self._memory.index
         return 0 if index is None else int(self._torch.cuda.memory_allocated(index))
 
-    def _end_loaders(self) -> None:
+    def _watch_iterators(self) -> None:
+        """Let the iterators of loaders end once the epoch has to."""
         iterator = self._torch.utils.data.dataloader._BaseDataLoaderIter
         following = iterator.__next__
 

@@ -115,7 +115,7 @@ class Steps:
         has_gradients = self._torch.is_grad_enabled()
         trains = module.training and has_gradients
         if trains == self._counts_passes:
-            is_validation = not (trains or module.training or has_gradients or error)
+            is_validation = not (module.training or has_gradients or error)
             if is_validation and _has_parameters(module, trained=True):
                 self._epoch_end.validate(has_trained=self._steps > 0)
             return
@@ -128,7 +128,8 @@ class Steps:
             self._end_reading()
 
     def _look_at_loader(self, loader: Any, *arguments: Any, **keywords: Any) -> None:
-        """Report a loader that has no batch, because it drops one that is not full."""
+        """Note a new loader, and report one without a batch, as it drops one that is not full."""
+        self._epoch_end.note(loader)
         with contextlib.suppress(Exception):  # many data sets have no length
             examples, size = len(loader.sampler), loader.batch_size
             if loader.drop_last and examples < size:
