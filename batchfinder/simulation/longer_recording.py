@@ -26,7 +26,7 @@ from batchfinder.probing.devices.allocator.recorded_step import (
     steps_vary,
 )
 from batchfinder.probing.steadiness import STEPS_THAT_MAY_FLUSH, with_room
-from batchfinder.search.bracket import differing_at
+from batchfinder.search.bracket import FAR_FROM_BUDGET, differing_at
 from batchfinder.search.head_start import Guess
 from batchfinder.search.prober import Recording
 
@@ -39,9 +39,9 @@ LASTING_STEPS = 12
 # which skips layers at random: 280 ran out of memory in the second step, 295 in the eighth).
 ORDERS, ORDERED_STEPS = 6, 30
 
-# Steps of those orders where batches vary in length and one of the shorter orders needs more than
-# the recorded one. With 30, 150 of lightning-24 lasted in all six, and ran out of memory in one
-# training of four, in its 20th step; with 120, four of the six need more.
+# Steps of those orders where batches vary in length, the size is not far from the budget, and one of
+# the shorter orders needs more than the recorded one. With 30, 150 of lightning-24 lasted in all
+# six, and ran out of memory in one training of four, in its 20th step; with 120, four need more.
 MANY_STEPS = 120
 
 # Batches of varying length are drawn between two recorded ones, or as far below the smaller: a
@@ -190,7 +190,7 @@ class LongerRecordings:
         steps = ORDERED_STEPS
         each = [bytes_to_last(variant, self._settings) for variant in going_on(large, steps)]
         small = bytes_to_last(recording, self._settings) - each[0]
-        if max(each) > max(each[:2]):
+        if max(each) > max(each[:2]) and max(each) > FAR_FROM_BUDGET * self._limit(size):
             steps = MANY_STEPS
             orders = in_other_orders(large, steps)
             each[2:] = [bytes_to_last(variant, self._settings) for variant in orders]
@@ -202,7 +202,7 @@ class LongerRecordings:
         limit_bytes = self._limit(size)
         for number in range(REPLAYED_GUESSES + 1):
             if number:  # the variant that needs most at one size needs most at another
-                large = only_large(self._scaled(recording, guess / size))
+                large = only_large(self._scaled(size, guess / size))
                 # Small requests that are large here may leave nothing to exchange.
                 variant = next(islice(going_on(large, needs.steps), needs.worst, None), large)
                 needed = needs.small + bytes_to_last(variant, self._settings)
@@ -211,18 +211,20 @@ class LongerRecordings:
             guess = max(1, math.floor(guess * (limit_bytes - held) / (needed - held)))
         return Guess(guess, deviation=DEVIATION)
 
-    def _scaled(self, recording: Recording, ratio: float) -> Recording:
+    def _scaled(self, size: int, ratio: float) -> Recording:
         """Return what a confirmation of this many times the examples would request.
 
-        Requests grow in proportion, but for those that every recorded step makes.
+        Requests grow in proportion, but for those that all steps of this and the next smaller size
+        make.
         """
-        steps = (step for each in whole(self._recordings).values() for step in each.steps)
-        fixed = set.intersection(*(set(requests_of(step)) for step in steps))
+        recording, known = self._recordings[size], whole(self._recordings)
+        largest = sorted(each for each in known if each <= size)[-2:]
+        steps = [set(requests_of(step)) for each in largest for step in known[each].steps]
+        fixed = set.intersection(*steps) if steps else set()
 
         def at_ratio(steps: Sequence[Sequence[int]]) -> list[list[int]]:
-            return [
-                [e if e < 0 or e in fixed else round(e * ratio) for e in step] for step in steps
-            ]
+            grown = ((e if e < 0 or e in fixed else round(e * ratio) for e in s) for s in steps)
+            return [*map(list, grown)]
 
         return recording._replace(
             steps=at_ratio(recording.steps), validations=at_ratio(recording.validations)

@@ -298,18 +298,22 @@ def test_a_size_whose_other_lengths_would_not_fit_does_not_last(batches_vary: bo
 
 
 def routed(batch_size: int, shares: Sequence[int]) -> Recording:
-    """Steps of two experts. Of 10 MiB of tokens for each example, the first gets these percent."""
+    """Steps of two experts. Of 10 MiB of tokens for each example, the first gets these percent.
+
+    The batch has 4 KiB for each example.
+    """
     steps = []
     for number, share in enumerate(shares):
-        a, b, output = (3 * number + n for n in range(3))
+        batch, a, b, output = (4 * number + n for n in range(4))
         tokens = [share * batch_size * MIB // 10, (100 - share) * batch_size * MIB // 10]
-        kept = [~(output - 3)] if number else []
-        steps.append([*tokens, *kept, 20 * batch_size * MIB, ~a, ~b])
+        kept = [~(output - 4)] if number else []
+        large = [*tokens, *kept, 20 * batch_size * MIB, ~a, ~b]
+        steps.append([4096 * batch_size, *large, ~batch])
     return Recording([], steps)
 
 
 @pytest.mark.parametrize(
-    ("shares", "orders", "needed_mib"), [((50, 48, 51, 49), 6, 488), ((50,) * 4, 0, 300)]
+    ("shares", "orders", "needed_mib"), [((50, 48, 51, 49), 6, 490), ((50,) * 4, 0, 302)]
 )
 def test_steps_that_differ_in_bytes_alone_must_fit_with_other_bytes_too(
     shares: Sequence[int], orders: int, needed_mib: int
@@ -368,6 +372,29 @@ def test_the_largest_size_of_varying_lengths_is_guessed_from_a_small_one() -> No
     assert 0.9 * end <= guess.size <= 1.1 * end
     recordings |= {end: at(end), 2 * end: at(2 * end)}
     assert [longer.last(size) for size in (10, end, 2 * end, 3 * end)] == [True, True, False, True]
+
+
+def in_pieces(batch_size: int) -> Recording:
+    """Steps whose loss takes at most 300 MiB of logits at a time, of 100 for each example."""
+    steps, count = list[list[int]](), 0
+    for percent in (100, 97, 94, 97, 100):
+        ids, hidden = 4096 * percent * batch_size, percent * batch_size * MIB // 10
+        pieces = [MIB * min(300, percent * batch_size - 300 * i) for i in range(4)]
+        pieces = [piece for piece in pieces if piece > 0]
+        logits = [each for i, piece in enumerate(pieces) for each in (piece, ~(count + 2 + i))]
+        steps.append([ids, hidden, *logits, ~count, ~(count + 1)])
+        count += 2 + len(pieces)
+    return Recording([], steps, batches_vary=True)
+
+
+def test_pieces_of_a_loss_do_not_grow_with_the_batch() -> None:
+    """A batch of 2 is smaller than a piece, so only larger ones show how large one is."""
+    recordings = {size: in_pieces(size) for size in (2, 20, 60)}
+    settings, budget_bytes = AllocatorSettings(), 5000 * MIB
+    guess = LongerRecordings(recordings, budget_bytes, settings).guess()
+    end = max(n for n in range(60, 900, 4) if lasts(in_pieces(n), budget_bytes, settings))
+    assert guess is not None
+    assert 0.95 * end <= guess.size <= 1.05 * end
 
 
 def test_varying_lengths_are_guessed_by_the_steps_before_a_failure_too() -> None:

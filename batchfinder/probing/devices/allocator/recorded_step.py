@@ -135,14 +135,16 @@ def steps_vary(recording: Recording) -> bool:
 def _steps_of_the_same_input(recording: Recording) -> Iterable[list[tuple[int, ...]]]:
     """Return the large requests of the steps after the first, those of one input together.
 
-    Steps of the same input share their largest request. The smaller last batch of an epoch, for
-    example, makes other requests, but no more than the others. Requests of the small pool do not
-    count: scripts log a loss every few steps, and these use no memory that others need.
+    Steps of the same input share their first request, which is for the batch, and their largest.
+    The smaller last batch of an epoch, for example, makes other requests, but no more than the
+    others; a loss computed in pieces may make the same largest request for each length. Requests of
+    the small pool do not count: scripts log a loss every few steps, and these use no memory that
+    others need.
     """
-    alike: dict[int, list[tuple[int, ...]]] = {}
+    alike: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
     for requests in map(requests_of, recording.steps[1:]):
         large = tuple(size for size in requests if size > SMALL_BYTES)
-        alike.setdefault(max(requests, default=0), []).append(large)
+        alike.setdefault((*requests[:1], max(requests, default=0)), []).append(large)
     return alike.values()
 
 
