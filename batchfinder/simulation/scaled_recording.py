@@ -26,14 +26,8 @@ from batchfinder.probing.steadiness import PeakWatch, with_room
 from batchfinder.search.belief import APART
 from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
 from batchfinder.search.prober import Prober, Recording
-from batchfinder.simulation.longer_recording import (
-    LongerRecordings,
-    failing_variant,
-    just_below,
-    lasts,
-    limit_of,
-    whole,
-)
+from batchfinder.simulation.lasting import failing_variant, lasts, limit_of
+from batchfinder.simulation.longer_recording import LongerRecordings, just_below, whole
 from batchfinder.simulation.matched_requests import grows_faster, growths_to, paired
 
 # In a fragmented allocator a larger size may fit where a smaller does not. The guess is the largest

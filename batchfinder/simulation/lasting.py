@@ -1,0 +1,165 @@
+"""Replay a recorded confirmation for longer, in other orders too: would it last? No torch."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from batchfinder.probing.devices.allocator.caching import AllocatorSettings, DeviceFullError
+from batchfinder.probing.devices.allocator.expandable import allocator_of
+from batchfinder.probing.devices.allocator.recorded import Replay
+from batchfinder.probing.devices.allocator.recorded_step import (
+    RecordedStep,
+    in_order,
+    requests_of,
+    steps_differ,
+    steps_of,
+    steps_vary,
+)
+from batchfinder.probing.steadiness import STEPS_THAT_MAY_FLUSH, with_room
+from batchfinder.search.bracket import FAR_FROM_BUDGET
+from batchfinder.search.prober import Recording
+
+# Steps that a confirmation must last when it is replayed. MobileNet's answers of 513 and 521
+# (mobilenet-24 of scripts/benchmarks/parts/setup_list.py) run out of memory in the fourth and the
+# fifth.
+LASTING_STEPS = 12
+
+# Orders in which steps that differ are replayed, and the steps of each (wav2vec2-80 of that list,
+# which skips layers at random: 280 ran out of memory in the second step, 295 in the eighth).
+ORDERS, ORDERED_STEPS = 6, 30
+
+# Batches of varying length are drawn between two recorded ones, or as far below the smaller: a
+# confirmation sees three lengths, an epoch hundreds. Set-up lightning-24 was answered 159 without
+# such replays, which ran out of memory with two seeds of three within 20 steps; with them 148.
+FARTHEST = 2.0
+
+# Fraction of the budget kept free in replays of steps that differ: training will make steps that
+# were not recorded. With 5 % free, 280 of wav2vec2-80 passed in one search of ten, and ran out of
+# memory in one loop of four.
+DIFFERING_ROOM = 0.1
+
+
+def lasts(recording: Recording | None, budget_bytes: int, settings: AllocatorSettings) -> bool:
+    """Return True if a recorded confirmation can go on for LASTING_STEPS steps.
+
+    They are replayed as recorded, and as in a loop that releases each batch before it copies the
+    next. What a fragmented allocator loses depends on such details. Batches of varying length may
+    not even flush the cache, nor may steps that differ, such as those of a model that skips layers
+    at random, after the first ones: a size whose replays did (282 of wav2vec2-80) ran out of memory
+    in two real loops of three. If the steps of equal batches differ, some of the budget is kept
+    free. An unknown confirmation (None) counts as lasting.
+    """
+    return recording is None or failing_variant(recording, budget_bytes, settings) is None
+
+
+def failing_variant(
+    recording: Recording, budget_bytes: int, settings: AllocatorSettings, only: int | None = None
+) -> int | None:
+    """Return the number of the first variant (:func:`going_on`) that does not last; None if all do.
+
+    Args:
+        recording: a confirmation.
+        budget_bytes: the bytes that the allocator may reserve.
+        settings: settings of the allocator.
+        only: the number of the variant to replay. Default: all.
+    """
+    if not recording.steps:
+        return None
+    limit_bytes = limit_of(recording, budget_bytes)
+    quiet_from = STEPS_THAT_MAY_FLUSH if steps_vary(recording) else math.inf
+    if recording.batches_vary:
+        quiet_from = 0
+    for place, variant in enumerate(going_on(recording)):
+        if only not in (None, place):
+            continue
+        allocator = allocator_of(limit_bytes, settings)
+        try:
+            replay = Replay(variant, allocator)
+            steps = replay.steps(max(LASTING_STEPS, len(variant.steps)))
+            if any(flushes and number >= quiet_from for number, (_, flushes) in enumerate(steps)):
+                return place
+            replay.validations()
+        except DeviceFullError:
+            return place
+        if allocator.reserved_bytes < FAR_FROM_BUDGET * limit_bytes:
+            return None  # no other variant needs twice as much
+    return None
+
+
+def going_on(recording: Recording, steps: int = ORDERED_STEPS) -> Iterator[Recording]:
+    """Yield a recording, and others of steps that may come instead or later.
+
+    Those in other orders have this many steps.
+    """
+    yield recording
+    yield releasing_early(recording)
+    yield from in_other_orders(recording, steps)
+
+
+def bytes_to_last(variant: Recording, settings: AllocatorSettings) -> int:
+    """Return the bytes that a confirmation and its later steps reserve if nothing limits them.
+
+    With these bytes, the allocator never flushes its cache.
+    """
+    allocator = allocator_of(None, settings)
+    replay = Replay(variant, allocator)
+    for _ in replay.steps(max(LASTING_STEPS, len(variant.steps))):
+        pass
+    replay.validations()
+    return allocator.reserved_bytes  # which without a limit never falls
+
+
+def limit_of(recording: Recording, budget_bytes: int) -> int:
+    """Return the bytes that a replay may use: less of the budget if steps of one input differ."""
+    if steps_differ(recording):
+        return int(budget_bytes * (1 - DIFFERING_ROOM))
+    # Where batches vary, the caller has left that room already.
+    only_bytes_vary = steps_vary(recording) and not recording.batches_vary
+    return with_room(budget_bytes) if only_bytes_vary else budget_bytes
+
+
+def releasing_early(recording: Recording) -> Recording:
+    """Return a recording whose steps begin with the releases that follow their first requests."""
+    steps, known = [], len(recording.held)
+    for step in recording.steps:
+        start = next((i for i, event in enumerate(step) if event < 0), len(step))
+        end = next((i for i in range(start, len(step)) if step[i] >= 0), len(step))
+        old = [event for event in step[start:end] if ~event < known]
+        new = [event for event in step[start:end] if ~event >= known]
+        steps.append([*old, *step[:start], *new, *step[end:]])
+        known += sum(event >= 0 for event in step)
+    return recording._replace(steps=steps)
+
+
+def in_other_orders(recording: Recording, steps: int = ORDERED_STEPS) -> Iterator[Recording]:
+    """Yield recordings of this many such steps, drawn at random after the first.
+
+    Nothing is yielded if no other steps are to be expected, or if fewer than two of them can be
+    exchanged: those that release what the step before left, and leave as many blocks themselves.
+    """
+    if not steps_vary(recording):
+        return
+    first, *later = steps_of(recording)
+    pool = [step for step in later if step.is_like(first)]
+    if len(pool) < 2:
+        return
+    if recording.batches_vary:  # they came in rounds, and each counts once
+        pool = [*{requests_of(step.events): step for step in pool}.values()]
+    alike = defaultdict(list)
+    for step in pool:
+        # The smaller last batch of an epoch is of another kind, unless batches are drawn from many.
+        kind = 0 if recording.batches_vary else step.largest
+        alike[kind, step.pattern()].append(step)
+    kinds = [steps for steps in alike.values() for _ in steps]
+    for seed in range(ORDERS):
+        draw = random.Random(seed)
+        yield in_order(recording, [first, *(_drawn(kinds, draw) for _ in range(steps))])
+
+
+def _drawn(kinds: Sequence[Sequence[RecordedStep]], draw: random.Random) -> RecordedStep:
+    """Draw a step of any kind, or one between two of that kind, or somewhat below both."""
+    smaller, larger = sorted(draw.choices(draw.choice(kinds), k=2), key=lambda step: step.largest)
+    return larger.mixed(smaller, draw.uniform(0, FARTHEST))

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import pytest
+
+from batchfinder.probing.devices.allocator.caching import AllocatorSettings, CachingAllocator
+from batchfinder.probing.devices.allocator.recorded import Replay
+from batchfinder.search.prober import Recording
+from batchfinder.simulation.lasting import (
+    in_other_orders,
+    lasts,
+    releasing_early,
+)
+from batchfinder.units import MIB
+
+
+@pytest.mark.parametrize(("budget_mib", "does"), [(1000, True), (300, False)])
+def test_a_confirmation_that_would_run_out_later_does_not_last(budget_mib: int, does: bool) -> None:
+    """Each step keeps 40 MiB: the four that were recorded fit into 300 MiB."""
+    recording = Recording([], [[40 * MIB, 2 * MIB, ~(2 * i + 1)] for i in range(4)])
+    assert lasts(recording, budget_mib * MIB, AllocatorSettings()) is does
+    assert lasts(None, budget_mib * MIB, AllocatorSettings())
+
+
+def test_a_stream_does_not_get_the_free_memory_of_another() -> None:
+    """Two streams request 100 MiB, one after the other: a single stream would need it once."""
+    steps = [[100 * MIB, ~(2 * i), 100 * MIB, ~(2 * i + 1)] for i in range(4)]
+    assert lasts(Recording([], steps), 150 * MIB, AllocatorSettings())
+    assert lasts(Recording([], steps, [0, 1] * 4), 250 * MIB, AllocatorSettings())
+    late = [
+        [100 * MIB, 100 * MIB, ~(3 * i), ~(3 * i + 1), 100 * MIB, ~(3 * i + 2)] for i in range(4)
+    ]
+    assert lasts(Recording([], late), 250 * MIB, AllocatorSettings())
+    assert not lasts(Recording([], late, [0, 0, 1] * 4), 150 * MIB, AllocatorSettings())
+
+
+def test_a_loop_may_release_the_old_batch_before_it_copies_the_next() -> None:
+    recording = Recording([], [[10], [10, ~0, 20, ~2]])
+    assert releasing_early(recording).steps == [[10], [~0, 10, 20, ~2]]
+
+
+def test_steps_that_differ_are_replayed_in_other_orders() -> None:
+    """Steps of a model that skips a layer at random; each keeps its output into the next one."""
+
+    def step(number: int, layers: int) -> list[int]:
+        first = 1 + sum(1 + count for count in depths[:number])
+        kept = [~(first - depths[number - 1] - 1)] if number else []
+        blocks = range(first + 1, first + 1 + layers)
+        return [8 * MIB, *kept, *([100 * MIB] * layers), *(~block for block in blocks)]
+
+    depths = [3, 2, 3, 3]
+    recording = Recording([50 * MIB], [step(n, layers) for n, layers in enumerate(depths)])
+    orders = [*in_other_orders(recording)]
+    assert len({str(order.steps) for order in orders}) == len(orders) > 1
+    for order in orders:
+        allocator = CachingAllocator(500 * MIB, AllocatorSettings())
+        assert sum(1 for _ in Replay(order, allocator).steps(len(order.steps))) == len(order.steps)
+        assert allocator.allocated_bytes == 58 * MIB
+
+
+def epochs(kept_mib: int) -> Recording:
+    """Epochs of a full batch and a smaller last one, which makes a request more."""
+    steps, count = list[list[int]](), 0
+    for batch_mib, more in [(100, 0), (100, 0), (60, 1), (100, 0), (60, 1)]:
+        asked = [kept_mib * MIB, batch_mib * MIB, *([MIB] * more)]
+        steps.append([*asked, *(~block for block in range(count + 1, count + len(asked)))])
+        count += len(asked)
+    return Recording([], steps)
+
+
+def test_the_smaller_last_batch_of_an_epoch_costs_no_room() -> None:
+    assert not [*in_other_orders(epochs(kept_mib=0))]
+    assert lasts(epochs(kept_mib=0), 104 * MIB, AllocatorSettings())
+
+
+def test_a_loss_that_some_steps_log_costs_no_room() -> None:
+    """RN50 of OpenCLIP logs after its first step: 37 was answered where 41 trains."""
+    recording = Recording([], [[MIB * 100, ~0], [MIB * 100, ~1, 4, ~2], [MIB * 100, ~3]])
+    assert lasts(recording, 104 * MIB, AllocatorSettings())
+
+
+def test_epochs_are_replayed_for_longer_than_they_were_recorded() -> None:
+    """Each step keeps 20 MiB, which splits the space of a batch."""
+    recording = epochs(kept_mib=20)
+    allocator = CachingAllocator(300 * MIB, AllocatorSettings())
+    assert len([*Replay(recording, allocator).steps(5)]) == 5
+    assert not lasts(recording, 300 * MIB, AllocatorSettings())
+    assert lasts(recording, 600 * MIB, AllocatorSettings())
+
+
+def test_batches_between_the_last_of_an_epoch_and_the_others_are_not_expected() -> None:
+    """PPO: minibatches of two sizes, and now and then a step that collects more data first."""
+    steps, count = list[list[int]](), 0
+    for asked in ((100,), (100,), (60,), (100, 2), (60,)):
+        steps.append([*(n * MIB for n in asked), *(~(count + i) for i in range(len(asked)))])
+        count += len(asked)
+    orders = [*in_other_orders(Recording([], steps))]
+    assert orders
+    requested = {event // MIB for order in orders for step in order.steps for event in step}
+    assert {size for size in requested if size >= 0} == {100, 60, 2}
+
+
+@pytest.mark.parametrize(("budget_mib", "does"), [(700, True), (300, False)])
+def test_more_validations_must_fit_than_were_recorded(budget_mib: int, does: bool) -> None:
+    """Each validation leaves 40 MiB: two fit into 300 MiB, twelve do not."""
+    steps = [[MIB, ~i] for i in range(4)]
+    validations = [[40 * MIB, 2 * MIB, ~(5 + 2 * i)] for i in range(2)]
+    recording = Recording([], steps, validations=validations)
+    assert lasts(recording, budget_mib * MIB, AllocatorSettings()) is does

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import pytest
+
+from batchfinder.probing.devices.allocator.caching import AllocatorSettings
+from batchfinder.probing.devices.allocator.recorded_step import only_large
+from batchfinder.search.prober import Recording
+from batchfinder.simulation.lasting import (
+    bytes_to_last,
+    in_other_orders,
+    lasts,
+)
+from batchfinder.simulation.longer_recording import LongerRecordings
+from batchfinder.units import MIB
+
+
+def of_lengths(*tokens: int) -> Recording:
+    """Steps of texts: three activations, two of them alive at once. The output is kept."""
+    steps, count = list[list[int]](), 1
+    for number, n in enumerate(tokens):
+        kept = [~(count - 1)] if number else []
+        a, b, c = count, count + 1, count + 2
+        steps.append([n * MIB, 2 * n * MIB, ~a, 3 * n * MIB, ~b, ~c, *kept, n * MIB])
+        count += 4
+    return Recording([50 * MIB], steps, batches_vary=True)
+
+
+def test_batches_of_varying_length_are_replayed_at_other_lengths_too() -> None:
+    recording = of_lengths(100, 90, 96, 90, 96)
+    largest = {order.steps[number][0] for order in in_other_orders(recording) for number in (3, 9)}
+    assert len(largest) > 5
+    assert 84 * MIB <= min(largest) < 90 * MIB < max(largest) <= 96 * MIB
+    assert not [*in_other_orders(recording._replace(batches_vary=False))]
+
+
+@pytest.mark.parametrize("batches_vary", [True, False])
+def test_a_size_whose_other_lengths_would_not_fit_does_not_last(batches_vary: bool) -> None:
+    """The recorded lengths leave free blocks that fit each other, and no others."""
+    recording = of_lengths(100, 90, 96, 90, 96)._replace(batches_vary=batches_vary)
+    assert lasts(recording, 850 * MIB, AllocatorSettings()) is not batches_vary
+    assert lasts(recording, 1000 * MIB, AllocatorSettings())
+
+
+def test_the_largest_size_of_varying_lengths_is_guessed_from_a_small_one() -> None:
+    recordings = {10: of_lengths(100, 90, 96, 90, 96)}
+    longer = LongerRecordings(recordings, 5000 * MIB, AllocatorSettings())
+    guess = longer.guess()
+    assert guess is not None
+
+    def at(size: int) -> Recording:
+        return of_lengths(*(tokens * size // 10 for tokens in (100, 90, 96, 90, 96)))
+
+    end = max(n for n in range(10, 200) if lasts(at(n), 5000 * MIB, AllocatorSettings()))
+    assert 0.9 * end <= guess.size <= 1.1 * end
+    recordings |= {end: at(end), 2 * end: at(2 * end)}
+    assert [longer.last(size) for size in (10, end, 2 * end, 3 * end)] == [True, True, False, True]
+
+
+def in_pieces(batch_size: int) -> Recording:
+    """Steps whose loss takes at most 300 MiB of logits at a time, of 100 for each example."""
+    steps, count = list[list[int]](), 0
+    for percent in (100, 97, 94, 97, 100):
+        ids, hidden = 4096 * percent * batch_size, percent * batch_size * MIB // 10
+        pieces = [MIB * min(300, percent * batch_size - 300 * i) for i in range(4)]
+        pieces = [piece for piece in pieces if piece > 0]
+        logits = [each for i, piece in enumerate(pieces) for each in (piece, ~(count + 2 + i))]
+        steps.append([ids, hidden, *logits, ~count, ~(count + 1)])
+        count += 2 + len(pieces)
+    return Recording([], steps, batches_vary=True)
+
+
+def test_pieces_of_a_loss_do_not_grow_with_the_batch() -> None:
+    """A batch of 2 is smaller than a piece, so only larger ones show how large one is."""
+    recordings = {size: in_pieces(size) for size in (2, 20, 60)}
+    settings, budget_bytes = AllocatorSettings(), 5000 * MIB
+    guess = LongerRecordings(recordings, budget_bytes, settings).guess()
+    end = max(n for n in range(60, 900, 4) if lasts(in_pieces(n), budget_bytes, settings))
+    assert guess is not None
+    assert 0.95 * end <= guess.size <= 1.05 * end
+
+
+def test_varying_lengths_are_guessed_by_the_steps_before_a_failure_too() -> None:
+    """Each large recording has its own lengths: the smallest guess counts."""
+    lengths = {100: (100, 90, 96, 90, 96), 80: (80, 60, 70, 66)}
+    small = {10: of_lengths(10, 9, 9, 10, 9)}
+    guesses = {}
+    for size, tokens in lengths.items():
+        failed = of_lengths(*tokens)._replace(ran_out=True)
+        longer = LongerRecordings({**small, size: failed}, 700 * MIB, AllocatorSettings())
+        guess = longer.guess()
+        assert guess is not None
+        guesses[size] = guess.size
+    assert guesses[80] != guesses[100]
+    both = {size: of_lengths(*tokens) for size, tokens in lengths.items()}
+    longer = LongerRecordings({**small, **both}, 700 * MIB, AllocatorSettings())
+    guess = longer.guess()
+    assert guess is not None
+    assert guess.size == min(guesses.values())
+
+
+def test_the_failure_just_above_varying_lengths_is_foreseen() -> None:
+    def at(size: int) -> Recording:
+        return of_lengths(*(tokens * size // 100 for tokens in (100, 90, 96, 90, 96)))
+
+    sizes = range(900, 100, -1)
+    end = next(n for n in sizes if lasts(at(n), 5000 * MIB, AllocatorSettings()))
+    longer = LongerRecordings({10: at(10), end: at(end)}, 5000 * MIB, AllocatorSettings())
+    foreseen = [size for size in range(11, 2 * end) if longer.foresee(size)]
+    assert end < foreseen[0] <= end + 10
+    assert foreseen == [*range(foreseen[0], foreseen[-1] + 1)]
+    assert end * 1.02 < foreseen[-1] <= end * 1.03  # farther above, a size has to run
+
+
+def test_nothing_is_guessed_of_varying_lengths_without_a_recording() -> None:
+    longer = LongerRecordings({}, 5000 * MIB, AllocatorSettings())
+    assert longer.guess() is None
+    assert longer.last(10)
+
+
+def texts(*tokens: int) -> Recording:
+    """Steps of texts: the layers' activations are released in turn. Output and loss are kept."""
+    steps, count = list[list[int]](), 1
+    for number, n in enumerate(tokens):
+        kept = [~(count - 2), ~(count - 1)] if number else []
+        first, second, *rest, sixth = [n * tenths * MIB // 10 for tenths in (3, 8, 5, 13, 7, 4)]
+        a, b, c, d, e, f = range(count, count + 6)
+        early = [first, second, rest[0], ~b, *rest[1:], ~a, sixth, ~e, ~c, ~d, ~f]
+        steps.append([*early, *kept, n * MIB, 512])
+        count += 8
+    return Recording([50 * MIB], steps, batches_vary=True)
+
+
+def test_where_the_order_of_lengths_counts_more_steps_must_last() -> None:
+    """Thirty steps in other orders need more than the recorded ones, and 120 still more."""
+    recording, settings = texts(128, 100, 64, 90, 110), AllocatorSettings()
+    recorded_bytes = bytes_to_last(recording, settings)
+    thirty, many = (
+        max(bytes_to_last(each, settings) for each in in_other_orders(recording, steps))
+        for steps in (30, 120)
+    )
+    assert recorded_bytes < thirty < many
+    for budget_bytes, does in ((thirty, False), (many, True)):
+        assert LongerRecordings({10: recording}, budget_bytes, settings).last(10) is does
+
+
+def test_the_small_pool_is_replayed_once() -> None:
+    """Steps without their small requests need as much less in every order."""
+    recording, settings = texts(128, 100, 64, 90, 110), AllocatorSettings()
+    large = only_large(recording)
+    assert all(event < 0 or event > MIB for step in large.steps for event in step)
+    less = {
+        bytes_to_last(each, settings) - bytes_to_last(other, settings)
+        for each, other in zip(in_other_orders(recording), in_other_orders(large), strict=True)
+    }
+    assert less == {2 * MIB}
