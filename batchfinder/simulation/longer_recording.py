@@ -12,6 +12,7 @@ from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.probing.devices.allocator.recorded_step import (
     only_large,
     requests_of,
+    scaled,
     steps_vary,
 )
 from batchfinder.search.bracket import FAR_FROM_BUDGET, differing_at
@@ -23,6 +24,7 @@ from batchfinder.simulation.lasting import (
     going_on,
     in_other_orders,
     limit_of,
+    may_begin_anywhere,
 )
 
 # Steps of each order near the budget, if one of the shorter orders needs more than the recorded
@@ -72,7 +74,10 @@ class LongerRecordings:
     def last(self, size: int) -> bool:
         """Return True if the confirmation at a size lasts, as :func:`lasts` does."""
         recording = self._recordings.get(size)
-        return not (recording and recording.steps) or self._needs(size).most <= self._limit(size)
+        if not (recording and recording.steps):
+            return True
+        share = self._needs(size).most / self._limit(size)
+        return share <= 1 and (share < FAR_FROM_BUDGET or self._begins(size, recording))
 
     def foresee(self, size: int) -> bool:
         """Return True if the confirmation just below a size, scaled to it, does not last."""
@@ -118,7 +123,14 @@ class LongerRecordings:
             if needed <= held:
                 return None  # nothing grows
             guess = max(1, math.floor(guess * (limit_bytes - held) / (needed - held)))
+        while guess > 1 and not self._begins(size, self._scaled(size, guess / size)):
+            guess = math.floor(guess * (1 - DEVIATION))
         return Guess(guess, deviation=DEVIATION)
+
+    def _begins(self, size: int, recording: Recording) -> bool:
+        """Return True if a recording, scaled from that of a size, may begin with any batch."""
+        limit_bytes = self._limit(size) - self._needs(size).small
+        return may_begin_anywhere(only_large(recording), limit_bytes, self._settings)
 
     def _scaled(self, size: int, ratio: float) -> Recording:
         """Return what a confirmation of this many times the examples would request.
@@ -131,13 +143,11 @@ class LongerRecordings:
         steps = [set(requests_of(step)) for each in largest for step in known[each].steps]
         fixed = set.intersection(*steps) if steps else set()
 
-        def at_ratio(steps: Sequence[Sequence[int]]) -> list[list[int]]:
-            grown = ((e if e < 0 or e in fixed else round(e * ratio) for e in s) for s in steps)
-            return [*map(list, grown)]
+        def grown(steps: Sequence[Sequence[int]]) -> list[list[int]]:
+            return [scaled(step, ratio, fixed) for step in steps]
 
-        return recording._replace(
-            steps=at_ratio(recording.steps), validations=at_ratio(recording.validations)
-        )
+        validations = grown(recording.validations)
+        return recording._replace(steps=grown(recording.steps), validations=validations)
 
 
 def whole(recordings: Mapping[int, Recording]) -> dict[int, Recording]:

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from batchfinder.probing.devices.allocator.caching import AllocatorSettings
+from batchfinder.probing.devices.allocator.caching import AllocatorSettings, CachingAllocator
+from batchfinder.probing.devices.allocator.recorded import Replay
 from batchfinder.probing.devices.allocator.recorded_step import only_large
 from batchfinder.search.prober import Recording
 from batchfinder.simulation.lasting import (
+    LASTING_STEPS,
     bytes_to_last,
     in_other_orders,
     lasts,
+    may_begin_anywhere,
 )
 from batchfinder.simulation.longer_recording import LongerRecordings
 from batchfinder.units import MIB
@@ -74,7 +77,8 @@ def test_pieces_of_a_loss_do_not_grow_with_the_batch() -> None:
     recordings = {size: in_pieces(size) for size in (2, 20, 60)}
     settings, budget_bytes = AllocatorSettings(), 5000 * MIB
     guess = LongerRecordings(recordings, budget_bytes, settings).guess()
-    end = max(n for n in range(60, 900, 4) if lasts(in_pieces(n), budget_bytes, settings))
+    sizes = {n: in_pieces(n) for n in range(60, 600, 4)}
+    end = max(filter(LongerRecordings(sizes, budget_bytes, settings).last, sizes))
     assert guess is not None
     assert 0.95 * end <= guess.size <= 1.05 * end
 
@@ -153,3 +157,25 @@ def test_the_small_pool_is_replayed_once() -> None:
         for each, other in zip(in_other_orders(recording), in_other_orders(large), strict=True)
     }
     assert less == {2 * MIB}
+
+
+def optimized(*tokens: int) -> Recording:
+    """Steps of a layer. The first makes states of 12 MiB, which settle in the layer's memory."""
+    steps, count = list[list[int]](), 1
+    for number, n in enumerate(tokens):
+        states = [] if number else [12 * MIB] * 4
+        layer = [6 * n * MIB, n * MIB // 2, ~(count + 2), ~(count + 1)]
+        steps.append([4096 * n, *layer, *states, ~count])
+        count += 3 + len(states)
+    return Recording([12 * MIB], steps, batches_vary=True)
+
+
+@pytest.mark.parametrize("budget_mib", [1000, 1300])
+def test_a_training_may_begin_with_a_shorter_batch_than_the_longest(budget_mib: int) -> None:
+    """Its segments are too small for longer ones, and the states keep one of them."""
+    settings, budget_bytes = AllocatorSettings(), budget_mib * MIB
+    varying, equal = optimized(100, 88, 94, 91, 100), optimized(*[100] * 5)
+    longest_first = Replay(varying, CachingAllocator(budget_bytes, settings))
+    assert [flushes for _, flushes in longest_first.steps(LASTING_STEPS)] == [0] * LASTING_STEPS
+    assert may_begin_anywhere(varying, budget_bytes, settings) is (budget_mib == 1300)
+    assert may_begin_anywhere(equal, budget_bytes, settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -52,6 +52,10 @@ class RecordedStep:
         sizes = zip(self.events, other.events, strict=True)
         events = [a if a < 0 else max(0, round(a + share * (b - a))) for a, b in sizes]
         return replace(self, events=events)
+
+    def scaled(self, ratio: float, fixed: Set[int]) -> RecordedStep:
+        """Return a step whose requests are this many times as large, but for the fixed ones."""
+        return replace(self, events=scaled(self.events, ratio, fixed))
 
     def pattern(self) -> tuple[int, ...]:
         """Return the events without the bytes of their requests: equal for equal steps."""
@@ -151,6 +155,11 @@ def _steps_of_the_same_input(recording: Recording) -> Iterable[list[tuple[int, .
 def counts_of(steps: Sequence[Sequence[int]]) -> list[int]:
     """Return the number of blocks that each step requests."""
     return [len(requests_of(step)) for step in steps]
+
+
+def scaled(events: Sequence[int], ratio: float, fixed: Set[int]) -> list[int]:
+    """Return events whose requests are this many times as large, but for the fixed ones."""
+    return [e if e < 0 or e in fixed else round(e * ratio) for e in events]
 
 
 def requests_of(step: Sequence[int]) -> tuple[int, ...]:
