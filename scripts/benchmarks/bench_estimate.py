@@ -2,12 +2,11 @@
 r"""How well the simulated GPU agrees with results that others published for timm models.
 
     python scripts/benchmarks/bench_estimate.py TABLE.csv \
-        [--limit N --seed S] [--traces FOLDER] [--json FILE]
+        [--limit N --seed S] [--json FILE]
 
 Reads a table of either shape: (model, img_size, layout, fits, fails) of the timm project, or
 (model, batch_size, peak_device_mib) of the GPUMemNet project. Prints the misses; the last line is
-the result. Traces are kept in a folder, if one is named: a run that was cut short goes on from
-there, and several processes may share the work.
+the result. All of the first table takes about 15 minutes of one core.
 
 Needs timm; where PyTorch has no CUDA, torchvision's operators must be declared first, see
 --before MODULE.py.
@@ -17,10 +16,8 @@ from __future__ import annotations
 
 import argparse
 import csv
-import hashlib
 import importlib.util
 import json
-import pickle
 import random
 import statistics
 import sys
@@ -56,7 +53,7 @@ def main() -> None:
         rows = [row for row in rows if float(row["peak_device_mib"]) >= SMALLEST_PEAK_MIB]
     if arguments.limit:
         rows = _sample(rows, arguments.limit, arguments.seed, by_model=not are_brackets)
-    traces = Traces(RTX_3090 if are_brackets else A100, arguments.traces)
+    traces = Traces(RTX_3090 if are_brackets else A100)
     summary = (check_brackets if are_brackets else check_peaks)(rows, traces)
     summary |= {"rows": len(rows), "limit": arguments.limit, "seed": arguments.seed}
     summary["without_trace"] = sorted(traces.missing)
@@ -69,40 +66,27 @@ def main() -> None:
 
 
 class Traces:
-    """The trace of each model, from the folder if it is there.
+    """The trace of each model.
 
     Attributes:
-        seconds: what each trace made here took, of one core.
+        seconds: what each trace took, of one core.
         missing: of what there is no trace.
     """
 
-    def __init__(self, recipe: Recipe, folder: Path | None) -> None:
+    def __init__(self, recipe: Recipe) -> None:
         self.seconds: dict[str, float] = {}
         self.missing: list[str] = []
         self._recipe = recipe
-        self._folder = folder
         self._last: tuple[str, TracedModel | None] = ("", None)
 
     def get(self, name: str, image_size: int | None, layout: str) -> TracedModel | None:
         """None if this version of timm has no such model, or the two traces do not align."""
         key = f"{name}_{image_size}_{layout}"
-        if self._last[0] == key:
-            return self._last[1]
-        digest = hashlib.sha256(repr(self._recipe).encode()).hexdigest()[:8]
-        path = self._folder / f"{key}_{digest}.pickle" if self._folder else None
-        if path and path.exists():
-            trace = pickle.loads(path.read_bytes())
-        else:
-            trace = self._make(key, name, image_size, layout)
-            if path and trace is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                partial = path.with_suffix(f".{random.getrandbits(32):x}")
-                partial.write_bytes(pickle.dumps(trace))
-                partial.rename(path)
-        self._last = (key, trace)
-        return trace
+        if self._last[0] != key:
+            self._last = (key, self._make(key, name, image_size, layout))
+        return self._last[1]
 
-    def _make(self, key: str, name: str, image_size: int | None, layout: str) -> Any:
+    def _make(self, key: str, name: str, image_size: int | None, layout: str) -> TracedModel | None:
         started = time.process_time()
         try:
             return trace_model(name, image_size, layout, self._recipe)
@@ -205,7 +189,6 @@ def _parse_arguments() -> argparse.Namespace:
         "--limit", type=int, help="that many rows, drawn by chance (of peaks: model by model)"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--traces", type=Path, help="folder that keeps the traces")
     parser.add_argument("--json", type=Path, help="where to write the result")
     parser.add_argument("--before", type=Path, help="a Python file to run before timm is imported")
     return parser.parse_args()
