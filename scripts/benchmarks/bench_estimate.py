@@ -6,7 +6,7 @@ r"""How well the simulated GPU agrees with results that others published for tim
 
 Reads a table of either shape: (model, img_size, layout, fits, fails) of the timm project, or
 (model, batch_size, peak_device_mib) of the GPUMemNet project. Prints the misses; the last line is
-the result. All of the first table takes about 15 minutes of one core.
+the result. All of the first table takes about 20 minutes of one core.
 
 Needs timm; where PyTorch has no CUDA, torchvision's operators must be declared first, see
 --before MODULE.py.

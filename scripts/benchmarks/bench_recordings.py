@@ -216,7 +216,7 @@ def peak_bytes(trace: Trace, gpu: Gpu, first: int = 0) -> int:
 
 def check_resnet(recording: Mapping[str, Any], gpu: Gpu) -> float:
     """Return how far the peak of a rebuilt step is from the recorded one, as a share of it."""
-    import torchvision_without_cuda  # noqa: F401 - torchvision's operators, where it has none
+    import parts.torchvision_without_cuda  # noqa: F401 - torchvision's operators, where it has none
 
     models = importlib.import_module("torchvision.models")
     with torch.device("meta"):
