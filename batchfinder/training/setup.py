@@ -78,7 +78,8 @@ class TrainingSetup:
         loader: the DataLoader that you train with, a data set, or ``(data set, collate function)``,
             instead of a sample. A DataLoader given as the sample counts as this one. Batches of any
             size are drawn from its data set: the longest first, others in the order of its sampler
-            from a fixed seed.
+            from a fixed seed. If the collate function joins examples and the sampler is random, the
+            first batch is the largest of many draws.
         examples: the number of examples in an epoch, if it is known; a larger batch is warned of.
             Default: that of the ``loader`` or the Trainer.
 

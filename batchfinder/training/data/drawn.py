@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -29,6 +29,12 @@ DRAWN_BATCHES = 7
 # A collator may draw the shape of a batch at random, as for training at many scales. It has if
 # FEW_SEEDS calls differ, and then the largest batch of SEEDS calls is the longest.
 FEW_SEEDS, SEEDS = 8, 64
+
+# A collator may join examples instead of padding them, as the nodes of graphs. Where batches are
+# drawn at random, none is of the longest alone: the longest with the largest of this many draws
+# stands for all. With log-normal lengths (sigma 0.9, batches of 30, 100 and 1000), it is 3.9, 1.5
+# and 1.1 times the mean, and the largest of 20,000 draws is 3.5, 1.5 and 1.1 times.
+DRAWS = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,21 +67,26 @@ class DataBatches:
 class Collated:
     """``make_batch(batch_size) -> batch``: repeats some examples in turn, through a collator.
 
-    With a ``seed``, random numbers of the collator start from it.
+    With a ``seed``, random numbers of the collator start from it. ``others(count)`` returns further
+    examples of a batch, if there are any.
     """
 
     collate: Collate
     examples: list[Any]
     owner: str
     seed: int | None = None
+    others: Callable[[int], list[Any]] | None = None
 
     def __call__(self, batch_size: int) -> Any:
         """Make a batch. Each example occurs equally often, or once more than others."""
-        count = len(self.examples)
+        examples = self.examples
+        if self.others is not None and (more := batch_size - len(examples)) > 0:
+            examples = [*examples, *self.others(more)]
+        count = len(examples)
         # Copied, because collators change the examples: they pad the labels, for example.
         seeded = nullcontext() if self.seed is None else repeatable(seed=self.seed)
         with raised_while(f"{self.owner} made a batch"), seeded:
-            return self.collate([copy.copy(self.examples[i % count]) for i in range(batch_size)])
+            return self.collate([copy.copy(examples[i % count]) for i in range(batch_size)])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,7 +107,24 @@ class Drawn:
         with raised_while(f"{self.longest.owner} made a batch"):
             examples = [self.dataset[place] for place in places]
         seed = None if self.longest.seed is None else step
-        return dataclasses.replace(self.longest, examples=examples, seed=seed)(batch_size)
+        drawn = dataclasses.replace(self.longest, examples=examples, seed=seed, others=None)
+        return drawn(batch_size)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LargestDraw:
+    """``largest(count) -> examples``: those of many random draws that are longest together."""
+
+    dataset: Any
+    totals: Mapping[int, int]  # the lengths of examples, by their place
+
+    def __call__(self, count: int) -> list[Any]:
+        """Return the examples. Above 2048, they are fewer."""
+        places, lengths = list(self.totals), torch.tensor(list(self.totals.values()))
+        shape = DRAWS, min(count, MOST_EXAMPLES)
+        draws = torch.randint(len(places), shape, generator=torch.Generator().manual_seed(SEED))
+        largest = draws[lengths[draws].sum(1).argmax()]
+        return [self.dataset[places[number]] for number in largest]
 
 
 def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> DataBatches:
@@ -118,6 +146,8 @@ def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> Data
             for places in (lengths.longest, lengths.shortest)
         )
         count = len(lengths.longest)
+        if isinstance(sampler, RandomSampler) and _joins(longest, shortest):
+            longest = dataclasses.replace(longest, others=LargestDraw(dataset, lengths.totals))
         longest = _largest(longest, count)
         batch = longest(count)
         is_repeatable = _as_when_repeated(batch, longest, 2 * count)
@@ -143,7 +173,19 @@ def _largest(longest: Collated, count: int) -> Collated:
     shapes = [_shapes(each(count)) for each in seeded[:FEW_SEEDS]]
     if all(each == shapes[0] for each in shapes):
         return longest
-    return max(seeded, key=lambda each: sum(t.numel() for _, t in named_tensors(each(count))))
+    return max(seeded, key=lambda each: _elements(each(count)))
+
+
+def _joins(longest: Collated, shortest: Collated) -> bool:
+    """Return True if a batch is smaller where only some examples are long: they are not padded."""
+    alike = dataclasses.replace(longest, seed=SEED)
+    some = dataclasses.replace(alike, examples=[*longest.examples, *shortest.examples])
+    size = len(some.examples)
+    return _elements(some(size)) < _elements(alike(size))
+
+
+def _elements(batch: Any) -> int:
+    return sum(tensor.numel() for _, tensor in named_tensors(batch))
 
 
 def drawn_places(sampler: Any) -> list[int]:

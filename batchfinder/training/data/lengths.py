@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from numbers import Number
 from operator import itemgetter
@@ -34,6 +34,7 @@ class Lengths:
         vary: True if examples differ in length.
         looked_at: the number of examples that were read.
         are_sure: True if all examples were read, or all that were read have one length.
+        totals: the length of all values together of each example that was read, by index.
     """
 
     longest: list[int]
@@ -41,6 +42,7 @@ class Lengths:
     vary: bool
     looked_at: int
     are_sure: bool
+    totals: dict[int, int] = field(repr=False)
 
 
 def lengths_of(dataset: Any) -> Lengths:
@@ -74,9 +76,11 @@ def spread(size: int, most: int) -> list[int]:
 def _lengths_at(dataset: Any, places: list[int], size: int) -> Lengths:
     """Return the longest and shortest example of each value; the first if several are equal."""
     found: dict[Any, list[tuple[int, int]]] = defaultdict(list)
+    totals: dict[int, int] = defaultdict(int)
     for place in places:
         for key, length in _lengths(dataset[place]):
             found[key].append((length, place))
+            totals[place] += length
     longest, shortest = (
         [end(of_key, key=itemgetter(0)) for of_key in found.values()] for end in (max, min)
     )
@@ -86,6 +90,7 @@ def _lengths_at(dataset: Any, places: list[int], size: int) -> Lengths:
         vary=longest != shortest,
         looked_at=len(places),
         are_sure=len(places) == size,
+        totals=totals,
     )
 
 

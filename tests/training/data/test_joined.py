@@ -1,0 +1,45 @@
+"""Batches of examples that a collator joins, as the nodes of graphs, instead of padding them."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from batchfinder import TrainingSetup
+from batchfinder.training.completion import completed
+from batchfinder.training.data.drawn import DRAWN_BATCHES
+
+LENGTHS = [1 + place % 5 for place in range(40)]
+LENGTHS[17] = 9
+GRAPHS: Any = [[0] * length for length in LENGTHS]
+
+
+def joined(graphs: list[list[int]]) -> tuple[Tensor, list[int]]:
+    return torch.tensor([*chain(*graphs)]), [len(graph) for graph in graphs]
+
+
+def lengths(loader: Any, batch_size: int) -> list[list[int]]:
+    """Return the lengths in the batch of each step."""
+    setup, _ = completed(TrainingSetup(nn.Identity(), loader=loader))
+    assert setup.make_batch is not None
+    return [setup.make_batch(batch_size, step)[1] for step in range(DRAWN_BATCHES)]
+
+
+def test_drawn_at_random_they_begin_with_the_longest_and_the_largest_of_many_draws() -> None:
+    loader = DataLoader(GRAPHS, 4, shuffle=True, collate_fn=joined)
+    for size in (1, 8, 30):
+        first, *others = lengths(loader, size)
+        assert len(first) == size
+        assert first[0] == max(LENGTHS)
+        assert sum(first) >= max(map(sum, others))
+    assert sum(first) < 1.5 * 30 * sum(LENGTHS) / len(LENGTHS)
+
+
+def test_others_may_put_the_longest_together() -> None:
+    in_order = DataLoader(GRAPHS, 4, collate_fn=joined)
+    for loader in (in_order, (GRAPHS, joined)):
+        assert lengths(loader, 30)[0] == [max(LENGTHS)] * 30
