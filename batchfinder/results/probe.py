@@ -101,7 +101,8 @@ class Probe(Record):
     def __str__(self) -> str:
         verdict = f"{self.outcome.value}, {self.note}" if self.note else self.outcome.value
         peak = f", peak {format_bytes(self.peak_bytes)}" if self.peak_bytes else ""
-        return f"batch size {self.batch_size}: {verdict}{peak} in {format_seconds(self.seconds)}"
+        time = f" in {format_seconds(self.seconds)}" if self.seconds else ""
+        return f"batch size {self.batch_size}: {verdict}{peak}{time}"
 
     @property
     def fits(self) -> bool:

@@ -154,6 +154,9 @@ def test_results_are_frozen(thing: object) -> None:
 
 def test_a_probe_reads_as_one_line() -> None:
     assert str(PROBE) == "batch size 16: fits, NaN loss, peak 1000 B in 500 ms"
+    unrun = dataclasses.replace(PROBE, note="it did not run", seconds=0, phase_peak_bytes={})
+    unrun = dataclasses.replace(unrun, peak_allocated_bytes=None, peak_reserved_bytes=None)
+    assert str(unrun) == "batch size 16: fits, it did not run"
 
 
 def test_only_fits_fits() -> None:
