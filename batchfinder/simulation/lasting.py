@@ -6,6 +6,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from batchfinder.probing.devices.allocator.caching import (
     AllocatorSettings,
@@ -16,8 +17,10 @@ from batchfinder.probing.devices.allocator.expandable import allocator_of
 from batchfinder.probing.devices.allocator.recorded import Replay
 from batchfinder.probing.devices.allocator.recorded_step import (
     RecordedStep,
+    common_requests,
     in_order,
     requests_of,
+    scaled,
     steps_differ,
     steps_of,
     steps_vary,
@@ -103,14 +106,22 @@ def _lasts_in(
 ) -> bool:
     """Return True if the steps fit, without a flush of the cache from one on."""
     try:
-        replay = Replay(variant, allocator)
-        steps = replay.steps(max(LASTING_STEPS, len(variant.steps)))
-        if any(flushes and number >= quiet_from for number, (_, flushes) in enumerate(steps)):
-            return False
-        replay.validations()
+        flushes = enumerate(_flushes(variant, allocator))
+        return not any(count and number >= quiet_from for number, count in flushes)
     except DeviceFullError:
         return False
-    return True
+
+
+def _flushes(variant: Recording, allocator: CachingAllocator) -> Iterator[int]:
+    """Replay a confirmation, its later steps and its validations; yield the flushes of each step.
+
+    Raises:
+        DeviceFullError: the device runs out of memory.
+    """
+    replay = Replay(variant, allocator)
+    for _, flushes in replay.steps(max(LASTING_STEPS, len(variant.steps))):
+        yield flushes
+    replay.validations()
 
 
 def going_on(recording: Recording, steps: int = ORDERED_STEPS) -> Iterator[Recording]:
@@ -129,10 +140,8 @@ def bytes_to_last(variant: Recording, settings: AllocatorSettings) -> int:
     With these bytes, the allocator never flushes its cache.
     """
     allocator = allocator_of(None, settings)
-    replay = Replay(variant, allocator)
-    for _ in replay.steps(max(LASTING_STEPS, len(variant.steps))):
+    for _ in _flushes(variant, allocator):
         pass
-    replay.validations()
     return allocator.reserved_bytes  # which without a limit never falls
 
 
@@ -182,20 +191,31 @@ def in_other_orders(
         kind = 0 if recording.batches_vary else step.largest
         alike[kind, step.pattern()].append(step)
     kinds = [steps for steps in alike.values() for _ in steps]
-    every = [set(requests_of(step.events)) for step in (first, *later)]
-    fixed = set.intersection(*every).union(recording.held)  # the optimizer's states are as large
+    for seed in range(ORDERS):
+        draw = random.Random(seed)
+        drawn = [_drawn(kinds, draw) for _ in range(steps)]
+        begin = _begun(recording, first, _drawn(kinds, draw), pool) if begin_anywhere else first
+        yield in_order(recording, [begin, *drawn])
+
+
+def _begun(
+    recording: Recording, first: RecordedStep, other: RecordedStep, pool: Sequence[RecordedStep]
+) -> RecordedStep:
+    """Return the first step with the batch of another one, in which optimizer states are as large.
+
+    Args:
+        recording: all steps.
+        first: the first of them.
+        other: the step whose batch it gets.
+        pool: the steps that others are drawn from.
+    """
+    fixed = common_requests(recording.steps).union(recording.held)
 
     def growing(step: RecordedStep) -> int:
         return sum(size for size in requests_of(step.events) if size not in fixed)
 
-    for seed in range(ORDERS):
-        draw = random.Random(seed)
-        drawn = [_drawn(kinds, draw) for _ in range(steps)]
-        begin = first
-        if begin_anywhere:
-            ratio = growing(_drawn(kinds, draw)) / max(1, *map(growing, pool))
-            begin = first.scaled(min(1, ratio), fixed)
-        yield in_order(recording, [begin, *drawn])
+    ratio = growing(other) / max(1, *map(growing, pool))
+    return replace(first, events=scaled(first.events, min(1, ratio), fixed))
 
 
 def _drawn(kinds: Sequence[Sequence[RecordedStep]], draw: random.Random) -> RecordedStep:

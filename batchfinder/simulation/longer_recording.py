@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.probing.devices.allocator.recorded_step import (
+    common_requests,
     only_large,
-    requests_of,
     scaled,
     steps_vary,
 )
@@ -140,8 +140,7 @@ class LongerRecordings:
         """
         recording, known = self._recordings[size], whole(self._recordings)
         largest = sorted(each for each in known if each <= size)[-2:]
-        steps = [set(requests_of(step)) for each in largest for step in known[each].steps]
-        fixed = set.intersection(*steps) if steps else set()
+        fixed = common_requests(step for each in largest for step in known[each].steps)
 
         def grown(steps: Sequence[Sequence[int]]) -> list[list[int]]:
             return [scaled(step, ratio, fixed) for step in steps]

@@ -53,10 +53,6 @@ class RecordedStep:
         events = [a if a < 0 else max(0, round(a + share * (b - a))) for a, b in sizes]
         return replace(self, events=events)
 
-    def scaled(self, ratio: float, fixed: Set[int]) -> RecordedStep:
-        """Return a step whose requests are this many times as large, but for the fixed ones."""
-        return replace(self, events=scaled(self.events, ratio, fixed))
-
     def pattern(self) -> tuple[int, ...]:
         """Return the events without the bytes of their requests: equal for equal steps."""
         return tuple(min(event, 0) for event in self.at(len(self.old), range(len(self.old))))
@@ -155,6 +151,17 @@ def _steps_of_the_same_input(recording: Recording) -> Iterable[list[tuple[int, .
 def counts_of(steps: Sequence[Sequence[int]]) -> list[int]:
     """Return the number of blocks that each step requests."""
     return [len(requests_of(step)) for step in steps]
+
+
+def common_requests(steps: Iterable[Sequence[int]]) -> set[int]:
+    """Return the bytes of the requests that all steps make. Most do not grow with the batch.
+
+    Example:
+        >>> sorted(common_requests([(8, 100, ~0), (8, 90), (8, 100, 90)]))
+        [8]
+    """
+    every = [set(requests_of(step)) for step in steps]
+    return set.intersection(*every) if every else set()
 
 
 def scaled(events: Sequence[int], ratio: float, fixed: Set[int]) -> list[int]:
