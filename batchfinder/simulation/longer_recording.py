@@ -61,13 +61,19 @@ class LongerRecordings:
         recordings: confirmations, by size. There may be more later.
         budget_bytes: the bytes that the allocator may reserve.
         settings: settings of the allocator.
+        room_bytes: more bytes, kept free because other orders need more than the recorded one.
+            Orders that begin with a shorter batch may use them: those are such orders.
     """
 
     def __init__(
-        self, recordings: Mapping[int, Recording], budget_bytes: int, settings: AllocatorSettings
+        self,
+        recordings: Mapping[int, Recording],
+        budget_bytes: int,
+        settings: AllocatorSettings,
+        room_bytes: int = 0,
     ) -> None:
         self._recordings, self._settings = recordings, settings
-        self._budget_bytes = budget_bytes
+        self._budget_bytes, self._room_bytes = budget_bytes, room_bytes
         self._needs = cache(self._needs_of)
         self._guess_from = cache(self._guessed_from)
 
@@ -129,7 +135,7 @@ class LongerRecordings:
 
     def _begins(self, size: int, recording: Recording) -> bool:
         """Return True if a recording, scaled from that of a size, may begin with any batch."""
-        limit_bytes = self._limit(size) - self._needs(size).small
+        limit_bytes = self._limit(size) + self._room_bytes - self._needs(size).small
         return may_begin_anywhere(only_large(recording), limit_bytes, self._settings)
 
     def _scaled(self, size: int, ratio: float) -> Recording:

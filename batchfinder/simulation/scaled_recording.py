@@ -60,7 +60,9 @@ def head_start_of(
     expanding = replace(settings, expandable_segments=True)
 
     if batches_vary(prober):  # small batches have other lengths than large ones
-        longer = LongerRecordings(recordings, with_room(prober.budget_bytes), settings)
+        budget_bytes = with_room(prober.budget_bytes)
+        room_bytes = prober.budget_bytes - budget_bytes
+        longer = LongerRecordings(recordings, budget_bytes, settings, room_bytes)
         return HeadStart(estimate, lambda _: longer.guess(), longer.last, longer.foresee)
 
     return HeadStart(

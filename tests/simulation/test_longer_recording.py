@@ -179,3 +179,12 @@ def test_a_training_may_begin_with_a_shorter_batch_than_the_longest(budget_mib: 
     assert [flushes for _, flushes in longest_first.steps(LASTING_STEPS)] == [0] * LASTING_STEPS
     assert may_begin_anywhere(varying, budget_bytes, settings) is (budget_mib == 1300)
     assert may_begin_anywhere(equal, budget_bytes, settings)
+
+
+@pytest.mark.parametrize(("room_mib", "does"), [(0, False), (300, True)])
+def test_orders_that_begin_with_a_shorter_batch_may_use_the_room_for_other_orders(
+    room_mib: int, does: bool
+) -> None:
+    recordings = {10: optimized(100, 88, 94, 91, 100)}
+    longer = LongerRecordings(recordings, 1000 * MIB, AllocatorSettings(), room_mib * MIB)
+    assert longer.last(10) is does
