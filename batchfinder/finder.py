@@ -15,7 +15,7 @@ from batchfinder.search.bounds import Bounds
 from batchfinder.search.deadline import deadline_in
 from batchfinder.search.remarks import loader_remarks
 from batchfinder.search.run import OnProbe, run_search
-from batchfinder.simulation.scaled_recording import head_start_of
+from batchfinder.simulation.scaled_guess import head_start_of
 from batchfinder.units import bytes_if_given
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.deadline import deadline_in
 from batchfinder.search.remarks import loader_remarks
-from batchfinder.simulation.scaled_recording import head_start_of
+from batchfinder.simulation.scaled_guess import head_start_of
 from batchfinder.training.user_module import check_target
 
 MakeProber = Callable[[SetupSource, ProbeOptions], Supervisor]

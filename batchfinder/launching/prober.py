@@ -28,7 +28,7 @@ from batchfinder.search.bounds import Bounds
 from batchfinder.search.head_start import HeadStart
 from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Recording
-from batchfinder.simulation.scaled_recording import head_start_of
+from batchfinder.simulation.scaled_guess import head_start_of
 
 
 class LaunchProber:

@@ -39,7 +39,7 @@ class Guessing:
 
     def __init__(self, guess: MakeGuess | None, prices: Prices, *, replays: bool) -> None:
         self._guess, self._prices, self._replays = guess, prices, replays
-        self._beyond = 0  # sizes tried although their guess was smaller
+        self._was_beaten = False  # a size above its guess ran
         self.estimate: Guess | None = None
 
     def move(self, known: Bracket, opening: Move | None) -> Move | None:
@@ -60,6 +60,9 @@ class Guessing:
             opening = _size_to_record(known, share, found) or opening
         if opening:
             return opening
+        if found and self._was_beaten and found.size < known.low + known.resolution_at(known.low):
+            self.estimate = None  # lines know more, until a recording of a larger size does
+            return None
         move = self._at(known, found) if found else None
         if move or not has_failed:
             self.estimate = found if move else None
@@ -76,10 +79,8 @@ class Guessing:
         resolution = known.resolution_at(low)
         if self._replays and low in known.confirmed and size - low < resolution:
             # Confirm the size above: recordings distinguish it from this one, a probe does not.
-            # Where guesses are too small again and again, go on faster than they do.
-            growth = 1 if known.failure else 2**self._beyond
-            self._beyond += 1
-            return move_to(known, low + resolution * growth, confirm=True)
+            self._was_beaten = not known.failure
+            return move_to(known, low + resolution, confirm=True)
         if 0 < known.high - size <= 2 * known.resolution and known.failure:
             size = known.high - known.resolution  # ends the search if it fits
         # The tensors' line leaves no room for a larger answer, but recordings know better.

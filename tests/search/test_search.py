@@ -478,6 +478,15 @@ def test_guesses_that_never_exceed_what_ran_are_left_behind(answer: int) -> None
     assert sum(probe.samples for probe in probes) <= 25 * answer
 
 
+@pytest.mark.parametrize("answer", [332, 1300, 100_000])
+def test_a_guess_that_learns_nothing_from_a_larger_size_is_left_for_the_line(answer: int) -> None:
+    """As where the steps of larger sizes make too many requests to be recorded."""
+    finding, probes = run_search(exact_device(answer), guess=Guess(291), replays=True)
+
+    assert size_of(finding) == answer
+    assert sum(probe.samples for probe in probes) <= 10 * answer
+
+
 @pytest.mark.parametrize("error", [-0.08, -0.02, 0.03, 0.09])
 @pytest.mark.parametrize("answer", [52, 148, 1000])
 def test_where_batches_vary_a_search_goes_by_guesses_after_failures_too(

@@ -11,7 +11,7 @@ from batchfinder.simulation.lasting import (
     lasts,
 )
 from batchfinder.simulation.matched_requests import paired
-from batchfinder.simulation.scaled_recording import foresees, scaled_guess
+from batchfinder.simulation.scaled_guess import foresees, scaled_guess
 from batchfinder.units import MIB
 
 
@@ -180,6 +180,20 @@ def test_the_largest_size_leaves_room_for_a_validation_and_the_step_after_it(
 def test_one_recording_or_one_that_does_not_grow_tells_nothing() -> None:
     assert scaled_guess({20: recorded(20)}, 500 * MIB, AllocatorSettings()) is None
     assert scaled_guess({2: recorded(2), 20: recorded(2)}, 500 * MIB, AllocatorSettings()) is None
+
+
+def test_steps_that_repeat_their_requests_for_each_example_tell_nothing() -> None:
+    """As a loop over tasks: scaled, 12 blocks of 1 MiB would grow, but 13 examples make 13."""
+
+    def looped(batch_size: int) -> Recording:
+        steps = [
+            [*[MIB] * batch_size, *(~(1 + batch_size * step + i) for i in range(batch_size))]
+            for step in range(4)
+        ]
+        return Recording([100 * MIB], steps)
+
+    recordings = {2: looped(2), 12: looped(12)}
+    assert scaled_guess(recordings, 500 * MIB, AllocatorSettings()) is None
 
 
 def test_requests_that_only_one_of_two_steps_makes_are_left_out() -> None:

@@ -1,0 +1,199 @@
+"""The largest batch size, by replaying two recorded confirmations at other sizes. No torch.
+
+A training step requests the same blocks at every batch size. Each block grows by the same amount
+for each example. So recordings at two small sizes give the requests of a step at any size, for any
+model and kernels. The simulated allocator shows whether those requests fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+
+from batchfinder.probing.devices.allocator.caching import AllocatorSettings
+from batchfinder.probing.devices.allocator.expandable import allocator_of
+from batchfinder.probing.devices.allocator.recorded import going_on
+from batchfinder.probing.devices.allocator.recorded_step import steps_vary
+from batchfinder.probing.place import batches_vary
+from batchfinder.probing.steadiness import with_room
+from batchfinder.search.belief import APART
+from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
+from batchfinder.search.prober import Prober, Recording
+from batchfinder.simulation.lasting import failing_variant, lasts, limit_of
+from batchfinder.simulation.longer_recording import LongerRecordings, just_below, whole
+from batchfinder.simulation.scaled_recording import ScaledRecording
+
+# In a fragmented allocator a larger size may fit where a smaller does not. The guess is the largest
+# size that ends a stretch of fitting ones, because a size between failing ones fits by luck. Sizes
+# are one FINENESS-th apart, STRETCH of them below must fit, and FURTHEST above the end of bisection
+# are tried.
+FINENESS, STRETCH, FURTHEST = 200, 3, 10
+
+# If more examples would fit, the recorded requests do not grow.
+MOST_EXAMPLES = 2**40
+
+
+def head_start_of(
+    prober: Prober,
+    least_steps: int,
+    estimate: MakeEstimate | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> HeadStart:
+    """Return the head start of a search that replays what a prober records, if it records anything.
+
+    Args:
+        prober: the prober that tries the sizes.
+        least_steps: the fewest steps of a confirmation.
+        estimate: makes the simulated estimate; None for none.
+        environment: environment variables of the steps beside those of this process.
+    """
+    if (recordings := prober.recordings) is None:
+        return HeadStart(estimate)
+    settings = AllocatorSettings.of_this_process(environment or {})
+    expanding = replace(settings, expandable_segments=True)
+
+    if batches_vary(prober):  # small batches have other lengths than large ones
+        budget_bytes = with_room(prober.budget_bytes)
+        room_bytes = prober.budget_bytes - budget_bytes
+        longer = LongerRecordings(recordings, budget_bytes, settings, room_bytes)
+        return HeadStart(estimate, lambda _: longer.guess(), longer.last, longer.foresee)
+
+    return HeadStart(
+        estimate,
+        lambda failed: scaled_guess(
+            recordings, prober.budget_bytes, settings, least_steps, failed=failed
+        ),
+        lambda size: lasts(recordings.get(size), prober.budget_bytes, settings),
+        lambda size: foresees(recordings, size, prober.budget_bytes, settings),
+        lambda least: scaled_guess(recordings, prober.budget_bytes, expanding, least_steps, least),
+    )
+
+
+def scaled_guess(
+    recordings: Mapping[int, Recording],
+    budget_bytes: int,
+    settings: AllocatorSettings,
+    least_steps: int = 3,
+    at_least: int = 1,
+    failed: int | None = None,
+) -> Guess | None:
+    """Guess the largest size, from ``at_least`` on, whose steps fit when they are replayed.
+
+    The largest recording is used, and the largest of those that are far enough from it.
+
+    Returns:
+        The guess, below a size that ``failed``; None if it is smaller, or if the recordings do not
+        determine it, as where the size that failed fits by them. It is unsure if no recording is
+        above it, and steps of the larger one made other requests than those of the smaller, as
+        kernels differ with the size.
+    """
+    large = max(_models(recordings), default=0)
+    if (scaled := _scaled(recordings, large)) is None:
+        return None
+    limit_bytes = limit_of(recordings[large], budget_bytes)
+
+    @cache
+    def failing(batch_size: int, only: int | None = None) -> int | None:
+        return failing_variant(scaled.at(batch_size), budget_bytes, settings, only)
+
+    @cache
+    def fits(batch_size: int) -> bool:
+        allocator = allocator_of(limit_bytes, settings)
+        return scaled.fits(batch_size, allocator, least_steps)
+
+    if failed and fits(failed) and failing(failed) is None:
+        return None
+    beyond = failed or MOST_EXAMPLES + 1
+    least = max([at_least, *(size for size in whole(recordings) if size < beyond)])
+    end = math.floor(min(beyond, scaled.end_of_tensors(limit_bytes) + 1))
+    if end <= least or end > MOST_EXAMPLES or not fits(least):
+        return None
+    size = _near_end(fits, least, end)
+    # A confirmation of the guess is judged by this. It takes longer, so it comes last, and only the
+    # variant that fails is replayed at smaller sizes.
+    while (variant := failing(size)) is not None:
+        if size == least or failing(least, variant) is not None:
+            return None
+        step = max(1, size // FINENESS)
+        size = _largest(lambda smaller: failing(smaller, variant) is None, least, size, step)
+    return Guess(size, scaled.is_matched or size < large)
+
+
+def foresees(
+    recordings: Mapping[int, Recording], size: int, budget_bytes: int, settings: AllocatorSettings
+) -> bool:
+    """Return True if the confirmation just below a size, scaled to it, does not last."""
+    if (scaled := _scaled(recordings, just_below(recordings, size))) is None:
+        return False
+    return failing_variant(scaled.at(size), budget_bytes, settings) is not None
+
+
+def _scaled(recordings: Mapping[int, Recording], large: int) -> ScaledRecording | None:
+    """Return the confirmation at a size, to be scaled.
+
+    None if none is recorded far below it, or if more examples make more requests, not larger ones.
+    """
+    known = whole(recordings)
+    # Sizes between it and another are asked for if it ran out of memory, so that may be near.
+    most = APART * large if large in known else large
+    small = max((size for size in known if size <= most), default=0)
+    if not small:
+        return None
+    # Where the last one failed, its first step shows requests that stop growing, or grow faster.
+    far = min((size for size, each in recordings.items() if each.steps and size > large), default=0)
+    model = known[large] if large in known else going_on(recordings[large])
+    scaled = ScaledRecording(small, known[small], large, model, far, recordings.get(far))
+    return None if scaled.repeats_for_examples else scaled
+
+
+def _models(recordings: Mapping[int, Recording]) -> dict[int, Recording]:
+    """Return the recordings, by size, that show how their steps go on.
+
+    Those of confirmations that ran out of memory do if their last step can repeat. They are nearest
+    to the limit, where kernels may make other requests than at small sizes.
+    """
+    known = whole(recordings)
+    if any(each.validations or steps_vary(each) for each in known.values()):
+        return known
+    failed = {size: going_on(each) for size, each in recordings.items() if each.ran_out}
+    return known | {size: each for size, each in failed.items() if each is not recordings[size]}
+
+
+def _near_end(fits: Callable[[int], bool], least: int, end: int) -> int:
+    """Return the largest size below ``end`` that a stretch of fitting sizes leads to.
+
+    Args:
+        fits: tells whether a size fits.
+        least: a size that fits.
+        end: a larger one. Most allocators lose little, so sizes near it are tried first.
+    """
+    low = _largest(fits, least, end, max(1, end // 1000))
+    # Bisection ends at any of the boundaries. Take the last one that many fitting sizes lead to.
+    step = max(1, low // FINENESS)
+    top = min(FURTHEST - 1, (end - 1 - low) // step)
+    while top > 0:
+        stretch = sorted(range(top - STRETCH, top + 1), key=lambda place: place <= 0)
+        gap = next((place for place in stretch if not fits(low + place * step)), None)
+        if gap is None:
+            break
+        top = gap - 1
+    return low + max(0, top) * step
+
+
+def _largest(holds: Callable[[int], bool], low: int, high: int, width: int) -> int:
+    """Return a size that holds, near one that does not: from ``low``, which holds, to ``high``.
+
+    Args:
+        holds: tells whether a size holds.
+        low: a size that holds.
+        high: a larger one that does not.
+        width: how far below a size that does not hold the answer may be.
+    """
+    near = width
+    while high - low > width:
+        middle = max((low + high) // 2, high - near)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+        near *= 2
+    return low
