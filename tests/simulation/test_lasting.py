@@ -106,3 +106,18 @@ def test_more_validations_must_fit_than_were_recorded(budget_mib: int, does: boo
     validations = [[40 * MIB, 2 * MIB, ~(5 + 2 * i)] for i in range(2)]
     recording = Recording([], steps, validations=validations)
     assert lasts(recording, budget_mib * MIB, AllocatorSettings()) is does
+
+
+def test_where_two_lengths_vary_neither_gets_longer_than_recorded() -> None:
+    """Questions differ in length, and answers, whose request is the largest, do not."""
+    questions = [100, 100, 97, 98, 99]
+    steps = [
+        [n * MIB, 2 * n * MIB, 300 * MIB, ~(3 * i), ~(3 * i + 1), ~(3 * i + 2)]
+        for i, n in enumerate(questions)
+    ]
+    recording = Recording([], steps, batches_vary=True)
+    orders = [*in_other_orders(recording)]
+    asked = {order.steps[number][0] for order in orders for number in range(1, 9)}
+    assert min(asked) < 98 * MIB
+    assert max(asked) <= 100 * MIB
+    assert lasts(recording, 600 * MIB, AllocatorSettings())

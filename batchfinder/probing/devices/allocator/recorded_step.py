@@ -45,12 +45,17 @@ class RecordedStep:
     def mixed(self, other: RecordedStep, share: float) -> RecordedStep:
         """Return a step whose requests are between those of this one and of another.
 
+        No request is larger than both: where two lengths vary, as those of questions and answers,
+        one of them may be longer in the step whose other one is shorter.
+
         Args:
             other: a step with the same :meth:`pattern`.
-            share: 0 for the requests of this step, 1 for those of the other.
+            share: 0 for the requests of this step, 1 for those of the other, 2 for as far beyond.
         """
-        sizes = zip(self.events, other.events, strict=True)
-        events = [a if a < 0 else max(0, round(a + share * (b - a))) for a, b in sizes]
+        events = [
+            a if a < 0 else min(max(a, b), max(0, round(a + share * (b - a))))
+            for a, b in zip(self.events, other.events, strict=True)
+        ]
         return replace(self, events=events)
 
     def pattern(self) -> tuple[int, ...]:
