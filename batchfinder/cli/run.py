@@ -102,7 +102,7 @@ def run_command(
         refuted = [row for row, launched in before if row.fits != launched.fits]
         for row in rows[shown:] + refuted:
             reporter.probe(row)
-        shown = len(rows)
+        shown = len(prober.launched)
 
     def tell(prober: LaunchProber, result: BatchSizeResult) -> None:
         leftovers.saved += prober.saved
@@ -119,7 +119,7 @@ def run_command(
             reporter.answer(result, chart=chart)
             if command and not quiet:
                 click.echo(f"Run: {command}")
-        more = {"launches": len(result.probes), "command": command}
+        more = {"launches": len(prober.launched), "command": command}
         deliver({**result.to_dict(), **more}, as_json=as_json, report=report)
 
     with (

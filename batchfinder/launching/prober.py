@@ -142,9 +142,8 @@ class LaunchProber:
         pass  # each launch ends before the next begins
 
     def judged(self, probes: Iterable[Probe]) -> list[Probe]:
-        """Return all launches; as failures where these probes of the search say so."""
-        refused = {probe.batch_size: probe for probe in probes if not probe.fits}
-        return [overruled(each, refused.get(each.batch_size)) for each in self.launched]
+        """Return all launches as these probes of the search judge them, and what replays refuse."""
+        return overruled(self.launched, probes)
 
     def conclude(self, result: BatchSizeResult) -> BatchSizeResult:
         """Return the result with each launch once: the search may have asked for one twice."""

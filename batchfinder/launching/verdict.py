@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from batchfinder.errors import UserCodeError
@@ -13,7 +14,7 @@ from batchfinder.probing.devices.oom import classify_text
 from batchfinder.probing.devices.oom_table import Tier
 from batchfinder.probing.too_small import NEEDS_MORE_THAN_ONE
 from batchfinder.results.memory_model import Phase
-from batchfinder.results.probe import VARIED_NOTE, Outcome, Probe
+from batchfinder.results.probe import FORESEEN_NOTE, VARIED_NOTE, Outcome, Probe
 
 # What torchrun and torch.multiprocessing print when a rank was killed.
 _KILLED = re.compile(r"exitcode *: -9\b|terminated with signal SIGKILL")
@@ -175,21 +176,28 @@ def _peak(trainer: Trainer) -> int:
     return max(trainer.peaks)
 
 
-def overruled(launched: Probe, judgement: Probe | None) -> Probe:
-    """Return a launch as the search judged it, which refuses requests that do not last.
+def overruled(launched: Sequence[Probe], probes: Iterable[Probe]) -> list[Probe]:
+    """Return launches as a search judged them, which refuses requests that do not last.
+
+    Last come the sizes that its replays refused without a launch.
 
     Args:
-        launched: the launch.
-        judgement: the probe of the search at this size; None if it refused none.
+        launched: the launches.
+        probes: the probes of the search.
 
     Example:
         >>> fits = Probe(8, Outcome.FITS, steps=3, seconds=9.0)
-        >>> overruled(fits, Probe(8, Outcome.OOM, 1, 9.0, note="does not last")).note
+        >>> overruled([fits], [Probe(8, Outcome.OOM, 1, 9.0, note="does not last")])[0].note
         'does not last'
     """
-    if judgement is None or not launched.fits:
-        return launched
-    return replace(launched, outcome=judgement.outcome, note=judgement.note)
+    refused = {probe.batch_size: probe for probe in probes if not probe.fits}
+    rows = []
+    for each in launched:
+        judgement = refused.pop(each.batch_size, None)
+        if judgement and each.fits:
+            each = replace(each, outcome=judgement.outcome, note=judgement.note)
+        rows.append(each)
+    return [*rows, *(probe for probe in refused.values() if probe.note == FORESEEN_NOTE)]
 
 
 def refute_close(verdicts: dict[int, Verdict], failed: Probe) -> Probe:

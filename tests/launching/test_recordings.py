@@ -17,7 +17,7 @@ from batchfinder.launching.record import Record
 from batchfinder.launching.template import Template
 from batchfinder.launching.verdict import judge
 from batchfinder.results.memory_model import Phase
-from batchfinder.results.probe import SHORT_LIVED_NOTE, VARIED_NOTE, Outcome, Probe
+from batchfinder.results.probe import FORESEEN_NOTE, SHORT_LIVED_NOTE, VARIED_NOTE, Outcome, Probe
 from batchfinder.results.result import Status
 from batchfinder.search.bounds import ALL_SIZES, Bounds
 from batchfinder.search.head_start import Guess, HeadStart
@@ -150,18 +150,20 @@ def test_recordings_overrule_a_line_through_peaks_that_hardly_grow() -> None:
     assert sizes == [1, 2, 10, 20, 21]
 
 
-def test_a_launch_whose_requests_do_not_last_is_shown_as_refused() -> None:
+@pytest.mark.parametrize("launches", [3, 2])
+def test_a_size_that_a_replay_refuses_is_shown_launched_or_not(launches: int) -> None:
     command = [sys.executable, str(Path(__file__).with_name("script.py")), "--batch-size"]
     options = RunOptions(device="cpu", memory_limit=4 * GIB)
     prober = LaunchProber(
         Template([*command, "{batch_size}"]), options, ALL_SIZES, Prices(confirm=1)
     )
-    head_start = HeadStart(lasts=lambda batch_size: batch_size < 3)
+    head_start = HeadStart(lasts=lambda size: size < 3, foresee=lambda size: size > launches)
     found = run_search(prober, Bounds.of(1, 3), head_start=head_start)
     result = prober.conclude(found)
     assert result.batch_size == 2
     refused = {probe.batch_size: probe.note for probe in result.probes if not probe.fits}
-    assert refused == {3: SHORT_LIVED_NOTE}
+    assert refused == {3: SHORT_LIVED_NOTE if launches == 3 else FORESEEN_NOTE}
+    assert len(prober.launched) == launches
     in_time = replace(found, batch_size=1, status=Status.TIME_LIMIT)
     assert prober.conclude(in_time).batch_size == 2
 
