@@ -18,7 +18,7 @@ from batchfinder.launching.verdict import Verdict, judge, limiting, overruled, q
 from batchfinder.launching.watching import NO_PYTHON, Patience, watch, watch_epoch_end
 from batchfinder.probing.place import may_expand
 from batchfinder.probing.ranks.job import sharing
-from batchfinder.probing.steadiness import VARIED_ROOM, with_room
+from batchfinder.probing.steadiness import SETTLING_STEPS, VARIED_ROOM, with_room
 from batchfinder.probing.too_small import too_small
 from batchfinder.results.memory_model import fit
 from batchfinder.results.probe import Outcome, Probe
@@ -67,8 +67,7 @@ class LaunchProber:
         self._warnings: dict[str, str] = {}
         self._sizes, self._lengths_differ = SizesSeen(), False
         self._most_examples: int | None = None
-        self.launched: list[Probe] = []
-        self.saved: list[str] = []
+        self.launched, self.saved = list[Probe](), list[str]()
         self.seconds_by_part: dict[str, float] = {}
         self.recordings: dict[int, Recording] | None = {}
         self.processes, self.budget_bytes = 1, 0
@@ -131,7 +130,8 @@ class LaunchProber:
         """
         if not self.recordings:
             return None
-        return head_start_of(self, self._options.steps, environment=self._template.environment)
+        steps, environment = self._options.steps, self._template.environment
+        return head_start_of(self, steps, environment=environment, may_flush=SETTLING_STEPS)
 
     def command(self, result: BatchSizeResult) -> str | None:
         """Return the command at the answer, for a shell; None if there is no answer."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from batchfinder.launching.epoch_end import EpochEnd
 from batchfinder.launching.sizes import lengths_in
-from batchfinder.probing.steadiness import PeakWatch
+from batchfinder.probing.steadiness import SETTLING_STEPS, PeakWatch
 from batchfinder.results.memory_model import Phase
 from batchfinder.search.prober import Recording
 
@@ -204,6 +204,7 @@ class Record:
                 peaks_wander=report["device"] == "cpu",
                 headroom_bytes=budget * self._headroom / (1 - self._headroom),
                 batches_vary=self._batches_vary,
+                may_flush=SETTLING_STEPS,
             )
             trainer = self.trainers[report["pid"]] = Trainer(watch)
         trainer.note(report)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.probing.devices.allocator.expandable import allocator_of
 from batchfinder.probing.devices.allocator.recorded import going_on
 from batchfinder.probing.devices.allocator.recorded_step import steps_vary
 from batchfinder.probing.place import batches_vary
-from batchfinder.probing.steadiness import with_room
+from batchfinder.probing.steadiness import STEPS_THAT_MAY_FLUSH, PeakWatch, with_room
 from batchfinder.search.belief import APART
 from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
 from batchfinder.search.prober import Prober, Recording
@@ -40,6 +40,7 @@ def head_start_of(
     least_steps: int,
     estimate: MakeEstimate | None = None,
     environment: Mapping[str, str] | None = None,
+    may_flush: int = STEPS_THAT_MAY_FLUSH,
 ) -> HeadStart:
     """Return the head start of a search that replays what a prober records, if it records anything.
 
@@ -48,6 +49,7 @@ def head_start_of(
         least_steps: the fewest steps of a confirmation.
         estimate: makes the simulated estimate; None for none.
         environment: environment variables of the steps beside those of this process.
+        may_flush: how many steps of a confirmation may flush the allocator's cache.
     """
     if (recordings := prober.recordings) is None:
         return HeadStart(estimate)
@@ -60,14 +62,13 @@ def head_start_of(
         longer = LongerRecordings(recordings, budget_bytes, settings, room_bytes)
         return HeadStart(estimate, lambda _: longer.guess(), longer.last, longer.foresee)
 
+    scaled = partial(scaled_guess, recordings, least_steps=least_steps, may_flush=may_flush)
     return HeadStart(
         estimate,
-        lambda failed: scaled_guess(
-            recordings, prober.budget_bytes, settings, least_steps, failed=failed
-        ),
+        lambda failed: scaled(prober.budget_bytes, settings, failed=failed),
         lambda size: lasts(recordings.get(size), prober.budget_bytes, settings),
         lambda size: foresees(recordings, size, prober.budget_bytes, settings),
-        lambda least: scaled_guess(recordings, prober.budget_bytes, expanding, least_steps, least),
+        lambda least: scaled(prober.budget_bytes, expanding, at_least=least),
     )
 
 
@@ -78,6 +79,7 @@ def scaled_guess(
     least_steps: int = 3,
     at_least: int = 1,
     failed: int | None = None,
+    may_flush: int = STEPS_THAT_MAY_FLUSH,
 ) -> Guess | None:
     """Guess the largest size, from ``at_least`` on, whose steps fit when they are replayed.
 
@@ -100,8 +102,10 @@ def scaled_guess(
 
     @cache
     def fits(batch_size: int) -> bool:
-        allocator = allocator_of(limit_bytes, settings)
-        return scaled.fits(batch_size, allocator, least_steps)
+        watch = PeakWatch(
+            limit_bytes, least_steps=least_steps, peaks_wander=False, may_flush=may_flush
+        )
+        return scaled.fits(batch_size, allocator_of(limit_bytes, settings), watch)
 
     if failed and fits(failed) and failing(failed) is None:
         return None

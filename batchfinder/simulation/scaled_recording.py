@@ -64,10 +64,8 @@ class ScaledRecording:
         for_each = (sum(grown) - sum(counts)) / (large - small)
         self.repeats_for_examples = for_each * small > sum(counts) / 2
 
-    def fits(self, batch_size: int, allocator: CachingAllocator, least_steps: int = 3) -> bool:
-        """Return True if the allocator serves a confirmation."""
-        assert allocator.capacity_bytes is not None
-        watch = PeakWatch(allocator.capacity_bytes, least_steps=least_steps, peaks_wander=False)
+    def fits(self, batch_size: int, allocator: CachingAllocator, watch: PeakWatch) -> bool:
+        """Return True if the allocator serves a confirmation, as a new watch judges it."""
         try:
             replay = Replay(self.at(batch_size), allocator)
             for peak, flushes in replay.steps(watch.most_steps):

@@ -94,6 +94,26 @@ def test_batches_of_different_shapes_need_more_steps(sizes: tuple[int, ...], ste
     assert record.steps == steps
 
 
+@pytest.mark.parametrize(
+    ("flushing", "sizes", "steps", "fits"),
+    [
+        ({2, 3, 4, 5, 7}, [4] * 10, 9, True),
+        ({2, 3, 4, 5, 6, 7, 8, 9}, [4] * 10, 9, False),
+        ({2, 3, 5, 7, 9}, [4] * 10, 9, False),
+        ({2, 4}, [4, 3, 4, 3, 4], 4, False),
+    ],
+)
+def test_equal_batches_may_flush_the_cache_until_two_steps_did_not(
+    flushing: set[int], sizes: list[int], steps: int, fits: bool
+) -> None:
+    record = Record(4, steps=3, headroom=0.05, cpu_budget_bytes=None)
+    for number, size in enumerate(sizes, 1):
+        if not record.is_over:
+            record.add(step([size, 8]) | {"retries": number in flushing})
+    assert record.steps == steps
+    assert judge(record, None, "", "").probe.fits is fits
+
+
 @pytest.mark.parametrize(("lengths", "differ"), [([8] * 6, False), ([8, 5, 8, 8, 8, 8], True)])
 def test_batches_of_different_lengths_are_told_from_a_smaller_last_one(
     lengths: list[int], differ: bool

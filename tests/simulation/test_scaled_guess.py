@@ -33,6 +33,24 @@ def test_two_small_recordings_tell_the_largest_size() -> None:
     assert guess.is_sure
 
 
+def test_more_fits_if_the_third_step_may_flush_the_cache() -> None:
+    def joined_once(batch_size: int) -> Recording:
+        """The third step holds as much as the others, in one block."""
+        recording = recorded(batch_size)
+        steps = [*recording.steps[:2], [4 * MIB * batch_size, ~7]]
+        return recording._replace(
+            steps=[*steps, [e if e > 0 else e + 2 for e in recording.steps[3]]]
+        )
+
+    recordings = {2: joined_once(2), 20: joined_once(20)}
+    strict = scaled_guess(recordings, 500 * MIB, AllocatorSettings())
+    lenient = scaled_guess(recordings, 500 * MIB, AllocatorSettings(), may_flush=3)
+    assert strict is not None
+    assert lenient is not None
+    assert strict.size <= 50
+    assert 97 <= lenient.size <= 100
+
+
 def test_steps_with_more_micro_batches_tell_it_too() -> None:
     """An optimizer's requests end each step, and do not grow with the batch."""
 
