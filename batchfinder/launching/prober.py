@@ -247,8 +247,7 @@ class LaunchProber:
         probe = verdict.probe
         if probe.fits:
             self._warnings.pop("validation", None)
-            if remark := record.epoch_end.remark(self.budget_bytes):
-                self._warnings["validation"] = remark
+            self._warnings |= record.remarks(self.budget_bytes)
             seen = self._sizes.note(size, record.shapes, self.processes)
             self._believe(size, seen, self._sizes.examples)
             if seen is Honored.CAPPED:  # it shows what the size that it really had needs

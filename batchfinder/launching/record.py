@@ -9,8 +9,10 @@ from typing import Any
 
 from batchfinder.launching.epoch_end import EpochEnd
 from batchfinder.launching.sizes import lengths_in
-from batchfinder.probing.steadiness import SETTLING_STEPS, PeakWatch
+from batchfinder.probing.devices.allocator.recorded_step import in_use_after_steps
+from batchfinder.probing.steadiness import SETTLING_STEPS, PeakWatch, left_behind
 from batchfinder.results.memory_model import Phase
+from batchfinder.results.probe import LEAK_WARNING
 from batchfinder.search.prober import Recording
 
 
@@ -65,6 +67,13 @@ class Trainer:
     def step_seconds(self) -> float:
         """The median duration of its steps after the first: the last of an epoch may be short."""
         return median(self.seconds[1:] or self.seconds)
+
+    @property
+    def leaks(self) -> bool:
+        """True if each step left more memory in use, as requests to CUDA's allocator show."""
+        if self.recording is None or self.lengths_differ:
+            return False
+        return left_behind([*in_use_after_steps(self.recording)]) > 0
 
     @property
     def is_over(self) -> bool:
@@ -155,6 +164,15 @@ class Record:
         if self.out_of_memory or self.hook_failure:
             return True
         return self.steps > 0 and all(trainer.is_over for trainer in self.trainers.values())
+
+    def remarks(self, budget_bytes: int) -> dict[str, str]:
+        """Return what to warn of after a launch that fits, by kind."""
+        leaks = any(trainer.leaks for trainer in self.trainers.values())
+        found = {
+            "validation": self.epoch_end.remark(budget_bytes),
+            "leak": LEAK_WARNING if leaks else "",
+        }
+        return {kind: text for kind, text in found.items() if text}
 
     @property
     def shows_epoch_end(self) -> bool:

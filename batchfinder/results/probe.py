@@ -23,7 +23,7 @@ IN_VALIDATION = "in the validation: "
 
 LEAK_WARNING = (
     "memory grows with every step and is never released, so training will run out of it at any "
-    "batch size unless that growth ends. Try detach() on outputs that you keep from step to step"
+    "batch size unless that growth ends. Try detach().cpu() on what you keep from step to step"
 )
 
 

@@ -24,7 +24,7 @@ from batchfinder.search.head_start import Guess, HeadStart
 from batchfinder.search.plan import Prices
 from batchfinder.search.run import run_search
 from batchfinder.search.search import search
-from batchfinder.units import GIB
+from batchfinder.units import GIB, MIB
 
 
 class FakeRecorder:
@@ -196,3 +196,19 @@ def test_a_reading_in_which_no_model_ran_has_no_other_lengths() -> None:
     assert not record.lengths_differ
     record.add(step([4, 5]))
     assert record.lengths_differ
+
+
+@pytest.mark.parametrize(
+    ("kept_mib", "lengths", "leaks"), [(4, 8, True), (0, 8, False), (4, 9, False)]
+)
+def test_a_script_that_keeps_memory_of_each_step_is_told_that_it_leaks(
+    kept_mib: int, lengths: int, leaks: bool
+) -> None:
+    """The first step makes the optimizer's states. Longer batches may leave more as well."""
+    record = Record(4, steps=3, headroom=0.05, cpu_budget_bytes=None)
+    steps = [[50 * MIB, 9 * MIB, ~2], [9 * MIB, kept_mib * MIB, ~3], [9 * MIB, kept_mib * MIB, ~5]]
+    recorded = {"held": [7 * MIB], "steps": steps, "streams": []}
+    record.add({"event": "recording", "pid": 7, **recorded})
+    for length in (8, 8, lengths):
+        record.add(step([4, length]))
+    assert ("leak" in record.remarks(2**30)) is leaks

@@ -153,6 +153,16 @@ def _steps_of_the_same_input(recording: Recording) -> Iterable[list[tuple[int, .
     return alike.values()
 
 
+def in_use_after_steps(recording: Recording) -> Iterator[int]:
+    """Yield the bytes that were requested and not released by the end of each step."""
+    blocks = [*recording.held]
+    in_use = sum(blocks)
+    for step in recording.steps:
+        blocks += requests_of(step)
+        in_use += sum(event if event >= 0 else -blocks[~event] for event in step)
+        yield in_use
+
+
 def counts_of(steps: Sequence[Sequence[int]]) -> list[int]:
     """Return the number of blocks that each step requests."""
     return [len(requests_of(step)) for step in steps]
