@@ -198,6 +198,15 @@ def test_a_reading_in_which_no_model_ran_has_no_other_lengths() -> None:
     assert record.lengths_differ
 
 
+def test_a_step_that_runs_one_model_less_has_no_other_lengths() -> None:
+    """A GAN's gradient penalty, every 16 steps, runs the discriminator alone."""
+    record = Record(4, steps=3, headroom=0.05, cpu_budget_bytes=None)
+    both = [[4, 128], [4, 3, 64, 64]]
+    for shapes in (both, both, both[1:], both):
+        record.add(step([]) | {"shapes": shapes})
+    assert not record.lengths_differ
+
+
 @pytest.mark.parametrize(
     ("kept_mib", "lengths", "leaks"), [(4, 8, True), (0, 8, False), (4, 9, False)]
 )

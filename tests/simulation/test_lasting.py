@@ -121,3 +121,19 @@ def test_where_two_lengths_vary_neither_gets_longer_than_recorded() -> None:
     assert min(asked) < 98 * MIB
     assert max(asked) <= 100 * MIB
     assert lasts(recording, 600 * MIB, AllocatorSettings())
+
+
+@pytest.mark.parametrize(("second_mib", "does"), [(100, True), (96, False)])
+def test_states_that_a_second_optimizer_makes_in_the_second_step_cost_no_room(
+    second_mib: int, does: bool
+) -> None:
+    """A step of a script ends with its first optimizer. Other requests of one input still count."""
+    states, other = [5 * MIB, 5 * MIB], second_mib * MIB
+    steps = [
+        [200 * MIB, 100 * MIB, ~1, *states, ~0],
+        [200 * MIB, other, ~5, *states, ~4],
+        [200 * MIB, 100 * MIB, ~9, ~8],
+    ]
+    recording = Recording([], steps)
+    assert lasts(recording, 410 * MIB, AllocatorSettings()) is does
+    assert lasts(recording, 600 * MIB, AllocatorSettings())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,6 +25,7 @@ class RecordedStep:
             step, all that it does not release.
         releases: how many blocks it releases that it did not request.
         leaves: how many of its own blocks it does not release.
+        batches_vary: True if the recording's batches vary in length. The longest was among them.
     """
 
     events: Sequence[int]
@@ -32,6 +35,7 @@ class RecordedStep:
     left: Sequence[int]
     releases: int
     leaves: int
+    batches_vary: bool
 
     def is_like(self, first: RecordedStep) -> bool:
         """Return True if this step can follow the first one, and itself."""
@@ -45,17 +49,17 @@ class RecordedStep:
     def mixed(self, other: RecordedStep, share: float) -> RecordedStep:
         """Return a step whose requests are between those of this one and of another.
 
-        No request is larger than both: where two lengths vary, as those of questions and answers,
-        one of them may be longer in the step whose other one is shorter.
+        Where batches vary in length, no request is larger than both: of two lengths, as those of
+        questions and answers, one may be longer in the step whose other one is shorter.
 
         Args:
             other: a step with the same :meth:`pattern`.
             share: 0 for the requests of this step, 1 for those of the other, 2 for as far beyond.
         """
-        events = [
-            a if a < 0 else min(max(a, b), max(0, round(a + share * (b - a))))
-            for a, b in zip(self.events, other.events, strict=True)
-        ]
+        events = []
+        for a, b in zip(self.events, other.events, strict=True):
+            most = max(a, b) if self.batches_vary else math.inf
+            events.append(a if a < 0 else int(min(most, max(0, round(a + share * (b - a))))))
         return replace(self, events=events)
 
     def pattern(self) -> tuple[int, ...]:
@@ -71,7 +75,7 @@ class RecordedStep:
 
 def steps_of(recording: Recording) -> Iterator[RecordedStep]:
     """Yield the recorded steps, each with how it goes on from the one before."""
-    start, old = len(recording.held), list[int]()
+    start, old, vary = len(recording.held), list[int](), recording.batches_vary
     following = [*recording.steps, None][1:]
     counts = counts_of(recording.steps)
     for events, after, count in zip(recording.steps, following, counts, strict=True):
@@ -80,7 +84,7 @@ def steps_of(recording: Recording) -> Iterator[RecordedStep]:
         left = kept if after is None else sorted({~e for e in after if e < 0} & set(kept))
         releases = sum(block < start for block in released)
         relative = [block - start for block in left]
-        yield RecordedStep(events, start, count, old, relative, releases, len(kept))
+        yield RecordedStep(events, start, count, old, relative, releases, len(kept), vary)
         start, old = start + count, left
 
 
@@ -124,7 +128,7 @@ def steps_differ(recording: Recording) -> bool:
 
     Layers that are skipped at random do that.
     """
-    return any(len(set(map(len, alike))) > 1 for alike in _steps_of_the_same_input(recording))
+    return any(len({len(step) for step in alike}) > 1 for alike in _unlike_steps(recording))
 
 
 def steps_vary(recording: Recording) -> bool:
@@ -133,8 +137,33 @@ def steps_vary(recording: Recording) -> bool:
     Batches vary, or steps of the same input make other requests. If they only differ in bytes, as
     where a model routes its tokens to experts, they are like batches that vary in length.
     """
-    alike = _steps_of_the_same_input(recording)
-    return recording.batches_vary or any(len(set(steps)) > 1 for steps in alike)
+    return recording.batches_vary or bool(_unlike_steps(recording))
+
+
+def _unlike_steps(recording: Recording) -> list[list[tuple[int, ...]]]:
+    """Return the steps of each input, if some of one input make other large requests.
+
+    The states of a second optimizer may appear after the first step, as in a script that trains a
+    GAN. A step that only makes these besides is like the others.
+    """
+    unlike: list[list[tuple[int, ...]]] = []
+    for each in (recording, _without_states(recording)):
+        unlike = [alike for alike in _steps_of_the_same_input(each) if len(set(alike)) > 1]
+        if not unlike:
+            break
+    return unlike
+
+
+def _without_states(recording: Recording) -> Recording:
+    """Return a recording without the requests before its last step that are never released."""
+    released = {~event for step in recording.steps for event in step if event < 0}
+    blocks = itertools.count(len(recording.held))
+
+    def passing(step: Sequence[int]) -> list[int]:
+        return [e for e in step if e < 0 or next(blocks) in released]
+
+    *early, last = recording.steps or [[]]
+    return recording._replace(steps=[*map(passing, early), last])
 
 
 def _steps_of_the_same_input(recording: Recording) -> Iterable[list[tuple[int, ...]]]:
