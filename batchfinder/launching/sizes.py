@@ -69,9 +69,11 @@ class SizesSeen:
         if first == batch_size:
             return Honored.YES
         same = [size for size, seen in before.items() if seen == inputs]
+        # A data set has more than one example. The size may count tokens, and be less than a text.
+        may_be_capped = first > 1
         if same:
             # Most inputs have a dimension of one, so it says nothing.
-            is_capped = any(size in ({first} | dimensions - {1}) for size in same)
+            is_capped = may_be_capped and any(size in ({first} | dimensions - {1}) for size in same)
             return Honored.CAPPED if is_capped and min(same) < batch_size else Honored.IGNORED
         if ranks > 1 and first * ranks == batch_size:
             return Honored.DIVIDED
@@ -85,7 +87,9 @@ class SizesSeen:
         if smaller is None:
             return Honored.UNKNOWN
         growth = _elements(inputs) / max(1, _elements(self._inputs[smaller]))
-        return Honored.YES if growth >= GROWS * batch_size / smaller else Honored.CAPPED
+        if growth >= GROWS * batch_size / smaller:
+            return Honored.YES
+        return Honored.CAPPED if may_be_capped else Honored.IGNORED
 
     def again(self, batch_size: int, ranks: int = 1) -> Honored:
         """Compare the inputs at a batch size that was noted with those of all other launches."""
@@ -108,6 +112,7 @@ def remark_on(
         return (
             f"the script ignores the batch size: its steps had {count(examples, 'example')} at "
             "every size. Try another place for {batch_size}"
+            + (", or --min-batch-size 4096 if it counts tokens" if examples == 1 else "")
         )
     if seen is Honored.DIVIDED:
         advice = f". Try --multiple-of {ranks}" if multiple_of % ranks else ""

@@ -16,6 +16,8 @@ from batchfinder.launching.sizes import Honored, SizesSeen, lengths_in, remark_o
         ([(1, [[32, 64]]), (64, [[32, 64]])], Honored.IGNORED),
         ([(1, [[32, 3, 8]]), (7, [[32, 3, 8]])], Honored.IGNORED),
         ([(1, [[1, 64]]), (64, [[50, 64]])], Honored.CAPPED),
+        ([(1, [[1, 300]]), (13, [[1, 300]])], Honored.IGNORED),
+        ([(1, [[1, 300]]), (13, [[1, 270]])], Honored.IGNORED),
         ([(50, [[50, 64]]), (99, [[50, 64]])], Honored.CAPPED),
         ([(64, [[32, 10]])], Honored.UNKNOWN),
         ([(64, [])], Honored.UNKNOWN),
