@@ -6,10 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from batchfinder.launching.hook.failures import Failures
 from batchfinder.launching.launch import HOOK
 
 HOOK_FILE = HOOK / "sitecustomize.py"
@@ -48,3 +52,24 @@ def test_the_hook_imports_nothing_before_pytorch(tmp_path: Path) -> None:
 def test_without_a_launch_the_pth_file_does_nothing() -> None:
     environment = {name: text for name, text in os.environ.items() if "BATCHFINDER" not in name}
     subprocess.run([sys.executable, "-c", PTH], env=environment, check=True)
+
+
+def test_a_script_runs_on_if_the_allocator_has_no_observers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That of the backend cudaMallocAsync has none, and raises as CUDA is initialized."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    asked = []
+
+    def attach(observer: Any) -> None:
+        asked.append(observer)
+        raise RuntimeError("cudaMallocAsync does not yet support attachOutOfMemoryObserver")
+
+    torch: Any = SimpleNamespace(
+        version=SimpleNamespace(cuda="13.0", hip=None),
+        cuda=SimpleNamespace(_lazy_call=lambda call: call()),
+        _C=SimpleNamespace(_cuda_attach_out_of_memory_observer=attach),
+    )
+    Failures(torch, {"certain": [], "doubtful": []}, report=None, memory=None).install()
+    assert len(asked) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import threading
@@ -43,10 +44,13 @@ class Failures:
         torch = self._torch
         if torch.version.cuda or torch.version.hip:
             # An observer only reaches devices that exist, so CUDA has to be initialized first.
-            attach = torch._C._cuda_attach_out_of_memory_observer
-            torch.cuda._lazy_call(lambda: attach(self._ran_out))
+            torch.cuda._lazy_call(self._attach)
         sys.excepthook = self._excepthook(sys.excepthook)
         threading.excepthook = self._thread_excepthook(threading.excepthook)
+
+    def _attach(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the backend cudaMallocAsync has no observers
+            self._torch._C._cuda_attach_out_of_memory_observer(self._ran_out)
 
     def look_at(self, error: BaseException) -> None:
         """Report an error that the script may swallow, if it is an out-of-memory error."""
