@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from batchfinder.cli.exiting import exit_with
+from batchfinder.cli.exiting import CTRL_C, exit_with
 from batchfinder.cli.options import (
     CHECK_OPTIONS,
     DEVICE_OPTIONS,
@@ -246,7 +246,7 @@ def run() -> None:
     try:
         cli(standalone_mode=os.environ.get("RANK", "0") == "0")
     except click.Abort:
-        sys.exit(130)
+        sys.exit(CTRL_C)
     except click.ClickException as refusal:
         from batchfinder.cli.ranks import tell_rank_0
 

@@ -1,4 +1,4 @@
-"""Run a command and exit with its status. No other file exits, but for :func:`app.run`."""
+"""Run a command and exit with its status. No other file of ``cli`` does, but for ``app.run``."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from batchfinder.cli.arguments import parse_arguments
+from batchfinder.cli.target_arguments import parse_arguments
 from batchfinder.errors import UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.source import SetupSource

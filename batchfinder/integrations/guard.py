@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from batchfinder.errors import BatchFinderWarning, DeviceError, UsageError
-from batchfinder.integrations.split import largest_size, split_batch
+from batchfinder.integrations.split_batch import largest_size, split_batch
 from batchfinder.probing.devices.choose_device import choose_device
 from batchfinder.probing.devices.oom import classify
 from batchfinder.probing.devices.oom_table import Tier
@@ -43,7 +43,7 @@ class OOMGuard:
     A step that runs out of memory is dropped whole, then repeated with its batch split into parts
     whose gradients add up to those of the whole batch: the loss has to be a mean over examples. The
     size that worked is kept for later steps, and doubled again after some steps without an error.
-    The first split is warned of, because it makes training slower.
+    The first split causes a warning, because it makes training slower.
 
     With DistributedDataParallel all ranks split alike, and gradients are averaged after the
     backward pass, not during it. Call :meth:`step` under ``torch.autocast`` for mixed precision.

@@ -2,5 +2,5 @@
 
 Read ``template`` (the command with its placeholders), ``prober``, ``launch``, ``guardian``, then
 ``record``, ``epoch_end``, ``sizes`` and ``verdict``. ``hook`` runs inside the script, and imports
-the standard library only. May import the finder and everything below it.
+no batchfinder. May import the finder and everything below it.
 """

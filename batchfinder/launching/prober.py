@@ -142,7 +142,7 @@ class LaunchProber:
         pass  # each launch ends before the next begins
 
     def judged(self, probes: Iterable[Probe]) -> list[Probe]:
-        """Return all launches as these probes of the search judge them, and what replays refuse."""
+        """Return all launches with the search's verdicts, and sizes that a replay alone refused."""
         return overruled(self.launched, probes)
 
     def conclude(self, result: BatchSizeResult) -> BatchSizeResult:

@@ -177,9 +177,9 @@ def _peak(trainer: Trainer) -> int:
 
 
 def overruled(launched: Sequence[Probe], probes: Iterable[Probe]) -> list[Probe]:
-    """Return launches as a search judged them, which refuses requests that do not last.
+    """Return launches with the verdicts of a search, which refuses requests that do not last.
 
-    Last come the sizes that its replays refused without a launch.
+    Last come the sizes that a replay alone refused.
 
     Args:
         launched: the launches.
@@ -201,7 +201,7 @@ def overruled(launched: Sequence[Probe], probes: Iterable[Probe]) -> list[Probe]
 
 
 def refute_close(verdicts: dict[int, Verdict], failed: Probe) -> Probe:
-    """Return a failure as that of the smallest size that cannot be distinguished from it.
+    """Return a failure under the smallest size that is too close to be told from it.
 
     Args:
         verdicts: the verdicts so far, by size. Those of all such sizes become failures.

@@ -17,7 +17,7 @@ MOST_EVENTS = 400_000
 
 # The largest request, in bytes, that the allocator's small pool serves: SMALL_BYTES of
 # devices/allocator/rounding.py, which this file may not import. Steps that differ in the bytes of
-# these alone, as of a list of what was found, need no more memory of others.
+# these alone, such as a list of detections, need no more large blocks.
 SMALL_BYTES = 2**20
 
 

@@ -2,5 +2,5 @@
 
 Read ``wording``, ``table``, ``answer``, ``progress``, then ``columns``, ``estimates``, ``chart``
 and ``page``. Knows only the protocol of probers. May import ``search``, ``results``,
-``simulation``'s records, ``units`` and ``errors``.
+the records of ``simulation`` and ``studies``, ``training.user_module``, ``units`` and ``errors``.
 """

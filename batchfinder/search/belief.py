@@ -1,4 +1,4 @@
-"""The belief where a search's answer is: a mixture of hypotheses, given what was read.
+"""The belief about where a search's answer is: a mixture of hypotheses, given what was read.
 
 Each gives the probability that the answer is at least some size. Verdicts truncate them. By Bayes'
 rule, each keeps the weight that the verdicts leave of it. A wrong one loses its weight, so a search
@@ -34,7 +34,7 @@ LATER_SHARE, LATER_POWER = 0.06, 1.5
 # (scripts/benchmarks/bench_counted_search.py).
 SEGMENTS = 0.002
 
-# Sizes are whole numbers, so an exact line ends between two of them. More is not known of its end.
+# Sizes are whole numbers, so an exact line ends between two of them. No more is known of its end.
 FRACTION = 0.03
 
 # The answer is hardly ever below this share of the largest size that ran, proved or not.
@@ -190,7 +190,7 @@ def anywhere(low: float, high: float) -> AtLeast:
 
 
 def believe(known: Bracket, estimate: Guess | None = None) -> Belief:
-    """Return the belief where the answer is, by the lines through readings and the sizes tried.
+    """Return the belief about where the answer is, by lines through readings and the sizes tried.
 
     Args:
         known: the sizes tried.

@@ -101,7 +101,8 @@ def _size_to_record(known: Bracket, share: float, guess: Guess | None) -> Move |
     """
     if not known.ran or known.bounds.first == known.bounds.last:
         return None  # nothing can be recorded, or needs to be
-    # Small peaks may be of a moment that hardly grows. A replay shows the moment that will.
+    # At a small size, the peak may be at a moment that hardly grows with the batch. A replay finds
+    # the one that becomes the peak.
     recorded, end = len(known.confirmed), lines_of(known)[0].end
     end = min(end, guess.size) if guess else end
     if math.isinf(end) and len(known.readings) == 1:

@@ -24,7 +24,7 @@ SURE_GROWTH = 4
 MOST_CANDIDATES = 30
 
 # The cost of a probe besides its steps, in steps at the expected size. Without it, a plan would
-# insure itself by many tiny probes.
+# hedge with many tiny probes.
 OVERHEAD = 0.012
 
 # If a size only runs by flushing the allocator's cache, a probe runs two steps to show it.
@@ -110,7 +110,7 @@ def plan(belief: Belief, known: Bracket, sizes: list[int], prices: Prices) -> Mo
     for an i-th size that is not confirmed, and for one that is.
 
     Args:
-        belief: the belief where the answer is.
+        belief: the belief about where the answer is.
         known: the bracket so far.
         sizes: the candidates, at least three. The first is proved, the last is excluded.
         prices: the costs of the moves.

@@ -44,7 +44,7 @@ CLOSE, APPROACH, NOISE = 0.5, 0.75, 1 / 1000
 REPEATABLE_STEPS, UNREPEATABLE_STEPS = 3, 6
 
 # The probes that a search may use beyond those that bisection needs, and, without a maximum, growth
-# by BLIND_GROWTH up to a failure. After that it does just these.
+# by BLIND_GROWTH up to a failure. Once they are used up, it only bisects and grows.
 SPARE_PROBES = 8
 
 OVERSHOOT = 1.05  # times the predicted answer: a size that should fail

@@ -53,9 +53,9 @@ def lasts(recording: Recording | None, budget_bytes: int, settings: AllocatorSet
     """Return True if a recorded confirmation can go on for LASTING_STEPS steps.
 
     They are replayed as recorded, and as in a loop that releases each batch before it copies the
-    next. What a fragmented allocator loses depends on such details. Batches of varying length may
-    not even flush the cache, nor may steps that differ, such as those of a model that skips layers
-    at random, after the first ones: a size whose replays did (282 of wav2vec2-80) ran out of memory
+    next. What a fragmented allocator loses depends on such details. Batches of varying length must
+    not flush the cache at all, and steps that differ, such as those of a model that skips layers at
+    random, only at the beginning: a size whose replays did (282 of wav2vec2-80) ran out of memory
     in two real loops of three. If the steps of equal batches differ, some of the budget is kept
     free. An unknown confirmation (None) counts as lasting.
     """
@@ -94,8 +94,9 @@ def may_begin_anywhere(recording: Recording, limit_bytes: int, settings: Allocat
     """Return True if a training may also begin with a shorter batch than the longest.
 
     Blocks that it leaves are too small for the longer batches. Then the allocator flushes its
-    cache, now and then: only running out of memory counts. In a Trainer of TRL's that rewards,
-    57 ran out of memory in the fourth step if the first had 626 tokens and later ones 640.
+    cache, now and then: only running out of memory counts. With TRL's RewardTrainer,
+    batch size 57 ran out of memory in the fourth step if the first had 626 tokens and later ones
+    640.
     """
     orders = in_other_orders(recording, LASTING_STEPS, begin_anywhere=True)
     return all(_lasts_in(allocator_of(limit_bytes, settings), order) for order in orders)

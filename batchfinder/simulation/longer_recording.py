@@ -42,7 +42,7 @@ class Needs(NamedTuple):
     """The bytes that a confirmation needs in order to last.
 
     Attributes:
-        most: what the variant (:func:`going_on`) needs that needs most.
+        most: the bytes of the variant (:func:`going_on`) that needs most.
         small: the part of it in the allocator's small pool, where the order of steps hardly counts.
         worst: the number of that variant.
         steps: the steps of the variants in other orders.
@@ -62,7 +62,7 @@ class LongerRecordings:
         budget_bytes: the bytes that the allocator may reserve.
         settings: settings of the allocator.
         room_bytes: more bytes, kept free because other orders need more than the recorded one.
-            Orders that begin with a shorter batch may use them: those are such orders.
+            Orders that begin with a shorter batch are such orders, so they may use this room.
     """
 
     def __init__(

@@ -90,7 +90,7 @@ def _paired_from_start(
     while (j := len(pairs)) < len(large):
         if not alike(i, j) and i < len(small):
             skipped = next((skip for skip in skips if go_on(i + skip[0], j + skip[1])), (0, 0))
-            # From the next request, all other places were found not to match just now.
+            # All skips were just tried without a match: for the next request, the last are new.
             skips = LAST_SKIPS if skipped == (0, 0) else SKIPS
             i += skipped[0]
             if skipped[1]:

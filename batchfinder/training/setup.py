@@ -80,8 +80,8 @@ class TrainingSetup:
             size are drawn from its data set: the longest first, others in the order of its sampler
             from a fixed seed. If the collate function joins examples and the sampler is random, the
             first batch is the largest of many draws.
-        examples: the number of examples in an epoch, if it is known; a larger batch is warned of.
-            Default: that of the ``loader`` or the Trainer.
+        examples: the number of examples in an epoch, if it is known. A larger batch causes a
+            warning. Default: that of the ``loader`` or the Trainer.
 
     Example:
         >>> import torch

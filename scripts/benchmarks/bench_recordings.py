@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from segmentation_models import build
+from parts.segmentation_models import build
 from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,7 +20,7 @@ from warm import WarmPython
 
 from batchfinder import OOMGuard
 from batchfinder.errors import BatchFinderWarning, DeviceError, UsageError
-from batchfinder.integrations.split import split_batch
+from batchfinder.integrations.split_batch import split_batch
 
 TESTS = Path(__file__).parents[1]
 

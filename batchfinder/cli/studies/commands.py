@@ -81,6 +81,6 @@ def sweep(**options: Any) -> None:
 
     TARGET is the same as for `find`; it, its build_sample or its make_batch takes the argument.
     Every size is confirmed by real steps, and none is remembered; with --gpu or --memory it is
-    estimated. For an hf: target, --seq 512,1024,2048 says it.
+    estimated. For an hf: target, use --seq 512,1024,2048 instead.
     """
     exit_with("studies.sweep:sweep", **options)

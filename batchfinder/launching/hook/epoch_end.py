@@ -4,7 +4,7 @@ The driver asks for it once all steps have run. Until it ends the script:
 
 - a loader that has given batches ends its epoch; others, as that of the validation, give a few;
 - Trainers that validate every N steps do so after the next one;
-- no file of the user's changes, see ``files.py``.
+- none of the user's files changes, see ``files.py``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class EpochEnd:
         order: the order of the launch. ``epoch_ends`` is a file that appears once all steps ran.
         report: ``report(event, **facts)``.
         memory: reads the memory.
-        files: the files of the user's.
+        files: the user's files.
 
     Attributes:
         has_begun: True once the epoch has to end.

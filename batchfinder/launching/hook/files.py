@@ -1,8 +1,8 @@
-"""Keep a script from changing files of the user's. Imports no batchfinder.
+"""Keep a script from changing the user's files. Imports no batchfinder.
 
-What saves files does nothing then, so that the script goes on: it trains after its validation, in
-the memory that the validation has left. Whoever would change a file in another way waits,
-and so does who would send something after that, such as the saved model.
+From then on, functions that save files do nothing, so that the script continues: it trains after
+its validation, in the memory that the validation has left. Code that would change a file in another
+way waits, and so does code that would send something after that, such as the saved model.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ CHANGERS = (
     "chmod",
 )
 
-# What Python tells its audit hooks before anything else changes files or starts programs, apart
-# from "open".
+# The audit events, besides "open", that precede a change of files or the start of a program.
 CHANGES = {
     *(f"os.{name}" for name in CHANGERS),
     "os.system",
@@ -53,7 +52,7 @@ CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME", "HF_H
 
 
 class Files:
-    """The files of the user's, that this process may not change from some time on.
+    """The user's files, which this process may not change from some time on.
 
     Args:
         torch: the PyTorch module.
@@ -69,7 +68,7 @@ class Files:
         self._started, self._is_kept, self._has_kept = time.time(), False, False
 
     def install(self) -> None:
-        """Watch the function of PyTorch's that a script may import by name."""
+        """Replace ``torch.save`` early, because a script may import it by name."""
         self._do_nothing(self._torch, "save")
 
     def keep(self) -> None:

@@ -128,7 +128,7 @@ class Steps:
             self._end_reading()
 
     def _look_at_loader(self, loader: Any, *arguments: Any, **keywords: Any) -> None:
-        """Note a new loader, and report one without a batch, as it drops one that is not full."""
+        """Note a new loader, and report one that gives no batch, as it drops those not full."""
         self._epoch_end.note(loader)
         with contextlib.suppress(Exception):  # many data sets have no length
             examples, size = len(loader.sampler), loader.batch_size

@@ -76,7 +76,7 @@ class CudaDevice(Device):
         return torch.cuda.memory_reserved(self._index)
 
     def in_use_bytes(self) -> int:
-        # The allocator rounds by up to 1 MiB, and each step otherwise: that looks like a leak.
+        # The allocator rounds by up to 1 MiB, differently in each step, which looks like a leak.
         statistics = torch.cuda.memory_stats(self._index)
         return int(statistics.get("requested_bytes.all.current") or self.held_bytes())
 

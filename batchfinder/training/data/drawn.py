@@ -26,7 +26,7 @@ Collate = Callable[[list[Any]], Any]
 # The number of different batches in a confirmation. After them it starts over with the longest.
 DRAWN_BATCHES = 7
 
-# A collator may draw the shape of a batch at random, as for training at many scales. It has if
+# A collator may draw the shape of a batch at random, as for training at many scales. It does if
 # FEW_SEEDS calls differ, and then the largest batch of SEEDS calls is the longest.
 FEW_SEEDS, SEEDS = 8, 64
 
@@ -168,7 +168,7 @@ def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> Data
 
 
 def _largest(longest: Collated, count: int) -> Collated:
-    """Return it with the seed of its largest batch, if its collator draws the shapes of batches."""
+    """Return ``longest``, seeded for its largest batch if its collator draws shapes at random."""
     seeded = [dataclasses.replace(longest, seed=seed) for seed in range(SEEDS)]
     shapes = [_shapes(each(count)) for each in seeded[:FEW_SEEDS]]
     if all(each == shapes[0] for each in shapes):

@@ -46,7 +46,7 @@ class ManualStep(LightningStep):
             with replaced(unwrapped(model), **methods):
                 call_step(model, batch)
         except BaseException:
-            # Or a size that ran out of memory would leave an optimizer's parameters frozen.
+            # Otherwise a size that ran out of memory would leave an optimizer's parameters frozen.
             methods["untoggle_optimizer"](None)
             raise
 

@@ -204,7 +204,8 @@ def wraps_users(function: FunctionType) -> bool:
 def is_users(thing: Any) -> bool:
     """Return True if a function, module, class, or an object's class, is user code.
 
-    Batchfinder counts as user code; the standard library and installed packages do not.
+    Batchfinder's objects and closures count as user code, because they refer to it. Its other
+    functions, the standard library and installed packages do not.
     """
     if isinstance(thing, ModuleType):
         names = variables_of(thing)

@@ -103,11 +103,11 @@ def foreseen(
 ) -> PeakWatch:
     """Return a watch of a confirmation that also saw the steps that would follow, as simulated.
 
-    The simulation is believed if it reproduces the peak of each step that ran to the byte. One step
-    before a confirmation may end, it may show that steps like the last would run out of memory, or
-    flush the cache. That they stay quiet is only believed once the last two steps made the same
-    requests. Otherwise the watch is returned as it is: real steps have to show it. The watch itself
-    is not changed.
+    The simulation is believed if it reproduces, to the byte, the peak of each step that ran.
+    One step before a confirmation may end, it may show that steps like the last would run out
+    of memory, or flush the cache. That they stay quiet is only believed once the last two steps
+    made the same requests. Otherwise the watch is returned as it is: real steps have to show
+    it. The watch itself is not changed.
     """
     if watch.is_over or not watch.may_end_next or not (recorded := record()):
         return watch
