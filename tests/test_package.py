@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import re
 import subprocess
 import sys
@@ -153,6 +154,22 @@ WITHOUT_TORCH = (
     "search.search",
     "results.result",
 )
+
+
+@pytest.mark.parametrize(
+    ("name", "modules"),
+    [
+        ("CONTEXT_BYTES", ("probing.devices.cuda", "launching.hook.memory")),
+        ("SMALL_BYTES", ("probing.devices.allocator.rounding", "probing.recording")),
+        ("METHODS", ("training.frameworks.language_model", "cli.options")),
+    ],
+)
+def test_a_constant_that_has_to_be_written_twice_is_the_same(
+    name: str, modules: tuple[str, str]
+) -> None:
+    """The hook imports no batchfinder, and the command line's options no torch."""
+    first, second = (importlib.import_module(f"batchfinder.{module}") for module in modules)
+    assert getattr(first, name) == getattr(second, name)
 
 
 @pytest.mark.parametrize("module", [f"batchfinder.{name}" for name in WITHOUT_TORCH])
