@@ -113,9 +113,9 @@ def find_max_batch(
         strategy: ``"ddp"``: all ranks of this job search together, and each has to make this call.
             Default: ``"ddp"`` in a process group of several ranks, else none. For ``"fsdp"`` use
             ``batchfinder find`` under torchrun.
-        start_from_estimate: after two small sizes, confirm the size that :func:`estimate_max_batch`
-            expects for this device. Default: a single process on CUDA expects a size from the
-            memory requests that two small confirmations recorded.
+        start_from_estimate: expect the size that :func:`estimate_max_batch` does for this device,
+            and confirm it after two small sizes. A single process on CUDA only chooses those by it,
+            and expects a size from the memory requests that they record, as without it.
         throughput: also time steps at sizes below the answer, for the result's ``throughput``. This
             trains on at most as many examples as the search. A ``loader`` is read for a few
             seconds; a warning says if it is slower than the steps.

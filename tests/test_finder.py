@@ -240,6 +240,20 @@ def test_without_an_estimate_the_search_says_why(device: str, model: nn.Module, 
     assert why in result.warnings[0]
 
 
+def test_a_replay_of_recorded_steps_knows_more_than_an_estimate() -> None:
+    prober = FakeProber()
+
+    def replay(_: int | None) -> Guess | None:
+        return Guess(90) if len(prober.confirmed) > 1 else None
+
+    start = HeadStart(lambda *_: (70, []), replay)
+    result = run_search(prober, head_start=start)
+
+    assert (result.batch_size, result.estimated_batch_size) == (90, 70)
+    assert 70 not in prober.sizes
+    assert sorted(prober.sizes)[-2:] == [90, 91]
+
+
 def no_estimate(*_: object) -> tuple[int | None, list[str]]:
     raise RuntimeError("the user's code does not run without data")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,7 +43,8 @@ class HeadStart:
 
     A simulated estimate is made only if the user asks for it. There is none for the CPU, whose heap
     and libraries use about ten percent on top of the tensors, more for some models than for others.
-    An estimate above the answer costs more probes than it saves.
+    It is the guess until a replay has one, which knows this device's kernels: without replays, an
+    estimate above the answer costs more probes than it saves.
 
     Args:
         estimate: makes the simulated estimate; None if the user did not ask for it.
@@ -73,6 +75,7 @@ class HeadStart:
         self._lasts = lasts
         self._foresee = foresee
         self._expand = expand
+        self._is_estimated = False
         self.batch_size: int | None = None
         self.notes: list[str] = []
         self.seconds = 0.0
@@ -80,7 +83,7 @@ class HeadStart:
     @property
     def replays(self) -> bool:
         """True if two small sizes have to be confirmed before the guess."""
-        return self._replay is not None and self._estimate is None
+        return self._replay is not None
 
     def of(self, prober: Prober, bounds: Bounds) -> MakeGuess | None:
         """Return the function that guesses the answer of a search; None if there is none.
@@ -126,11 +129,15 @@ class HeadStart:
         self.seconds += time.monotonic() - started
 
     def _guess(self, prober: Prober, bounds: Bounds, failed: int | None) -> Guess | None:
-        if self._estimate is not None:
-            if prober.device.partition(" ")[0] == "cpu":
-                self.notes = ["the search started without an estimate: there is none for the CPU"]
-                return None
-            found = self._estimate(prober.device, prober.budget_bytes, bounds)
-            self.batch_size, self.notes = found
-            return Guess(self.batch_size) if self.batch_size else None
-        return self._replay(failed) if self._replay else None
+        found = self._replay(failed) if self._replay else None
+        if found or self._estimate is None:
+            return found
+        if prober.device.partition(" ")[0] == "cpu":
+            self.notes = ["the search started without an estimate: there is none for the CPU"]
+            return None
+        if not self._is_estimated:
+            self._is_estimated = True
+            estimated = self._estimate(prober.device, prober.budget_bytes, bounds)
+            self.batch_size, self.notes = estimated
+        size = self.batch_size
+        return Guess(size) if size and size < (failed or math.inf) else None
