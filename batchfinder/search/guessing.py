@@ -39,7 +39,7 @@ class Guessing:
 
     def __init__(self, guess: MakeGuess | None, prices: Prices, *, replays: bool) -> None:
         self._guess, self._prices, self._replays = guess, prices, replays
-        self._was_beaten = False  # a size above its guess ran
+        self._was_beaten = False  # a size above a guess was tried next to it
         self.estimate: Guess | None = None
 
     def move(self, known: Bracket, opening: Move | None) -> Move | None:

@@ -155,7 +155,7 @@ def _check(finding: Finding, deadline: Deadline | None) -> None:
 def _confirmed_again(
     remembered: Remembered, run: RunProbe, is_repeatable: bool, seen: list[Probe]
 ) -> Finding | None:
-    """Confirm an earlier answer. If that does not prove it, add the probe to ``seen``."""
+    """Confirm an earlier answer. Return None if that does not prove it; ``seen`` gets the probe."""
     probe = run(remembered.batch_size, True)
     if remembered.is_proved_by(probe, is_repeatable=is_repeatable):
         return Finding(remembered.status, probe, remembered.failure)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from batchfinder.probing.devices.allocator.caching import (
     AllocatorSettings,
@@ -94,9 +95,8 @@ def may_begin_anywhere(recording: Recording, limit_bytes: int, settings: Allocat
     """Return True if a training may also begin with a shorter batch than the longest.
 
     Blocks that it leaves are too small for the longer batches. Then the allocator flushes its
-    cache, now and then: only running out of memory counts. With TRL's RewardTrainer,
-    batch size 57 ran out of memory in the fourth step if the first had 626 tokens and later ones
-    640.
+    cache, now and then: only running out of memory counts. With TRL's RewardTrainer, batch size 57
+    ran out of memory in the fourth step if the first had 626 tokens and later ones 640.
     """
     orders = in_other_orders(recording, LASTING_STEPS, begin_anywhere=True)
     return all(_lasts_in(allocator_of(limit_bytes, settings), order) for order in orders)
@@ -192,22 +192,25 @@ def in_other_orders(
         kind = 0 if recording.batches_vary else step.largest
         alike[kind, step.pattern()].append(step)
     kinds = [steps for steps in alike.values() for _ in steps]
+    begun = _beginning(recording, first, pool) if begin_anywhere else None
     for seed in range(ORDERS):
         draw = random.Random(seed)
-        drawn = [_drawn(kinds, draw) for _ in range(steps)]
-        begin = _begun(recording, first, _drawn(kinds, draw), pool) if begin_anywhere else first
-        yield in_order(recording, [begin, *drawn])
+        # The longest batch was recorded, if batches vary in length.
+        another = partial(_drawn, kinds, draw, is_bounded=recording.batches_vary)
+        drawn = [another() for _ in range(steps)]
+        yield in_order(recording, [begun(another()) if begun else first, *drawn])
 
 
-def _begun(
-    recording: Recording, first: RecordedStep, other: RecordedStep, pool: Sequence[RecordedStep]
-) -> RecordedStep:
-    """Return the first step with the batch of another one, in which optimizer states are as large.
+def _beginning(
+    recording: Recording, first: RecordedStep, pool: Sequence[RecordedStep]
+) -> Callable[[RecordedStep], RecordedStep]:
+    """Return a function that gives the first step the batch of another one.
+
+    Optimizer states stay as large.
 
     Args:
         recording: all steps.
         first: the first of them.
-        other: the step whose batch it gets.
         pool: the steps that others are drawn from.
     """
     fixed = common_requests(recording.steps).union(recording.held)
@@ -215,11 +218,17 @@ def _begun(
     def growing(step: RecordedStep) -> int:
         return sum(size for size in requests_of(step.events) if size not in fixed)
 
-    ratio = growing(other) / max(1, *map(growing, pool))
-    return replace(first, events=scaled(first.events, min(1, ratio), fixed))
+    most = max(1, *map(growing, pool))
+
+    def begun(other: RecordedStep) -> RecordedStep:
+        return replace(first, events=scaled(first.events, min(1, growing(other) / most), fixed))
+
+    return begun
 
 
-def _drawn(kinds: Sequence[Sequence[RecordedStep]], draw: random.Random) -> RecordedStep:
+def _drawn(
+    kinds: Sequence[Sequence[RecordedStep]], draw: random.Random, *, is_bounded: bool
+) -> RecordedStep:
     """Draw a step of any kind, or one between two of that kind, or somewhat below both."""
     smaller, larger = sorted(draw.choices(draw.choice(kinds), k=2), key=lambda step: step.largest)
-    return larger.mixed(smaller, draw.uniform(0, FARTHEST))
+    return larger.mixed(smaller, draw.uniform(0, FARTHEST), is_bounded=is_bounded)

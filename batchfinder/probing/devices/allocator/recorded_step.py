@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +24,6 @@ class RecordedStep:
             step, all that it does not release.
         releases: how many blocks it releases that it did not request.
         leaves: how many of its own blocks it does not release.
-        batches_vary: True if the recording's batches vary in length. The longest was among them.
     """
 
     events: Sequence[int]
@@ -35,7 +33,6 @@ class RecordedStep:
     left: Sequence[int]
     releases: int
     leaves: int
-    batches_vary: bool
 
     def is_like(self, first: RecordedStep) -> bool:
         """Return True if this step can follow the first one, and itself."""
@@ -46,20 +43,19 @@ class RecordedStep:
         """The bytes of its largest request; 0 if it makes none."""
         return max(requests_of(self.events), default=0)
 
-    def mixed(self, other: RecordedStep, share: float) -> RecordedStep:
+    def mixed(self, other: RecordedStep, share: float, *, is_bounded: bool) -> RecordedStep:
         """Return a step whose requests are between those of this one and of another.
-
-        Where batches vary in length, no request is larger than both: of two lengths, as those of
-        questions and answers, one may be longer in the step whose other one is shorter.
 
         Args:
             other: a step with the same :meth:`pattern`.
             share: 0 for the requests of this step, 1 for those of the other, 2 for as far beyond.
+            is_bounded: True if no request is larger than both: of two lengths, as those of
+                questions and answers, one may be longer in the step whose other one is shorter.
         """
         events = []
         for a, b in zip(self.events, other.events, strict=True):
-            most = max(a, b) if self.batches_vary else math.inf
-            events.append(a if a < 0 else int(min(most, max(0, round(a + share * (b - a))))))
+            size = max(0, round(a + share * (b - a)))
+            events.append(a if a < 0 else min(size, max(a, b)) if is_bounded else size)
         return replace(self, events=events)
 
     def pattern(self) -> tuple[int, ...]:
@@ -75,7 +71,7 @@ class RecordedStep:
 
 def steps_of(recording: Recording) -> Iterator[RecordedStep]:
     """Yield the recorded steps, each with how it goes on from the one before."""
-    start, old, vary = len(recording.held), list[int](), recording.batches_vary
+    start, old = len(recording.held), list[int]()
     following = [*recording.steps, None][1:]
     counts = counts_of(recording.steps)
     for events, after, count in zip(recording.steps, following, counts, strict=True):
@@ -84,7 +80,7 @@ def steps_of(recording: Recording) -> Iterator[RecordedStep]:
         left = kept if after is None else sorted({~e for e in after if e < 0} & set(kept))
         releases = sum(block < start for block in released)
         relative = [block - start for block in left]
-        yield RecordedStep(events, start, count, old, relative, releases, len(kept), vary)
+        yield RecordedStep(events, start, count, old, relative, releases, len(kept))
         start, old = start + count, left
 
 
