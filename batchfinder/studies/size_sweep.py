@@ -7,6 +7,7 @@ which is confirmed. A confirmation that fails, or leaves much memory, corrects t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -25,8 +26,8 @@ CLOSE = 0.05
 # How much too low a prediction may be, as a fraction. Predictions are a few percent off.
 REACH = 0.03
 
-# The most confirmations at one example size. If none of them fits, the sizes do not predict each
-# other, and this example size gets a whole search.
+# If this many confirmations fail at one example size, the sizes do not predict each other, and this
+# one gets a whole search.
 MOST_TRIES = 5
 
 
@@ -95,7 +96,7 @@ class SizeSweep:
         bounds = self._bounds
         low, high = 0, bounds.after(bounds.last)
         size = self._aim(x, level)
-        for tries in range(MOST_TRIES):
+        for tries in itertools.count():
             probe = run(min(max(size, bounds.first), bounds.before(high)), confirm=True)
             if probe.fits:
                 low = probe.batch_size
@@ -104,7 +105,8 @@ class SizeSweep:
             else:
                 high = probe.batch_size
             is_close = high <= bounds.after(low) or high - low <= CLOSE * high
-            if is_close or high <= bounds.first:
+            is_hopeless = not low and tries + 1 == MOST_TRIES
+            if is_close or is_hopeless or high <= bounds.first:
                 break
             size = self._next(x, level, low, high, tries)
             if size <= low:

@@ -67,6 +67,15 @@ def test_eight_lengths_take_few_probes_and_end_where_a_search_of_their_own_does(
     assert min(counts[0], 6) + sum(counts[1:]) <= 20
 
 
+@pytest.mark.parametrize("lost", [0.1, 0.15, 0.2, 0.25, 0.3])
+def test_where_more_memory_is_lost_than_elsewhere_the_answer_is_as_close(lost: float) -> None:
+    finder = SizeSweep(ALL_SIZES)
+    finder.find(prober(2048), 2048)
+    kind = {"fragmentation": lost, "bytes_per_sample": 480_000_000}
+    answer = finder.find(prober(1024, **kind), 1024).batch_size
+    assert answer >= 0.95 * run_search(prober(1024, **kind)).batch_size
+
+
 def test_a_size_that_tells_nothing_has_a_search_of_its_own() -> None:
     finder = SizeSweep(ALL_SIZES)
     for each in (10, 30):
