@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from batchfinder.errors import StepError
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.studies.checkpointing import apply_checkpointing, model_kept
+from batchfinder.studies.checkpointing import model_kept, with_checkpointing
 from batchfinder.studies.strategies import Strategy, eight_bit_package
 from batchfinder.training.setup import MakeBatch, OptimizerSpec, TrainingSetup
 from batchfinder.training.source import own_precision
@@ -62,7 +62,7 @@ def applied(strategy: Strategy, setup: TrainingSetup, options: ProbeOptions) -> 
             stack.enter_context(_in_bf16(model))
             setup = _with_bf16_batches(setup)
         if strategy.checkpointing:
-            blocks = apply_checkpointing(model, strategy.checkpointing)
+            setup, blocks = with_checkpointing(setup, strategy.checkpointing)
         if strategy.optimizer:
             setup = dataclasses.replace(setup, optimizer=optimizer_of(strategy.optimizer))
         elif isinstance(setup.optimizer, Optimizer) and (

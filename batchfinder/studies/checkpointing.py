@@ -1,7 +1,9 @@
-"""Activation checkpointing of a model that was built without it. The model is restored later."""
+"""Turn activation checkpointing of a model on or off. The model is restored later."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Callable
@@ -21,9 +23,14 @@ from torch.utils.checkpoint import (
 
 from batchfinder.errors import StepError
 from batchfinder.training.parallel import repeated_blocks
+from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.source import StepSource
 from batchfinder.training.state.undo import contents_kept
 
-SELECTIVE = "selective-checkpointing"
+SELECTIVE, NONE = "selective-checkpointing", "no-checkpointing"
+
+# What the modules of Transformers, diffusers and timm call the flag that turns it on.
+_FLAGS = "gradient_checkpointing", "grad_checkpointing"
 
 # Results that selective checkpointing keeps, because they are slow to compute again.
 _KEPT = {
@@ -40,6 +47,36 @@ def model_kept(model: nn.Module) -> AbstractContextManager[None]:
     spaces = [vars(module) for module in model.modules()]
     containers = [value for space in spaces for value in space.values() if isinstance(value, dict)]
     return contents_kept([*spaces, *containers])
+
+
+def is_checkpointed(setup: TrainingSetup) -> bool:
+    """Return True if a model, or its Trainer, has turned on activation checkpointing."""
+    flags = (getattr(m, flag, False) for m in setup.model.modules() for flag in _FLAGS)
+    return any(flags) or (isinstance(setup.step, StepSource) and setup.step.checkpoints)
+
+
+def with_checkpointing(setup: TrainingSetup, how: str) -> tuple[TrainingSetup, str]:
+    """Checkpoint a setup in place of what it has turned on. :func:`model_kept` undoes the change.
+
+    Args:
+        setup: what to train.
+        how: ``"no-checkpointing"``, or as for :func:`apply_checkpointing`.
+
+    Returns:
+        The setup, and the blocks that are recomputed; "" if none are.
+
+    Raises:
+        StepError: the model can not be checkpointed, or nothing is on that could be turned off.
+    """
+    if how == NONE and not is_checkpointed(setup):
+        raise StepError("no checkpointing is on, as far as the model's modules tell")
+    for module in setup.model.modules():
+        vars(module).update({flag: False for flag in _FLAGS if hasattr(module, flag)})
+    if isinstance(setup.step, StepSource):
+        step = copy.copy(setup.step)
+        step.checkpoints = False
+        setup = dataclasses.replace(setup, step=step)
+    return setup, "" if how == NONE else apply_checkpointing(setup.model, how)
 
 
 def apply_checkpointing(model: nn.Module, how: str) -> str:

@@ -62,9 +62,9 @@ def compare_strategies(
         gpu: estimate for this GPU: a name from ``batchfinder gpus``, or a :class:`Gpu`.
         measure: run real training steps on ``device`` instead.
         strategies: levers with ``+`` between them, such as ``"bf16+checkpointing"``: fp32, bf16,
-            fp16, pure-bf16, checkpointing, selective-checkpointing, the optimizers of
-            ``torch.optim``, adamw-fused, adamw-8bit, accumulate, compile, ddp, fsdp. Default: each
-            lever alone, and sensible combinations.
+            fp16, pure-bf16, checkpointing, selective-checkpointing, no-checkpointing, the
+            optimizers of ``torch.optim``, adamw-fused, adamw-8bit, accumulate, compile, ddp, fsdp.
+            Default: each lever alone, and sensible combinations.
         world_size: ranks of the job for ``ddp`` and ``fsdp``.
         global_batch_size: examples of one optimizer step over all ranks. All strategies then
             accumulate gradients, and the fastest one needs the shortest time for this step.

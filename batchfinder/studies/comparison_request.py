@@ -13,10 +13,11 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.results.accumulation import AccumulationPlan, plan_accumulation
 from batchfinder.search.bounds import Bounds
 from batchfinder.simulation.gpus import Gpu
+from batchfinder.studies.checkpointing import is_checkpointed
 from batchfinder.studies.comparison import Comparison, StrategyRow
 from batchfinder.studies.strategies import Strategy, parse_strategy, usual_strategies
 from batchfinder.training.optimizer import DEFAULT_OPTIMIZER, FUSED, find_optimizer
-from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.setup import DTYPES, TrainingSetup
 from batchfinder.training.source import own_precision
 from batchfinder.units import positive
 
@@ -73,6 +74,7 @@ class ComparisonRequest:
                 has_own_precision=own_precision(setup) is not None,
                 optimizer=_optimizer_name(setup),
                 accumulate=accumulate,
+                is_checkpointed=is_checkpointed(setup),
                 world_size=world_size,
                 is_measured=is_measured,
             )
@@ -81,7 +83,7 @@ class ComparisonRequest:
 
     @property
     def base(self) -> str:
-        """The training without any strategy, such as ``"bf16, AdamW"``."""
+        """The training without any strategy, such as ``"bf16, AdamW, checkpointing"``."""
         optimizer = self.setup.optimizer
         if optimizer is None:
             name = "AdamW"
@@ -90,9 +92,14 @@ class ComparisonRequest:
             name = made.__name__ if isinstance(made, type) else "fused AdamW"
         else:
             name = type(optimizer).__name__ if isinstance(optimizer, Optimizer) else "own optimizer"
-        accumulates = ["gradient accumulation"] if self.options.accumulate else []
         precision = own_precision(self.setup) or self.options.precision
-        return ", ".join([precision, name, *accumulates])
+        if precision == "fp32":
+            precision = _stored_as(self.setup)
+        switches = {
+            "checkpointing": is_checkpointed(self.setup),
+            "gradient accumulation": self.options.accumulate,
+        }
+        return ", ".join([precision, name, *(text for text, is_on in switches.items() if is_on)])
 
     def ranks_of(self, strategy: Strategy) -> int:
         """Return the number of ranks that train together with a strategy."""
@@ -142,6 +149,13 @@ def warnings_of(done: Sequence[Sequence[StrategyRow]]) -> tuple[str, ...]:
     """Return the warnings of the first strategy, which hold for all."""
     first = [row.result for rows in done[:1] for row in rows if row.result]
     return tuple(dict.fromkeys(text for result in first for text in result.warnings))
+
+
+def _stored_as(setup: TrainingSetup) -> str:
+    """Return the precision of the parameters, such as ``"bf16 parameters"``, or ``"fp32"``."""
+    stored = {parameter.dtype for parameter in setup.model.parameters()}
+    names = [name for name, dtype in DTYPES.items() if dtype in stored]
+    return "fp32" if names in ([], ["fp32"]) else f"{' and '.join(names)} parameters"
 
 
 def _optimizer_name(setup: TrainingSetup) -> str:

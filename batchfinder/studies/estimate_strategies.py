@@ -14,6 +14,7 @@ from batchfinder.simulation.tracing.caches import Caches
 from batchfinder.simulation.tracing.data_parallel import Cluster
 from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.studies.apply_strategy import applied
+from batchfinder.studies.checkpointing import is_checkpointed
 from batchfinder.studies.comparison import StrategyRow
 from batchfinder.studies.comparison_request import ComparisonRequest, warnings_of
 from batchfinder.studies.strategies import Strategy
@@ -53,11 +54,12 @@ def estimate_strategies(
         else:
             known = warnings_of(done)
             rows = []
-            for index, estimate in enumerate(estimates):
+            for estimate in estimates:
                 new = (text for text in estimate.result.warnings if text not in known)
                 note = next(new, "") if done else ""
-                row = _row(request, strategy, estimate, blocks, note)
-                rows.append(_checked(row, [before[index] for before in done]))
+                rows.append(_row(request, strategy, estimate, blocks, note))
+            if not is_checkpointed(request.setup):  # else the rows without it come later
+                rows = [_checked(row, [of[i] for of in done]) for i, row in enumerate(rows)]
         done.append(rows)
         yield rows
 

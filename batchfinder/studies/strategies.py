@@ -22,6 +22,7 @@ class Strategy:
             parameters, their gradients and the optimizer's states are bf16 too.
         checkpointing: ``"checkpointing"`` recomputes the blocks in the backward pass.
             ``"selective-checkpointing"`` keeps products, convolutions and attention.
+            ``"no-checkpointing"`` turns off what the model or the Trainer has turned on.
         optimizer: a name from :func:`optimizer_levers`.
         accumulate: train with gradient accumulation.
         compiled: run the model through ``torch.compile``.
@@ -48,9 +49,10 @@ class Strategy:
         return " + ".join(lever for lever in levers if lever) or BASE
 
 
+_KINDS = "", "selective-", "no-"
 _CHANGES: Mapping[str, tuple[str, object]] = {
     **{name: ("precision", name) for name in ("fp32", "bf16", "fp16", "pure-bf16")},
-    **{name: ("checkpointing", name) for name in ("checkpointing", "selective-checkpointing")},
+    **{f"{kind}checkpointing": ("checkpointing", f"{kind}checkpointing") for kind in _KINDS},
     **{name: ("parallel", name) for name in ("ddp", "fsdp")},
     "accumulate": ("accumulate", True),
     "compile": ("compiled", True),
@@ -100,6 +102,7 @@ def usual_strategies(
     has_own_precision: bool = False,
     optimizer: str,
     accumulate: bool,
+    is_checkpointed: bool = False,
     world_size: int,
     is_measured: bool,
 ) -> list[Strategy]:
@@ -110,26 +113,27 @@ def usual_strategies(
         has_own_precision: True if the step sets its own precision. Then no strategy changes it.
         optimizer: the name of the base's optimizer. It gets no row of its own.
         accumulate: True if the base accumulates gradients.
+        is_checkpointed: True if the base recomputes its blocks in the backward pass.
         world_size: the number of ranks. One rank has nothing to share.
         is_measured: True if the rows run on a device, where compiling changes something.
     """
     is_low = has_own_precision or precision in ("bf16", "fp16")
     precisions = () if has_own_precision else ("fp32", "bf16", "fp16", "pure-bf16")
-    low = () if is_low else ("bf16",)
+    best = (*(() if is_low else ("bf16",)), *(() if is_checkpointed else ("checkpointing",)))
     optimizers = [FUSED, "sgd", "adafactor"]
     optimizers += ["adamw-8bit"] if eight_bit_package() else []
     texts = [
         "base",
         *(name for name in precisions if name != precision),
-        "checkpointing",
+        "no-checkpointing" if is_checkpointed else "checkpointing",
         "selective-checkpointing",
         *(name for name in optimizers if name != optimizer),
         *(() if accumulate else ("accumulate",)),
         *(("compile",) if is_measured else ()),
         *(("ddp", "fsdp") if world_size > 1 else ()),
-        "+".join((*low, "checkpointing", *(() if low else ("adafactor",)))),
-        *(("+".join((*low, "checkpointing", "adafactor")),) if low else ()),
-        *(("+".join((*low, "checkpointing", "fsdp")),) if world_size > 1 else ()),
+        "+".join(best or ("base",)),
+        "+".join((*best, "adafactor")),
+        *(("+".join((*best, "fsdp")),) if world_size > 1 else ()),
     ]
     return list(dict.fromkeys(map(parse_strategy, texts)))
 

@@ -63,6 +63,7 @@ class StepSource(Protocol):
         clears_gradients: the step clears the gradients before a validation begins.
         precision: ``"bf16"`` or ``"fp16"`` if the step has an autocast of its own; None if not.
         compiles: the training that the step stands for compiles its model.
+        checkpoints: the step turns on the model's activation checkpointing.
     """
 
     name: str
@@ -78,6 +79,7 @@ class StepSource(Protocol):
     clears_gradients: bool = False
     precision: str | None = None
     compiles: bool = False
+    checkpoints: bool = False
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         """Run the forward pass and return its output."""

@@ -7,13 +7,20 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from training.frameworks.trainers import Trainer, opened
 
 from batchfinder.errors import StepError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.studies.apply_strategy import applied
-from batchfinder.studies.checkpointing import apply_checkpointing, model_kept
+from batchfinder.studies.checkpointing import (
+    apply_checkpointing,
+    is_checkpointed,
+    model_kept,
+    with_checkpointing,
+)
 from batchfinder.studies.strategies import Strategy, parse_strategy
 from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.step import TrainingStep
 
 
 class Block(nn.Module):
@@ -112,6 +119,18 @@ def test_a_model_that_refuses_its_own_is_wrapped() -> None:
 def test_without_blocks_there_is_nothing_to_recompute() -> None:
     with pytest.raises(StepError, match="no repeated blocks to checkpoint"):
         apply_checkpointing(nn.Linear(2, 2), "checkpointing")
+
+
+@pytest.mark.parametrize("how", ["no-checkpointing", "checkpointing"])
+def test_a_strategy_replaces_what_the_arguments_of_a_trainer_say(how: str) -> None:
+    trainer = Trainer(gradient_checkpointing=True, gradient_checkpointing_kwargs={"mine": 1})
+    setup, _ = opened(trainer)
+    assert is_checkpointed(setup)
+    changed, _ = with_checkpointing(setup, how)
+    TrainingStep(changed, torch.device("cpu")).forward_backward(changed.sample)
+    expected = None if how == "no-checkpointing" else {"use_reentrant": False}
+    assert trainer.model.saves_activations == expected
+    assert is_checkpointed(setup)
 
 
 def test_pure_bf16_gives_every_bit_back() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from studies.test_checkpointing import Stack
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from batchfinder.errors import UsageError
 from batchfinder.estimator import estimate_max_batch
@@ -114,6 +115,42 @@ def test_checkpointing_that_changes_nothing_is_named() -> None:
         model, SAMPLE, gpu="t4", strategies=["checkpointing"], memory_limit="3GiB"
     )
     assert "saves nothing here" in comparison.rows[1].note
+
+
+class Checkpointed(Stack):
+    """A model with checkpointing of its own, under the name that Transformers gives its flag."""
+
+    gradient_checkpointing = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = (
+                checkpoint(block, x, use_reentrant=False)
+                if self.gradient_checkpointing
+                else block(x)
+            )
+        out: Tensor = self.head(x)
+        return out
+
+
+def test_where_checkpointing_is_on_a_row_tells_what_it_saves() -> None:
+    model = Checkpointed().to(torch.bfloat16)
+    model.gradient_checkpointing = True
+    sample = tuple(each.bfloat16() for each in SAMPLE)
+    comparison = compare_strategies(model, sample, gpu="t4", memory_limit="3GiB")
+    assert comparison.base == "bf16 parameters, AdamW, checkpointing"
+    names = [row.strategy.name for row in comparison.rows]
+    assert "checkpointing" not in names
+    assert "bf16 + adafactor" in names
+    without, base = row_of(comparison, "no-checkpointing"), comparison.rows[0]
+    assert (without.per_sample_bytes or 0) > 1.2 * (base.per_sample_bytes or 0)
+    assert not without.note
+    assert model.gradient_checkpointing
+
+
+def test_checkpointing_that_is_not_on_cannot_be_turned_off() -> None:
+    comparison = compare_strategies(Stack(), SAMPLE, gpu="t4", strategies=["no-checkpointing"])
+    assert comparison.rows[1].note == "no checkpointing is on, as far as the model's modules tell"
 
 
 def test_the_users_error_in_the_first_row_is_raised() -> None:

@@ -68,7 +68,8 @@ def compare(**options: Any) -> None:
 
     TARGET is the same as for `find`. Without --measure no GPU is needed, and nothing is timed.
     Strategies are made of: fp32, bf16, fp16, pure-bf16, checkpointing, selective-checkpointing,
-    accumulate, compile, ddp, fsdp, adamw-fused, adamw-8bit, and any class of torch.optim.
+    no-checkpointing, accumulate, compile, ddp, fsdp, adamw-fused, adamw-8bit, and any class of
+    torch.optim.
     """
     exit_with("studies.compare:compare", **options)
 

@@ -89,6 +89,8 @@ class TrainerStep(StepSource):
         }
         self.precision = _lower_precision(trainer)
         self.compiles = getattr(trainer.args, "torch_compile", False)
+        names = ("activation_checkpointing", "gradient_checkpointing")
+        self.checkpoints = any(getattr(trainer.args, name, False) for name in names)
         micro_batches = getattr(trainer.args, "gradient_accumulation_steps", 1)
         self.accumulates = micro_batches > 1
         self.batches_ahead = micro_batches if hasattr(trainer, "get_batch_samples") else None
@@ -108,7 +110,8 @@ class TrainerStep(StepSource):
         """Return the loss of a batch that is on the model's device."""
         module = unwrapped(model)
         model.train()  # all of its parts, as ``training_step`` does
-        _save_activations(module, self._trainer.args)
+        if self.checkpoints:
+            _save_activations(module, self._trainer.args)
         acting = self._acting_on(model)
         items = _items_in(acting, batch)
         if hasattr(acting, "_prepare_inputs"):
@@ -244,7 +247,7 @@ def _save_activations(module: Any, args: Any) -> None:
         module.activation_checkpointing_enable(
             activation_checkpointing_kwargs=options or None, **layers
         )
-    elif getattr(args, "gradient_checkpointing", False):
+    else:
         module.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs
         )
