@@ -17,7 +17,7 @@ def levers(smallest: int) -> str:
     return (
         "Try bf16 (`find --precision bf16`), an optimizer with less state (`find --optimizer sgd`)"
         f", activation checkpointing in the model, smaller inputs, {fewer}or a larger "
-        "--memory-limit if the device has more."
+        "--memory-limit if the device has more. `batchfinder compare` shows what each would save."
     )
 
 

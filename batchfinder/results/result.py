@@ -15,7 +15,7 @@ from batchfinder.results.record import Record
 from batchfinder.results.summary import Summarized
 from batchfinder.results.throughput import Throughput
 from batchfinder.results.version import SCHEMA_VERSION
-from batchfinder.units import format_seconds
+from batchfinder.units import format_bytes, format_seconds
 
 
 class Status(enum.Enum):
@@ -106,7 +106,11 @@ class BatchSizeResult(Summarized, Record):
 
     def __str__(self) -> str:
         answer = f"batch size {self.batch_size} ({self.status.value})"
-        return f"{answer} on {self.device} in {format_seconds(self.seconds)}"
+        answer = f"{answer} on {self.device} in {format_seconds(self.seconds)}"
+        if self.status is not Status.NOTHING_FITS or self.next_failure is None:
+            return answer
+        smallest, budget = self.next_failure.batch_size, format_bytes(self.budget_bytes)
+        return f"{answer}: batch size {smallest} needs more than {budget}"
 
     @property
     def is_final(self) -> bool:

@@ -117,7 +117,7 @@ def _row(
         strategy,
         estimate.result,
         estimate.explanation.terms,
-        estimate.peak_bytes if estimate.batch_size else None,
+        estimate.peak_bytes,
         estimate.explanation.model_state_bytes,
         blocks,
         note,

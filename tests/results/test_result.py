@@ -168,6 +168,15 @@ def test_a_result_plans_accumulation_with_the_size_found() -> None:
     assert RESULT.accumulation_plan(256, world_size=2).exact == Split(16, 8, 2)
 
 
+def test_nothing_fits_says_what_does_not() -> None:
+    failure = NextFailure(1, Outcome.OOM, "out of memory")
+    result = dataclasses.replace(
+        RESULT, batch_size=0, status=Status.NOTHING_FITS, next_failure=failure
+    )
+    text = "batch size 0 (nothing_fits) on cpu in 1.50 s: batch size 1 needs more than 1.0 KiB"
+    assert str(result) == text
+
+
 def test_planning_fails_if_nothing_fits() -> None:
     with pytest.raises(UsageError, match="the batch size found must be at least 1"):
         dataclasses.replace(RESULT, batch_size=0).accumulation_plan(256)
