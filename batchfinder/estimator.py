@@ -79,9 +79,9 @@ def estimate_max_batch(
             ``step(model, batch) -> None`` for a complete training step.
         make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample; or
             ``make_batch(batch_size, step)``, where step 0 gets the longest batch.
-        loader: your DataLoader, a data set or ``(data set, collate function)``, in place of the
-            sample: a confirmation trains on batches drawn from it, the longest first and last. The
-            loader itself is not used up or changed.
+        loader: your DataLoader, a data set, ``(data set, collate function)`` or a
+            LightningDataModule, in place of the sample: a confirmation trains on batches drawn from
+            it, the longest first and last. The loader itself is not used up or changed.
         memory_limit: memory of the GPU to use at most: bytes, or text such as ``"24GiB"``.
         headroom: fraction of the memory to keep free, from 0 to below 1.
         precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` for autocast (fp16 with a GradScaler).
@@ -174,9 +174,9 @@ def estimate_peak_memory(
         step: ``step(model, batch) -> loss``, or ``-> None`` for a complete training step.
         make_batch: ``make_batch(batch_size) -> batch``, in place of repeating the sample; or
             ``make_batch(batch_size, step)``, where step 0 gets the longest batch.
-        loader: your DataLoader, a data set or ``(data set, collate function)``, in place of the
-            sample: a confirmation trains on batches drawn from it, the longest first and last. The
-            loader itself is not used up or changed.
+        loader: your DataLoader, a data set, ``(data set, collate function)`` or a
+            LightningDataModule, in place of the sample: a confirmation trains on batches drawn from
+            it, the longest first and last. The loader itself is not used up or changed.
         headroom: fraction of the memory that must stay free for the size to fit.
         precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` for autocast (fp16 with a GradScaler).
         accumulate: simulate gradient accumulation.

@@ -91,9 +91,9 @@ def find_max_batch(
             memory there: give a step that does so too.
         make_batch: ``make_batch(batch_size) -> batch``, instead of repeating the sample; or
             ``make_batch(batch_size, step)``, where step 0 gets the longest batch.
-        loader: your DataLoader, a data set or ``(data set, collate function)``, instead of the
-            sample. A confirmation trains on batches drawn from it, the longest first and last. The
-            loader itself is neither used up nor changed.
+        loader: your DataLoader, a data set, ``(data set, collate function)`` or a
+            LightningDataModule, instead of the sample. A confirmation trains on batches drawn from
+            it, the longest first and last. The loader itself is neither used up nor changed.
         device: such as ``"cuda:0"`` or ``"cpu"``. Default: the model's device if that is an
             accelerator, else an accelerator if there is one, else the CPU.
         memory_limit: memory to use at most: bytes, or text such as ``"24GiB"``. Default: all free

@@ -70,8 +70,8 @@ TARGET_OPTIONS = (
     click.option(
         "--loader",
         metavar="TARGET",
-        help="Function that returns your DataLoader or data set, as FILE.py:FUNCTION: train on "
-        "batches of it, the longest first.",
+        help="Function that returns your DataLoader, data set or LightningDataModule, as "
+        "FILE.py:FUNCTION: train on batches of it, the longest first.",
     ),
     click.option(
         "--arg",

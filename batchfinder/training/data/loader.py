@@ -10,6 +10,7 @@ from batchfinder.errors import SampleError
 from batchfinder.training.data.drawn import DataBatches, batches_of
 from batchfinder.training.state.reach import random_in
 from batchfinder.training.state.snapshot import preserved_state
+from batchfinder.training.user_traceback import raised_while
 
 _OR_GIVE = (
     "Try make_batch=make_batch(batch_size, step) in a TrainingSetup, or the longest batch that "
@@ -23,8 +24,8 @@ def batches_of_loader(loader: Any, owner: str = "the loader") -> DataBatches:
     The loader is not iterated over. Its sampler is copied, and its worker processes do not start.
 
     Args:
-        loader: a DataLoader; a data set, for which ``default_collate`` makes the batches; or
-            ``(data set, collate function)``.
+        loader: a DataLoader; a data set, for which ``default_collate`` makes the batches; a
+            LightningDataModule; or ``(data set, collate function)``.
         owner: the owner of the data set, for messages.
 
     Example:
@@ -65,8 +66,19 @@ def _plain_batches_of(loader: Any) -> BatchSampler | None:
     return batches
 
 
+def training_loader(data: Any) -> Any:
+    """Set up a LightningDataModule and return its training loader; other data as they are."""
+    if not callable(getattr(data, "train_dataloader", None)):
+        return data
+    with preserved_state(), raised_while(f"{type(data).__name__} made its training loader"):
+        data.prepare_data()
+        data.setup("fit")
+        return data.train_dataloader()
+
+
 def parts_of(loader: Any, owner: str) -> tuple[Any, Any, Any]:
     """Return data set, collate function, and sampler; a None as sampler means a random order."""
+    loader = training_loader(loader)
     if isinstance(loader, tuple) and len(loader) == 2 and callable(loader[1]):
         dataset, collate, sampler = *loader, None
     elif hasattr(loader, "dataset") and hasattr(loader, "collate_fn"):

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from batchfinder.training.data.loader import parts_of
+from batchfinder.training.data.loader import parts_of, training_loader
 from batchfinder.training.tree import named_tensors
 
 # Seconds of reading after the first batches. Caches and worker processes are warm by then.
@@ -21,6 +21,7 @@ def samples_per_second(loader: Any, seconds: float = SECONDS) -> float:
     The first batches do not count: they wait for worker processes to start, and those that workers
     have read ahead meanwhile cost nothing. A loader that ends earlier counts as a whole.
     """
+    loader = training_loader(loader)
     if not hasattr(loader, "dataset"):
         dataset, collate, _ = parts_of(loader, "the loader")
         loader = DataLoader(dataset, BATCH_SIZE, collate_fn=collate)

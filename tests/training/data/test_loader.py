@@ -10,12 +10,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    random_split,
+)
 
 from batchfinder import TrainingSetup, estimate_max_batch, find_max_batch
 from batchfinder.errors import BatchFinderWarning, SampleError, UsageError
 from batchfinder.training.completion import completed
 from batchfinder.training.data.drawn import DRAWN_BATCHES
+from batchfinder.training.data.rate import samples_per_second
 from batchfinder.training.loading import load_setup
 from batchfinder.training.user_traceback import error_line
 
@@ -208,6 +215,33 @@ def test_searches_and_estimates_train_on_it() -> None:
     assert (result.batch_size, result.warnings) == (4, ())
     assert result.probes[-1].steps >= 8
     assert estimate_max_batch(Words(), loader=loader, gpu="t4", max_batch_size=4).batch_size == 4
+
+
+class DataModule:
+    """As Lightning's: it has its data once it is set up."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def prepare_data(self) -> None:
+        self.done.append("prepared")
+
+    def setup(self, stage: str) -> None:
+        self.done.append(stage)
+        self.data, _ = random_split(texts(), [0.5, 0.5])
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.data, batch_size=4, collate_fn=padded)
+
+
+def test_a_data_module_is_set_up_for_its_loader() -> None:
+    module = DataModule()
+    state = torch.get_rng_state()
+    setup = completed(TrainingSetup(Words(), loader=module))[0]
+    assert module.done == ["prepared", "fit"]
+    assert [shape[0] for shape in shapes(setup, 3)] == [3] * DRAWN_BATCHES
+    assert torch.equal(torch.get_rng_state(), state)
+    assert samples_per_second(module, seconds=0.01) > 0
 
 
 MODULE = """
