@@ -235,9 +235,9 @@ class DataModule:
 
 
 def test_a_data_module_is_set_up_for_its_loader() -> None:
-    module = DataModule()
+    module, model = DataModule(), Words()
     state = torch.get_rng_state()
-    setup = completed(TrainingSetup(Words(), loader=module))[0]
+    setup = completed(TrainingSetup(model, loader=module))[0]
     assert module.done == ["prepared", "fit"]
     assert [shape[0] for shape in shapes(setup, 3)] == [3] * DRAWN_BATCHES
     assert torch.equal(torch.get_rng_state(), state)
