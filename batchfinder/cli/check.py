@@ -22,7 +22,9 @@ from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import BatchFinderWarning, UsageError
 from batchfinder.launching.options import RunOptions
 from batchfinder.launching.template import Template
-from batchfinder.results.probe import Probe
+from batchfinder.reporting.advice import what_ran_out
+from batchfinder.reporting.wording import one_line
+from batchfinder.results.probe import Probe, without_place
 from batchfinder.results.version import SCHEMA_VERSION
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.plan import Prices
@@ -135,7 +137,10 @@ def check_batch_size(
 
 def _judged(probe: Probe, prober: Prober, most: int | None) -> Check:
     peak = probe.peak_reserved_bytes or max(probe.phase_peak_bytes.values(), default=0)
-    reason = "" if probe.fits else probe.note or "out of memory"
+    reason = "" if probe.fits else one_line(probe.note) or "out of memory"
+    if story := what_ran_out(probe, reason, prober.budget_bytes):
+        in_validation = "in its validation, " if without_place(reason)[1] else ""
+        reason = f"{in_validation}it {story}"
     if probe.most_examples is not None:
         reason += f". Try --batch-size {probe.most_examples}, or a larger data set"
     trains, limit = probe.fits, min(prober.budget_bytes, most or prober.budget_bytes)

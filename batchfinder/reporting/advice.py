@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchfinder.reporting.wording import allocator_request_bytes, one_line
-from batchfinder.results.probe import without_place
+from batchfinder.results.probe import Probe, without_place
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.units import format_bytes
 
@@ -35,13 +35,21 @@ def why_nothing_fits(result: BatchSizeResult) -> list[str]:
         smaller = smaller if size else "smaller batches for it, or to keep its outputs on the CPU"
         return [f"Its validation{batches} runs out of memory. Try {smaller}."]
     probe = next((p for p in result.probes if p.batch_size == failure.batch_size), None)
+    story = what_ran_out(probe, reason, result.budget_bytes) if probe else ""
+    if story:
+        return [f"It {story}.", advice]
+    return [advice] if reason in PLAIN_REASONS else [f"Why: {reason}", advice]
+
+
+def what_ran_out(probe: Probe, reason: str, budget_bytes: int) -> str:
+    """Return what a probe held when it ran out of memory, and what it lacked; "" if unknown."""
     request = allocator_request_bytes(reason)
     # Reserved bytes would be too many: the allocator returns its free blocks before it gives up.
-    held = probe.tensor_bytes if probe else 0
+    held = probe.tensor_bytes
     if request is None or not held:
-        return [advice] if reason in PLAIN_REASONS else [f"Why: {reason}", advice]
-    story = f"It held {format_bytes(held)} and requested {format_bytes(request)} more."
-    missing = held + request - result.budget_bytes
-    if missing > 0:
-        story = f"It needs at least {format_bytes(missing)} more than the budget. {story}"
-    return [story, advice]
+        return ""
+    story = f"held {format_bytes(held)} and requested {format_bytes(request)} more"
+    missing = held + request - budget_bytes
+    if missing <= 0:
+        return story
+    return f"needs at least {format_bytes(missing)} more than the budget. It {story}"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from processes import REPOSITORY
+from processes import REPOSITORY, idle_bytes
 
 from batchfinder import estimate_max_batch
 from batchfinder.cli.app import cli
 from batchfinder.training.loading import load_setup
+from batchfinder.units import MIB
 
 SMALL = f"{REPOSITORY}/tests/targets/models.py:build_small"
 
@@ -51,6 +53,15 @@ def test_a_limit_holds_for_a_simulated_gpu_too() -> None:
     limited = check(SMALL, "--gpu", "t4", *size, "--memory-limit", "2GiB")
     assert limited.exit_code == 3
     assert "A step may use 1.9 GiB" in limited.stdout
+
+
+def test_what_a_step_lacks_is_told_as_find_tells_it() -> None:
+    limit = str(round((idle_bytes() + 45 * MIB) / 0.95))
+    hungry = SMALL.replace("small", "hungry")
+    refused = check(hungry, "--batch-size", "1", "--device", "cpu", "--memory-limit", limit)
+    assert refused.exit_code == 3
+    told = r"does not train on cpu.*: it needs at least .* more than the budget. It held .* and"
+    assert re.search(told, refused.stdout)
 
 
 def test_a_budget_of_memory_decides_too() -> None:
