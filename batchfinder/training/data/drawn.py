@@ -15,6 +15,7 @@ from torch.utils.data import RandomSampler
 
 from batchfinder.errors import SampleError
 from batchfinder.training.data.lengths import MOST_EXAMPLES, SEED, lengths_of
+from batchfinder.training.data.stream import Beginning
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import MakeBatch
 from batchfinder.training.state.process_settings import repeatable
@@ -131,7 +132,8 @@ def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> Data
     """Choose the batches of a data set that a search trains on.
 
     Args:
-        dataset: a data set with a length and examples by index. This process reads the examples.
+        dataset: a data set with a length and examples by index; or the :class:`Beginning` of one
+            without. This process reads the examples.
         collate: makes a batch from a list of examples.
         sampler: yields indices of the data set in training. It is copied, not changed. None: a
             random order.
@@ -157,13 +159,15 @@ def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> Data
         if differ or longest.seed is not None:
             places = drawn_places(sampler or RandomSampler(dataset))
             make_batch = Drawn(longest, dataset, places)
+    goes_on = isinstance(dataset, Beginning)
     remark = (
         f"the longest batch tried is as long as the longest of {lengths.looked_at} examples "
-        f"of {owner}'s {len(dataset)}; give a sample as long as any in training"
+        f"of {owner}'s {'stream' if goes_on else len(dataset)}; give a sample as long as any in "
+        "training"
     )
-    remarks = () if lengths.are_sure else (remark,)
+    remarks = () if lengths.are_sure and not (goes_on and lengths.vary) else (remark,)
     epoch = dataset if sampler is None else sampler  # which may draw fewer, or never end
-    examples = len(epoch) if hasattr(epoch, "__len__") else None
+    examples = len(epoch) if hasattr(epoch, "__len__") and not goes_on else None
     return DataBatches(batch if is_repeatable else None, make_batch, remarks, examples)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import BatchSampler, IterableDataset, default_collate
+from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler, default_collate
 
 from batchfinder.errors import SampleError
 from batchfinder.training.data.drawn import DataBatches, batches_of
+from batchfinder.training.data.stream import read_by_place
 from batchfinder.training.state.reach import random_in
 from batchfinder.training.state.snapshot import preserved_state
 from batchfinder.training.user_traceback import raised_while
@@ -76,15 +77,27 @@ def training_loader(data: Any) -> Any:
         return data.train_dataloader()
 
 
+def by_place(dataset: Any, sampler: Any) -> tuple[Any, Any]:
+    """Return a data set and its sampler; of a stream, its first examples, and one of their order.
+
+    The random generators of the data set are afterwards as before.
+    """
+    with preserved_state(tuple(random_in(dataset))):
+        examples = read_by_place(dataset)
+    return (dataset, sampler) if examples is dataset else (examples, SequentialSampler(examples))
+
+
 def parts_of(loader: Any, owner: str) -> tuple[Any, Any, Any]:
     """Return data set, collate function, and sampler; a None as sampler means a random order."""
-    loader = training_loader(loader)
+    loader, is_loader = training_loader(loader), False
     if isinstance(loader, tuple) and len(loader) == 2 and callable(loader[1]):
         dataset, collate, sampler = *loader, None
-    elif hasattr(loader, "dataset") and hasattr(loader, "collate_fn"):
+    elif is_loader := hasattr(loader, "dataset") and hasattr(loader, "collate_fn"):
         dataset, collate, sampler = loader.dataset, loader.collate_fn, sampler_of(loader)
     else:
         dataset, collate, sampler = loader, default_collate, None
+    if getattr(loader, "batch_sampler", loader) is not None:  # it makes batches
+        dataset, sampler = by_place(dataset, sampler)
     if isinstance(dataset, dict) and dataset:
         raise SampleError(
             f"{owner} reads {type(dataset).__name__}, a dict and no data set. If its values are "
@@ -95,7 +108,7 @@ def parts_of(loader: Any, owner: str) -> tuple[Any, Any, Any]:
             f"{owner} reads {type(dataset).__name__}, which has no examples by their place "
             f"(__len__ and __getitem__), so batches of other sizes cannot be made of it. {_OR_GIVE}"
         )
-    if dataset is loader or isinstance(loader, tuple) or sampler is not None:
+    if not is_loader or sampler is not None:
         return dataset, collate, sampler
     batches = getattr(loader, "batch_sampler", None)
     if batches is None:

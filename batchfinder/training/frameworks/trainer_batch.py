@@ -12,7 +12,7 @@ from typing import Any
 
 from batchfinder.errors import SampleError
 from batchfinder.training.data.drawn import DataBatches, batches_of
-from batchfinder.training.data.loader import batch_size_of, has_places, sampler_of
+from batchfinder.training.data.loader import batch_size_of, by_place, has_places, sampler_of
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import Trainer
 from batchfinder.training.state.reach import random_in
@@ -38,11 +38,11 @@ def size_of_batches(trainer: Trainer) -> int | None:
 
 def batches_of_its_loader(loader: Any) -> DataBatches:
     """Choose the batches of a Trainer's loader, or its first one if it has no examples by index."""
-    dataset: Any = getattr(loader, "dataset", None)
     collate = _own(getattr(loader, "collate_fn", None))
     with preserved_state(collate, tuple(random_in(loader))):
+        dataset, sampler = by_place(getattr(loader, "dataset", None), sampler_of(loader))
         if collate is not None and has_places(dataset):
-            return batches_of(dataset, collate, sampler_of(loader), "the Trainer")
+            return batches_of(dataset, collate, sampler, "the Trainer")
         batch = _first_batch(loader)
     remark = (
         "the batches tried are as long as the first one of the Trainer's; give a sample "

@@ -148,8 +148,12 @@ def test_a_list_with_an_entry_for_each_example_grows_with_the_batch() -> None:
 
 
 class Stream(IterableDataset[list[int]]):
+    """It would be used up."""
+
+    left = iter(texts())
+
     def __iter__(self) -> Iterator[list[int]]:
-        yield from texts()
+        return self.left
 
 
 class Buckets(BatchSampler):

@@ -57,8 +57,23 @@ class Stream(IterableDataset[Example]):
         yield from Texts(8, longest_at=2)  # type: ignore[misc]
 
 
-def test_of_a_stream_the_first_batch_is_taken_and_the_user_is_told() -> None:
+class UsedUp(Stream):
+    def __init__(self) -> None:
+        self.left = super().__iter__()
+
+    def __iter__(self) -> Iterator[Example]:
+        return self.left
+
+
+def test_of_a_stream_the_longest_comes_first() -> None:
     setup, (warning,) = opened(Trainer(Stream()))
+    assert "the longest of 2048 examples of the Trainer's stream" in warning
+    assert setup.make_batch is not None
+    assert [setup.make_batch(2, step)["input_ids"].shape[1] for step in range(4)] == [7, 2, 7, 3]
+
+
+def test_of_one_that_is_used_up_the_first_batch_is_taken_and_the_user_is_told() -> None:
+    setup, (warning,) = opened(Trainer(UsedUp()))
     assert setup.sample["input_ids"].shape == (4, 7)
     assert "give a sample as long as any in training" in warning
 
@@ -194,7 +209,7 @@ def test_a_loader_whose_first_batch_was_taken_is_told_its_end() -> None:
             ended.append(self)
 
     trainer = Trainer()
-    trainer.get_train_dataloader = lambda: Shard(Stream(), batch_size=2, collate_fn=collate)  # type: ignore[method-assign]
+    trainer.get_train_dataloader = lambda: Shard(UsedUp(), batch_size=2, collate_fn=collate)  # type: ignore[method-assign]
     opened(trainer)
     assert len(ended) == 1
 
