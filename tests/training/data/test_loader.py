@@ -150,7 +150,7 @@ def test_a_list_with_an_entry_for_each_example_grows_with_the_batch() -> None:
 class Stream(IterableDataset[list[int]]):
     """It would be used up."""
 
-    left = iter(texts())
+    left: Iterator[list[int]] = iter(texts())
 
     def __iter__(self) -> Iterator[list[int]]:
         return self.left
