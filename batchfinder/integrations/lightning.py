@@ -187,7 +187,9 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
     def _largest(self, trainer: Any, module: Any, loaders: Loaders) -> BatchSizeResult:
         """Find the largest size that fits within the bounds."""
         loaders.close()
-        longest = loaders.longest()
+        batches = loaders.batches()
+        for remark in batches.remarks:
+            _rank_zero.rank_zero_warn(remark)
         most = min(self._max_val, self._init_val * 2 ** (self._max_trials - 1))
         if loaders.examples is not None:
             most = min(most, loaders.examples)
@@ -196,8 +198,8 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
             result = find_max_batch(
                 TrainingSetup(
                     wrapped if isinstance(wrapped, DistributedDataParallel) else module,
-                    sample=longest.sample,
-                    make_batch=longest.make_batch,
+                    sample=batches.sample,
+                    make_batch=batches.make_batch,
                     **self._step_and_optimizer(trainer, module),
                 ),
                 device=trainer.strategy.root_device,

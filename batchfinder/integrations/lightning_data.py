@@ -1,4 +1,4 @@
-"""The loaders of a Lightning loop: their longest batch, and the same loaders with another size."""
+"""The loaders of a Lightning loop: their batches, and the same loaders with another size."""
 
 from __future__ import annotations
 
@@ -39,24 +39,26 @@ class Loaders:
         """The batch size of each loader; None if it does not say."""
         return {batch_size_of(loader) for loader in self._loaders().flattened}
 
-    def longest(self) -> DataBatches:
-        """Return a batch of the longest examples, as the loaders make one.
+    def batches(self) -> DataBatches:
+        """Choose batches as the loaders make them: the longest first, others as they come.
 
         Raises:
             SampleError: there are no examples.
         """
         combined = self._loaders()
-        found = [_longest_of(loader) for loader in combined.flattened]
+        found = [_batches_of(loader) for loader in combined.flattened]
         remarks = tuple(remark for one in found for remark in one.remarks)
         if all(one.make_batch is None for one in found):
             sample = tree_unflatten([one.sample for one in found], combined._spec)
             return DataBatches(sample, None, remarks)
-        makers = [one.make_longest for one in found]
 
-        def make_batch(batch_size: int) -> Any:
-            return tree_unflatten([make(batch_size) for make in makers], combined._spec)
+        def longest(batch_size: int) -> Any:
+            return tree_unflatten([one.make_longest(batch_size) for one in found], combined._spec)
 
-        return DataBatches(None, make_batch, remarks)
+        def drawn(batch_size: int, step: int) -> Any:
+            return tree_unflatten([one.at(batch_size, step) for one in found], combined._spec)
+
+        return DataBatches(None, drawn if any(one.vary for one in found) else longest, remarks)
 
     def check_resizable(self) -> None:
         """Refuse loaders passed to ``fit`` that cannot be made again with another batch size.
@@ -117,7 +119,7 @@ class Loaders:
         return made
 
 
-def _longest_of(loader: Any) -> DataBatches:
+def _batches_of(loader: Any) -> DataBatches:
     with preserved_state():
         if getattr(loader, "batch_sampler", None) is None:  # the data set makes whole batches
             return DataBatches(next(iter(loader)), None)

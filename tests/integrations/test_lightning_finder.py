@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -156,6 +157,33 @@ def test_manual_optimization_with_two_optimizers() -> None:
     trainer = fitted(module, finder := BatchSizeFinder("binsearch", margin=0), max_epochs=1)
     assert finder.optimal_batch_size == 20
     assert trainer.global_step == 6
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_batches_that_vary_confirm_the_answer(tmp_path: Path, several: bool) -> None:
+    log = tmp_path / "shapes"  # a search restores what is in memory
+
+    class Texts(Module):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            texts = batch[0] if several else batch
+            with log.open("a") as file:
+                print(*texts.shape, file=file)
+            loss: Tensor = self.layer(texts.sum(1, keepdim=True).expand(-1, 6)).square().mean()
+            return loss
+
+        def train_dataloader(self) -> Any:
+            data: Any = [torch.ones(1 + place % 5) for place in range(40)]
+            loader = DataLoader(data, self.batch_size, collate_fn=padded)
+            return [loader, DataLoader(DATA, self.batch_size)] if several else loader
+
+    def padded(texts: list[Tensor]) -> Tensor:
+        return nn.utils.rnn.pad_sequence(texts, batch_first=True)
+
+    module = Texts()
+    trainer_with(BatchSizeFinder("binsearch", init_val=3, max_trials=1), max_steps=0).fit(module)
+    assert module.batch_size == 3
+    shapes = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
+    assert {(3, 5), (3, 3), (3, 4)} <= {*shapes}  # the longest, and others in their order
 
 
 def test_validation_is_searched_without_gradients() -> None:

@@ -63,6 +63,17 @@ class DataBatches:
             return self.make_batch.longest
         return self.make_batch or BatchMaker(self.sample).make
 
+    @property
+    def vary(self) -> bool:
+        """True if the batches differ from step to step."""
+        return isinstance(self.make_batch, Drawn)
+
+    def at(self, batch_size: int, step: int) -> Any:
+        """Make the batch of a step; the longest in step 0."""
+        if isinstance(self.make_batch, Drawn):
+            return self.make_batch(batch_size, step)
+        return self.make_longest(batch_size)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Collated:
