@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -145,8 +146,21 @@ def test_expandable_segments_are_named_if_a_replay_shows_that_they_fit_more(
 
     hints = [warning for warning in result.warnings if "expandable_segments:True" in warning]
     assert [hint.partition(",")[0] for hint in hints] == is_told * [
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True would fit a batch of about 930"
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True would fit a batch of about 925"
     ]
+
+
+@pytest.mark.parametrize(("size", "told"), [(910, []), (930, ["893"])])
+def test_an_unsure_guess_under_expandable_segments_has_to_be_higher(
+    size: int, told: list[str]
+) -> None:
+    prober = FakeProber(
+        budget_bytes=10_000, reserved_extra=0.2, fragmentation=0.2, device="cuda:0 Paper"
+    )
+    guess = Guess(size, deviation=0.04)
+    result = run_search(prober, head_start=HeadStart(expand=guess_if(guess)))
+    assert 893 > 1.12 * result.batch_size > 0.96 * 910
+    assert re.findall(r"about (\d+), as a replay", " ".join(result.warnings)) == told
 
 
 def test_expandable_segments_are_named_if_an_example_is_a_fifth_of_the_budget() -> None:

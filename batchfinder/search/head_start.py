@@ -54,7 +54,7 @@ class HeadStart:
             memory.
         foresee: replays the confirmation just below a size, scaled to it, where such a replay will
             decide in any case; returns True if it runs out of memory.
-        expand: guesses the largest size under expandable segments, if it is at least so large.
+        expand: guesses the largest size under expandable segments, from the answer without them.
 
     Attributes:
         batch_size: the simulated estimate; None before it is made, or if there is none.
@@ -117,10 +117,10 @@ class HeadStart:
             is_believed = self._lasts(probe.batch_size)
         return probe if is_believed else replace(probe, outcome=Outcome.OOM, note=SHORT_LIVED_NOTE)
 
-    def expanded(self, at_least: int) -> Guess | None:
-        """Return the guess under expandable segments; None if it is smaller, or unknown."""
+    def expanded(self, answer: int) -> Guess | None:
+        """Return the guess under expandable segments; None if it is unknown or smaller."""
         with self._timed():
-            return self._expand(at_least)
+            return self._expand(answer)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

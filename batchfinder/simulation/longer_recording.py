@@ -75,7 +75,7 @@ class LongerRecordings:
         self._recordings, self._settings = recordings, settings
         self._budget_bytes, self._room_bytes = budget_bytes, room_bytes
         self._needs = cache(self._needs_of)
-        self._guess_from = cache(self._guessed_from)
+        self.guess_from = cache(self._guessed_from)
 
     def last(self, size: int) -> bool:
         """Return True if the confirmation at a size lasts, as :func:`lasts` does."""
@@ -88,7 +88,7 @@ class LongerRecordings:
     def foresee(self, size: int) -> bool:
         """Return True if the confirmation just below a size, scaled to it, does not last."""
         below = just_below(self._recordings, size)
-        guess = self._guess_from(below) if below else None
+        guess = self.guess_from(below) if below else None
         return guess is not None and guess.size < size
 
     def guess(self) -> Guess | None:
@@ -98,7 +98,7 @@ class LongerRecordings:
         memory count too.
         """
         sizes = [size for size, each in self._recordings.items() if len(each.steps) > 2]
-        large = (self._guess_from(size) for size in sizes if 2 * size >= max(sizes))
+        large = (self.guess_from(size) for size in sizes if 2 * size >= max(sizes))
         return min(filter(None, large), key=lambda guess: guess.size, default=None)
 
     def _limit(self, size: int) -> int:

@@ -59,8 +59,17 @@ def head_start_of(
     if batches_vary(prober):  # small batches have other lengths than large ones
         budget_bytes = with_room(prober.budget_bytes)
         room_bytes = prober.budget_bytes - budget_bytes
-        longer = LongerRecordings(recordings, budget_bytes, settings, room_bytes)
-        return HeadStart(estimate, lambda _: longer.guess(), longer.last, longer.foresee)
+        longer, expanded = (
+            LongerRecordings(recordings, budget_bytes, each, room_bytes)
+            for each in (settings, expanding)
+        )
+        return HeadStart(
+            estimate,
+            lambda _: longer.guess(),
+            longer.last,
+            longer.foresee,
+            expanded.guess_from,
+        )
 
     scaled = partial(scaled_guess, recordings, least_steps=least_steps, may_flush=may_flush)
     return HeadStart(
@@ -68,7 +77,7 @@ def head_start_of(
         lambda failed: scaled(prober.budget_bytes, settings, failed=failed),
         lambda size: lasts(recordings.get(size), prober.budget_bytes, settings),
         lambda size: foresees(recordings, size, prober.budget_bytes, settings),
-        lambda least: scaled(prober.budget_bytes, expanding, at_least=least),
+        lambda answer: scaled(prober.budget_bytes, expanding, at_least=answer),
     )
 
 
