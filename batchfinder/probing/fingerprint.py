@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from batchfinder.probing.code import digests
 from batchfinder.training.setup import TrainingSetup
-from batchfinder.training.tree import map_leaves
+from batchfinder.training.tree import named_leaves
 
 _SCALARS = (bool, int, float, str, type(None))
 
@@ -74,16 +74,11 @@ def _model(model: nn.Module) -> Iterable[str]:
 
 
 def _leaves(sample: Any) -> Iterable[str]:
-    leaves: list[str] = []
-
-    def note(path: str, leaf: Any) -> None:
+    for path, leaf in named_leaves(sample):
         if isinstance(leaf, Tensor) or hasattr(leaf, "dtype"):
-            leaves.append(f"{path} {_shape(leaf)}")
+            yield f"{path} {_shape(leaf)}"
         else:
-            leaves.append(f"{path} {leaf if isinstance(leaf, _SCALARS) else type(leaf)}")
-
-    map_leaves(note, sample)
-    return leaves
+            yield f"{path} {leaf if isinstance(leaf, _SCALARS) else type(leaf)}"
 
 
 def _shape(tensor: Any) -> str:

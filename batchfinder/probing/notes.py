@@ -17,9 +17,9 @@ class Notes:
     def __init__(self) -> None:
         self._texts: dict[str, None] = {}
 
-    def add(self, *texts: str) -> None:
-        """Add the texts that are not there yet."""
-        self._texts.update(dict.fromkeys(texts))
+    def add(self, *texts: str | None) -> None:
+        """Add the texts that are not there yet; None and "" are no texts."""
+        self._texts.update(dict.fromkeys(filter(None, texts)))
 
     @property
     def texts(self) -> tuple[str, ...]:

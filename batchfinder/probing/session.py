@@ -21,6 +21,7 @@ from batchfinder.probing.devices.oom import classify, refuse_if_compiler_ran_out
 from batchfinder.probing.devices.oom_table import Tier
 from batchfinder.probing.host_batches import make_on_host
 from batchfinder.probing.late_gradients import late_gradients_warning
+from batchfinder.probing.notes import Notes
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.recording import recording
 from batchfinder.probing.steadiness import PeakWatch, left_behind, with_room
@@ -69,7 +70,7 @@ class ProbeSession:
         self.on_step, self.all_agree = on_step, all_agree
         self.make_step = make_step or STEP_OF_MODE[options.mode]
         self.budget_bytes, self.options = budget_bytes, options
-        self.is_used, self._warnings = False, list[str]()
+        self.is_used, self._notes = False, Notes()
         self._memory_bytes = budget_bytes / (1 - options.headroom)
         self._made_step: TrainingStep | None = None
         self._baseline: Baseline | None = None
@@ -80,7 +81,7 @@ class ProbeSession:
     def warnings(self) -> list[str]:
         """Warnings about the step and its batches."""
         of_step = self._made_step.warnings if self._made_step else []
-        return [*self.batches.warnings, *of_step, *self._warnings]
+        return [*self.batches.warnings, *of_step, *self._notes.texts]
 
     def clean(self) -> None:
         """Release all memory that the last probe left.
@@ -118,14 +119,14 @@ class ProbeSession:
         )
         run: Run = retrying(self._run, batch_size, confirm)
         if left_behind(run.in_use_after_steps):
-            self._warn(LEAK_WARNING)
+            self._notes.add(LEAK_WARNING)
         if not (is_broken := run.tier is Tier.POISONED):
             self.clean()
         if self._baseline is None and run.failure is None and not confirm:
             self._baseline = Baseline.of(self.device, self.budget_bytes)
         probe = to_probe(run, batch_size, confirm, time.perf_counter() - started)
         if confirm and probe.fits:  # the answer is the largest such size
-            self._warn(self.setup.warning_of(batch_size))
+            self._notes.add(self.setup.warning_of(batch_size))
         is_spoilt = run.failure is not None and not self.device.leaves_no_trace
         is_reusable = not is_broken and not is_spoilt and self.is_at_baseline()
         is_believed = was_clean and not (self.options.strategy and run.tier is Tier.PROBABLE)
@@ -243,11 +244,7 @@ class ProbeSession:
         run.note = watch.objection()
         is_alone = self.options.mode == "train" and not self.options.strategy
         if is_alone and not run.note:
-            self._warn(late_gradients_warning(self._step_of_setup, run, self._memory_bytes))
-
-    def _warn(self, warning: str) -> None:
-        if warning and warning not in self._warnings:
-            self._warnings.append(warning)
+            self._notes.add(late_gradients_warning(self._step_of_setup, run, self._memory_bytes))
 
     def _step(self, batch_size: int, next_batch: Callable[[], Any], run: Run) -> int:
         """Run one step and return its peak memory in bytes."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_right
+from functools import partial
 
 from batchfinder.errors import UsageError
 from batchfinder.results.probe import Probe
@@ -98,12 +100,8 @@ class Deadline:
 
     def _largest_within(self, seconds: float) -> int:
         """Return the largest size whose confirmation should end within a time; 0 if none does."""
-        low, high = 0, 2 * UNLIMITED_BATCH_SIZE
-        while high - low > 1:
-            middle = (low + high) // 2
-            fits = self._predict(middle, confirm=True) <= seconds
-            low, high = (middle, high) if fits else (low, middle)
-        return low
+        sizes = range(1, 2 * UNLIMITED_BATCH_SIZE)
+        return bisect_right(sizes, seconds, key=partial(self._predict, confirm=True))
 
 
 def deadline_in(seconds: float | None) -> Deadline | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -10,7 +9,7 @@ from torch import nn
 
 from batchfinder.errors import StepError
 from batchfinder.training.parallel import inner_module
-from batchfinder.training.setup import refused_call
+from batchfinder.training.setup import parameters_taken, refused_call
 
 Way: TypeAlias = Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]
 """``way(batch)`` returns the positional and keyword arguments of the model."""
@@ -79,7 +78,7 @@ def way_of(model: nn.Module, batch: Any, *, for_loss: bool = True) -> Way:
     forward, inputs = inner_module(model).forward, _inputs_of(batch)
     ways: list[Way] = [as_one]
     if isinstance(inputs, Mapping):
-        is_known = not set(inputs).isdisjoint(_parameters_of(forward))
+        is_known = not set(inputs).isdisjoint(parameters_taken(forward))
         ways = [as_keywords] if is_known else [as_keywords, as_one]
     if isinstance(batch, tuple | list):
         ways.append(as_parts)
@@ -97,7 +96,7 @@ def takes_targets(function: Callable[..., Any]) -> bool:
         >>> takes_targets(nn.functional.cross_entropy), takes_targets(lambda output, batch: 0)
         (True, False)
     """
-    return any(name in TARGETS for name in _parameters_of(function)[1:2])
+    return any(name in TARGETS for name in [*parameters_taken(function)][1:2])
 
 
 def is_pair(batch: Any) -> bool:
@@ -107,13 +106,6 @@ def is_pair(batch: Any) -> bool:
 
 def _inputs_of(batch: Any) -> Any:
     return batch[0] if isinstance(batch, tuple | list) and len(batch) in (1, 2) else batch
-
-
-def _parameters_of(function: Callable[..., Any]) -> list[str]:
-    try:
-        return list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # compiled and built-in functions may have none
-        return []
 
 
 def _remark_on_inputs(model: nn.Module, positional: Sequence[Any], batch: Any) -> str:

@@ -117,6 +117,14 @@ class TrainingSetup:
         return [self.step, self.loss_fn, *hooks_of(self.model)]
 
 
+def parameters_taken(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a function by name; none if its signature is unknown."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # compiled and built-in functions may have none
+        return {}
+
+
 def refused_call(
     function: Callable[..., Any],
     positional: Sequence[Any],
@@ -135,7 +143,7 @@ def refused_call(
     """
     try:
         signature = inspect.signature(function, follow_wrapped=follow_wrapped)
-    except (TypeError, ValueError):  # compiled and built-in functions may have none
+    except (TypeError, ValueError):
         return ""
     try:
         signature.bind(*positional, **keywords)

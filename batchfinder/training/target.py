@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -13,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from batchfinder.errors import SampleError, TargetError, UsageError, did_you_mean
-from batchfinder.training.setup import Trainer, TrainingSetup, described
+from batchfinder.training.setup import Trainer, TrainingSetup, described, parameters_taken
 from batchfinder.training.user_module import (
     as_script,
     it_has,
@@ -82,7 +81,7 @@ def call_with_arguments(function: Callable[..., Any], arguments: Mapping[str, ob
     name = name_of(function)
     missing = [
         key
-        for key, parameter in _parameters(function).items()
+        for key, parameter in parameters_taken(function).items()
         if parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         and key not in arguments
@@ -124,22 +123,15 @@ def refuse_unknown_arguments(
     known = [function for function in functions if function is not None]
     for name in arguments:
         if not any(accepts(function, name) for function in known):
-            names = list(dict.fromkeys(n for function in known for n in _parameters(function)))
+            names = list(dict.fromkeys(n for function in known for n in parameters_taken(function)))
             otherwise = it_has(names) or f". Try a function with the parameter {name}."
             hint = did_you_mean(name, names, otherwise=otherwise)
             raise UsageError(f"{target} takes no argument {name}{hint}")
 
 
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # some functions written in C have no signature
-        return {}
-
-
 def accepts(function: Callable[..., Any], name: str) -> bool:
     """Return True if a function takes an argument by keyword."""
-    parameters = _parameters(function)
+    parameters = parameters_taken(function)
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return True
     parameter = parameters.get(name)

@@ -139,7 +139,7 @@ class RankedProber(AtPlace):
         places = [Place(**one) for _, one, _ in said]
         check_same([place.facts for place in places])
         self._budgets = [place.budget_bytes for place in places]
-        self.notes.add(*(place.limit_warning for place in places if place.limit_warning))
+        self.notes.add(*(place.limit_warning for place in places))
         if len(places) == 1:
             self.notes.add(ONE_RANK_WARNING)
         return replace(

@@ -140,8 +140,7 @@ class Supervisor(AtPlace):
         return place
 
     def _take_note_of_start(self, place: Place) -> None:
-        self.notes.add(*self.worker.notes.texts)
-        self.notes.add(*([place.limit_warning] if place.limit_warning else []))
+        self.notes.add(*self.worker.notes.texts, place.limit_warning)
         # Later workers get the same budget, even if other processes use more memory by then.
         self.options = replace(self.options, budget_bytes=place.budget_bytes)
         self._is_fit = True

@@ -18,7 +18,6 @@ from batchfinder.training.state.anatomy import (
     attributes_of,
     container_of,
     contents_of,
-    contents_of_slot,
     is_followed,
     is_users,
     items_of,
@@ -154,7 +153,7 @@ def _object(value: Any, memo: dict[int, Any]) -> Any:
     twin: Any = object.__new__(type(value)) if is_optimizer else copy.copy(value)
     memo[id(value)] = twin
     for slot in slots_of(value):
-        for content in contents_of_slot(slot, value):
+        for content in contents_of(value, slot):
             slot.__set__(twin, copied(content, memo))
     if hasattr(value, "__dict__"):
         for name, attribute in vars(value).items():

@@ -16,11 +16,12 @@ from types import (
     CellType,
     CodeType,
     FunctionType,
+    GetSetDescriptorType,
     MemberDescriptorType,
     ModuleType,
     SimpleNamespace,
 )
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -29,6 +30,9 @@ from torch.utils.data import DataLoader, Dataset
 CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
 # Types that are not followed. They refer to nothing else, and a list may have millions of them.
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
+Slot: TypeAlias = MemberDescriptorType | GetSetDescriptorType
+CELL: Slot = vars(CellType)["cell_contents"]
+"""The one slot of a closure's cell."""
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 _BATCHFINDER = str(Path(__file__).parents[2]) + os.sep
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -94,11 +98,11 @@ def slots_of(value: Any) -> list[MemberDescriptorType]:
     ]
 
 
-def contents_of_slot(slot: MemberDescriptorType, owner: Any) -> tuple[Any, ...]:
-    """Return the content of an object's slot, if it has one, in a tuple."""
+def contents_of(owner: Any, slot: Slot = CELL) -> tuple[Any, ...]:
+    """Return the content of an object's slot, or of a closure's cell, if any, in a tuple."""
     try:
         return (slot.__get__(owner),)
-    except AttributeError:
+    except (AttributeError, ValueError):  # ValueError: a cell
         return ()
 
 
@@ -143,14 +147,6 @@ def parts_of(cls: type) -> Iterator[Any]:
             yield value.func
         else:
             yield value
-
-
-def contents_of(cell: CellType) -> tuple[Any, ...]:
-    """Return the content of a closure's cell, if it has one, in a tuple."""
-    try:
-        return (cell.cell_contents,)
-    except ValueError:
-        return ()
 
 
 def namespaces_of(function: FunctionType) -> list[tuple[dict[str, Any], frozenset[str]]]:

@@ -18,7 +18,6 @@ from batchfinder.training.state.anatomy import (
     ATOMS,
     container_of,
     contents_of,
-    contents_of_slot,
     is_followed,
     is_users,
     items_of,
@@ -173,7 +172,7 @@ def _held_by_object(value: Any) -> Iterable[Any]:
         return random_in(value)
     if not is_followed(value):
         return ()
-    slots = [content for slot in slots_of(value) for content in contents_of_slot(slot, value)]
+    slots = [content for slot in slots_of(value) for content in contents_of(value, slot)]
     return [*slots, *([vars(value)] if hasattr(value, "__dict__") else ()), type(value)]
 
 

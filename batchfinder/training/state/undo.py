@@ -6,14 +6,15 @@ import operator
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from functools import partial
-from types import CellType, FunctionType, MemberDescriptorType
+from types import CellType, FunctionType
 from typing import Any
 
 from batchfinder.training.state.anatomy import (
+    CELL,
+    Slot,
     attributes_of,
     container_of,
     contents_of,
-    contents_of_slot,
     items_of,
     namespaces_of,
     slots_of,
@@ -42,7 +43,7 @@ def undo_of(value: Any) -> list[Undo]:
         ([None], [1, 2])
     """
     if isinstance(value, CellType):
-        return [partial(_refill_cell, value, contents_of(value))]
+        return [partial(_refill_slot, value, CELL, contents_of(value))]
     if isinstance(value, FunctionType):
         return [
             partial(_rename, space, {name: space[name] for name in names & space.keys()}, names)
@@ -50,7 +51,7 @@ def undo_of(value: Any) -> list[Undo]:
         ]
     if isinstance(value, type):
         return [partial(_reset_class, cls, attributes_of(cls)) for cls in users_classes(value)]
-    slots = [partial(_refill_slot, value, s, contents_of_slot(s, value)) for s in slots_of(value)]
+    slots = [partial(_refill_slot, value, s, contents_of(value, s)) for s in slots_of(value)]
     if container_of(value) is None:
         return [*slots]
     return [partial(_refill, value, items_of(value)), *slots]
@@ -73,15 +74,8 @@ def _refill(container: Any, items: list[Any]) -> None:
         kind.extend(container, items)
 
 
-def _refill_cell(cell: CellType, contents: tuple[Any, ...]) -> None:
-    if contents != ():
-        cell.cell_contents = contents[0]
-    elif contents_of(cell) != ():
-        del cell.cell_contents
-
-
-def _refill_slot(owner: Any, slot: MemberDescriptorType, contents: tuple[Any, ...]) -> None:
-    now = contents_of_slot(slot, owner)
+def _refill_slot(owner: Any, slot: Slot, contents: tuple[Any, ...]) -> None:
+    now = contents_of(owner, slot)
     if contents != () and (now == () or now[0] is not contents[0]):  # some slots are read-only
         slot.__set__(owner, contents[0])
     elif contents == () and now != ():
