@@ -1,4 +1,4 @@
-"""Records as plain data for JSON, and back, by one rule for all of them. Imports no torch."""
+"""Records: their summary, and their plain data for JSON and back, by one rule. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,24 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from batchfinder.results.version import SCHEMA_VERSION
+
 R = TypeVar("R", bound="Record")
+
+
+class Summarized:
+    """A result whose ``repr`` is its summary. With all its parts it would fill screens.
+
+    Example:
+        >>> class Answer(Summarized):
+        ...     def __str__(self) -> str:
+        ...         return "batch size 8"
+        >>> Answer()
+        <Answer: batch size 8>
+    """
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self}>"
 
 
 class Plain:
@@ -43,6 +60,27 @@ class Record(Plain):
         types = get_type_hints(cls)
         known = {name: value for name, value in data.items() if name in types}
         return cls(**{name: _rebuilt(types[name], value) for name, value in known.items()})
+
+
+class Study(Summarized, Plain):
+    """Several answers on one device. Its summary has a line for each."""
+
+    device: str
+    is_measured: bool
+    rows: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        made = "measured" if self.is_measured else "estimated"
+        return "\n  ".join([f"{made} on {self.device}", *map(str, self.rows)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the study as plain data, ready for JSON."""
+        return {"schema_version": SCHEMA_VERSION, **super().to_dict()}
+
+
+def answer(batch_size: int, note: str) -> str:
+    """Return one of several answers as text; ``note`` says why it is 0, if that is known."""
+    return f"batch size {batch_size}" if batch_size else note or "nothing fits"
 
 
 def _plain(value: Any) -> Any:

@@ -11,8 +11,7 @@ from typing import Any
 from batchfinder.results.accumulation import AccumulationPlan, plan_accumulation
 from batchfinder.results.memory_model import MemoryModel
 from batchfinder.results.probe import Outcome, Probe
-from batchfinder.results.record import Record
-from batchfinder.results.summary import Summarized
+from batchfinder.results.record import Record, Summarized
 from batchfinder.results.throughput import Throughput
 from batchfinder.results.version import SCHEMA_VERSION
 from batchfinder.units import format_bytes, format_seconds

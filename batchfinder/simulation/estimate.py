@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from batchfinder.results.record import Summarized
 from batchfinder.results.result import BatchSizeResult
-from batchfinder.results.summary import Summarized
 from batchfinder.simulation.explanation import Explanation
 from batchfinder.simulation.gpus import Gpu
 from batchfinder.simulation.tracing.data_parallel import Cluster

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchfinder.results.accumulation import AccumulationPlan, Split
-from batchfinder.results.record import Plain
+from batchfinder.results.record import Plain, Study, Summarized, answer
 from batchfinder.results.result import BatchSizeResult
-from batchfinder.results.summary import Summarized, answer, table_of
 from batchfinder.results.throughput import interpolated
-from batchfinder.results.version import SCHEMA_VERSION
 from batchfinder.studies.strategies import Strategy
 
 
@@ -106,7 +104,7 @@ class StrategyRow(Summarized, Plain):
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Summarized, Plain):
+class Comparison(Study):
     """Strategies side by side, on one device.
 
     Attributes:
@@ -126,9 +124,6 @@ class Comparison(Summarized, Plain):
     global_batch_size: int | None = None
     base: str = ""
     warnings: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return table_of(self.device, is_measured=self.is_measured, rows=self.rows)
 
     @property
     def largest(self) -> StrategyRow | None:
@@ -163,7 +158,6 @@ class Comparison(Summarized, Plain):
         """Return the comparison as plain data, ready for JSON."""
         largest, fastest = self.largest, self.fastest
         return {
-            "schema_version": SCHEMA_VERSION,
             **super().to_dict(),
             "largest": largest.strategy.name if largest else None,
             "fastest": fastest.strategy.name if fastest else None,

@@ -205,8 +205,7 @@ def sweep_on_device(
     if len(errors) == len(rows):
         raise errors[0]
     (sweep,) = so_far()
-    fitting = tuple(row for row in sweep.rows if row.batch_size)
-    if len(parts) < 2 or not dataclasses.replace(sweep, rows=fitting).max_tokens:
+    if len(parts) < 2 or not sweep.fitting.max_tokens:
         return
     gc.collect()
     of_longest = partial(load, values[next(iter(parts))])

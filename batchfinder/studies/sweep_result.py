@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from batchfinder.results.probe import Probe
-from batchfinder.results.record import Plain
-from batchfinder.results.summary import Summarized, answer, table_of
-from batchfinder.results.version import SCHEMA_VERSION
+from batchfinder.results.record import Plain, Study, Summarized, answer
 from batchfinder.units import format_number
 
 # Padding and labels make an example's elements differ from proportional to its length, by at most
@@ -76,7 +74,7 @@ class SweepRow(Summarized, Plain):
 
 
 @dataclass(frozen=True, repr=False)
-class Sweep(Summarized, Plain):
+class Sweep(Study):
     """The largest batch size for each value of some arguments, on one device.
 
     Attributes:
@@ -97,9 +95,6 @@ class Sweep(Summarized, Plain):
     rows: tuple[SweepRow, ...]
     warnings: tuple[str, ...] = ()
     mixed_percent: int | None = None
-
-    def __str__(self) -> str:
-        return table_of(self.device, is_measured=self.is_measured, rows=self.rows)
 
     @property
     def number_of_probes(self) -> int:
@@ -125,10 +120,14 @@ class Sweep(Summarized, Plain):
         return int(min(size * length for size, length, _ in pairs if length))
 
     @property
+    def fitting(self) -> Sweep:
+        """The sweep of the values that can be trained on."""
+        return replace(self, rows=tuple(row for row in self.rows if row.batch_size))
+
+    @property
     def why_no_max_tokens(self) -> str:
         """The values that leave a sweep over lengths without ``max_tokens``; "" if none do."""
-        fitting = tuple(row for row in self.rows if row.batch_size)
-        if not 1 < len(fitting) < len(self.rows) or not replace(self, rows=fitting).max_tokens:
+        if not 1 < len(self.fitting.rows) < len(self.rows) or not self.fitting.max_tokens:
             return ""
         rest = " and ".join(row.name for row in self.rows if not row.batch_size)
         return f"there is no max_tokens for all lengths, as nothing trains at {rest}"
@@ -155,7 +154,6 @@ class Sweep(Summarized, Plain):
     def to_dict(self) -> dict[str, Any]:
         """Return the sweep as plain data, ready for JSON."""
         return {
-            "schema_version": SCHEMA_VERSION,
             **super().to_dict(),
             "max_tokens": self.max_tokens,
             "buckets": {format_number(length): size for length, size in self.buckets.items()},
