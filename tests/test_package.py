@@ -39,7 +39,6 @@ ROOMS = (
     "simulation.tracing",
     "simulation.kernels",
     "simulation.trace",
-    "simulation.libraries",
     "simulation.values",
     "simulation.gpus",
     "probing.choose_prober",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from batchfinder import BatchFinderWarning, estimate_max_batch, estimate_peak_memory
-from batchfinder.simulation.libraries.trl import trl_simulated
+from batchfinder.simulation.tracing.libraries import libraries_simulated
 
 PART = 64
 WIDTH = 4096
@@ -60,7 +60,7 @@ def test_trl_projects_few_full_tiles_at_every_size(monkeypatch: pytest.MonkeyPat
     )
     exec(code, vars(module))
     monkeypatch.setitem(sys.modules, "trl.tiles", module)
-    with trl_simulated():
+    with libraries_simulated():
         assert module._use_triton("cpu")
         assert module.tiles(3) == [0]
         assert module.tiles(1001) == [0, 997, 997]

@@ -24,9 +24,6 @@ from batchfinder.simulation.kernels.packing import PACKING
 from batchfinder.simulation.kernels.recurrent import RECURRENT
 from batchfinder.simulation.kernels.rms_norm import FUSED_SINCE, rms_norm
 from batchfinder.simulation.kernels.torch_version import TORCH_VERSION
-from batchfinder.simulation.libraries.bitsandbytes import bitsandbytes_simulated
-from batchfinder.simulation.libraries.offload import offload_simulated
-from batchfinder.simulation.libraries.trl import trl_simulated
 from batchfinder.simulation.tracing.autocast import autocast_kernels, cuda_autocast_simulated
 from batchfinder.simulation.tracing.copies import copied
 from batchfinder.simulation.tracing.cuda_dispatch import (
@@ -37,7 +34,7 @@ from batchfinder.simulation.tracing.cuda_dispatch import (
     kernels_replaced,
     linear,
 )
-from batchfinder.simulation.tracing.masks import known_masks_read
+from batchfinder.simulation.tracing.libraries import libraries_simulated
 from batchfinder.simulation.tracing.refusal import USE_FIND
 from batchfinder.simulation.tracing.wrappers import without_compile
 from batchfinder.simulation.values.known import know, numbers_of
@@ -98,10 +95,7 @@ def fake_cuda(
         stack.enter_context(kernels_replaced("AutocastCPU", autocast_kernels(torch_version)))
         stack.enter_context(kernels_replaced("AutogradCPU", autograd))
         stack.enter_context(cuda_autocast_simulated(warn))
-        stack.enter_context(known_masks_read())
-        stack.enter_context(offload_simulated())
-        stack.enter_context(bitsandbytes_simulated())
-        stack.enter_context(trl_simulated())
+        stack.enter_context(libraries_simulated())
         stack.enter_context(_numbers_printed())
         stack.enter_context(unknown_numbers())
         stack.callback(register_optimizer_step_pre_hook(foreach_as_cuda).remove)
