@@ -20,8 +20,8 @@ from click.testing import CliRunner
 from fakes import FakeProber
 
 from batchfinder.cli.app import cli
+from batchfinder.cli.request import parse_arguments
 from batchfinder.cli.run import parse_settings
-from batchfinder.cli.target_arguments import parse_arguments
 from batchfinder.errors import BatchFinderError
 from batchfinder.launching.template import Template
 from batchfinder.reporting.page.page import page_of, read_results

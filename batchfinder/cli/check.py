@@ -13,12 +13,11 @@ import click
 from click.core import ParameterSource
 
 from batchfinder.cli.app import find, run_script
-from batchfinder.cli.exiting import FOUND, NOTHING_FITS
+from batchfinder.cli.exiting import FOUND, NOTHING_FITS, terminated_as_ctrl_c
 from batchfinder.cli.find import worker_prober
 from batchfinder.cli.output import leftovers_named, live_line, print_notes
 from batchfinder.cli.request import Request, refuse_real_steps, request_of
 from batchfinder.cli.run import parse_settings
-from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import BatchFinderWarning, UsageError
 from batchfinder.launching.options import RunOptions
 from batchfinder.launching.template import Template

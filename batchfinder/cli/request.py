@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from batchfinder.cli.target_arguments import parse_arguments
 from batchfinder.errors import UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.source import SetupSource
@@ -121,3 +122,35 @@ def _length(text: str) -> int:
     if text.strip().isdecimal() and int(text) > 1:
         return int(text)
     raise UsageError(f"--seq {text!r} is no number of tokens. Try --seq 2048.")
+
+
+def parse_arguments(pairs: Sequence[str]) -> dict[str, object]:
+    """Read the values of ``--arg``.
+
+    Args:
+        pairs: texts ``NAME=VALUE``. A Python literal is read as one, also true, false and none in
+            lower case. Any other value is text. If a name occurs twice, the last one counts.
+
+    Example:
+        >>> parse_arguments(["depth=12", "lr=1e-3", "name=gpt2", "pretrained=false"])
+        {'depth': 12, 'lr': 0.001, 'name': 'gpt2', 'pretrained': False}
+    """
+    arguments = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise UsageError(f"--arg {pair!r} cannot be read; write it as NAME=VALUE")
+        arguments[name] = _parse_value(value)
+    return arguments
+
+
+def _parse_value(text: str) -> object:
+    words = {"true": True, "false": False, "none": None}
+    if text in words:
+        return words[text]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about invalid escapes in strings
+            return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import TypeVar
 
-from batchfinder.cli.exiting import FOUND, NOTHING_FITS, TIME_IS_UP
-from batchfinder.cli.signals import terminated_as_ctrl_c
+from batchfinder.cli.exiting import FOUND, NOTHING_FITS, TIME_IS_UP, terminated_as_ctrl_c
 from batchfinder.errors import BatchFinderError, TimeLimitError
 from batchfinder.probing.place import prices_for
 from batchfinder.reporting.progress import TerminalReporter

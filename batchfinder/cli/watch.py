@@ -12,9 +12,8 @@ from dataclasses import asdict
 
 import click
 
-from batchfinder.cli.exiting import TERMINATED
+from batchfinder.cli.exiting import TERMINATED, terminated_as_ctrl_c
 from batchfinder.cli.output import live_line
-from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import UsageError
 from batchfinder.launching.flushes import Flushes, counted_flushes
 from batchfinder.launching.usage import Gpus, Usage, read_usage

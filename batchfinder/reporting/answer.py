@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from batchfinder.reporting.advice import PLAIN_REASONS, why_nothing_fits
 from batchfinder.reporting.global_batch import plan_lines
-from batchfinder.reporting.speed import speed_details, speed_verdict
 from batchfinder.reporting.wording import allocator_request_bytes, one_line
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.memory_model import MemoryModel
 from batchfinder.results.probe import THRASHING_NOTE, Outcome, without_place
 from batchfinder.results.result import BatchSizeResult, Status
-from batchfinder.units import count, format_bytes, format_seconds
+from batchfinder.results.throughput import AS_FAST, Throughput
+from batchfinder.units import count, format_bytes, format_rate, format_seconds
 
 _KINDS = {"train": "", "eval": "validation ", "inference": "inference "}
 
@@ -25,7 +25,7 @@ def headline(result: BatchSizeResult) -> list[str]:
     """
     parts = [_verdict(result)]
     if result.throughput is not None:
-        parts.append(speed_verdict(result.throughput, result.batch_size))
+        parts.append(_speed(result.throughput, result.batch_size))
     if result.batch_size and result.memory_model is not None:
         parts.append(_formula(result.memory_model))
     return [*parts, f"{count(len(result.probes), 'probe')}, {format_seconds(result.seconds)}"]
@@ -47,7 +47,7 @@ def details(
         lines += _next_failure(result, verbose)
     lines += _circumstances(result)
     if result.throughput is not None:
-        lines += speed_details(result.throughput)
+        lines += _speeds(result.throughput)
     lines += _ranks(result)
     if result.estimated_batch_size and result.batch_size:
         lines.append(_guess(result.estimated_batch_size, result.batch_size))
@@ -164,3 +164,32 @@ def _ranks(result: BatchSizeResult) -> list[str]:
     elif result.batch_size:
         line += f" Each rank has this batch size: {result.batch_size * result.world_size} in all."
     return [line]
+
+
+def _speed(throughput: Throughput, batch_size: int) -> str:
+    """Return the part of the headline about speed. It names a size only if the steps show it.
+
+    Example: "256 trains as fast".
+    """
+    if len(throughput.rates) == 1:
+        rate = throughput.rates[0].samples_per_second
+        return f"{format_rate(rate)} samples/s"
+    if not throughput.is_clear:
+        return "steps vary too much to compare speeds"
+    size = "no smaller size" if throughput.knee >= batch_size else throughput.knee
+    return f"{size} trains as fast"
+
+
+def _speeds(throughput: Throughput) -> list[str]:
+    """Return the rates at all sizes timed, and whether steps differ too much to compare them."""
+    rates = ", ".join(
+        f"{format_rate(rate.samples_per_second)} at {rate.batch_size}" for rate in throughput.rates
+    )
+    spread = max(rate.spread for rate in throughput.rates)
+    lines = [f"Samples per second: {rates} (steps vary by {spread:.1%})."]
+    if len(throughput.rates) > 1 and not throughput.is_clear:
+        lines.append(
+            "Steps vary or drift too much to tell which sizes are within "
+            f"{AS_FAST:.0%} of the best rate. Try again while nothing else runs on this machine."
+        )
+    return lines

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from batchfinder.cli.target_arguments import parse_arguments
+from batchfinder.cli.request import parse_arguments
 from batchfinder.errors import SampleError, TargetError, UsageError
 from batchfinder.training.target import (
     call_with_arguments,

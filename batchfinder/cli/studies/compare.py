@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from batchfinder.cli.estimating.estimate import end, gpus_of, load, user_code
+from batchfinder.cli.exiting import terminated_as_ctrl_c
 from batchfinder.cli.output import deliver, live_line, print_notes, width_of_table
 from batchfinder.cli.request import refuse_real_steps, request_of
-from batchfinder.cli.signals import terminated_as_ctrl_c
 from batchfinder.errors import UsageError
 from batchfinder.probing.devices.versions import versions
 from batchfinder.reporting.comparison import comparison_table, equation_lines, marked_rows

@@ -9,10 +9,9 @@ from typing import Any
 import click
 
 from batchfinder.cli.estimating.estimate import end, for_estimates, gpus_of, load, user_code
+from batchfinder.cli.exiting import terminated_as_ctrl_c
 from batchfinder.cli.output import deliver, live_line, print_notes, width_of_table
-from batchfinder.cli.request import Request, refuse_real_steps, request_of
-from batchfinder.cli.signals import terminated_as_ctrl_c
-from batchfinder.cli.target_arguments import parse_arguments
+from batchfinder.cli.request import Request, parse_arguments, refuse_real_steps, request_of
 from batchfinder.errors import UsageError
 from batchfinder.probing.devices.versions import versions
 from batchfinder.reporting.page.page import check_report

@@ -24,7 +24,6 @@ from batchfinder.simulation.kernels.convolution import (
     is_well_formed,
 )
 from batchfinder.simulation.kernels.elementwise import ELEMENTWISE, cast, elementwise, is_plain_cast
-from batchfinder.simulation.kernels.in_place import works_in_place
 from batchfinder.simulation.kernels.losses import LOSSES
 from batchfinder.simulation.kernels.packing import PACK
 from batchfinder.simulation.values.shapes import new_like, new_tensor, run_on_shapes
@@ -186,10 +185,30 @@ if hasattr(_aten, "_grouped_mm"):  # since 2.8
     _GROUPED_MM = _aten._grouped_mm.default
     _OUTPUTS[_GROUPED_MM] = _grouped_mm
 
+_SELECTIONS = {
+    f"{name}Backward{number}"
+    for name in ("Max", "Min", "Median", "Nanmedian", "Mode", "Kthvalue", "Sort", "Topk")
+    for number in (0, 1)
+}
+_LOGITS = "BinaryCrossEntropyWithLogitsBackward0"
+# Operators that write into their first argument on CUDA, each with the autograd nodes that run it.
+# PyTorch copies that argument first if it is a tensor subclass, such as a fake tensor. Source:
+# ``areAnyTensorSubclassLike`` in ``torch/csrc/autograd/FunctionsManual.cpp`` and ``aten/src/ATen``.
+_IN_PLACE: dict[Any, set[str]] = {
+    _aten.scatter_add.default: {"GatherBackward0", "CummaxBackward0", "CumminBackward0"},
+    _aten.index_add.default: {"IndexSelectBackward0"},
+    _aten.index_put.default: {"IndexBackward0"},
+    _aten.scatter.src: _SELECTIONS,
+    _aten.logical_and.default: _SELECTIONS,
+    _aten.logical_or.default: _SELECTIONS,
+    _aten.sub.Tensor: {_LOGITS},
+    _aten.mul.Tensor: {_LOGITS},
+}
+
 
 def outputs_of(func: OpOverload, args: Any, kwargs: Any) -> Any:
     """Return the outputs of an operator, when called below autograd."""
-    if works_in_place(func, args):
+    if _works_in_place(func, args):
         return args[0]
     rule = _OUTPUTS.get(func)
     if rule is not None and (func is not _CONVOLUTION or is_well_formed(args)):
@@ -200,3 +219,21 @@ def outputs_of(func: OpOverload, args: Any, kwargs: Any) -> Any:
     elif func in _COPIES and is_plain_cast(kwargs):
         output = cast(*args, **kwargs)
     return run_on_shapes(func, args, kwargs) if output is None else output
+
+
+def _works_in_place(func: Any, args: Any) -> bool:
+    """Return True if an operator that is about to run would change its first argument on CUDA."""
+    nodes = _IN_PLACE.get(func)
+    if nodes is None:
+        return False
+    node = torch._C._current_autograd_node()
+    if node is None or node.name() not in nodes:
+        return False
+    # A weight for each class is expanded over the targets, so it is not changed. A hook may
+    # multiply by a number.
+    if func is not _aten.mul.Tensor:
+        return True
+    if not isinstance(args[1], Tensor):
+        return False
+    shapes = args[0].shape, args[1].shape
+    return bool(torch.broadcast_shapes(*shapes) == shapes[0])  # type: ignore[no-untyped-call]
