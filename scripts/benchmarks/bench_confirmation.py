@@ -75,17 +75,17 @@ class RecordingDevice(CpuDevice):
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What a rule said of all recordings under all limits.
+    """The verdicts of a rule on all recordings under all limits.
 
     Attributes:
         headroom: the share of the limit that the budget leaves free.
-        most_steps: that it watches.
-        judged: how many it judged.
-        accepted: how many it let pass.
-        died: of how many of those the training needed more than the limit.
-        refused_needlessly: of how many it refused the training stays within the budget.
-        steps_of_accepted: the mean number of steps that it watched those that it let pass.
-        steps_of_refused: that of the others.
+        most_steps: the most steps that the rule watches.
+        judged: the number of trainings that it judged.
+        accepted: the number that it let pass.
+        died: the accepted ones whose training needed more than the limit.
+        refused_needlessly: the refused ones whose training stays within the budget.
+        steps_of_accepted: the mean number of steps that it watched of the accepted ones.
+        steps_of_refused: the mean number of steps that it watched of the refused ones.
     """
 
     headroom: float

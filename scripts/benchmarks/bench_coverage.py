@@ -193,7 +193,7 @@ def error_in_training(name: str, made: Callable[[], Any]) -> Exception | None:
 
 
 def texts(config: Any) -> dict[str, torch.Tensor]:
-    """Tokens, each of which is to be told again."""
+    """Return random tokens with an end token: the inputs, and the labels to predict."""
     text = getattr(config, "text_config", config)
     tokens = torch.randint(10, min(getattr(text, "vocab_size", 1000), 1000), (TEXTS, TOKENS))
     end = getattr(text, "eos_token_id", None)

@@ -69,8 +69,8 @@ class Traces:
     """The trace of each model.
 
     Attributes:
-        seconds: what each trace took, of one core.
-        missing: of what there is no trace.
+        seconds: the time of each trace on one core, by the model's name.
+        missing: the models that could not be traced.
     """
 
     def __init__(self, recipe: Recipe) -> None:

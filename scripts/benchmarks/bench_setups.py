@@ -1,4 +1,4 @@
-"""Judge searches on set-ups as people have them, each by its own loop; and time them.
+"""Check the answers of searches on real set-ups in training loops of their own, and time them.
 
     scripts/counting_cuda/run.sh python scripts/benchmarks/bench_setups.py    # about two hours
     scripts/counting_cuda/run.sh python scripts/benchmarks/bench_setups.py --only clip-80

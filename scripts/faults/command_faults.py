@@ -41,7 +41,7 @@ def _in_mounts(before: str, last: str = 'exec "$@"') -> tuple[str, ...]:
 
 
 def _cache() -> Iterator[Fault]:
-    """Every one of these is a search as without a cache."""
+    """Yield broken caches. The search has to end as it does without a cache."""
     fault = functools.partial(Fault, "remembered answers", command=FIND)
     folder = 'mkdir -p "$BATCHFINDER_CACHE"'
     file = f'"$BATCHFINDER_CACHE/{FILE}"'
@@ -95,7 +95,7 @@ def _report() -> Iterator[Fault]:
 
 
 def _sweep() -> Iterator[Fault]:
-    """The last value is without fault, and its answer as ever."""
+    """Yield faults at some values of a sweep. The last value works and has its usual answer."""
     fault = functools.partial(Fault, "sweep", command=("sweep", "--over", "at=1,99"))
     for deed in ("raise", "kill", "oom", "os_exit", "sys_exit"):
         yield fault(f"one value: {deed}", {"stage": "forward", "deed": deed})

@@ -175,8 +175,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "winners": lambda: study_tables.winners(load("studies")["winners"]),
     "sweeps": lambda: study_tables.sweeps(load("studies")["sweep"]),
     "knees": lambda: study_tables.knees(load("studies")["knee"]),
-    "validations": lambda: study_tables.validations(load("validation")["survival"]),
-    "validation_batches": lambda: study_tables.validation_batches(load("validation")["eval"]),
+    "validations": lambda: study_tables.validations(load("first_validation")["survival"]),
+    "validation_batches": lambda: study_tables.validation_batches(load("first_validation")["eval"]),
     "comparison_times": lambda: study_tables.times(load("studies")["time"]),
 }
 

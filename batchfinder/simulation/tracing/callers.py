@@ -23,7 +23,7 @@ _GRAD_SCALERS = str(Path(torch.__file__).parent / "amp") + os.sep
 _DISTRIBUTION = str(Path(torch.__file__).parent / "distributions" / "distribution.py")
 
 
-def is_user_code(file_name: str) -> bool:
+def is_outside_pytorch(file_name: str) -> bool:
     """Return True for a file of neither PyTorch nor batchfinder."""
     return not file_name.startswith((*_PYTORCH, _BATCHFINDER))
 
@@ -37,7 +37,7 @@ def user_line() -> str:
     """Return the innermost line of the user's code on the stack, as ``file.py:12``, or ""."""
     for frame, line in traceback.walk_stack(sys._getframe(2)):
         name = frame.f_code.co_filename
-        if is_user_code(name) and not _is_standard(name):
+        if is_outside_pytorch(name) and not _is_standard(name):
             return f"{name}:{line}"
         # Frames above batchfinder's own do not belong to the step.
         if name.startswith(_BATCHFINDER) and not name.startswith(_SIMULATION):
@@ -55,7 +55,7 @@ def value_for_pytorch_itself() -> float | None:
     """
     for frame, _ in traceback.walk_stack(sys._getframe(2)):
         name = frame.f_code.co_filename
-        if is_user_code(name):
+        if is_outside_pytorch(name):
             return None
         if name.startswith(_OPTIMIZERS):
             return None if name == _LBFGS else 1000.0

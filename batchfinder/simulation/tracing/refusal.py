@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import (
 from batchfinder.errors import BatchTooSmallError, StepError
 from batchfinder.probing.too_small import needs_more_than_one_sample
 from batchfinder.simulation.kernels.attention import NO_KERNEL
-from batchfinder.simulation.tracing.callers import is_user_code
+from batchfinder.simulation.tracing.callers import is_outside_pytorch
 from batchfinder.simulation.values.unknown import ValueUnknownError
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.state.reach import modules_reached
@@ -117,7 +117,7 @@ def _is_users(error: BaseException) -> bool:
     *_, (last, _line) = traceback.walk_tb(error.__traceback__)
     name = last.f_code.co_filename
     return isinstance(error, NotImplementedError) and (
-        is_user_code(name)
+        is_outside_pytorch(name)
         or last.f_code.co_name == "_forward_unimplemented"
         or name == torch.autograd.function.__file__  # no backward()
         or not str(error)  # an abstract method
@@ -134,7 +134,7 @@ def place(error: BaseException, names: Mapping[int, str]) -> str:
         owner = frame.f_locals.get("self")
         if isinstance(owner, nn.Module):
             module = names.get(id(owner)) or module or type(owner).__name__
-        if is_user_code(frame.f_code.co_filename):
+        if is_outside_pytorch(frame.f_code.co_filename):
             line = f"{frame.f_code.co_filename}:{number}"
     parts = [part for part in (module and f"in {module}", line and f"at {line}") if part]
     return f" {' '.join(parts)}" if parts else ""

@@ -16,7 +16,7 @@ from batchfinder.training.step import TrainingStep
 
 # The optimizer allocates its states in the first step, so only the gradients of the second are
 # where those of a training are. After one step, a ResNet's 3318 and a ViT's 328 fitted beside them,
-# and ran out of memory in a script (scripts/benchmarks/bench_validation.py).
+# and ran out of memory in a script (scripts/benchmarks/bench_first_validation.py).
 SMALL_STEPS = 2
 
 

@@ -218,7 +218,7 @@ def main() -> None:
 
 
 def _import_ahead(peer: str) -> None:
-    """No finder is to pay for its imports under the limit more than it needs."""
+    """Import a finder's library before the memory limit is set, so that it does not count."""
     if peer.startswith("lightning"):
         import lightning.pytorch.tuner  # noqa: F401
 

@@ -1,6 +1,7 @@
 r"""Train, validate and train again at given batch sizes, and tell whether it survived.
 
-The independent judge of `bench_validation.py`. Its loops stand at module level, as in most scripts.
+The independent judge of `bench_first_validation.py`. Its loops stand at module level, as in most
+scripts.
 
     python scripts/benchmarks/parts/validate_at.py train.py:build_model 128 256 MEMORY 2 ARGUMENTS
 

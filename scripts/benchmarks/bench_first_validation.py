@@ -1,6 +1,6 @@
 r"""Do trainings survive their first validation, and is a validation's batch the largest?
 
-    scripts/counting_cuda/run.sh python scripts/benchmarks/bench_validation.py [--only eval]
+    scripts/counting_cuda/run.sh python scripts/benchmarks/bench_first_validation.py [--only eval]
 
 On a CUDA runtime that only counts memory (see ``scripts/counting_cuda``); about 40 minutes.
 
@@ -9,7 +9,8 @@ without and with ``eval_batch_size``, and a script in a fresh process trains and
 where nothing fits, at one example, which must fail.
 `eval`: 6 models. The largest batch that ``mode="eval"`` finds, beside the largest with which such a
 script validates: that is bisected, after two training steps of 2 examples, and of as many as a
-quarter of the largest that train. Writes each row as it comes to scripts/results/validation.json.
+quarter of the largest that train. Writes each row as it comes to
+scripts/results/first_validation.json.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def main() -> None:
     only = parser.parse_args().only
     torch.backends.cudnn.enabled = False
     warnings.simplefilter("ignore")
-    path = RESULTS / "validation.json"
+    path = RESULTS / "first_validation.json"
     rows: dict[str, list[dict[str, Any]]] = json.loads(path.read_text()) if path.exists() else {}
     for name, part in (("survival", survival_rows), ("eval", eval_rows)):
         if only in (None, name):
