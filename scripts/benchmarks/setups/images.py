@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import setup_loop
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -32,17 +30,10 @@ def make_batch(batch_size: int, image_size: int = 224) -> Sample:
     return images, torch.zeros(batch_size, dtype=torch.long)
 
 
-def start(**arguments: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return the model on the device, and its optimizer."""
-    model, _ = target(**arguments)
-    model.to(setup_loop.device).train()
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-
 if __name__ == "__main__":
     device = setup_loop.device
     image_size = setup_loop.arguments.get("image_size", 224)
-    model, optimizer = setup_loop.kept(start)
+    model, optimizer = setup_loop.with_adamw(target)
     loader = (make_batch(setup_loop.batch_size, image_size) for _ in range(setup_loop.steps))
     for images, labels in loader:
         images, labels = images.to(device), labels.to(device)

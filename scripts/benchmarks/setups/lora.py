@@ -35,17 +35,9 @@ def make_batch(batch_size: int) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
 
 
-def start(**arguments: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return the model on the device, and the optimizer of its adapters."""
-    model, _ = target(**arguments)
-    model.to(setup_loop.device).train()
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return model, torch.optim.AdamW(trainable, lr=1e-4)
-
-
 if __name__ == "__main__":
     device = setup_loop.device
-    model, optimizer = setup_loop.kept(start)
+    model, optimizer = setup_loop.with_adamw(target)
     for batch in (make_batch(setup_loop.batch_size) for _ in range(setup_loop.steps)):
         batch = {name: tensor.to(device) for name, tensor in batch.items()}
         output = model(**batch)

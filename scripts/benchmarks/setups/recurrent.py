@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import setup_loop
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -41,16 +39,9 @@ def make_batch(batch_size: int) -> Sample:
     return words, words.clone()
 
 
-def start(**arguments: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return the model on the device, and its optimizer."""
-    model, _ = target(**arguments)
-    model.to(setup_loop.device).train()
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-
 if __name__ == "__main__":
     device = setup_loop.device
-    model, optimizer = setup_loop.kept(start)
+    model, optimizer = setup_loop.with_adamw(target)
     for words, next_words in (make_batch(setup_loop.batch_size) for _ in range(setup_loop.steps)):
         words, next_words = words.to(device), next_words.to(device)
         with setup_loop.autocast():

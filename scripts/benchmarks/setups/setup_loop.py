@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 Built = TypeVar("Built")
 
@@ -28,6 +29,21 @@ def kept(build: Callable[..., Built]) -> Built:
         _built.append(build(**arguments))
     built: Built = _built[0]
     return built
+
+
+def with_adamw(build: Callable[..., Any]) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return the first model of ``build(**arguments)`` on the device, and AdamW over its weights.
+
+    A target returns a sample beside the model.
+    """
+
+    def start(**arguments: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+        built = build(**arguments)
+        model = (built[0] if isinstance(built, tuple) else built).to(device).train()
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        return model, torch.optim.AdamW(trainable, lr=1e-4)
+
+    return kept(start)
 
 
 def autocast() -> torch.autocast:

@@ -177,16 +177,9 @@ LENGTHS = {"gpt2": 512, "llama": 1024, "qwen": 1024, "bert": 128, "t5": 256, "ba
 LENGTHS |= {"clip": 77, "wav2vec2": 80_000, "whisper": 128}
 
 
-def start(**arguments: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return the model on the device, and its optimizer."""
-    model, _ = target(**arguments)
-    model.to(setup_loop.device).train()
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-
 if __name__ == "__main__":
     device = setup_loop.device
-    model, optimizer = setup_loop.kept(start)
+    model, optimizer = setup_loop.with_adamw(target)
     kind = setup_loop.arguments.get("model", "gpt2")
     length = setup_loop.arguments.get("length", LENGTHS[kind])
     loader = (MAKE_BATCH[kind](setup_loop.batch_size, length) for _ in range(setup_loop.steps))

@@ -33,16 +33,10 @@ def loader(model: str = "bert", layers: int = 6, batch_size: int = 2) -> DataLoa
     return DataLoader(Texts(), batch_size, shuffle=True, collate_fn=collate)
 
 
-def start(**arguments: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return the model on the device, and its optimizer."""
-    model = build(**arguments).to(setup_loop.device).train()
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-
 if __name__ == "__main__":
     torch.manual_seed(setup_loop.seed)
     device = setup_loop.device
-    model, optimizer = setup_loop.kept(start)
+    model, optimizer = setup_loop.with_adamw(build)
     step = 0
     while step < setup_loop.steps:
         for batch in loader(**setup_loop.arguments, batch_size=setup_loop.batch_size):
