@@ -90,11 +90,7 @@ class AtPlace:
 
     def settle(self, place: Place) -> None:
         """Take over the attributes of a place."""
-        self.place = place
-        self.device, self.versions = place.device, place.versions
-        self.capacity_bytes, self.budget_bytes = place.capacity_bytes, place.budget_bytes
-        self.used_by_others_bytes = place.used_by_others_bytes
-        self.is_repeatable, self.may_expand = place.is_repeatable, may_expand(place.device)
+        vars(self).update(vars(place), place=place, may_expand=may_expand(place.device))
 
     def agreed(self, result: BatchSizeResult) -> BatchSizeResult:
         """Return the result that every process of the search returns."""

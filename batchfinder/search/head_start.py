@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 from batchfinder.results.probe import FORESEEN_NOTE, SHORT_LIVED_NOTE, Outcome, Probe
@@ -38,6 +38,7 @@ MakeGuess: TypeAlias = Callable[["int | None"], "Guess | None"]
 size that failed is given, if any has."""
 
 
+@dataclass
 class HeadStart:
     """The estimate that a search starts from.
 
@@ -46,7 +47,7 @@ class HeadStart:
     It is the guess until a replay has one, which knows this device's kernels: without replays, an
     estimate above the answer costs more probes than it saves.
 
-    Args:
+    Attributes:
         estimate: makes the simulated estimate; None if the user did not ask for it.
         replay: replays the memory requests of two small confirmations to guess the largest size
             that fits. None if nothing is recorded.
@@ -55,35 +56,25 @@ class HeadStart:
         foresee: replays the confirmation just below a size, scaled to it, where such a replay will
             decide in any case; returns True if it runs out of memory.
         expand: guesses the largest size under expandable segments, from the answer without them.
-
-    Attributes:
         batch_size: the simulated estimate; None before it is made, or if there is none.
         notes: notes for the user.
         seconds: the time that guesses took, or waiting for them.
     """
 
-    def __init__(
-        self,
-        estimate: MakeEstimate | None = None,
-        replay: MakeGuess | None = None,
-        lasts: Callable[[int], bool] = lambda _: True,
-        foresee: Callable[[int], bool] = lambda _: False,
-        expand: Callable[[int], Guess | None] = lambda _: None,
-    ) -> None:
-        self._estimate = estimate
-        self._replay = replay
-        self._lasts = lasts
-        self._foresee = foresee
-        self._expand = expand
-        self._is_estimated = False
-        self.batch_size: int | None = None
-        self.notes: list[str] = []
-        self.seconds = 0.0
+    estimate: MakeEstimate | None = None
+    replay: MakeGuess | None = None
+    lasts: Callable[[int], bool] = lambda _: True
+    foresee: Callable[[int], bool] = lambda _: False
+    expand: Callable[[int], Guess | None] = lambda _: None
+    batch_size: int | None = None
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    _is_estimated: bool = False
 
     @property
     def replays(self) -> bool:
         """True if two small sizes have to be confirmed before the guess."""
-        return self._replay is not None
+        return self.replay is not None
 
     def of(self, prober: Prober, bounds: Bounds) -> MakeGuess | None:
         """Return the function that guesses the answer of a search; None if there is none.
@@ -92,7 +83,7 @@ class HeadStart:
             prober: the prober of the search.
             bounds: the sizes that it may try.
         """
-        if not self._estimate and not self._replay:
+        if not self.estimate and not self.replay:
             return None
 
         def guess(failed: int | None) -> Guess | None:
@@ -104,7 +95,7 @@ class HeadStart:
     def foreseen(self, batch_size: int) -> Probe | None:
         """Return the failure of a confirmation that need not run; None if it has to."""
         with self._timed():
-            is_foreseen = self._foresee(batch_size)
+            is_foreseen = self.foresee(batch_size)
         if not is_foreseen:
             return None
         return Probe(batch_size, Outcome.OOM, steps=0, seconds=0.0, note=FORESEEN_NOTE)
@@ -114,13 +105,13 @@ class HeadStart:
         if not (probe.confirmed and probe.fits):
             return probe
         with self._timed():
-            is_believed = self._lasts(probe.batch_size)
+            is_believed = self.lasts(probe.batch_size)
         return probe if is_believed else replace(probe, outcome=Outcome.OOM, note=SHORT_LIVED_NOTE)
 
     def expanded(self, answer: int) -> Guess | None:
         """Return the guess under expandable segments; None if it is unknown or smaller."""
         with self._timed():
-            return self._expand(answer)
+            return self.expand(answer)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -129,15 +120,15 @@ class HeadStart:
         self.seconds += time.monotonic() - started
 
     def _guess(self, prober: Prober, bounds: Bounds, failed: int | None) -> Guess | None:
-        found = self._replay(failed) if self._replay else None
-        if found or self._estimate is None:
+        found = self.replay(failed) if self.replay else None
+        if found or self.estimate is None:
             return found
         if prober.device.partition(" ")[0] == "cpu":
             self.notes = ["the search started without an estimate: there is none for the CPU"]
             return None
         if not self._is_estimated:
             self._is_estimated = True
-            estimated = self._estimate(prober.device, prober.budget_bytes, bounds)
+            estimated = self.estimate(prober.device, prober.budget_bytes, bounds)
             self.batch_size, self.notes = estimated
         size = self.batch_size
         return Guess(size) if size and size < (failed or math.inf) else None
