@@ -14,10 +14,7 @@ from batchfinder.units import format_bytes
 def late_gradients_warning(step: TrainingStep, run: Run, memory_bytes: float) -> str:
     """Return the warning if late gradients would not fit beside a forward pass; else "".
 
-    Args:
-        step: the training step.
-        run: a confirmation that fits.
-        memory_bytes: memory that the loop may use, with the headroom of the search.
+    The run is a confirmation that fits. The loop may use the memory with the search's headroom.
     """
     late_bytes = step.late_gradient_bytes
     unused_bytes = run.reserved_bytes - run.allocated_bytes  # lost to holes

@@ -268,10 +268,7 @@ def highest_to_expect(peaks: Sequence[int], share: float, steps: int | None = No
     memory that it frees is in the way of later steps. Peaks that were read too low count only as
     steps that needed no more.
 
-    Args:
-        peaks: the peak of each step so far, at least one.
-        share: the share of steps, below 1.
-        steps: the number of steps that showed the same spread; None for that of the peaks.
+    With ``steps``, the peaks count as if that number of them had shown the same spread.
 
     Example:
         >>> round(highest_to_expect([80, 98, 60, 100, 102, 100], 0.99))
