@@ -159,7 +159,7 @@ WITHOUT_TORCH = (
     ("name", "modules"),
     [
         ("CONTEXT_BYTES", ("probing.devices.cuda", "launching.hook.memory")),
-        ("SMALL_BYTES", ("probing.devices.allocator.rounding", "probing.recording")),
+        ("SMALL_BYTES", ("probing.devices.allocator.blocks", "probing.recording")),
         ("METHODS", ("training.frameworks.language_model", "cli.options")),
     ],
 )

@@ -16,7 +16,7 @@ import torch
 MOST_EVENTS = 400_000
 
 # The largest request, in bytes, that the allocator's small pool serves: SMALL_BYTES of
-# devices/allocator/rounding.py, which this file may not import. Steps that differ in the bytes of
+# devices/allocator/blocks.py, which this file may not import. Steps that differ in the bytes of
 # these alone, such as a list of detections, need no more large blocks.
 SMALL_BYTES = 2**20
 

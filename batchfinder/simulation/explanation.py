@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate, islice
 from typing import Any
 
-from batchfinder.probing.devices.allocator.rounding import MIN_BLOCK_BYTES, round_up
+from batchfinder.probing.devices.allocator.blocks import MIN_BLOCK_BYTES, round_up
 from batchfinder.simulation.gpus import Gpu
 from batchfinder.simulation.trace.trace import EMPTY_CACHE, GeneralTrace, Kind, Stage
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from batchfinder.probing.devices.allocator.block import Block
+from batchfinder.probing.devices.allocator.blocks import Block
 from batchfinder.probing.devices.allocator.caching import CachingAllocator, DeviceFullError
 from batchfinder.probing.steadiness import STEADY_STEPS
 from batchfinder.simulation.gpus import NO_GPU, Gpu

@@ -31,20 +31,18 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from batchfinder.probing.devices.allocator.block import (  # noqa: E402 - runs from a checkout too
+from batchfinder.probing.devices.allocator.blocks import (  # noqa: E402 - runs from a checkout too  # noqa: E402
     POOL_BYTES,
+    SMALL_BYTES,
     Block,
     address_of,
     make_block,
-)
-from batchfinder.probing.devices.allocator.caching import CachingAllocator  # noqa: E402
-from batchfinder.probing.devices.allocator.rounding import (  # noqa: E402
-    SMALL_BYTES,
     round_request,
     segment_bytes,
 )
+from batchfinder.probing.devices.allocator.caching import CachingAllocator  # noqa: E402
 from batchfinder.simulation.gpus import Gpu, find_gpu  # noqa: E402
-from batchfinder.simulation.kernels.convolution_workspaces import (  # noqa: E402
+from batchfinder.simulation.kernels.convolution import (  # noqa: E402
     Convolution,
     Direction,
 )

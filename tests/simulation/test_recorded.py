@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from batchfinder.probing.devices.allocator.block import Block
+from batchfinder.probing.devices.allocator.blocks import Block
 from batchfinder.probing.devices.allocator.caching import (
     AllocatorSettings,
     DeviceFullError,

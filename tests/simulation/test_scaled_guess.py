@@ -10,8 +10,8 @@ from batchfinder.simulation.lasting import (
     in_other_orders,
     lasts,
 )
-from batchfinder.simulation.matched_requests import paired
 from batchfinder.simulation.scaled_guess import foresees, scaled_guess
+from batchfinder.simulation.scaled_recording import paired
 from batchfinder.units import MIB
 
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from batchfinder.errors import DeviceError
-from batchfinder.probing.devices.cublas_workspaces import CublasWorkspaces
 from batchfinder.probing.devices.device import Device, DeviceMemory, Peaks
+from batchfinder.units import MIB
 
 # The context, loaded kernels and library handles of one process, outside the allocator: about
 # 0.3 to 0.5 GB since CUDA 11.7, which loads kernels lazily. No function separates this from the
 # memory of other processes.
-CONTEXT_BYTES = 512 * 1024**2
+CONTEXT_BYTES = 512 * MIB
+
+# batchfinder.simulation.kernels.matrix_products says which GPUs use 32 MiB.
+_USUAL_BYTES = {32 * MIB, 8_519_680}
+_NO_POOL = (0, 0)
 
 
 class CudaDevice(Device):
@@ -98,3 +104,50 @@ class CudaDevice(Device):
     def release_cache(self) -> None:
         self._workspaces.release()
         torch.cuda.empty_cache()
+
+
+class CublasWorkspaces:
+    """The workspaces that cuBLAS keeps in the allocator's memory, from when this object was made.
+
+    PyTorch keeps one for each thread that multiplies matrices, and the backward pass runs in a
+    thread of its own. The place of a workspace decides how much else fits. In a fresh process, the
+    backward pass puts its workspace into a hole that the first step's activations left. A step that
+    finds the workspace of an earlier probe proves nothing about a fresh process.
+
+    Earlier workspaces stay: another part of the program may be using them.
+    """
+
+    def __init__(self) -> None:
+        sizes = _sizes()
+        # Other allocators do not list their blocks.
+        is_native = torch.cuda.get_allocator_backend() == "native"
+        self._are_ours = (
+            is_native
+            and sizes is not None
+            and not any(
+                block["state"] == "active_allocated" and block["requested_size"] in sizes
+                for segment in _segments()
+                for block in segment["blocks"]
+            )
+        )
+
+    def release(self) -> None:
+        """Return the workspaces to the allocator.
+
+        Keep them if there are CUDA graphs, which may have recorded their addresses.
+        """
+        if self._are_ours and all(s.get("segment_pool_id") == _NO_POOL for s in _segments()):
+            torch._C._cuda_clearCublasWorkspaces()
+
+
+def _segments() -> list[dict[str, Any]]:
+    """Return what the allocator holds, on all devices."""
+    return torch.cuda.memory_snapshot()  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _sizes() -> set[int] | None:
+    """Return the possible sizes of a workspace in bytes; None if unknown."""
+    read = getattr(torch.backends.cuda, "cublas_workspace_size", None)
+    if read is not None:  # PyTorch 2.12
+        return {*_USUAL_BYTES, read()}
+    return None if "CUBLAS_WORKSPACE_CONFIG" in os.environ else _USUAL_BYTES

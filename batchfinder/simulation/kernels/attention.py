@@ -3,6 +3,11 @@
 PyTorch picks one of several kernels by GPU, dtype, head size and mask. The kernels keep very
 different amounts of memory for the backward pass, by orders of magnitude. Source of the rules:
 https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
+
+Sources of the memory that kernels use besides their outputs: ``attention_backward.cu`` and
+``flash_attn/flash_api.cpp`` beside it. The tile sizes of the memory-efficient kernel were derived
+from the requests to PyTorch's own allocator. The requests cover every generation of GPUs and head
+sizes from 16 to 256.
 """
 
 from __future__ import annotations
@@ -10,10 +15,13 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+
+from batchfinder.probing.devices.allocator.blocks import round_up
+from batchfinder.simulation.gpus import NO_GPU, Gpu
 
 T = TypeVar("T")
 ComputeCapability = tuple[int, int]
@@ -31,6 +39,12 @@ NO_KERNEL = "No available kernel"
 """The start of PyTorch's error if every kernel that could run is switched off."""
 
 _PREFER_CUDNN = (9, 10)  # major compute capabilities; other GPUs try cuDNN's kernel last
+
+# Queries and keys are ``(batch, heads, length, head size)``.
+_FLOAT_BYTES = 4
+_LOCK_FLOATS = 4  # in each tile: a lock and a counter, aligned
+_SPLIT_KEYS = 64
+_ENOUGH_HEADS = 200  # over all examples; keys are split into at most this number / heads parts
 
 FAMILIES: tuple[ComputeCapability, ...] = ((5, 0), (7, 0), (8, 0))
 """The compute capability of the oldest GPU in each generation that has its own kernels."""
@@ -191,3 +205,74 @@ def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
         length = mask.size(-1)
         mask = torch.nn.functional.pad(mask, (0, missing))[..., :length]
     return mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
+
+
+def flash_backward_bytes(query: Tensor, key: Tensor) -> list[int]:
+    """Return the bytes that the backward pass of flash attention uses, all at once.
+
+    They are the gradient's row sums and the query's fp32 gradient. If several heads share a key,
+    the gradients of keys and values exist for each head too, before they are added up.
+    """
+    batch, heads, length, head_size = query.shape
+    rows = batch * heads * round_up(length, 128)
+    width = round_up(head_size, 32 if head_size <= 128 else 64)
+    sizes = [rows * _FLOAT_BYTES, rows * width * _FLOAT_BYTES]
+    if key.size(1) != heads:
+        sizes += [batch * heads * key.size(2) * head_size * query.element_size()] * 2
+    return sizes
+
+
+def efficient_forward_bytes(query: Tensor, value: Tensor) -> int:
+    """Return the bytes of the fp32 output, needed if a tile of it does not fit into registers."""
+    batch, heads, length, _ = query.shape
+    head_size = value.size(-1)
+    if query.element_size() == _FLOAT_BYTES or head_size <= 128:
+        return 0
+    return batch * heads * length * head_size * _FLOAT_BYTES
+
+
+class EfficientBackward(NamedTuple):
+    """One head's fp32 tiles of the gradients that several blocks of threads add to.
+
+    Attributes:
+        query_floats: elements for the query's gradient.
+        split_floats: elements for the gradients of key and value, for each part of the keys.
+        splits: the number of parts that the keys are split into. Many heads reduce it.
+
+    Example:
+        >>> kernel = EfficientBackward(query_floats=100, split_floats=10, splits=8)
+        >>> kernel.bytes_of(1), kernel.bytes_of(1000)
+        (720, 440000)
+    """
+
+    query_floats: int
+    split_floats: int
+    splits: int
+
+    def bytes_of(self, heads: int, _: Gpu = NO_GPU) -> int:
+        """Return the bytes for all heads of all examples. They are the same on every GPU."""
+        splits = max(1, min(self.splits, _ENOUGH_HEADS // max(1, heads)))
+        return heads * (self.query_floats + splits * self.split_floats) * _FLOAT_BYTES
+
+
+def efficient_backward(
+    query: Tensor, key: Tensor, capability: ComputeCapability
+) -> EfficientBackward:
+    """Return the memory that the backward pass of the memory-efficient kernel uses."""
+    length, head_size = query.shape[2:]
+    half = query.element_size() < _FLOAT_BYTES
+    rows, columns = 64, 64
+    # Gradients of key and value are summed in registers, unless a head is too large for that.
+    keys = _SPLIT_KEYS if half and head_size > 128 else 0
+    splits = -(-key.size(2) // _SPLIT_KEYS)
+    if capability < (7, 0):
+        if not half:
+            return EfficientBackward(0, 0, 1)
+        keys, splits = _SPLIT_KEYS if head_size > 64 else 0, 1
+    elif head_size > 64 and (half or capability >= (8, 0)):
+        rows = 128
+        if half and head_size <= 128 and capability >= (8, 0):
+            columns = 128
+    tiles = -(-length // rows) * -(-head_size // columns)
+    query_floats = tiles * (rows * columns + _LOCK_FLOATS)
+    return EfficientBackward(query_floats, 2 * keys * round_up(head_size, rows), splits)

@@ -3,7 +3,7 @@
 Workspaces of cuDNN are optional: if none is available, PyTorch falls back to an algorithm that
 needs less. Copies of tensors in another memory format than cuDNN's are not optional.
 
-Workspaces of attention are in :mod:`~batchfinder.simulation.kernels.attention_memory`. Workspaces
+Workspaces of attention are in :mod:`~batchfinder.simulation.kernels.attention`. Workspaces
 of cuBLAS outlive the step: :mod:`~batchfinder.simulation.kernels.matrix_products`.
 
 Sources in ``aten/src/ATen/native`` of PyTorch: ``cudnn/Conv_v8.cpp`` and ``cudnn/ConvShared.cpp``,
@@ -20,14 +20,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from batchfinder.simulation.kernels.attention import ComputeCapability, on_target
-from batchfinder.simulation.kernels.attention_memory import (
+from batchfinder.simulation.kernels.attention import (
+    ComputeCapability,
     efficient_backward,
     efficient_forward_bytes,
     flash_backward_bytes,
+    on_target,
 )
-from batchfinder.simulation.kernels.convolution import compute_format
-from batchfinder.simulation.kernels.convolution_workspaces import Convolution, Direction
+from batchfinder.simulation.kernels.convolution import Convolution, Direction, compute_format
 from batchfinder.simulation.kernels.embedding import (
     embedding_backward_sizes,
     embedding_bag_backward_sizes,

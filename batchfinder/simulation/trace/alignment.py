@@ -9,7 +9,7 @@ from fractions import Fraction
 from itertools import groupby, zip_longest
 from typing import Any
 
-from batchfinder.probing.devices.allocator.rounding import round_request
+from batchfinder.probing.devices.allocator.blocks import round_request
 from batchfinder.simulation.trace.curve import Curve
 from batchfinder.simulation.trace.trace import EMPTY_CACHE, GeneralTrace, Stage, Storage, Trace
 

@@ -12,8 +12,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from batchfinder.errors import StepError
 from batchfinder.estimator import estimate_peak_memory
-from batchfinder.simulation.kernels.attention import AttentionBackend, choose_backend
-from batchfinder.simulation.kernels.attention_memory import flash_backward_bytes
+from batchfinder.simulation.kernels.attention import (
+    AttentionBackend,
+    choose_backend,
+    flash_backward_bytes,
+)
 from batchfinder.units import MIB
 
 LENGTH = 1024

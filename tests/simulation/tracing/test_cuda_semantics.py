@@ -12,8 +12,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from batchfinder.simulation.gpus import find_gpu
-from batchfinder.simulation.kernels.attention import FAMILIES, AttentionBackend, choose_backend
-from batchfinder.simulation.kernels.attention_memory import efficient_backward
+from batchfinder.simulation.kernels.attention import (
+    FAMILIES,
+    AttentionBackend,
+    choose_backend,
+    efficient_backward,
+)
 from batchfinder.simulation.kernels.matrix_products import workspace_bytes
 from batchfinder.simulation.kernels.workspaces import CudaWorkspaces
 from batchfinder.simulation.trace.trace import Kind, Stage, Storage

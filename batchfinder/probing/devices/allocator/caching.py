@@ -17,21 +17,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from batchfinder.probing.devices.allocator.block import (
+from batchfinder.probing.devices.allocator.blocks import (
     ADDRESS_BITS,
     ADDRESS_MASK,
+    LARGE_SEGMENT_BYTES,
+    MIN_BLOCK_BYTES,
     POOL_BYTES,
+    SMALL_BYTES,
     Block,
     address_of,
     make_block,
-    size_of,
-)
-from batchfinder.probing.devices.allocator.rounding import (
-    LARGE_SEGMENT_BYTES,
-    MIN_BLOCK_BYTES,
-    SMALL_BYTES,
     round_request,
     segment_bytes,
+    size_of,
 )
 from batchfinder.units import MIB
 

@@ -10,23 +10,21 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from batchfinder.probing.devices.allocator.block import (
+from batchfinder.probing.devices.allocator.blocks import (
     ADDRESS_BITS,
+    LARGE_SEGMENT_BYTES,
     POOL_BYTES,
+    SMALL_SEGMENT_BYTES,
     Block,
     address_of,
     make_block,
+    round_up,
     size_of,
 )
 from batchfinder.probing.devices.allocator.caching import (
     AllocatorSettings,
     CachingAllocator,
     DeviceFullError,
-)
-from batchfinder.probing.devices.allocator.rounding import (
-    LARGE_SEGMENT_BYTES,
-    SMALL_SEGMENT_BYTES,
-    round_up,
 )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from batchfinder.probing.devices.allocator.rounding import SMALL_BYTES
+from batchfinder.probing.devices.allocator.blocks import SMALL_BYTES
 from batchfinder.search.prober import Recording
 
 

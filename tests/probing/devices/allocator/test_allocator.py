@@ -6,18 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchfinder.probing.devices.allocator.block import Block, address_of, size_of
+from batchfinder.probing.devices.allocator.blocks import (
+    LARGE_SEGMENT_BYTES,
+    Block,
+    address_of,
+    round_request,
+    segment_bytes,
+    size_of,
+)
 from batchfinder.probing.devices.allocator.caching import (
     AllocatorSettings,
     CachingAllocator,
     DeviceFullError,
 )
 from batchfinder.probing.devices.allocator.expandable import ExpandableAllocator
-from batchfinder.probing.devices.allocator.rounding import (
-    LARGE_SEGMENT_BYTES,
-    round_request,
-    segment_bytes,
-)
 from batchfinder.units import GIB, KIB, MIB
 
 ALLOCATORS = [CachingAllocator, ExpandableAllocator]

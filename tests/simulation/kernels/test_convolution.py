@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from batchfinder.simulation.kernels.convolution_workspaces import Convolution, Direction
+from batchfinder.simulation.kernels.convolution import Convolution, Direction
 from batchfinder.units import MIB
 
 V100, H100 = (7, 0), (9, 0)

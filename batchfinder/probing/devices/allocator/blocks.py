@@ -1,10 +1,14 @@
-"""Rounding of requests in PyTorch's caching allocator, in bytes.
+"""Blocks of PyTorch's caching allocator: how requests are rounded to them, and where they are.
+
+Stream ``s`` has two pools: number ``2 * s`` for small requests, and ``2 * s + 1`` for large ones.
 
 Source: the constants and rules of ``c10/core/AllocatorConfig.h`` and
 ``c10/cuda/CUDACachingAllocator.cpp`` of PyTorch.
 """
 
 from __future__ import annotations
+
+from typing import TypeAlias
 
 from batchfinder.units import MIB
 
@@ -16,6 +20,22 @@ LARGE_SEGMENT_BYTES = 20 * MIB
 MIN_OWN_SEGMENT_BYTES = 10 * MIB
 """The smallest request, in bytes, that gets a segment of its own size."""
 SEGMENT_ROUNDING_BYTES = 2 * MIB
+
+Block: TypeAlias = int
+"""A piece of a segment: its size in the high bits, its address in the low bits.
+
+So a list of blocks is sorted by size, then address. Objects that refer to their neighbors would
+dominate the time of a replay: the garbage collector would inspect thousands of reference cycles.
+"""
+ADDRESS_BITS = 60
+ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
+
+POOL_BYTES = LARGE_SEGMENT_BYTES << 24
+"""The addresses of a pool. Pool ``p`` begins at ``p * POOL_BYTES``.
+
+It is a whole number of segments, and more than are ever used: a returned segment's addresses are
+not used again.
+"""
 
 
 def round_up(size: int, multiple: int) -> int:
@@ -52,3 +72,24 @@ def segment_bytes(block_size: int) -> int:
     if block_size < MIN_OWN_SEGMENT_BYTES:
         return LARGE_SEGMENT_BYTES
     return round_up(block_size, SEGMENT_ROUNDING_BYTES)
+
+
+def make_block(address: int, size: int) -> Block:
+    """Return the block at an address.
+
+    Example:
+        >>> block = make_block(1024, size=512)
+        >>> address_of(block), size_of(block)
+        (1024, 512)
+    """
+    return size << ADDRESS_BITS | address
+
+
+def address_of(block: Block) -> int:
+    """Return the address at which a block begins."""
+    return block & ADDRESS_MASK
+
+
+def size_of(block: Block) -> int:
+    """Return the bytes of a block."""
+    return block >> ADDRESS_BITS
