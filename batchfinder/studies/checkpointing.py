@@ -16,10 +16,6 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
     checkpoint_wrapper,
 )
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    create_selective_checkpoint_contexts,
-)
 
 from batchfinder.errors import StepError
 from batchfinder.training.parallel import repeated_blocks
@@ -94,7 +90,8 @@ def apply_checkpointing(model: nn.Module, how: str) -> str:
         The blocks that are recomputed, such as ``"12 x Block (blocks.0 to blocks.11)"``.
 
     Raises:
-        StepError: the model offers no checkpointing and has no repeated blocks.
+        StepError: the model offers no checkpointing and has no repeated blocks, or PyTorch is too
+            old for this kind.
     """
     blocks = repeated_blocks(model)
     is_selective = how == SELECTIVE
@@ -139,13 +136,19 @@ def _ran(enable: Callable[..., Any], **options: Any) -> bool:
 
 
 def _selective_options() -> dict[str, Any]:
-    return {"context_fn": functools.partial(create_selective_checkpoint_contexts, _policy)}
+    try:
+        from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+    except ImportError:
+        raise StepError(
+            f"selective checkpointing needs PyTorch 2.5 or newer, and this is {torch.__version__}"
+        ) from None
 
+    def policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        is_operator = isinstance(operator, torch._ops.OpOverload)
+        is_kept = is_operator and operator.overloadpacket.__name__ in _KEPT
+        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
-def _policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    name = operator.overloadpacket.__name__ if isinstance(operator, torch._ops.OpOverload) else ""
-    is_kept = name in _KEPT
-    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+    return {"context_fn": functools.partial(create_selective_checkpoint_contexts, policy)}
 
 
 def _described(model: nn.Module, blocks: list[nn.Module]) -> str:

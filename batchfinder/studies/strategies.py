@@ -60,8 +60,11 @@ _CHANGES: Mapping[str, tuple[str, object]] = {
 
 
 def optimizer_levers() -> list[str]:
-    """Return the names of the optimizers that a strategy may train with."""
-    return [*optimizer_names(), FUSED, "adamw-8bit"]
+    """Return the names of the optimizers that a strategy may train with.
+
+    Its row says so if Adafactor (PyTorch 2.5) or a package for 8-bit optimizers is missing.
+    """
+    return [*optimizer_names(), FUSED, "adafactor", "adamw-8bit"]
 
 
 def parse_strategy(text: str) -> Strategy:

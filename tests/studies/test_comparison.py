@@ -153,6 +153,17 @@ def test_checkpointing_that_is_not_on_cannot_be_turned_off() -> None:
     assert comparison.rows[1].note == "no checkpointing is on, as far as the model's modules tell"
 
 
+def test_a_row_says_that_an_older_pytorch_lacks_its_strategy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(torch.utils.checkpoint, "CheckpointPolicy")
+    monkeypatch.delattr(torch.optim, "Adafactor")
+    strategies = ["selective-checkpointing", "adafactor"]
+    _, *rows = compare_strategies(Stack(), SAMPLE, gpu="t4", strategies=strategies).rows
+    assert [row.strategy.name for row in rows] == strategies
+    assert all("needs PyTorch 2.5 or newer" in row.note for row in rows)
+
+
 def test_the_users_error_in_the_first_row_is_raised() -> None:
     def loss(output: Tensor, batch: Any) -> Tensor:
         raise KeyError("mine")

@@ -138,7 +138,7 @@ def _drop(container: Any, ids: set[int]) -> None:
 def _fakes() -> list[Any]:
     """Return all tensors of simulated steps, without torch.compile's own fake tensors."""
     fakes = (thing for thing in gc.get_objects() if type(thing) is FakeTensor)
-    return [fake for fake in fakes if isinstance(fake.fake_mode, SimulatedMode)]
+    return [fake for fake in fakes if isinstance(getattr(fake, "fake_mode", None), SimulatedMode)]
 
 
 def _clear_functools_caches() -> None:

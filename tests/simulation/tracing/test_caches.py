@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 from torch.nn.utils import parametrize
 
 from batchfinder.errors import StepError
@@ -91,6 +92,14 @@ def test_tensors_without_data_are_removed_from_caches(
     assert cache().cache_info().currsize == 0
     assert TABLES == {}
     assert model(torch.randn(2, ROWS, 4)).isfinite().all()
+
+
+def test_fake_tensors_of_no_mode_do_not_matter() -> None:
+    left = torch.Tensor._make_subclass(FakeTensor, torch.empty(2, device="meta"))
+
+    test_tensors_without_data_are_removed_from_caches(lambda rows: always(rows), lambda: always)
+
+    assert not hasattr(left, "fake_mode")
 
 
 @CACHES
