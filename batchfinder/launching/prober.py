@@ -124,11 +124,11 @@ class LaunchProber:
         return self._most_examples is not None and size > self._most_examples
 
     def head_start(self) -> HeadStart | None:
-        """Return a head start that replays recorded launches; None if the first has no recording.
+        """Return a head start that replays recorded launches; None for the CPU, which has none.
 
         Every launch shows all requests for memory that one at the answer will make.
         """
-        if not self.recordings:
+        if self._device_type == "cpu":
             return None
         steps, environment = self._options.steps, self._template.environment
         return head_start_of(self, steps, environment=environment, may_flush=SETTLING_STEPS)

@@ -67,7 +67,7 @@ class Guessing:
         if move or not has_failed:
             self.estimate = found if move else None
             # Guess again later: recordings of a larger size are more exact.
-            self._guess = self._guess if self._replays and move else None
+            self._guess = self._guess if self._replays and (move or not found) else None
         return move
 
     def _at(self, known: Bracket, guess: Guess) -> Move | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import sys
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -11,10 +12,12 @@ import pytest
 
 from batchfinder.errors import UsageError
 from batchfinder.launching.launch import Launch
+from batchfinder.launching.options import RunOptions, make_order
 from batchfinder.launching.record import Record
 from batchfinder.launching.template import Template
 from batchfinder.launching.verdict import judge
 from batchfinder.results.probe import Outcome
+from batchfinder.units import GIB
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +56,20 @@ def test_a_script_that_kills_what_supervises_it_is_not_taken_to_fit() -> None:
     verdict = judge(record, launch.exit_status, launch.output, hung="")
     assert verdict.probe.outcome is Outcome.FAILED
     assert "supervised" in verdict.probe.note
+
+
+def test_each_backward_pass_after_the_first_step_ends_a_reading_of_a_script_that_accumulates() -> (
+    None
+):
+    """So readings repeat, as steps do. One of two passes would differ from those of one."""
+    script = [sys.executable, str(Path(__file__).with_name("script.py"))]
+    template = Template([*script, "--batch-size", "{batch_size}", "--accumulation", "3"])
+    order = make_order(RunOptions(device="cpu"), 4 * GIB, None)
+    readings = []
+    with closing(Launch(template, 2, order, steps=7)) as launch:
+        for report in launch.reports():
+            readings += [report] if report and report["event"] == "step" else []
+            if len(readings) == 7:
+                break
+    assert [len(reading["shapes"]) for reading in readings] == [3, 1, 1, 1, 1, 1, 1]
+    assert [reading["steps"] for reading in readings] == [1, 1, 1, 1, 2, 2, 2]

@@ -28,7 +28,7 @@ class Steps:
     A reading of the memory ends with each of these:
 
     - a step of the first optimizer that steps, if a backward pass came before it;
-    - with gradient accumulation, also each backward pass after the first step;
+    - with gradient accumulation, instead each backward pass after the first step;
     - without an optimizer, each backward pass;
     - if the order counts forward passes, only each outermost forward pass without gradients.
 
@@ -62,6 +62,8 @@ class Steps:
         self._depth = threading.local()
         self._in_backward = 0  # not per thread: on CUDA, autograd recomputes blocks in its own
         self._backwards = self._readings = self._steps = 0
+        self._accumulates = False  # in its last step
+        self._is_read = False  # its last backward pass ended a reading
         self._shapes: list[list[int]] = []
         self._phases = {"forward": 0, "forward_backward": 0, "optimizer_step": 0}
         self._allocated = self._reserved = self._retries = 0
@@ -162,10 +164,11 @@ class Steps:
         self._backwards += 1
         if self._counts_passes:
             return
-        accumulates = self._steps and self._backwards > 1 and len(self._created) == 1
+        several = self._steps and (self._accumulates or self._backwards > 1)
+        self._is_read = (several and len(self._created) == 1) or not self._created
         if not self._created:
             self._memory.guess_device()
-        if accumulates or not self._created:
+        if self._is_read:
             self._note("forward_backward")
             self._end_reading()
 
@@ -181,9 +184,10 @@ class Steps:
         if first is None or first not in self._created:
             self._first, first = weakref.ref(optimizer), optimizer
         if optimizer is first and self._backwards and not self._counts_passes:
-            self._backwards = 0
+            self._accumulates, self._backwards = self._backwards > 1, 0
             self._steps += 1
-            self._end_reading()
+            if not self._is_read:
+                self._end_reading()
 
     def _note(self, phase: str) -> None:
         """Read the peak since the last note, and start a new one."""

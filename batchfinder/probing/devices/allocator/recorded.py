@@ -49,7 +49,8 @@ class Replay:
         After the recorded steps, the last ones are repeated; see :func:`_repeating_last`.
         """
         allocator, steps = self._allocator, self._recording.steps
-        for place, self._shift in _repeating_last(steps, most_steps):
+        first = len(self._recording.held)
+        for place, self._shift in _repeating_last(steps, most_steps, first):
             retries = allocator.retries
             allocator.peak_reserved_bytes = allocator.reserved_bytes
             self._done = place + 1
@@ -66,7 +67,9 @@ class Replay:
         for events in self._recording.steps[self._done :]:
             self._replay(events)
         repeated = self._shift
-        for place, shift in _repeating_last(validations, len(validations) + LASTING_VALIDATIONS):
+        first = len(self._recording.held) + sum(counts_of(self._recording.steps))
+        most = len(validations) + LASTING_VALIDATIONS
+        for place, shift in _repeating_last(validations, most, first):
             self._shift = repeated + shift
             self._replay(validations[place])
 
@@ -84,18 +87,37 @@ class Replay:
                     free(block)
 
 
-def _repeating_last(steps: Sequence[Sequence[int]], most_steps: int) -> Iterator[tuple[int, int]]:
+def _repeating_last(
+    steps: Sequence[Sequence[int]], most_steps: int, first: int
+) -> Iterator[tuple[int, int]]:
     """Yield the places of recorded steps, and the number of blocks that repeats requested before.
 
-    After them come those after the latest step that made as many requests as the last, again and
+    After them come those after an earlier step that made as many requests as the last, again and
     again. If there is none, nothing comes.
     """
     counts = counts_of(steps)
-    period = next((n for n in range(1, len(steps)) if counts[-1 - n] == counts[-1]), 0)
+    period = _period(steps, counts, first)
     for number in range(most_steps if period else min(most_steps, len(steps))):
         past = number - len(steps)
         repeats = past // period + 1 if past >= 0 else 0
         yield number - repeats * period, repeats * sum(counts[-period:])
+
+
+def _period(steps: Sequence[Sequence[int]], counts: Sequence[int], first: int) -> int:
+    """Return how many of the last steps come again; 0 if none can. ``first`` is their first block.
+
+    Of several, they are those whose repeats find most of the blocks that they release.
+    """
+    released = {~event for step in steps for event in step if event < 0}
+
+    def missing(period: int) -> int:
+        shift = sum(counts[-period:])
+        start = first + sum(counts) - shift
+        old = {~e for step in steps[-period:] for e in step if first <= ~e < start}
+        return sum(block + shift in released for block in old)
+
+    periods = (n for n in range(1, len(steps)) if counts[-1 - n] == counts[-1])
+    return min(periods, key=missing, default=0)
 
 
 def foreseen(

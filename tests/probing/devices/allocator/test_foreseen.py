@@ -128,3 +128,14 @@ def test_two_steps_show_that_the_third_runs_out_of_memory(batch: int, runs_out: 
     assert (ahead is watch) is not runs_out
     with pytest.raises(DeviceFullError) if runs_out else nullcontext():
         watched(going_round(batch, count=3))
+
+
+def test_a_group_that_accumulates_gradients_is_repeated_as_a_whole() -> None:
+    """Its first backward pass releases the gradients of the group before, and makes its own."""
+    gradient, output = 5 * MIB, 8 * MIB
+    steps = [[output, gradient], [~1, output, ~0, gradient]]
+    steps += [[output, ~2, MIB, ~5], [output, ~4, MIB, ~7]]
+    steps += [[MIB, ~8, ~3, output, ~6, gradient], [output, ~9, MIB, ~12]]
+    allocator = CachingAllocator(None, AllocatorSettings())
+    peaks = [peak for peak, _ in Replay(Recording([], steps), allocator).steps(30)]
+    assert peaks[6:] == peaks[5:6] * 24
