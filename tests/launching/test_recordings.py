@@ -13,7 +13,7 @@ import pytest
 from batchfinder.launching.hook.requests import MOST_READINGS, Requests
 from batchfinder.launching.options import RunOptions
 from batchfinder.launching.prober import LaunchProber
-from batchfinder.launching.record import Record
+from batchfinder.launching.record import LENGTHS_STEPS, Record
 from batchfinder.launching.template import Template
 from batchfinder.launching.verdict import judge
 from batchfinder.results.memory_model import Phase
@@ -92,6 +92,20 @@ def test_batches_of_different_shapes_need_more_steps(sizes: tuple[int, ...], ste
         if not record.is_over:
             record.add(step([size, 8]))
     assert record.steps == steps
+
+
+@pytest.mark.parametrize(("start_seconds", "steps"), [(0.0, 5), (2.05, 22), (60.0, LENGTHS_STEPS)])
+def test_batches_that_differ_in_length_are_watched_for_as_long_as_the_start_took(
+    start_seconds: float, steps: int
+) -> None:
+    """A step takes 0.1 s. Those that fill that time may flush the cache."""
+    record = Record(4, steps=3, headroom=0.05, cpu_budget_bytes=None)
+    for number in range(1, 100):
+        if not record.is_over:
+            record.add(step([4, 8 + number % 2]) | {"retries": number == 9})
+            record.start_seconds = start_seconds
+    assert record.steps == steps
+    assert judge(record, None, "", "").probe.fits
 
 
 @pytest.mark.parametrize(
