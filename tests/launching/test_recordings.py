@@ -128,6 +128,16 @@ def test_equal_batches_may_flush_the_cache_until_two_steps_did_not(
     assert judge(record, None, "", "").probe.fits is fits
 
 
+@pytest.mark.parametrize(("steps", "fits"), [([1, 1, 1, 1, 1], True), ([1, 2, 3, 4, 5], False)])
+def test_accumulated_gradients_may_flush_the_cache_where_they_first_meet_the_states(
+    steps: list[int], fits: bool
+) -> None:
+    record = Record(4, steps=3, headroom=0.05, cpu_budget_bytes=None)
+    for number, (ended, size) in enumerate(zip(steps, (4, 3, 4, 3, 4), strict=True), 1):
+        record.add(step([size, 8]) | {"steps": ended, "retries": number == 3})
+    assert judge(record, None, "", "").probe.fits is fits
+
+
 @pytest.mark.parametrize(("lengths", "differ"), [([8] * 6, False), ([8, 5, 8, 8, 8, 8], True)])
 def test_batches_of_different_lengths_are_told_from_a_smaller_last_one(
     lengths: list[int], differ: bool

@@ -87,7 +87,7 @@ def judge(loop: Loop, batch_size: int, steps: int) -> dict[str, Any]:
     outcome = "survived"
     if error is not None:
         outcome = "oom" if is_out_of_memory(error) else "error"
-    elif ended != steps:
+    elif ended < steps:
         outcome = "error"
     return {
         "batch_size": batch_size,
