@@ -95,11 +95,12 @@ def _repeating_last(
     After them come those after an earlier step that made as many requests as the last, again and
     again. If there is none, nothing comes.
     """
+    for number in range(min(most_steps, len(steps))):
+        yield number, 0
     counts = counts_of(steps)
-    period = _period(steps, counts, first)
-    for number in range(most_steps if period else min(most_steps, len(steps))):
-        past = number - len(steps)
-        repeats = past // period + 1 if past >= 0 else 0
+    period = _period(steps, counts, first) if most_steps > len(steps) else 0
+    for number in range(len(steps), most_steps if period else 0):
+        repeats = (number - len(steps)) // period + 1
         yield number - repeats * period, repeats * sum(counts[-period:])
 
 
