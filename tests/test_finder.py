@@ -297,6 +297,18 @@ def test_a_size_of_which_the_requests_do_not_last_is_refused() -> None:
     assert result.next_failure.reason == SHORT_LIVED_NOTE
 
 
+def test_a_guess_that_a_failure_refutes_is_not_searched_around() -> None:
+    """Memory grows with the square of the batch, which two small sizes do not show."""
+    prober = FakeProber(budget_bytes=100_000, curve=lambda n: 100 + 300 * n + 20 * n * n)
+    start = HeadStart(replay=lambda failed: None if failed else Guess(140, deviation=0.04))
+
+    result = run_search(prober, head_start=start)
+
+    assert result.batch_size == 63
+    assert 140 in prober.sizes
+    assert not [size for size in prober.sizes if 0.9 * 140 < size < 140]
+
+
 def test_a_replay_that_runs_out_far_from_the_limit_is_no_error_to_check() -> None:
     """Its steps may leave much of the budget, and later steps of other lengths need it."""
     start = HeadStart(replay=lambda _: Guess(700), lasts=lambda size: size <= 600)

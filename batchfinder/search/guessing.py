@@ -64,7 +64,7 @@ class Guessing:
             self.estimate = None  # lines know more, until a recording of a larger size does
             return None
         move = self._at(known, found) if found else None
-        if move or not has_failed:
+        if move or not (has_failed and found):
             self.estimate = found if move else None
             # Guess again later: recordings of a larger size are more exact.
             self._guess = self._guess if self._replays and (move or not found) else None

@@ -8,7 +8,9 @@ from functools import cache
 from itertools import islice
 from typing import NamedTuple
 
-from batchfinder.probing.devices.allocator.caching import AllocatorSettings
+from batchfinder.probing.devices.allocator.caching import AllocatorSettings, DeviceFullError
+from batchfinder.probing.devices.allocator.expandable import allocator_of
+from batchfinder.probing.devices.allocator.recorded import Replay
 from batchfinder.probing.devices.allocator.recorded_step import (
     common_requests,
     only_large,
@@ -91,15 +93,33 @@ class LongerRecordings:
         guess = self.guess_from(below) if below else None
         return guess is not None and guess.size < size
 
-    def guess(self) -> Guess | None:
+    def guess(self, failed: int | None = None) -> Guess | None:
         """Guess the largest size that lasts, by the largest recordings: the smallest that one says.
 
         What lengths the steps of a recording have is chance. Those before a step that ran out of
-        memory count too.
+        memory count too. There is no guess if the size that failed ran out of memory in its first
+        step, and not by these recordings: then requests do not grow in proportion, as masks of
+        joined texts.
         """
+        if failed and self._refuted_by(failed):
+            return None
         sizes = [size for size, each in self._recordings.items() if len(each.steps) > 2]
         large = (self.guess_from(size) for size in sizes if 2 * size >= max(sizes))
         return min(filter(None, large), key=lambda guess: guess.size, default=None)
+
+    def _refuted_by(self, failed: int) -> bool:
+        """Return True if the longest batch of a size that ran out of memory should have fitted."""
+        size = max((each for each in whole(self._recordings) if each < failed), default=0)
+        recording = self._recordings.get(failed)
+        if not (size and recording and recording.ran_out and not recording.steps):
+            return False
+        scaled_up = self._scaled(size, failed / size)
+        allocator = allocator_of(self._budget_bytes + self._room_bytes, self._settings)
+        try:
+            next(Replay(scaled_up, allocator).steps(1))
+        except DeviceFullError:
+            return False
+        return True
 
     def _limit(self, size: int) -> int:
         return limit_of(self._recordings[size], self._budget_bytes)

@@ -65,7 +65,7 @@ def head_start_of(
         )
         return HeadStart(
             estimate,
-            lambda _: longer.guess(),
+            longer.guess,
             longer.last,
             longer.foresee,
             expanded.guess_from,

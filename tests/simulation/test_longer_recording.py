@@ -83,6 +83,18 @@ def test_pieces_of_a_loss_do_not_grow_with_the_batch() -> None:
     assert 0.95 * end <= guess.size <= 1.05 * end
 
 
+def test_a_first_step_that_should_have_fitted_refutes_the_guess() -> None:
+    """As where texts are joined, and the mask of them all grows with the square of the batch."""
+    recordings = {10: of_lengths(100, 90, 96, 90, 96)}
+    guess = LongerRecordings(recordings, 5000 * MIB, AllocatorSettings()).guess()
+    assert guess is not None
+    in_its_first_step = Recording([50 * MIB], [], batches_vary=True, ran_out=True)
+    for size, is_refuted in ((guess.size, True), (3 * guess.size, False)):
+        failed = {**recordings, size: in_its_first_step}
+        longer = LongerRecordings(failed, 5000 * MIB, AllocatorSettings())
+        assert longer.guess(size) == (None if is_refuted else guess)
+
+
 def test_varying_lengths_are_guessed_by_the_steps_before_a_failure_too() -> None:
     """Each large recording has its own lengths: the smallest guess counts."""
     lengths = {100: (100, 90, 96, 90, 96), 80: (80, 60, 70, 66)}
