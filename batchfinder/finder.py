@@ -98,7 +98,8 @@ def find_max_batch(
             accelerator, else an accelerator if there is one, else the CPU.
         memory_limit: memory to use at most: bytes, or text such as ``"24GiB"``. Default: all free
             memory.
-        headroom: fraction of the memory kept free, from 0 to below 1.
+        headroom: fraction of the memory kept free, from 0 to below 1. What a search does not see
+            may need some of it, such as the smaller last batch of an epoch.
         precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` under autocast; fp16 also with a
             GradScaler.
         accumulate: measure with gradient accumulation: gradients stay in memory during the

@@ -86,7 +86,7 @@ headroom_option = click.option(
     metavar="PCT",
     default="5",
     show_default=True,
-    help="Keep this percentage of the memory free.",
+    help="Keep this percentage of the memory free, as for the smaller last batch of an epoch.",
 )
 STEP_OPTIONS = (
     click.option(
