@@ -50,6 +50,10 @@ CHANGES = {
 FREE = ("/dev/", "/proc/", *map(os.path.expanduser, ("~/.cache/", "~/.triton/")))
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME", "HF_HOME")
 
+# The clock by which Linux sets the time of a file (CLOCK_REALTIME_COARSE in linux/time.h). The
+# exact one is some milliseconds ahead of it.
+CLOCK_OF_FILES = 5
+
 
 class Files:
     """The user's files, which this process may not change from some time on.
@@ -65,7 +69,8 @@ class Files:
         self._report = report
         caches = [os.path.abspath(os.environ[name]) for name in CACHES if os.environ.get(name)]  # noqa: PTH100
         self._free = (*FREE, *(f"{each}/" for each in (folder, *caches)))
-        self._started, self._is_kept, self._has_kept = time.time(), False, False
+        self._started = time.clock_gettime_ns(CLOCK_OF_FILES)
+        self._is_kept = self._has_kept = False
 
     def install(self) -> None:
         """Replace ``torch.save`` early, because a script may import it by name."""
@@ -135,7 +140,7 @@ class Files:
         except OSError:
             return True
         # Such as a log that this launch writes.
-        is_new = stat.S_ISREG(status.st_mode) and status.st_mtime >= self._started
+        is_new = stat.S_ISREG(status.st_mode) and status.st_mtime_ns >= self._started
         return not is_new
 
 
