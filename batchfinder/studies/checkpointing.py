@@ -68,7 +68,7 @@ def with_checkpointing(setup: TrainingSetup, how: str) -> tuple[TrainingSetup, s
         raise StepError("no checkpointing is on, as far as the model's modules tell")
     for module in setup.model.modules():
         vars(module).update({flag: False for flag in _FLAGS if hasattr(module, flag)})
-    if isinstance(setup.step, StepSource):
+    if isinstance(setup.step, StepSource) and setup.step.checkpoints:
         step = copy.copy(setup.step)
         step.checkpoints = False
         setup = dataclasses.replace(setup, step=step)

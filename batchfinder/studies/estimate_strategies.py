@@ -43,6 +43,7 @@ def estimate_strategies(
     done: list[list[StrategyRow]] = []
     traced: dict[Strategy, list[tuple[Strategy, StepTraces]]] = {}
     caches = Caches(request.setup.model)
+    checks = not is_checkpointed(request.setup)  # else the row without checkpointing comes later
     for strategy in request.strategies:
         on_begin(f"tracing {strategy.name} ...")
         try:
@@ -58,7 +59,7 @@ def estimate_strategies(
                 new = (text for text in estimate.result.warnings if text not in known)
                 note = next(new, "") if done else ""
                 rows.append(_row(request, strategy, estimate, blocks, note))
-            if not is_checkpointed(request.setup):  # else the rows without it come later
+            if checks:
                 rows = [_checked(row, [of[i] for of in done]) for i, row in enumerate(rows)]
         done.append(rows)
         yield rows

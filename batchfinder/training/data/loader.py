@@ -82,6 +82,8 @@ def by_place(dataset: Any, sampler: Any) -> tuple[Any, Any]:
 
     The random generators of the data set are afterwards as before.
     """
+    if not isinstance(dataset, IterableDataset):
+        return dataset, sampler
     with preserved_state(tuple(random_in(dataset))):
         examples = read_by_place(dataset)
     return (dataset, sampler) if examples is dataset else (examples, SequentialSampler(examples))

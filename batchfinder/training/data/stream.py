@@ -14,11 +14,11 @@ class Beginning(list[Any]):
     """The first examples of a stream that goes on."""
 
 
-def read_by_place(dataset: Any) -> Any:
+def read_by_place(dataset: IterableDataset[Any]) -> Any:
     """Return the first examples of a stream, as far as they show its lengths.
 
-    That is 64 if they are all of one length, else 2048. Other data sets are returned as they are,
-    and so are streams that would be used up: they give the same iterator each time.
+    That is 64 if they are all of one length, else 2048. A stream that would be used up, as it gives
+    the same iterator each time, is returned as it is.
 
     Example:
         >>> class Numbers(IterableDataset):
@@ -27,7 +27,7 @@ def read_by_place(dataset: Any) -> Any:
         >>> len(read_by_place(Numbers()))
         64
     """
-    if not isinstance(dataset, IterableDataset) or iter(dataset) is iter(dataset):
+    if iter(dataset) is iter(dataset):
         return dataset
     stream = iter(dataset)
     examples = [*itertools.islice(stream, FIRST_EXAMPLES)]
