@@ -1,4 +1,4 @@
-"""Run a command, end it by signals, and exit with its status; else only ``app.run`` exits."""
+"""Run a command, let signals end it, and exit with its status. Only ``app.run`` exits too."""
 
 from __future__ import annotations
 
