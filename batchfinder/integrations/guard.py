@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from tenacity import RetryCallState, Retrying, retry_if_result
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from batchfinder.errors import BatchFinderWarning, DeviceError, UsageError
-from batchfinder.integrations.split_batch import largest_size, split_batch
+from batchfinder.integrations.ranks import average_gradients, least_of_ranks, ranks
+from batchfinder.integrations.split_batch import split_batch
 from batchfinder.probing.devices.choose_device import choose_device
 from batchfinder.probing.devices.oom import classify
 from batchfinder.probing.devices.oom_table import Tier
@@ -27,6 +27,7 @@ from batchfinder.training.sample import common_size, move_batch
 from batchfinder.training.setup import LossFunction, TrainingSetup
 from batchfinder.training.source import PlainLoop, checked_loss
 from batchfinder.training.tree import described_shapes, named_tensors
+from batchfinder.units import positive
 
 
 @dataclass
@@ -64,7 +65,8 @@ class OOMGuard:
         batch_size: the most examples in one forward pass at present; None for the whole batch.
 
     Raises:
-        UsageError: a number is below 1, or the model is sharded (FSDP).
+        UsageError: a number is no whole number from 1 on, or the model is sharded (FSDP) or has
+            SyncBatchNorm on several ranks.
 
     Example:
         >>> model = torch.nn.Linear(4, 1)
@@ -83,22 +85,21 @@ class OOMGuard:
         grow_after: int = 100,
         batch_dim: int = 0,
     ) -> None:
-        for name, value in (("batch_size", batch_size), ("grow_after", grow_after)):
-            if value is not None and value < 1:
-                raise UsageError(f"{name} must be at least 1, not {value}")
-        if is_sharded(model):
+        self.batch_size = None if batch_size is None else positive("batch_size", batch_size)
+        self._most = self.batch_size
+        self._grow_after = positive("grow_after", grow_after)
+        synchronized = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+        if is_sharded(model) or (synchronized and ranks() > 1):
+            what = "has SyncBatchNorm" if synchronized else "is sharded"
             raise UsageError(
-                "the model is sharded: a rank that runs out of memory within its collectives would "
-                "leave the others waiting. Try a batch size that "
-                "torchrun -m batchfinder find --strategy fsdp has confirmed"
+                f"the model {what}: a rank that runs out of memory within its collectives would "
+                "leave the others waiting. Try a batch size that torchrun -m batchfinder "
+                f"find --strategy {'ddp' if synchronized else 'fsdp'} has confirmed"
             )
         self.model = model
         self.optimizer = optimizer
         self._loop = PlainLoop(TrainingSetup(model, loss_fn=loss_fn), _warn)
-        self.batch_size = batch_size
-        self._most = batch_size
         self._batch_dim = batch_dim
-        self._grow_after = grow_after
         self._quiet_steps = 0
         self._has_grown = False
         self._is_told = False
@@ -136,6 +137,9 @@ class OOMGuard:
     def backward(self, batch: Any) -> Tensor:
         """Do as :meth:`step` does, except for the optimizer's step, which is left to you.
 
+        Gradients of earlier calls are cleared, those of all of the model's parameters: to
+        accumulate, give one larger batch. For LBFGS: ``optimizer.step(lambda: guard.backward(b))``.
+
         Example:
             >>> model = torch.nn.Linear(4, 1)
             >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -156,7 +160,7 @@ class OOMGuard:
 
         def clean_up(_: float) -> None:
             # tenacity calls this when no tensor of the failed pass is alive: its memory is freed.
-            self.optimizer.zero_grad(set_to_none=True)
+            self._clear_gradients()
             gc.collect()
             self._device.release_cache()
             for buffer, value in zip(self._statistics, statistics, strict=True):
@@ -185,18 +189,22 @@ class OOMGuard:
             ended = self._accumulate(batch)
         except Exception as error:
             failure = classify(error)
-            size = self._part_size(batch)
-            if size == 1 and needs_more_than_one_sample(error) and self.batch_size == 1:
-                ended = _Failure(1, str(error))
-            elif failure is None or failure.tier is Tier.POISONED:
+            is_too_small = needs_more_than_one_sample(error)
+            if not is_too_small and (failure is None or failure.tier is Tier.POISONED):
                 raise
+            examples = common_size(batch, self._batch_dim)
+            size = min(self.batch_size or examples, examples)
+            if failure is not None:
+                ended = _Failure(size, failure.reason)
+            elif size < examples:
+                ended = _Failure(0, "a part of one example is too few for BatchNorm")
             else:
-                ended = _Failure(min(size, common_size(batch, self._batch_dim)), failure.reason)
-        return ended if _ranks() == 1 else self._agreed(ended)
+                raise
+        return ended if ranks() == 1 else self._agreed(ended)
 
     def _accumulate(self, batch: Any) -> Tensor:
         """Add up the gradients of all parts, each weighted by its share of the examples."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self._clear_gradients()
         total: Tensor | None = None
         parts: Iterable[tuple[Any, float]] = [(batch, 1.0)]
         if self.batch_size is not None:
@@ -214,30 +222,31 @@ class OOMGuard:
         assert total is not None
         return total
 
+    def _clear_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)  # some may belong to another optimizer
+
     def _without_synchronization(self) -> contextlib.AbstractContextManager[Any]:
         # A rank that runs out of memory during an all-reduce would leave the others waiting.
         no_sync = getattr(self.model, "no_sync", None)
-        return no_sync() if no_sync is not None and _ranks() > 1 else contextlib.nullcontext()
+        return no_sync() if no_sync is not None and ranks() > 1 else contextlib.nullcontext()
 
     def _agreed(self, ended: Tensor | _Failure) -> Tensor | _Failure:
         """Fail on all ranks if one has failed; else average the gradients."""
         never = torch.iinfo(torch.int64).max
         ours = ended if isinstance(ended, _Failure) else _Failure(never, "")
-        size = torch.tensor(ours.size, device=self._device.torch_device)
-        dist.all_reduce(size, dist.ReduceOp.MIN)
-        if size.item() != never:
-            return _Failure(int(size.item()), ours.reason or "another rank ran out of memory")
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        for work in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
-            work.wait()
-        torch._foreach_div_(gradients, float(_ranks()))
+        (size,) = least_of_ranks([ours.size], self._device.torch_device)
+        if size != never:
+            return _Failure(size, ours.reason or "another rank ran out of memory")
+        average_gradients(self.model.parameters(), self._device.torch_device)
         return ended
 
     def _split_after(self, failure: _Failure, batch: Any) -> None:
-        if failure.size == 1:
-            self.optimizer.zero_grad(set_to_none=True)
+        if failure.size <= 1:
+            self._clear_gradients()
+            shapes = described_shapes(named_tensors(batch))
             raise DeviceError(
-                f"not even one example of {described_shapes(named_tensors(batch))} fits into "
+                f"{'not even one example' if failure.size else 'no split'} of {shapes} fits into "
                 f"memory ({failure.reason}). Try shorter sequences, activation checkpointing or a "
                 "leaner optimizer"
             )
@@ -251,7 +260,7 @@ class OOMGuard:
         if self._is_told or self.batch_size == self._most:
             return
         self._is_told = True
-        whole, part = largest_size(batch, self._batch_dim), self.batch_size
+        whole, part = common_size(batch, self._batch_dim), self.batch_size
         normed = ", except that BatchNorm takes its statistics from one part at a time"
         warnings.warn(
             f"a batch of {whole} ran out of memory, so it is trained in parts of {part}: slower, "
@@ -284,15 +293,6 @@ class OOMGuard:
             self._has_grown = True
             self._quiet_steps = 0
 
-    def _part_size(self, batch: Any) -> int:
-        """Return the most examples in a part: all of them, unless that is known to be too many."""
-        largest = largest_size(batch, self._batch_dim)
-        return largest if self.batch_size is None else min(self.batch_size, largest)
-
 
 def _warn(text: str) -> None:
     warnings.warn(text, BatchFinderWarning, stacklevel=2)
-
-
-def _ranks() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
