@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from batchfinder.cli.exiting import TERMINATED, terminated_as_ctrl_c
 from batchfinder.cli.output import live_line
 from batchfinder.errors import UsageError
 from batchfinder.launching.flushes import Flushes, counted_flushes
+from batchfinder.launching.template import not_started
 from batchfinder.launching.usage import Gpus, Usage, read_usage
 from batchfinder.units import format_bytes, format_seconds
 
@@ -41,12 +41,12 @@ def watch_training(
         highest = _follow(watched, gpus, process, counted, every, as_json=as_json)
         if process and why[-1] == TERMINATED:
             process.terminate()  # Ctrl-C reaches the command too, but this signal may not
-    if highest is None:
+    if highest is None and process is None:
         raise UsageError(
             f"there is no process {pid}, or it belongs to another user. "
             "Try pgrep -af python, which lists those that run"
         )
-    if not as_json:
+    if highest and not as_json:
         click.echo(f"Peak: {highest}", err=True)
     if process is None:
         return TERMINATED if why[-1] == TERMINATED else 0
@@ -61,9 +61,11 @@ def _watched(
     if pid is not None:
         yield pid, None
         return
-    if shutil.which(command_line[0]) is None:
-        raise UsageError(f"there is no command {command_line[0]!r}")
-    with subprocess.Popen([*command_line], env=counted.environment) as process:
+    try:
+        started = subprocess.Popen([*command_line], env=counted.environment)
+    except OSError as error:
+        raise not_started(command_line[0], error.strerror or str(error)) from None
+    with started as process:
         # Leaving the block waits for it.
         yield process.pid, process
 

@@ -100,11 +100,12 @@ class OOMGuard:
         self.optimizer = optimizer
         self._loop = PlainLoop(TrainingSetup(model, loss_fn=loss_fn), _warn)
         self._batch_dim = batch_dim
+        ours = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self._others = [p for p in model.parameters() if id(p) not in ours]
         self._quiet_steps = 0
         self._has_grown = False
         self._is_told = False
-        parameter = next(model.parameters(), torch.zeros(()))
-        self._device = choose_device(parameter.device)
+        self._device = choose_device(next(model.parameters(), torch.zeros(())).device)
         self._statistics = [
             buffer
             for module in model.modules()
@@ -224,7 +225,8 @@ class OOMGuard:
 
     def _clear_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        self.model.zero_grad(set_to_none=True)  # some may belong to another optimizer
+        for parameter in self._others:
+            parameter.grad = None
 
     def _without_synchronization(self) -> contextlib.AbstractContextManager[Any]:
         # A rank that runs out of memory during an all-reduce would leave the others waiting.

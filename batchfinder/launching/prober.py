@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 
-from batchfinder.errors import TargetError, UsageError
+from batchfinder.errors import TargetError
 from batchfinder.launching.host_memory import ADVICE, HOST
 from batchfinder.launching.launch import Launch
 from batchfinder.launching.options import RunOptions, choose_kind, cpu_memory, make_order
 from batchfinder.launching.record import Record
 from batchfinder.launching.sizes import Honored, SizesSeen, lengths_warning, remark_on
 from batchfinder.launching.start_time import StartTime
-from batchfinder.launching.template import Template
+from batchfinder.launching.template import Template, not_started
 from batchfinder.launching.verdict import Verdict, judge, limiting, overruled, quoted, refute_close
 from batchfinder.launching.watching import NO_PYTHON, Patience, watch, watch_epoch_end
 from batchfinder.probing.place import may_expand
@@ -224,10 +224,7 @@ class LaunchProber:
                 watch_epoch_end(launch, record)
         self.saved += [path for path in record.saved if not launch.owns(path)]
         if launch.start_error:
-            program = self._template.arguments[0]
-            raise UsageError(
-                f"{program} cannot be started: {launch.start_error}. Try its full path"
-            )
+            raise not_started(self._template.arguments[0], launch.start_error)
         if not record.is_alive:
             raise TargetError(f"{NO_PYTHON}{quoted(launch.output)}")
         if record.hook_failure:

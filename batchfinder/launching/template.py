@@ -140,6 +140,12 @@ def _replaced(text: str, values: Mapping[str, str]) -> str:
     return text
 
 
+def not_started(program: str, why: str) -> UsageError:
+    """Return the error for a program that the system does not start."""
+    fix = f"python {program}" if program.endswith(".py") else "its full path, or bash before it"
+    return UsageError(f"{program} cannot be started: {why}. Try {fix}")
+
+
 def _read(name: str) -> str:
     try:
         return Path(name).read_text(encoding="utf-8")

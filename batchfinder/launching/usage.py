@@ -68,8 +68,10 @@ class Gpus:
                 self._nvml.nvmlDeviceGetHandleByIndex(index)
                 for index in range(self._nvml.nvmlDeviceGetCount())
             ]
+            self.read(set())  # GPUs that share the host's memory do not say how much is used
         except self._nvml.NVMLError as error:
             self.missing = f"GPUs are not shown: NVML says {error}"
+            self._handles = []
 
     def read(self, pids: set[int]) -> tuple[GpuUsage, ...]:
         """Read the memory of the GPUs that some processes use."""

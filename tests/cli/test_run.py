@@ -255,6 +255,7 @@ def test_a_time_limit_without_a_confirmed_size_is_an_error_and_ends_all_processe
     [
         (("--", "python", "train.py"), "the command has no {batch_size}"),
         (("--", "no-such-program", "{batch_size}"), "no-such-program cannot be started"),
+        (("--", "train.py", "{batch_size}"), "Try python train.py"),
         (("python", "train.py", "--lr", "1"), "the command has no {batch_size}"),
         (("--steps", "0", "--", "python", "{batch_size}"), "--steps must be at least 1"),
         (("--timeout", "0", "--", "python", "{batch_size}"), "--timeout must be above 0"),

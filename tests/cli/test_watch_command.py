@@ -134,12 +134,33 @@ def test_without_nvml_the_host_is_shown_and_the_extra_named(
     assert Gpus().missing == "GPUs are not shown. Try pip install nvidia-ml-py"
 
 
+def test_a_gpu_that_tells_no_memory_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_nvml(monkeypatch, {os.getpid(): None})
+
+    def refuse(_: int) -> None:
+        raise RuntimeError("Not Supported")
+
+    monkeypatch.setattr(sys.modules["pynvml"], "nvmlDeviceGetMemoryInfo", refuse)
+    gpus = Gpus()
+    assert gpus.missing == "GPUs are not shown: NVML says Not Supported"
+    assert gpus.read(set()) == ()
+
+
+def test_a_command_that_ends_before_the_first_reading_keeps_its_status(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("batchfinder.cli.watch.read_usage", lambda *_: None)
+    ended = watch("--", sys.executable, "-c", "raise SystemExit(7)")
+    assert (ended.exit_code, "Error" in ended.stderr) == (7, False)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((), "Try --pid 1234"),
         (("--pid", "4194304"), "there is no process 4194304"),
-        (("--", "no-such-command"), "there is no command 'no-such-command'"),
+        (("--", "no-such-command"), "no-such-command cannot be started"),
+        (("--", "train.py"), "Try python train.py"),
         (("--every", "0", "--pid", "1"), "--every must be above 0"),
     ],
 )
