@@ -80,6 +80,7 @@ def check_batch_size(
     *,
     batch_size: int,
     gpu: str | None,
+    memory: str | None,
     max_memory: str | None,
     settings: Sequence[str],
     as_json: bool,
@@ -91,14 +92,18 @@ def check_batch_size(
     if batch_size < 1:
         raise UsageError(f"--batch-size must be at least 1, not {batch_size}")
     is_target = len(words) == 1 and "{" not in words[0] and not settings
-    if gpu is not None and not is_target:
-        raise UsageError("--gpu needs a target. Try batchfinder check train.py:build_model")
+    is_simulated = gpu is not None or memory is not None
+    if is_simulated and not is_target:
+        raise UsageError(
+            "a simulated GPU needs a target. Try batchfinder check train.py:build_model"
+        )
     only = {"min_batch_size": batch_size, "max_batch_size": batch_size, "multiple_of": 1}
     request = request_of(words[0] if is_target else "", {**shared, **only})
     most = bytes_if_given(max_memory)
-    if gpu is not None:
+    if is_simulated:
         refuse_real_steps(shared)
-        found = _estimated(request, batch_size, gpu, most, quiet=quiet)
+        names = [] if gpu is None else [gpu]
+        found = _estimated(request, batch_size, names, memory, most, quiet=quiet)
     else:
         named = nullcontext() if is_target else leftovers_named()
         with (
@@ -185,13 +190,18 @@ def _doing(batch_size: int) -> str:
 
 
 def _estimated(
-    request: Request, batch_size: int, gpu: str, most: int | None, *, quiet: bool
+    request: Request,
+    batch_size: int,
+    gpu_names: Sequence[str],
+    memory: str | None,
+    most: int | None,
+    *,
+    quiet: bool,
 ) -> Check:
-    from batchfinder.cli.estimating.estimate import load, user_code
+    from batchfinder.cli.estimating.estimate import gpus_of, load, user_code
     from batchfinder.estimator import estimate_peak_memory
-    from batchfinder.simulation.gpus import find_gpu
 
-    options, device = request.options, find_gpu(gpu)
+    options, (device,) = request.options, gpus_of(gpu_names, memory, None)
     if options.memory_limit is not None:
         device = replace(device, total_bytes=min(device.total_bytes, options.memory_limit))
     notes: list[str] = []
@@ -213,6 +223,8 @@ def _estimated(
     limit = estimate.budget_bytes + estimate.gpu.overhead_bytes
     limit = min(limit, most or limit)
     trains = estimate.fits and estimate.peak_bytes <= limit
-    reason = "" if trains else f"its estimated peak is {format_bytes(estimate.peak_bytes)}"
+    peak, above = format_bytes(estimate.peak_bytes), estimate.peak_bytes - limit
+    why = f"{format_bytes(above)} too much" if above > 0 else "reached by flushing the cache"
+    reason = "" if trains else f"its estimated peak of {peak} is {why}"
     name = f"{estimate.gpu.name} (simulated)"
     return Check(batch_size, trains, name, limit, estimate.peak_bytes, 0, reason)

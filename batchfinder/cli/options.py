@@ -40,6 +40,11 @@ DEVICE_OPTIONS = (
         "--memory-limit", metavar="SIZE", help="Use no more memory than this, such as 24GiB."
     ),
 )
+gpu_memory_option = click.option(
+    "--memory",
+    metavar="SIZE",
+    help="Give the GPU this much memory, such as 24GiB. Enough alone, without --gpu.",
+)
 GPU_OPTIONS = (
     click.option(
         "--gpu",
@@ -48,11 +53,7 @@ GPU_OPTIONS = (
         multiple=True,
         help="Simulate a GPU, such as rtx3090. Repeatable.",
     ),
-    click.option(
-        "--memory",
-        metavar="SIZE",
-        help="Give the GPU this much memory, such as 24GiB. Enough alone, without --gpu.",
-    ),
+    gpu_memory_option,
 )
 TARGET_OPTIONS = (
     click.option(
@@ -259,6 +260,7 @@ RUN_OPTIONS = (
 CHECK_OPTIONS = (
     number("--batch-size", required=True, help="Try this size."),
     click.option("--gpu", metavar="NAME", help="Estimate it for this GPU, such as a10g."),
+    gpu_memory_option,
     *DEVICE_OPTIONS,
     click.option("--max-memory", metavar="SIZE", help="Exit 3 if the peak is above this."),
     *TARGET_OPTIONS,

@@ -35,7 +35,18 @@ def test_the_largest_size_of_an_estimate_trains_and_the_next_does_not() -> None:
 
     refused = check(SMALL, "--gpu", "t4", "--batch-size", str(largest + largest // 50))
     assert refused.exit_code == 3
-    assert "does not train on T4 (simulated): its estimated peak is" in refused.stdout
+    assert "does not train on T4 (simulated): its estimated peak of 1" in refused.stdout
+
+
+def test_a_gpu_may_be_given_by_its_memory_alone() -> None:
+    small, large = (
+        check(SMALL, "--memory", m, "--batch-size", "200000000") for m in ("2GiB", "80GiB")
+    )
+
+    assert (small.exit_code, large.exit_code) == (3, 0)
+    assert re.search(
+        r"any GPU \(simulated\): its estimated peak of \S+ GiB is \S+ [GM]iB too", small.stdout
+    )
 
 
 def test_the_notes_of_an_estimate_are_lines_of_their_own() -> None:
@@ -78,7 +89,10 @@ def test_a_budget_of_memory_decides_too() -> None:
         ((SMALL, "--batch-size", "4", "--gpu", "t5000"), "no GPU 't5000' is known"),
         ((SMALL, "--batch-size", "4", "--gpu", "t4", "--device", "cpu"), "--device is for real"),
         ((SMALL, "--batch-size", "4", "--gpu", "t4", "--compile"), "--compile is for real steps"),
-        (("--batch-size", "4", "--gpu", "t4", "--", "python", "{batch_size}"), "--gpu needs"),
+        (
+            ("--batch-size", "4", "--gpu", "t4", "--", "python", "{batch_size}"),
+            "GPU needs a target",
+        ),
         (("--batch-size", "4", "--loader", "a.py:b", "--", "python", "{batch_size}"), "--loader"),
         (("--batch-size", "4", "--lora", "8", "--", "python", "{batch_size}"), "--seq, --lora"),
         (
