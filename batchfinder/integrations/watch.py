@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -22,6 +24,8 @@ CLOSE_SHARE = 0.98
 # A leak is reported after this many steps in a row that each leave more memory in use. Caches of
 # new sequence lengths also grow in some steps, but not in each.
 LEAKING_STEPS = 20
+# The modules between an optimizer's step in the user's code and this one.
+LIBRARIES = ("torch.", "batchfinder.")
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,10 @@ class MemoryWatch:
     def _warn(self, kind: str, text: str) -> None:
         if kind not in self.warnings:
             self.warnings[kind] = text
-            # The optimizer's own frames and the hook stand between this and the user's line.
-            warnings.warn(text, BatchFinderWarning, stacklevel=6)
+            # PyTorch wraps a step once, and once more where a scheduler follows the optimizer.
+            names = (f.f_globals.get("__name__", "") for f, _ in walk_stack(sys._getframe()))
+            level = next((n for n, name in enumerate(names) if not name.startswith(LIBRARIES)), 0)
+            warnings.warn(text, BatchFinderWarning, stacklevel=level + 1)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
+from batchfinder.errors import TimeLimitError
 from batchfinder.reporting.answer import details, headline
 from batchfinder.reporting.chart import memory_lines
 from batchfinder.reporting.table import BLOCKS, ProbeTable
@@ -66,7 +67,8 @@ class TerminalReporter:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if self._table is not None and self._tried is not None and isinstance(error, Exception):
+        failed = isinstance(error, Exception) and not isinstance(error, TimeLimitError)
+        if failed and self._table is not None and self._tried is not None:
             self._end_live()
             self._say(self._table.error_row(self._tried))
         self.finish()

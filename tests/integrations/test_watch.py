@@ -46,9 +46,12 @@ def test_a_large_step_shows_its_peak() -> None:
     assert large - small > 256 * MIB * 0.9  # its input alone
 
 
-def test_a_loop_that_keeps_its_losses_is_warned_of() -> None:
+@pytest.mark.parametrize("with_scheduler", [False, True])
+def test_a_loop_that_keeps_its_losses_is_warned_of(with_scheduler: bool) -> None:
     model = nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if with_scheduler:
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
     kept: list[Tensor] = []
 
     def train() -> None:
@@ -58,9 +61,13 @@ def test_a_loop_that_keeps_its_losses_is_warned_of() -> None:
             output.sum().backward()
             optimizer.step()
 
-    with watch_memory("cpu") as memory, pytest.warns(BatchFinderWarning, match=r"Try detach\(\)"):
+    with (
+        watch_memory("cpu") as memory,
+        pytest.warns(BatchFinderWarning, match=r"Try detach\(\)") as warned,
+    ):
         train()
 
+    assert warned[0].filename == __file__  # the line of the optimizer's step
     assert [*memory.warnings] == ["leak"]
 
 

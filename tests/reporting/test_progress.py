@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from reporting.fake_search import BUDGET, OOM_NOTE, PROBES, RESULT, Screen, fits, result
 from strategies import accumulation_plans, results
 
+from batchfinder.errors import TimeLimitError
 from batchfinder.reporting.progress import TerminalReporter
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.probe import Outcome, Probe
@@ -273,6 +274,15 @@ def test_an_error_is_shown_at_its_batch_size() -> None:
         reporter.probing(1041)
         raise ZeroDivisionError
     assert screen.stderr.splitlines()[-1].split() == ["1041", "error"]
+
+
+def test_the_end_of_the_time_is_no_error_of_a_size() -> None:
+    screen = Screen()
+    with pytest.raises(TimeLimitError), screen.reporter as reporter:  # noqa: PT012 - both needed
+        reporter.start(FakeProber(BUDGET, device="cpu"), 0.05)
+        reporter.probing(1041)
+        raise TimeLimitError(60)
+    assert "1041" not in screen.stderr
 
 
 def test_finish_may_be_called_twice() -> None:
