@@ -60,15 +60,22 @@ def noise_line(noise: NoiseScale) -> str:
 
 
 def snippets(split: Split) -> list[str]:
-    """Return one line to paste for each way to train."""
+    """Return lines to paste for each way to train."""
     size, steps = split.batch_size, split.gradient_accumulation_steps
-    loader = f"DataLoader(..., batch_size={size})"
+    loader = f"    DataLoader(..., batch_size={size})"
+    update = f"    if (i + 1) % {steps} == 0: optimizer.step(); optimizer.zero_grad()"
     return [
-        f"  PyTorch: {loader}; (loss / {steps}).backward(); "
-        f"if (i + 1) % {steps} == 0: optimizer.step(); optimizer.zero_grad()",
-        f"  Accelerate: {loader}; Accelerator(gradient_accumulation_steps={steps}); "
-        "with accelerator.accumulate(model): ...",
-        f"  Lightning: {loader}; Trainer(accumulate_grad_batches={steps})",
-        f"  Transformers: TrainingArguments(per_device_train_batch_size={size}, "
+        "  PyTorch:",
+        loader,
+        *([f"    (loss / {steps}).backward()", update] if steps > 1 else []),
+        "  Accelerate:",
+        loader,
+        f"    Accelerator(gradient_accumulation_steps={steps})",
+        "    with accelerator.accumulate(model): ...",
+        "  Lightning:",
+        loader,
+        f"    Trainer(accumulate_grad_batches={steps})",
+        "  Transformers:",
+        f"    TrainingArguments(per_device_train_batch_size={size}, "
         f"gradient_accumulation_steps={steps})",
     ]

@@ -73,7 +73,8 @@ class AccumulationPlan:
             rules = [f"multiples of {self.multiple_of}"] if self.multiple_of > 1 else []
             rules += [f"at least {self.min_batch_size}"] if self.min_batch_size > 1 else []
             into = f" into {' and '.join(rules)} per device" if rules else ""
-            return f"Global batch {self.requested} has no exact split{into}; nearest: {nearest}"
+            problem = f"Global batch {self.requested} has no exact split{into}"
+            return f"{problem}; nearest with few steps: {nearest}"
         text = f"Global batch {self.exact}"
         text = f"{text} (far fewer steps: {nearest})" if nearest else text
         if self.fastest is None or self.fastest == self.exact:

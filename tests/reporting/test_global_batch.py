@@ -13,15 +13,18 @@ def test_an_exact_plan_keeps_the_learning_rate_and_can_be_pasted() -> None:
     lines = plan_lines(plan_accumulation(4096, 1041), verbose=True)
     assert lines[1] == "Keep the learning rate: the global batch size stays the same."
     assert lines[-1] == (
-        "  Transformers: TrainingArguments(per_device_train_batch_size=1024, "
-        "gradient_accumulation_steps=4)"
+        "    TrainingArguments(per_device_train_batch_size=1024, gradient_accumulation_steps=4)"
     )
-    assert [line.split(":")[0].strip() for line in lines[2:]] == [
-        "PyTorch",
-        "Accelerate",
-        "Lightning",
-        "Transformers",
-    ]
+    to_paste = [line for line in lines[2:] if line.startswith("    ")]
+    names = [line for line in lines[2:] if line not in to_paste]
+    assert names == ["  PyTorch:", "  Accelerate:", "  Lightning:", "  Transformers:"]
+    for line in to_paste:
+        compile(line.strip(), "pasted", "exec")
+
+
+def test_a_plan_without_accumulation_divides_no_loss() -> None:
+    lines = plan_lines(plan_accumulation(64, 64), verbose=True)
+    assert lines[2:5] == ["  PyTorch:", "    DataLoader(..., batch_size=64)", "  Accelerate:"]
 
 
 def test_another_global_batch_scales_the_learning_rate() -> None:

@@ -26,7 +26,7 @@ def test_without_an_exact_split_both_nearest_are_given() -> None:
     plan = plan_accumulation(100, 64, world_size=8)
     assert plan == AccumulationPlan(100, None, Split(12, 1, 8), Split(13, 1, 8))
     assert str(plan) == (
-        "Global batch 100 has no exact split; nearest: "
+        "Global batch 100 has no exact split; nearest with few steps: "
         "96 = 12 per device x 1 accumulation step x 8 ranks, "
         "or 104 = 13 per device x 1 accumulation step x 8 ranks"
     )
@@ -112,6 +112,6 @@ def test_every_split_keeps_to_the_sizes_allowed(
 def test_the_sizes_allowed_are_why_no_split_is_exact() -> None:
     assert str(plan_accumulation(100, 48, min_batch_size=32, multiple_of=8)) == (
         "Global batch 100 has no exact split into multiples of 8 and at least 32 per device; "
-        "nearest: 96 = 32 per device x 3 accumulation steps, "
+        "nearest with few steps: 96 = 32 per device x 3 accumulation steps, "
         "or 120 = 40 per device x 3 accumulation steps"
     )
