@@ -107,11 +107,13 @@ class Sweep(Study):
 
         ``max_tokens // length`` examples fit at every length from the shortest to the longest.
         Memory per token is convex in the length, so between two lengths that ran, an example needs
-        at most the interpolated memory. None if the swept values are not lengths, or one of them
-        does not fit.
+        at most the interpolated memory. None if the swept values are not lengths, as two of them
+        have to show, or one of them does not fit.
         """
         pairs = [(self._mixed(row), row.length, row.elements) for row in self.rows]
-        if not pairs or not all(size and length and elements for size, length, elements in pairs):
+        if len(pairs) < 2 or not all(
+            size and length and elements for size, length, elements in pairs
+        ):
             return None
         sizes = [(length, elements) for _, length, elements in pairs if elements and length]
         longest, most = max(sizes)
@@ -136,11 +138,11 @@ class Sweep(Study):
     def buckets(self) -> dict[float, int]:
         """The batch size for each bucket, by the longest length in it.
 
-        Empty for pairs, and where examples of different values have the same number of elements:
-        then the values, such as depths, are no lengths.
+        Empty for pairs, and unless examples of different values differ in their number of elements:
+        else the values, such as depths, are no lengths.
         """
         elements = [row.elements for row in self.rows if row.batch_size]
-        if len(self.over) > 1 or len({*elements}) < len(elements):
+        if len(self.over) > 1 or len({*elements}) < max(2, len(elements)):
             return {}
         sizes = {row.length: self._mixed(row) for row in self.rows if row.length}
         return {length: sizes[length] for length in sorted(sizes) if sizes[length]}

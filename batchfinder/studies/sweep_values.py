@@ -52,7 +52,7 @@ def combinations(over: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Return every combination of the swept values. The last argument changes first.
 
     Raises:
-        UsageError: an argument has no values or a value twice, or too many arguments are swept.
+        UsageError: an argument has no values or one twice, or too many arguments are swept.
 
     Example:
         >>> combinations({"height": [1, 2], "width": [3]})
@@ -61,6 +61,10 @@ def combinations(over: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     if not 1 <= len(over) <= MOST_ARGUMENTS:
         raise UsageError(f"a sweep is over one or two arguments, not {len(over)}.")
     for name, values in over.items():
+        if isinstance(values, str) or not isinstance(values, Sequence):
+            raise UsageError(
+                f"{name} needs a list of values, not {values!r}. Try [512, 1024, 2048]"
+            )
         if not values:
             raise UsageError(f"{name} has no values. Try {name}=512,1024,2048.")
         if len({*map(repr, values)}) < len(values):

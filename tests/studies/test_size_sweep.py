@@ -174,6 +174,8 @@ def test_make_batch_may_take_the_argument() -> None:
         ({}, "over one or two arguments, not 0"),
         ({"a": [1], "b": [1], "c": [1]}, "not 3"),
         ({"a": []}, "a has no values"),
+        ({"a": "512"}, "a needs a list of values, not '512'"),
+        ({"a": 512}, "a needs a list of values, not 512"),
         ({"a": [1, 1]}, "a has a value twice"),
     ],
 )
@@ -204,6 +206,8 @@ def test_a_budget_of_tokens_is_safe_for_all_lengths() -> None:
     assert all(sweep.max_tokens // length <= size for length, size in sweep.buckets.items())
     assert sweep.buckets == {512: 96, 1024: 44, 2048: 19}
     assert swept((512, 96), (1024, 0)).max_tokens is None
+    for one in (swept((512, 96)), swept((512, 96), (1024, 0))):  # may be no length but a width
+        assert (one.max_tokens, one.buckets) == (None, {})
 
 
 def test_lines_to_paste_hold_where_a_training_mixes_the_lengths() -> None:
