@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from batchfinder.reporting.columns import aligned, fitted, title_of
 from batchfinder.reporting.wording import bytes_or_dash
-from batchfinder.units import format_bytes, format_seconds
+from batchfinder.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from batchfinder.studies.comparison import Comparison, StrategyRow
@@ -36,7 +36,10 @@ def comparison_table(comparison: Comparison, width: float = math.inf) -> list[st
         cells = [row.strategy.name, _size(row), _gain(row, base), *map(bytes_or_dash, memory)]
         if comparison.is_measured:
             rate, seconds = row.samples_per_second, row.seconds_per_1000_samples
-            cells += [f"{rate:.3g}" if rate else "-", format_seconds(seconds) if seconds else "-"]
+            cells += [
+                format_rate(rate) if rate else "-",
+                format_seconds(seconds) if seconds else "-",
+            ]
         if has_plan:
             cells.append(_split(row))
             took = row.split_seconds

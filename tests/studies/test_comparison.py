@@ -224,6 +224,11 @@ def test_the_fastest_at_a_global_batch_is_not_the_largest() -> None:
     assert rows[0].seconds_per_1000_samples == pytest.approx(100)
 
 
+def test_a_fast_rate_is_a_plain_number() -> None:
+    row = StrategyRow(parse_strategy("base"), result_of((27, 0.01)))
+    assert " 2,700 " in comparison_table(Comparison("fake", 1000, True, (row,)))[2]
+
+
 def test_the_equation_is_that_of_the_row_marked_as_the_largest() -> None:
     terms = {"parameters": 100}
     states = {"base": 9, "bf16": 9, "bf16+sgd": 3, "sgd": 3}

@@ -7,7 +7,7 @@ from typing import Any
 
 from batchfinder.reporting.page.svg import bars, heat_map
 from batchfinder.reporting.wording import bytes_or_dash
-from batchfinder.units import format_bytes
+from batchfinder.units import format_bytes, format_rate
 
 # More columns leave no room for their numbers.
 MOST_COLUMNS = 8
@@ -46,7 +46,7 @@ def rows_of(data: Data) -> list[tuple[str, ...]]:
                 bytes_or_dash(row["peak_bytes"]),
                 bytes_or_dash(row.get("model_state_bytes")),
                 bytes_or_dash(row["per_sample_bytes"]),
-                f"{rate:.3g}" if rate else "-",
+                format_rate(rate) if rate else "-",
                 ", ".join(filter(None, [*notes, row["note"]])),
             )
         )
