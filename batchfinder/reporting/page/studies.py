@@ -42,7 +42,7 @@ def rows_of(data: Data) -> list[tuple[str, ...]]:
         rows.append(
             (
                 *(str(row[name]) for name in names),
-                f"{row['batch_size']:,}" if row["batch_size"] else "-",
+                _size_of(row),
                 bytes_or_dash(row["peak_bytes"]),
                 bytes_or_dash(row.get("model_state_bytes")),
                 bytes_or_dash(row["per_sample_bytes"]),
@@ -70,10 +70,7 @@ def term_rows(data: Data) -> list[tuple[str, ...]]:
 def size_chart(data: Data) -> str:
     """Draw the batch size of each row of a comparison or a sweep."""
     sizes = [row["batch_size"] for row in data["rows"]]
-    rows = [
-        (_name_of(row, data), float(size), f"{size:,}" if size else "nothing fits")
-        for row, size in zip(data["rows"], sizes, strict=True)
-    ]
+    rows = [(_name_of(row, data), float(row["batch_size"]), _size_of(row)) for row in data["rows"]]
     best = max(sizes, default=0)
     return bars(
         "Largest batch size", rows, lambda index: "bar best" if sizes[index] == best else "bar"
@@ -101,6 +98,12 @@ def memory_map(data: Data) -> str:
             (_name_of(row, data), [None if n > answer and one > FULL else one for n, one in shares])
         )
     return heat_map("Share of the memory by batch size", [f"{size:,}" for size in sizes], rows)
+
+
+def _size_of(row: Data) -> str:
+    if row["note"] and not row.get("result"):  # impossible, or an error: no size was tried
+        return "-"
+    return f"{row['batch_size']:,}" if row["batch_size"] else "none fits"
 
 
 def _name_of(row: Data, data: Data) -> str:
