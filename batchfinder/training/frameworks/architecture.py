@@ -100,12 +100,12 @@ def example(model: Any, task: str, seq: int, image_size: int) -> dict[str, Any]:
 
 def _read(config: str) -> Any:
     path = Path(config).expanduser()
-    place = path.parent if path.is_file() else path
+    place = path.parent if path.is_file() and path.suffix != ".json" else path
     # No name on the hub looks so.
-    if not path.exists() and (path.suffix == ".json" or config.startswith(("/", ".", "~"))):
-        raise TargetError(
-            f"there is no file or folder {config}. Try {PREFIX}FOLDER with a config.json in it."
-        )
+    is_local = path.suffix == ".json" or config.startswith(("/", ".", "~"))
+    if not config or (is_local and not path.exists()):
+        problem = f"there is no file or folder {config}" if config else f"{PREFIX} names no model"
+        raise TargetError(f"{problem}. Try {PREFIX}FOLDER with a config.json in it.")
     try:
         return imported("transformers").AutoConfig.from_pretrained(
             str(place if place.exists() else config)
