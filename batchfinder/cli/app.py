@@ -21,6 +21,7 @@ from batchfinder.cli.options import (
     SHARED_OPTIONS,
     chart_option,
     compile_option,
+    complete_files,
     flag,
     number,
     quiet_option,
@@ -50,7 +51,7 @@ def cli() -> None:
 
 
 @cli.command(short_help="Find it on this machine, by real training steps.")
-@click.argument("target")
+@click.argument("target", shell_complete=complete_files)
 @with_options(*DEVICE_OPTIONS, *SHARED_OPTIONS)
 @click.option(
     "--strategy",
@@ -93,7 +94,12 @@ def find(make_prober: Any, /, **options: Any) -> None:
 @cli.command("run", short_help="Find it for a training script, unmodified.")
 @with_options(*RUN_OPTIONS)
 @click.argument(
-    "command_line", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED, required=True
+    "command_line",
+    metavar="COMMAND...",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    required=True,
+    shell_complete=complete_files,
 )
 def run_script(**options: Any) -> None:
     """Find the largest batch size that a training script really trains with.
@@ -112,7 +118,7 @@ def run_script(**options: Any) -> None:
 
 
 @cli.command(short_help="Estimate it for a GPU that you do not have.")
-@click.argument("target")
+@click.argument("target", shell_complete=complete_files)
 @with_options(*GPU_OPTIONS)
 @click.option(
     "--overhead",
@@ -154,7 +160,13 @@ def estimate(**options: Any) -> None:
 
 @cli.command(short_help="Does one batch size train?")
 @with_options(*CHECK_OPTIONS)
-@click.argument("words", metavar="TARGET | -- COMMAND...", nargs=-1, required=True)
+@click.argument(
+    "words",
+    metavar="TARGET | -- COMMAND...",
+    nargs=-1,
+    required=True,
+    shell_complete=complete_files,
+)
 def check(**options: Any) -> None:
     """Say whether a batch size trains, by one confirmation.
 
@@ -167,7 +179,13 @@ def check(**options: Any) -> None:
 
 
 @cli.command(short_help="Draw results as one HTML page.")
-@click.argument("files", metavar="RESULT.json...", nargs=-1, required=True)
+@click.argument(
+    "files",
+    metavar="RESULT.json...",
+    nargs=-1,
+    required=True,
+    shell_complete=complete_files,
+)
 @click.option(
     "-o",
     "--output",
@@ -182,7 +200,13 @@ def report(**options: Any) -> None:
 
 
 @cli.command(short_help="Show the memory of a training while it runs.")
-@click.argument("command_line", metavar="[COMMAND]...", nargs=-1, type=click.UNPROCESSED)
+@click.argument(
+    "command_line",
+    metavar="[COMMAND]...",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    shell_complete=complete_files,
+)
 @click.option("--pid", type=int, metavar="P", help="Watch this process and its children.")
 @seconds("--every", default=1.0, show_default=True, help="Seconds between lines.")
 @flag("--json", "as_json", help="Print one JSON object a line on stdout.")

@@ -7,6 +7,8 @@ from functools import partial
 from typing import TypeAlias
 
 import click
+from click import Context, Parameter
+from click.shell_completion import CompletionItem
 
 from batchfinder.probing.options import MODES, PRECISIONS
 
@@ -17,6 +19,19 @@ Option: TypeAlias = Callable[[Callable[..., None]], Callable[..., None]]
 number = partial(click.option, type=int, metavar="N")
 seconds = partial(click.option, type=float, metavar="S")
 flag = partial(click.option, is_flag=True)
+
+
+def complete_files(_: Context, __: Parameter, incomplete: str) -> list[CompletionItem]:
+    """Let the shell complete the names of files, as in a target before its colon."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def complete_gpus(_: Context, __: Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the names of GPUs, without their spaces."""
+    from batchfinder.simulation.gpus import all_gpus
+
+    names = (gpu.name.lower().replace(" ", "") for gpu in all_gpus())
+    return [CompletionItem(name) for name in names if name.startswith(incomplete.lower())]
 
 
 def with_options(*options: Option) -> Option:
@@ -51,6 +66,7 @@ GPU_OPTIONS = (
         "gpu_names",
         metavar="NAME",
         multiple=True,
+        shell_complete=complete_gpus,
         help="Simulate a GPU, such as rtx3090. Repeatable.",
     ),
     gpu_memory_option,
@@ -259,7 +275,12 @@ RUN_OPTIONS = (
 
 CHECK_OPTIONS = (
     number("--batch-size", required=True, help="Try this size."),
-    click.option("--gpu", metavar="NAME", help="Estimate it for this GPU, such as a10g."),
+    click.option(
+        "--gpu",
+        metavar="NAME",
+        shell_complete=complete_gpus,
+        help="Estimate it for this GPU, such as a10g.",
+    ),
     gpu_memory_option,
     *DEVICE_OPTIONS,
     click.option("--max-memory", metavar="SIZE", help="Exit 3 if the peak is above this."),

@@ -91,9 +91,15 @@ def test_without_arguments_an_example_of_each_command_is_shown() -> None:
 
 @pytest.mark.parametrize(
     ("words", "offered"),
-    [("batchfinder est", "estimate"), ("batchfinder find --prec", "--precision")],
+    [
+        ("batchfinder est", "plain,estimate"),
+        ("batchfinder find --prec", "plain,--precision"),
+        ("batchfinder find tr", "file,tr"),
+        ("batchfinder run -- python tr", "file,tr"),
+        ("batchfinder compare --gpu rtx409", "plain,rtx4090"),
+    ],
 )
-def test_the_shell_completes_commands_and_options(words: str, offered: str) -> None:
+def test_the_shell_completes_commands_options_files_and_gpus(words: str, offered: str) -> None:
     environment = {
         **os.environ,
         "_BATCHFINDER_COMPLETE": "bash_complete",
@@ -104,7 +110,7 @@ def test_the_shell_completes_commands_and_options(words: str, offered: str) -> N
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
-    assert done.stdout == f"plain,{offered}\n"
+    assert done.stdout == f"{offered}\n"
 
 
 def test_quiet_is_one_line() -> None:
