@@ -42,9 +42,9 @@ class OOMGuard:
     """Run optimizer steps that survive out-of-memory errors.
 
     A step that runs out of memory is dropped whole, then repeated with its batch split into parts
-    whose gradients add up to those of the whole batch: the loss has to be a mean over examples. The
-    size that worked is kept for later steps, and doubled again after some steps without an error.
-    The first split causes a warning, because it makes training slower.
+    whose gradients add up to those of the whole batch: the loss has to be a mean over examples. (A
+    mean over tokens counts those of parts with more padding too much.) The size that worked is kept
+    for later steps, and doubled after some without an error. The first split, being slower, warns.
 
     With DistributedDataParallel all ranks split alike, and gradients are averaged after the
     backward pass, not during it. Call :meth:`step` under ``torch.autocast`` for mixed precision.
@@ -263,11 +263,11 @@ class OOMGuard:
             return
         self._is_told = True
         whole, part = common_size(batch, self._batch_dim), self.batch_size
-        normed = ", except that BatchNorm takes its statistics from one part at a time"
+        normed = ". BatchNorm's statistics are those of one part at a time: try GroupNorm"
         warnings.warn(
             f"a batch of {whole} ran out of memory, so it is trained in parts of {part}: slower, "
-            f"with the gradients of the whole batch{normed if self._statistics else ''}. Try a "
-            f"smaller batch size{', or GroupNorm' if self._statistics else ''}, if that matters",
+            "with the gradients of the whole batch if the loss is a mean over examples, not tokens"
+            f". Try a smaller batch size, if that matters{normed if self._statistics else ''}",
             BatchFinderWarning,
             stacklevel=4,  # the line that called step() or backward()
         )

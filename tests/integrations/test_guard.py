@@ -108,6 +108,7 @@ def test_the_first_split_is_told_once() -> None:
         guard.step(batch_of(10))
     assert repr(guard) == "<OOMGuard: Small, at most 3 examples in one forward pass>"
     assert told[0].filename == __file__  # the user's own line
+    assert "if the loss is a mean over examples, not tokens. Try" in str(told[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         guard.step(batch_of(20))
