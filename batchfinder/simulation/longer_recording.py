@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from itertools import islice
 from typing import NamedTuple
@@ -97,20 +97,25 @@ class LongerRecordings:
         """Guess the largest size that lasts, by the largest recordings: the smallest that one says.
 
         What lengths the steps of a recording have is chance. Those before a step that ran out of
-        memory count too. There is no guess if the size that failed ran out of memory in its first
-        step, and not by these recordings: then requests do not grow in proportion, as masks of
-        joined texts.
+        memory count too. A guess that a larger size has beaten does not. There is no guess if the
+        size that failed ran out of memory in its first step, and not by these recordings: then
+        requests do not grow in proportion, as masks of joined texts.
         """
         if failed and self._refuted_by(failed):
             return None
+        low = self._largest_below(failed or math.inf)
         sizes = [size for size, each in self._recordings.items() if len(each.steps) > 2]
-        large = (self.guess_from(size) for size in sizes if 2 * size >= max(sizes))
-        return min(filter(None, large), key=lambda guess: guess.size, default=None)
+        large = ((n, self.guess_from(n)) for n in sizes if 2 * n >= max(sizes))
+        unbeaten = (guess for n, guess in large if guess and (n >= low or guess.size > low))
+        return min(unbeaten, key=lambda guess: guess.size, default=None)
+
+    def _largest_below(self, failed: float) -> int:
+        """Return the largest size below one that failed whose confirmation ran to its end, or 0."""
+        return max((size for size in whole(self._recordings) if size < failed), default=0)
 
     def _refuted_by(self, failed: int) -> bool:
         """Return True if the longest batch of a size that ran out of memory should have fitted."""
-        size = max((each for each in whole(self._recordings) if each < failed), default=0)
-        recording = self._recordings.get(failed)
+        size, recording = self._largest_below(failed), self._recordings.get(failed)
         if not (size and recording and recording.ran_out and not recording.steps):
             return False
         scaled_up = self._scaled(size, failed / size)
@@ -162,17 +167,15 @@ class LongerRecordings:
         """Return what a confirmation of this many times the examples would request.
 
         Requests grow in proportion, but for those that all steps of this and the next smaller size
-        make.
+        make, and those that all validations make: their batches often stay as large.
         """
         recording, known = self._recordings[size], whole(self._recordings)
-        largest = sorted(each for each in known if each <= size)[-2:]
-        fixed = common_requests(step for each in largest for step in known[each].steps)
-
-        def grown(steps: Sequence[Sequence[int]]) -> list[list[int]]:
-            return [scaled(step, ratio, fixed) for step in steps]
-
-        validations = grown(recording.validations)
-        return recording._replace(steps=grown(recording.steps), validations=validations)
+        sizes = sorted(each for each in known if each <= size)
+        fixed = common_requests(step for each in sizes[-2:] for step in known[each].steps)
+        always = common_requests(step for each in sizes for step in known[each].validations)
+        steps = [scaled(step, ratio, fixed) for step in recording.steps]
+        validations = [scaled(step, ratio, fixed | always) for step in recording.validations]
+        return recording._replace(steps=steps, validations=validations)
 
 
 def whole(recordings: Mapping[int, Recording]) -> dict[int, Recording]:

@@ -83,6 +83,36 @@ def test_pieces_of_a_loss_do_not_grow_with_the_batch() -> None:
     assert 0.95 * end <= guess.size <= 1.05 * end
 
 
+def at_size(size: int, eval_mib: int = 0) -> Recording:
+    """Steps of ``size`` hundredths of texts of 100 tokens, and a validation of fixed batches."""
+    recording = of_lengths(*(tokens * size // 100 for tokens in (100, 90, 96, 90, 96)))
+    count = 1 + 4 * len(recording.steps)
+    return recording._replace(validations=[[eval_mib * MIB, ~count]] * bool(eval_mib))
+
+
+def test_the_batches_of_a_validation_do_not_grow_with_those_of_the_training() -> None:
+    settings, budget_bytes = AllocatorSettings(), 5000 * MIB
+    recordings = {size: at_size(size, eval_mib=500) for size in (20, 60, 160)}
+    guess = LongerRecordings(recordings, budget_bytes, settings).guess()
+    sizes = {n: at_size(n, eval_mib=500) for n in range(400, 700, 10)}
+    end = max(filter(LongerRecordings(sizes, budget_bytes, settings).last, sizes))
+    assert guess is not None
+    assert 0.9 * end <= guess.size <= 1.1 * end
+
+
+def test_a_guess_that_a_larger_size_has_beaten_does_not_count() -> None:
+    """Where requests grow less than in proportion, as of a loss that is computed in pieces."""
+    settings, budget_bytes = AllocatorSettings(), 2000 * MIB
+    beaten = LongerRecordings({150: at_size(150)}, budget_bytes, settings).guess()
+    assert beaten is not None
+    recordings = {150: at_size(150), beaten.size: at_size(160)}
+    longer = LongerRecordings(recordings, budget_bytes, settings)
+    guess = longer.guess()
+    assert guess is not None
+    assert guess.size > beaten.size
+    assert longer.guess(failed=beaten.size) == beaten
+
+
 def test_a_first_step_that_should_have_fitted_refutes_the_guess() -> None:
     """As where texts are joined, and the mask of them all grows with the square of the batch."""
     recordings = {10: of_lengths(100, 90, 96, 90, 96)}
