@@ -272,6 +272,7 @@ def in_precision(
     forward = module.forward
     device = next(module.parameters()).device.type
 
+    @functools.wraps(forward)  # ``generate`` reads its signature
     def in_autocast(*arguments: Any, **options: Any) -> Any:
         with torch.autocast(device, dtype=DTYPES[precision]):
             output = forward(*arguments, **options)

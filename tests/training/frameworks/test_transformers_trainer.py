@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -371,6 +372,19 @@ def test_a_validation_generates_as_much_as_the_arguments_say() -> None:
     validated(trainer)
     assert seen == 2 * [{"max_length": 200, "num_beams": None}]
     assert not hasattr(trainer, "_gen_kwargs")
+
+
+def test_a_validation_in_lower_precision_still_sees_what_the_model_takes() -> None:
+    """``generate`` refuses arguments that are not in the signature of ``forward``."""
+    seen = []
+
+    class Generating(Evaluated):
+        def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool) -> Any:
+            seen.append([*inspect.signature(self.model.forward).parameters])
+            return super().prediction_step(model, inputs, prediction_loss_only)
+
+    validated(Generating(bf16=True))
+    assert seen == 2 * [["input_ids", "labels"]]
 
 
 def test_results_grow_on_a_device_as_they_are_concatenated() -> None:
