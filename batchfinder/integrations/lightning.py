@@ -27,6 +27,7 @@ from batchfinder.errors import NothingFitsError, UsageError
 from batchfinder.finder import find_max_batch
 from batchfinder.integrations.lightning_data import Loaders
 from batchfinder.integrations.lightning_step import EvaluationStep, StepInTrainer
+from batchfinder.probing.devices.choose_device import choose_device
 from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.training.frameworks.lightning import OwnTrainingStep
 from batchfinder.training.frameworks.manual_optimization import ManualStep
@@ -161,6 +162,11 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
             self._find_and_set(trainer, pl_module)
         if self._early_exit:
             raise _exceptions._TunerExitException
+
+    def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
+        """Release what the check left in the allocator's cache: the proof began without it."""
+        if self.result is not None:
+            choose_device(trainer.strategy.root_device).release_cache()
 
     def _find_and_set(self, trainer: Any, module: Any) -> None:
         loaders = Loaders(trainer._active_loop)
