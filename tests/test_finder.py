@@ -257,7 +257,7 @@ def test_without_an_estimate_the_search_says_why(device: str, model: nn.Module, 
 def test_a_replay_of_recorded_steps_knows_more_than_an_estimate() -> None:
     prober = FakeProber()
 
-    def replay(_: int | None) -> Guess | None:
+    def replay(_: Probe | None) -> Guess | None:
         return Guess(90) if len(prober.confirmed) > 1 else None
 
     start = HeadStart(lambda *_: (70, []), replay)

@@ -53,7 +53,7 @@ class Guessing:
         is_spent = has_failed and not self._replays
         if self._guess is None or is_spent or (opening and (has_failed or not self._replays)):
             return opening
-        found = self._guess(known.failure.batch_size if known.failure else None)
+        found = self._guess(known.failure)
         if self._replays and not has_failed:
             # If a launch costs more than its steps, larger steps are recorded at once.
             share = min(LARGEST_REHEARSED, REHEARSED * (1 + self._prices.launch))

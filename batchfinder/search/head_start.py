@@ -33,8 +33,8 @@ class Guess(NamedTuple):
     deviation: float = 0.005
 
 
-MakeGuess: TypeAlias = Callable[["int | None"], "Guess | None"]
-"""``guess(failed)`` returns a guess by all that is known when it is called, or None. The smallest
+MakeGuess: TypeAlias = Callable[["Probe | None"], "Guess | None"]
+"""``guess(failure)`` returns a guess by all that is known when it is called, or None. The smallest
 size that failed is given, if any has."""
 
 
@@ -86,9 +86,9 @@ class HeadStart:
         if not self.estimate and not self.replay:
             return None
 
-        def guess(failed: int | None) -> Guess | None:
+        def guess(failure: Probe | None) -> Guess | None:
             with self._timed():
-                return self._guess(prober, bounds, failed)
+                return self._guess(prober, bounds, failure)
 
         return guess
 
@@ -119,8 +119,8 @@ class HeadStart:
         yield
         self.seconds += time.monotonic() - started
 
-    def _guess(self, prober: Prober, bounds: Bounds, failed: int | None) -> Guess | None:
-        found = self.replay(failed) if self.replay else None
+    def _guess(self, prober: Prober, bounds: Bounds, failure: Probe | None) -> Guess | None:
+        found = self.replay(failure) if self.replay else None
         if found or self.estimate is None:
             return found
         if prober.device.partition(" ")[0] == "cpu":
@@ -130,5 +130,5 @@ class HeadStart:
             self._is_estimated = True
             estimated = self.estimate(prober.device, prober.budget_bytes, bounds)
             self.batch_size, self.notes = estimated
-        size = self.batch_size
-        return Guess(size) if size and size < (failed or math.inf) else None
+        size, end = self.batch_size, failure.batch_size if failure else math.inf
+        return Guess(size) if size and size < end else None

@@ -17,6 +17,7 @@ from batchfinder.probing.devices.allocator.recorded_step import (
     scaled,
     steps_vary,
 )
+from batchfinder.results.probe import Probe
 from batchfinder.search.bracket import FAR_FROM_BUDGET, differing_at
 from batchfinder.search.head_start import Guess
 from batchfinder.search.prober import Recording
@@ -93,7 +94,7 @@ class LongerRecordings:
         guess = self.guess_from(below) if below else None
         return guess is not None and guess.size < size
 
-    def guess(self, failed: int | None = None) -> Guess | None:
+    def guess(self, failure: Probe | None = None) -> Guess | None:
         """Guess the largest size that lasts, by the largest recordings: the smallest that one says.
 
         What lengths the steps of a recording have is chance. Those before a step that ran out of
@@ -101,9 +102,9 @@ class LongerRecordings:
         size that failed ran out of memory in its first step, and not by these recordings: then
         requests do not grow in proportion, as masks of joined texts.
         """
-        if failed and self._refuted_by(failed):
+        if failure and self._refuted_by(failure.batch_size):
             return None
-        low = self._largest_below(failed or math.inf)
+        low = self._largest_below(failure.batch_size if failure else math.inf)
         sizes = [size for size, each in self._recordings.items() if len(each.steps) > 2]
         large = ((n, self.guess_from(n)) for n in sizes if 2 * n >= max(sizes))
         unbeaten = (guess for n, guess in large if guess and (n >= low or guess.size > low))

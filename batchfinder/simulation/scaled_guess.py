@@ -18,6 +18,7 @@ from batchfinder.probing.devices.allocator.recorded import going_on
 from batchfinder.probing.devices.allocator.recorded_step import steps_vary
 from batchfinder.probing.place import batches_vary
 from batchfinder.probing.steadiness import STEPS_THAT_MAY_FLUSH, PeakWatch, with_room
+from batchfinder.results.probe import Outcome, Probe
 from batchfinder.search.belief import APART
 from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
 from batchfinder.search.prober import Prober, Recording
@@ -74,7 +75,7 @@ def head_start_of(
     scaled = partial(scaled_guess, recordings, least_steps=least_steps, may_flush=may_flush)
     return HeadStart(
         estimate,
-        lambda failed: scaled(prober.budget_bytes, settings, failed=failed),
+        lambda failure: scaled(prober.budget_bytes, settings, failure=failure),
         lambda size: lasts(recordings.get(size), prober.budget_bytes, settings),
         lambda size: foresees(recordings, size, prober.budget_bytes, settings),
         lambda answer: scaled(prober.budget_bytes, expanding, at_least=answer),
@@ -87,7 +88,7 @@ def scaled_guess(
     settings: AllocatorSettings,
     least_steps: int = 3,
     at_least: int = 1,
-    failed: int | None = None,
+    failure: Probe | None = None,
     may_flush: int = STEPS_THAT_MAY_FLUSH,
 ) -> Guess | None:
     """Guess the largest size, from ``at_least`` on, whose steps fit when they are replayed.
@@ -95,9 +96,9 @@ def scaled_guess(
     The largest recording is used, and the largest of those that are far enough from it.
 
     Returns:
-        The guess, below a size that ``failed``; None if it is smaller, or if the recordings do not
-        determine it, as where the size that failed fits by them. It is unsure if no recording is
-        above it, and steps of the larger one made other requests than those of the smaller, as
+        The guess, below the ``failure``; None if it is smaller, or if the recordings do not
+        determine it, as where that failure ran out of memory but fits by them. It is unsure if none
+        is above it, and steps of the larger one made other requests than those of the smaller, as
         kernels differ with the size.
     """
     large = max(_models(recordings), default=0)
@@ -116,11 +117,12 @@ def scaled_guess(
         )
         return scaled.fits(batch_size, allocator_of(limit_bytes, settings), watch)
 
-    if failed and fits(failed) and failing(failed) is None:
+    failed = failure.batch_size if failure else MOST_EXAMPLES + 1
+    ran_out = failure is not None and failure.outcome is Outcome.OOM
+    if ran_out and fits(failed) and failing(failed) is None:
         return None
-    beyond = failed or MOST_EXAMPLES + 1
-    least = max([at_least, *(size for size in whole(recordings) if size < beyond)])
-    end = math.floor(min(beyond, scaled.end_of_tensors(limit_bytes) + 1))
+    least = max([at_least, *(size for size in whole(recordings) if size < failed)])
+    end = math.floor(min(failed, scaled.end_of_tensors(limit_bytes) + 1))
     if end <= least or end > MOST_EXAMPLES or not fits(least):
         return None
     size = _near_end(fits, least, end)

@@ -33,7 +33,7 @@ def run_search(
 ) -> tuple[Finding, list[Probe]]:
     probes: list[Probe] = []
 
-    def guessed(_: int | None) -> Guess | None:
+    def guessed(_: Probe | None) -> Guess | None:
         return guess(probes) if callable(guess) else guess
 
     def run(batch_size: int, confirm: bool) -> Probe:
@@ -495,7 +495,7 @@ def test_where_batches_vary_a_search_goes_by_guesses_after_failures_too(
     """One step runs up to 1.25 times the answer. A confirmation does not, and corrects a guess."""
     moves: list[tuple[int, bool]] = []
 
-    def guess(_: int | None) -> Guess | None:
+    def guess(_: Probe | None) -> Guess | None:
         seen = max((size for size, confirmed in moves if confirmed), default=0)
         near = max(0, 1 - seen / answer)
         return Guess(round(answer * (1 + error * near)), deviation=0.04) if seen else None

@@ -5,6 +5,7 @@ import pytest
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings, CachingAllocator
 from batchfinder.probing.devices.allocator.recorded import Replay
 from batchfinder.probing.devices.allocator.recorded_step import only_large
+from batchfinder.results.probe import Outcome, Probe
 from batchfinder.search.prober import Recording
 from batchfinder.simulation.lasting import (
     LASTING_STEPS,
@@ -110,7 +111,7 @@ def test_a_guess_that_a_larger_size_has_beaten_does_not_count() -> None:
     guess = longer.guess()
     assert guess is not None
     assert guess.size > beaten.size
-    assert longer.guess(failed=beaten.size) == beaten
+    assert longer.guess(Probe(beaten.size, Outcome.OOM, steps=1, seconds=0.1)) == beaten
 
 
 def test_a_first_step_that_should_have_fitted_refutes_the_guess() -> None:
@@ -122,7 +123,9 @@ def test_a_first_step_that_should_have_fitted_refutes_the_guess() -> None:
     for size, is_refuted in ((guess.size, True), (3 * guess.size, False)):
         failed = {**recordings, size: in_its_first_step}
         longer = LongerRecordings(failed, 5000 * MIB, AllocatorSettings())
-        assert longer.guess(size) == (None if is_refuted else guess)
+        assert longer.guess(Probe(size, Outcome.OOM, steps=1, seconds=0.1)) == (
+            None if is_refuted else guess
+        )
 
 
 def test_varying_lengths_are_guessed_by_the_steps_before_a_failure_too() -> None:

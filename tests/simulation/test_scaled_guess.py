@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings
+from batchfinder.results.probe import Outcome, Probe
 from batchfinder.search.prober import Recording
 from batchfinder.simulation.lasting import (
     in_other_orders,
@@ -123,7 +124,7 @@ def test_a_size_that_failed_later_shows_requests_that_only_large_steps_make() ->
     assert small.size >= 97
     failed = split(90)
     recordings[90] = failed._replace(steps=failed.steps[:2], ran_out=True)
-    guess = scaled_guess(recordings, 500 * MIB, settings, failed=90)
+    guess = scaled_guess(recordings, 500 * MIB, settings, failure=out_of_memory(90))
     assert guess is not None
     assert guess.is_sure
     assert 77 <= guess.size <= 80
@@ -131,10 +132,25 @@ def test_a_size_that_failed_later_shows_requests_that_only_large_steps_make() ->
     assert not lasts(split(guess.size + 4), 500 * MIB, settings)
 
 
-def test_recordings_by_which_a_failed_size_fits_tell_nothing() -> None:
+def out_of_memory(size: int) -> Probe:
+    return Probe(size, Outcome.OOM, steps=1, seconds=0.1)
+
+
+def test_a_failure_that_is_not_of_memory_only_bounds_the_guess() -> None:
+    """As where an operator takes no tensor of 2^31 elements."""
     recordings = {2: recorded(2), 20: recorded(20)}
-    assert scaled_guess(recordings, 500 * MIB, AllocatorSettings(), failed=60) is None
-    guess = scaled_guess(recordings, 500 * MIB, AllocatorSettings(), failed=102)
+    failure = Probe(60, Outcome.FAILED, steps=1, seconds=0.1)
+    guess = scaled_guess(recordings, 500 * MIB, AllocatorSettings(), failure=failure)
+    assert guess is not None
+    assert guess.size == 59
+
+
+def test_recordings_by_which_a_size_that_ran_out_fits_tell_nothing() -> None:
+    recordings = {2: recorded(2), 20: recorded(20)}
+    assert (
+        scaled_guess(recordings, 500 * MIB, AllocatorSettings(), failure=out_of_memory(60)) is None
+    )
+    guess = scaled_guess(recordings, 500 * MIB, AllocatorSettings(), failure=out_of_memory(102))
     assert guess is not None
     assert 97 <= guess.size <= 100
 
