@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import default_collate
 
 from batchfinder.errors import SampleError
-from batchfinder.training.data.lengths import MOST_EXAMPLES, spread
+from batchfinder.training.data.lengths import read_many
 from batchfinder.training.data.loader import has_places
 from batchfinder.training.state.snapshot import preserved_state
 from batchfinder.training.tree import named_tensors
@@ -20,7 +20,7 @@ def worst_batch(data: Any, batch_size: int, *, collate_fn: Callable[..., Any] | 
 
     Used as the sample, it makes the answer hold for an epoch over data of varying size. The weight
     of an example is the number of elements in a batch of it alone. The heaviest example of each
-    tensor comes first. In larger data sets, at most 2048 examples are weighed.
+    tensor comes first. Of a data set that takes longer than seconds to read, 2048 are weighed.
 
     Args:
         data: a DataLoader, or a data set with ``len()`` whose examples have an index.
@@ -53,12 +53,11 @@ def worst_batch(data: Any, batch_size: int, *, collate_fn: Callable[..., Any] | 
         )
     if not len(dataset):
         raise SampleError("the data set has no examples. Try one with at least one.")
-    places = spread(len(dataset), MOST_EXAMPLES)
     with preserved_state(dataset, collate):
-        weights = {place: _weights(collate([dataset[place]])) for place in places}
+        weights = read_many(len(dataset), lambda place: _weights(collate([dataset[place]])))
         # A batch is as long as its longest input and target, which may be in different examples.
         names = dict.fromkeys(name for each in weights.values() for name in each)
-        heaviest = sorted(places, key=lambda place: -sum(weights[place].values()))
+        heaviest = sorted(weights, key=lambda place: -sum(weights[place].values()))
         first = [max(heaviest, key=lambda place: weights[place].get(name, 0)) for name in names]
         order = list(dict.fromkeys([*first, *heaviest]))
         return collate([dataset[order[i % len(order)]] for i in range(batch_size)])

@@ -173,8 +173,8 @@ def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> Data
     goes_on = isinstance(dataset, Beginning)
     remark = (
         f"the longest batch tried is as long as the longest of {lengths.looked_at} examples "
-        f"of {owner}'s {'stream' if goes_on else len(dataset)}; give a sample as long as any in "
-        "training"
+        f"of {owner}'s {'stream' if goes_on else len(dataset)}; if others are longer, search with "
+        "the longest alone"
     )
     remarks = () if lengths.are_sure and not (goes_on and lengths.vary) else (remark,)
     epoch = dataset if sampler is None else sampler  # which may draw fewer, or never end

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from numbers import Number
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from batchfinder.training.tree import named_tensors
 
-# The most examples to read when looking for the longest, and the few that show whether lengths
-# differ at all.
+# Examples to read when looking for the longest, and the few that show whether lengths differ at
+# all. All examples are read if that takes no more than these seconds: one that is longer than all
+# others comes up once in an epoch.
 MOST_EXAMPLES = 2048
 FIRST_EXAMPLES = 64
+READING_SECONDS = 5.0
 
 # The seed of all draws. It is fixed so that all searches and workers draw the same.
 SEED = 0
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,18 +54,37 @@ class Lengths:
 def lengths_of(dataset: Any) -> Lengths:
     """Find the longest examples of a data set.
 
-    At first, 64 examples are read, spread evenly over the data set. If they differ in length, up to
-    2048 are read.
+    At first, 64 examples are read, spread evenly over the data set. If they differ in length, 2048
+    are read, or all of them if that takes seconds (:data:`READING_SECONDS`).
 
     Example:
         >>> lengths_of(["a", "abc", "ab"])
         Lengths(longest=[1], shortest=[0], vary=True, looked_at=3, are_sure=True)
     """
     size = len(dataset)
-    few = _lengths_at(dataset, spread(size, FIRST_EXAMPLES), size)
+
+    def read(place: int) -> list[tuple[Any, int]]:
+        return [*_lengths(dataset[place])]
+
+    few = _lengths_of({place: read(place) for place in spread(size, FIRST_EXAMPLES)}, size)
     if not few.vary:
         return replace(few, are_sure=True)
-    return _lengths_at(dataset, spread(size, MOST_EXAMPLES), size)
+    return _lengths_of(read_many(size, read), size)
+
+
+def read_many(size: int, read: Callable[[int], T]) -> dict[int, T]:
+    """Read 2048 examples of a data set, or all of them if that takes seconds; return them by index.
+
+    Args:
+        size: the examples of the data set.
+        read: reads the example at an index.
+    """
+    started = time.monotonic()
+    many = {place: read(place) for place in spread(size, MOST_EXAMPLES)}
+    seconds = (time.monotonic() - started) / len(many) * size
+    if seconds <= READING_SECONDS:
+        many |= {place: read(place) for place in range(size) if place not in many}
+    return many
 
 
 def spread(size: int, most: int) -> list[int]:
@@ -73,12 +98,12 @@ def spread(size: int, most: int) -> list[int]:
     return [draw.randrange(start, end) for start, end in pairwise(edges)]
 
 
-def _lengths_at(dataset: Any, places: list[int], size: int) -> Lengths:
+def _lengths_of(examples: Mapping[int, list[tuple[Any, int]]], size: int) -> Lengths:
     """Return the longest and shortest example of each value; the first if several are equal."""
     found: dict[Any, list[tuple[int, int]]] = defaultdict(list)
     totals: dict[int, int] = defaultdict(int)
-    for place in places:
-        for key, length in _lengths(dataset[place]):
+    for place, lengths in examples.items():
+        for key, length in lengths:
             found[key].append((length, place))
             totals[place] += length
     longest, shortest = (
@@ -88,8 +113,8 @@ def _lengths_at(dataset: Any, places: list[int], size: int) -> Lengths:
         sorted({place for _, place in longest}),
         sorted({place for _, place in shortest}),
         vary=longest != shortest,
-        looked_at=len(places),
-        are_sure=len(places) == size,
+        looked_at=len(examples),
+        are_sure=len(examples) == size,
         totals=totals,
     )
 

@@ -45,8 +45,8 @@ def batches_of_its_loader(loader: Any) -> DataBatches:
             return batches_of(dataset, collate, sampler, "the Trainer")
         batch = _first_batch(loader)
     remark = (
-        "the batches tried are as long as the first one of the Trainer's; give a sample "
-        "as long as any in training"
+        "the batches tried are as long as the first one of the Trainer's; if others are longer, "
+        "search with the longest alone"
     )
     return DataBatches(batch, None, remarks=(remark,))
 

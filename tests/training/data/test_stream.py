@@ -74,7 +74,7 @@ def test_what_would_be_used_up_is_not_read() -> None:
 def test_a_search_trains_on_the_longest_and_on_others_as_they_come() -> None:
     loader: Any = DataLoader(Endless(()), batch_size=4, collate_fn=padded)
     setup, (warning,) = completed(TrainingSetup(torch.nn.Identity(), loader=loader))
-    assert "the longest of 2048 examples of the loader's stream; give a sample as long" in warning
+    assert "the longest of 2048 examples of the loader's stream; if others are longer" in warning
     assert setup.make_batch is not None
     assert [tuple(setup.make_batch(3, step).shape) for step in range(4)] == [
         (3, 9), (3, 3), (3, 6), (3, 9),

@@ -16,6 +16,7 @@ from training.frameworks.trainers import Example, Texts, Trainer, collate, opene
 
 from batchfinder import estimate_max_batch, find_max_batch
 from batchfinder.errors import SampleError
+from batchfinder.training.data import lengths
 from batchfinder.training.data.lengths import FIRST_EXAMPLES, MOST_EXAMPLES, spread
 from batchfinder.training.frameworks.trainer_batch import batches_of_trainer
 
@@ -43,7 +44,18 @@ def test_where_all_are_of_one_length_few_are_looked_at() -> None:
     assert warnings == []
 
 
-def test_of_many_that_differ_some_are_looked_at_and_the_user_is_told() -> None:
+def test_of_many_that_differ_all_are_looked_at() -> None:
+    places = spread(2 * MOST_EXAMPLES, MOST_EXAMPLES)
+    left_out = max({*range(2 * MOST_EXAMPLES)}.difference(places))
+    setup, warnings = opened(Trainer(Texts(2 * MOST_EXAMPLES, longest_at=left_out)))
+    assert setup.sample["input_ids"].shape[1] == 7
+    assert warnings == []
+
+
+def test_of_many_that_take_long_to_read_some_are_looked_at_and_the_user_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lengths, "READING_SECONDS", 0)
     *_, last = spread(2 * MOST_EXAMPLES, MOST_EXAMPLES)
     dataset = Texts(2 * MOST_EXAMPLES, longest_at=last)
     setup, (warning,) = opened(Trainer(dataset))
@@ -75,7 +87,7 @@ def test_of_a_stream_the_longest_comes_first() -> None:
 def test_of_one_that_is_used_up_the_first_batch_is_taken_and_the_user_is_told() -> None:
     setup, (warning,) = opened(Trainer(UsedUp()))
     assert setup.sample["input_ids"].shape == (4, 7)
-    assert "give a sample as long as any in training" in warning
+    assert "if others are longer, search with the longest alone" in warning
 
 
 class Noisy(Dataset[Example]):
