@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +16,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from batchfinder.errors import BatchFinderWarning, DeviceError, UsageError
-from batchfinder.integrations.ranks import average_gradients, least_of_ranks, ranks
+from batchfinder.integrations.ranks import average_gradients, least_of_ranks, ranks, unsynchronized
 from batchfinder.integrations.split_batch import split_batch
+from batchfinder.integrations.token_mean import tokens_in
 from batchfinder.probing.devices.choose_device import choose_device
 from batchfinder.probing.devices.oom import classify
 from batchfinder.probing.devices.oom_table import Tier
@@ -42,9 +43,9 @@ class OOMGuard:
     """Run optimizer steps that survive out-of-memory errors.
 
     A step that runs out of memory is dropped whole, then repeated with its batch split into parts
-    whose gradients add up to those of the whole batch: the loss has to be a mean over examples. (A
-    mean over tokens counts those of parts with more padding too much.) The size that worked is kept
-    for later steps, and doubled after some without an error. The first split, being slower, warns.
+    whose gradients add up to those of the whole batch, if the loss is a mean over examples, or a
+    Transformers model's own over tokens. (Of other means over tokens, those of shorter texts count
+    too much.) The size that worked is kept, and doubled after some steps without an error.
 
     With DistributedDataParallel all ranks split alike, and gradients are averaged after the
     backward pass, not during it. Call :meth:`step` under ``torch.autocast`` for mixed precision.
@@ -98,6 +99,7 @@ class OOMGuard:
             )
         self.model = model
         self.optimizer = optimizer
+        self._weigh: Callable[[Any], int] = partial(tokens_in, model, loss_fn)
         self._loop = PlainLoop(TrainingSetup(model, loss_fn=loss_fn), _warn)
         self._batch_dim = batch_dim
         ours = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -204,15 +206,15 @@ class OOMGuard:
         return ended if ranks() == 1 else self._agreed(ended)
 
     def _accumulate(self, batch: Any) -> Tensor:
-        """Add up the gradients of all parts, each weighted by its share of the examples."""
+        """Add up the gradients of all parts, each weighted by its share of what the loss counts."""
         self._clear_gradients()
         total: Tensor | None = None
         parts: Iterable[tuple[Any, float]] = [(batch, 1.0)]
         if self.batch_size is not None:
-            parts = split_batch(batch, self.batch_size, self._batch_dim)
+            parts = split_batch(batch, self.batch_size, self._batch_dim, self._weigh)
         for part, share in parts:
             part = move_batch(part, self._device.torch_device)
-            with self._without_synchronization():
+            with unsynchronized(self.model):
                 output = self._loop(self.model, part)
                 loss = checked_loss(self._loop.loss_of(output, part), self._loop)
                 if share != 1.0:
@@ -227,11 +229,6 @@ class OOMGuard:
         self.optimizer.zero_grad(set_to_none=True)
         for parameter in self._others:
             parameter.grad = None
-
-    def _without_synchronization(self) -> contextlib.AbstractContextManager[Any]:
-        # A rank that runs out of memory during an all-reduce would leave the others waiting.
-        no_sync = getattr(self.model, "no_sync", None)
-        return no_sync() if no_sync is not None and ranks() > 1 else contextlib.nullcontext()
 
     def _agreed(self, ended: Tensor | _Failure) -> Tensor | _Failure:
         """Fail on all ranks if one has failed; else average the gradients."""
@@ -263,11 +260,12 @@ class OOMGuard:
             return
         self._is_told = True
         whole, part = common_size(batch, self._batch_dim), self.batch_size
+        over_examples = " if the loss is a mean over examples, not tokens"
         normed = ". BatchNorm's statistics are those of one part at a time: try GroupNorm"
         warnings.warn(
             f"a batch of {whole} ran out of memory, so it is trained in parts of {part}: slower, "
-            "with the gradients of the whole batch if the loss is a mean over examples, not tokens"
-            f". Try a smaller batch size, if that matters{normed if self._statistics else ''}",
+            f"with the gradients of the whole batch{'' if self._weigh(batch) else over_examples}. "
+            f"Try a smaller batch size, if that matters{normed if self._statistics else ''}",
             BatchFinderWarning,
             stacklevel=4,  # the line that called step() or backward()
         )

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn import Parameter
 
 
 def ranks() -> int:
     """Return the number of ranks; 1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def unsynchronized(model: nn.Module) -> AbstractContextManager[Any]:
+    """Return the context of a backward pass that does not average the gradients.
+
+    A rank that runs out of memory while they are averaged would leave the others waiting.
+    """
+    no_sync = getattr(model, "no_sync", None)
+    return no_sync() if no_sync is not None and ranks() > 1 else nullcontext()
 
 
 def least_of_ranks(values: Sequence[int], device: torch.device) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -11,16 +11,20 @@ from batchfinder.training.sample import common_size, is_array, is_flat, is_texts
 from batchfinder.training.tree import map_leaves, named_tensors
 
 
-def split_batch(batch: Any, size: int, batch_dim: int = 0) -> Iterator[tuple[Any, float]]:
+def split_batch(
+    batch: Any, size: int, batch_dim: int = 0, weigh: Callable[[Any], int] = lambda _: 0
+) -> Iterator[tuple[Any, float]]:
     """Split a batch into parts of nearly equal size.
 
     Args:
         batch: any tree of tensors. Leaves without the batch dimension go into each part whole.
         size: the most examples in a part, at least 1.
         batch_dim: index of the batch dimension.
+        weigh: returns what the loss of a batch or part is the mean of. Default, also where it
+            returns 0 for the batch: the examples.
 
     Yields:
-        Each part, a view of the batch, with its share of the examples.
+        Each part that weighs anything, a view of the batch, with its share of the weight.
 
     Raises:
         SampleError: the batch's tensors do not agree about its size.
@@ -34,7 +38,7 @@ def split_batch(batch: Any, size: int, batch_dim: int = 0) -> Iterator[tuple[Any
         yield batch, 1.0
         return
     examples = common_size(batch, batch_dim)
-    parts = -(-examples // size)
+    parts, weight = -(-examples // size), weigh(batch)
     for index in range(parts):
         start, end = index * examples // parts, (index + 1) * examples // parts
 
@@ -46,7 +50,9 @@ def split_batch(batch: Any, size: int, batch_dim: int = 0) -> Iterator[tuple[Any
                 return leaf
             return leaf[(slice(None),) * (batch_dim % leaf.ndim) + (span,)]
 
-        yield map_leaves(cut, batch, is_leaf=is_flat), (end - start) / examples
+        part = map_leaves(cut, batch, is_leaf=is_flat)
+        if share := weigh(part) / weight if weight else (end - start) / examples:
+            yield part, share
 
 
 def largest_size(batch: Any, batch_dim: int) -> int:
