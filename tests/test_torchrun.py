@@ -177,8 +177,9 @@ def test_a_rank_killed_in_a_probe_ends_the_job_and_all_that_it_started(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("what", "batch_size"), [("here", 5), ("worker", 8)])
+@pytest.mark.parametrize(("what", "batch_size"), [("here", 5), ("holes", 5), ("worker", 8)])
 def test_a_users_own_script(what: str, batch_size: int) -> None:
+    """With "holes", a rank needs more than the limit while the others wait for its gradients."""
     job = Torchrun(2, str(TARGETS / "own_script.py"), what)
     status, stdout, stderr = job.wait()
     assert status == 0, stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -19,8 +20,9 @@ MIB = 2**20
 class Mine(nn.Module):
     """Defined in the script itself, so no worker process can get it."""
 
-    def __init__(self, oom_at: int) -> None:
+    def __init__(self, oom_at: int, *, leaves_holes: bool) -> None:
         super().__init__()
+        self.leaves_holes, self.largest = leaves_holes, 0
         self.layer = nn.Linear(4, 4)
         self.oom_at = oom_at
 
@@ -28,18 +30,23 @@ class Mine(nn.Module):
         if dist.get_rank() == 1 and len(rows) >= self.oom_at:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         assert self.layer.weight.grad is None, "gradients take the place of activations"
+        if dist.get_rank() == 1 and self.leaves_holes and self.largest > len(rows):
+            torch.empty(2**31, dtype=torch.uint8)  # more than the limit, but never written to
+        self.largest = max(self.largest, len(rows))
         output: Tensor = self.layer(rows)
         return output.mean()
 
 
 def main(what: str, kind: str = "cpu") -> None:
-    """``what``: "here", "worker" or "sharded"; ``kind`` of device."""
+    """``what``: "here", "holes", "worker" or "sharded"; ``kind`` of device."""
     device = torch.device(kind)
     if kind == "cuda":
         device = torch.device(kind, int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
-    model: nn.Module = Mine(oom_at=6) if what == "here" else nn.Linear(4, 4)
+    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=60))
+    mine = Mine(oom_at=6, leaves_holes=what == "holes")
+    model: nn.Module = mine if what in ("here", "holes") else nn.Linear(4, 4)
     model.to(device)
     if what == "sharded":
         from torch.distributed.fsdp import fully_shard

@@ -3,12 +3,14 @@
 A rank that runs out of memory must not leave the others in a collective, because nothing could free
 these processes from it. So the forward and backward pass of a size run without collectives. Then
 the ranks meet through a store in host memory. Only if all ranks survived, they synchronize
-gradients in a pass of the smallest batch. Its memory has just been freed by the larger pass.
+gradients in a pass of the smallest batch. Its memory has just been freed by the larger pass. The
+CPU's heap may have it in holes only, so there no limit holds in that pass: the peak shows the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -91,7 +93,13 @@ class InProcessRankProber(RankedProber):
         self, batches: BatchMaker, smallest: int | None, *args: Any, **options: Any
     ) -> TrainingStep:
         small_batch = None if smallest is None else partial(batches.make, smallest)
-        return _StepInTwoParts(*args, survived=self._all_agree, small_batch=small_batch, **options)
+        return _StepInTwoParts(
+            *args,
+            survived=self._all_agree,
+            small_batch=small_batch,
+            in_holes=self._alone.unlimited_in_holes,
+            **options,
+        )
 
     def _all_agree(self, yes: bool) -> bool:
         said: list[bool | None] = self.meeting.gather(yes)
@@ -110,6 +118,7 @@ class _StepInTwoParts(TrainingStep):
         *,
         survived: Callable[[bool], bool],
         small_batch: Callable[[], Any] | None,
+        in_holes: Callable[[], AbstractContextManager[None]],
         **options: Any,
     ) -> None:
         # The model itself may be too large for one rank. Wrapping it is a collective of all ranks.
@@ -118,6 +127,7 @@ class _StepInTwoParts(TrainingStep):
         super().__init__(setup, device, **options)
         self._survived = survived
         self._small_batch = small_batch
+        self._in_holes = in_holes
 
     def forward_backward(self, batch: Any, after_forward: Callable[[], Any] = lambda: None) -> None:
         with self._model.no_sync():
@@ -127,8 +137,9 @@ class _StepInTwoParts(TrainingStep):
             # As at the start of any step: with gradients alive a forward pass may not fit.
             self.optimizer.zero_grad(set_to_none=True)
         kept = self._kept
-        small = batch if self._small_batch is None else self._small_batch()
-        super().forward_backward(move_batch(small, self.device))
+        with self._in_holes():
+            small = batch if self._small_batch is None else self._small_batch()
+            super().forward_backward(move_batch(small, self.device))
         self._kept = kept
 
 

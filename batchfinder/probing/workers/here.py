@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -179,6 +179,12 @@ class Here(Worker):
         least_steps = max(least_steps, self._least_steps)
         self._options = replace(self._options, confirm_steps=least_steps)
         return attempt
+
+    def unlimited_in_holes(self) -> AbstractContextManager[None]:
+        """Lift the memory limit for the block, where freed memory may be left as holes."""
+        if self._device.leaves_no_trace:
+            return nullcontext()
+        return self._device.limited_to(self.place.capacity_bytes)
 
     def fingerprint(self) -> dict[str, Any] | None:
         from batchfinder.probing.fingerprint import fingerprint
