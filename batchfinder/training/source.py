@@ -270,8 +270,12 @@ def checked_loss(loss: Any, source: StepSource) -> Tensor:
 
 
 def had_its_backward_pass(source: StepSource) -> StepError:
-    """Return the error for a loss whose backward pass has already run."""
-    return StepError(f"{source.name} ran the backward pass by itself: {_advice(source)}")
+    """Return the error for a loss of which some part had its backward pass before."""
+    return StepError(
+        "the loss, or a part of it, has had its backward pass before. If a tensor is kept from an "
+        "earlier step, as the state of an RNN, detach() it; if "
+        f"{source.name} runs the backward pass by itself: {_advice(source)}"
+    )
 
 
 def _advice(source: StepSource) -> str:

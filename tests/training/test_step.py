@@ -246,8 +246,19 @@ def test_a_step_that_runs_the_backward_pass_is_told_what_to_return() -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
-    with pytest.raises(StepError, match="step ran the backward pass by itself: return the loss"):
+    with pytest.raises(StepError, match="step runs the backward pass by itself: return the loss"):
         run(step_of(step=step))
+
+
+def test_a_state_that_keeps_the_graph_of_the_step_before_is_to_be_detached() -> None:
+    state = [torch.zeros(())]
+
+    def loss(output: Tensor, batch: Any) -> Tensor:
+        state[0] = (output * state[0]).sum() + output.exp().sum()
+        return state[0]
+
+    with pytest.raises(StepError, match=r"kept from an earlier step, as .* RNN, detach\(\) it"):
+        run(step_of(loss_fn=loss), micro_batches=2)
 
 
 def test_a_step_may_train_a_part_with_an_optimizer_of_its_own() -> None:
