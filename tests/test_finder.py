@@ -212,6 +212,8 @@ def test_where_the_heap_wastes_much_a_setting_of_it_is_named(
     assert [hint.partition(",")[0] for hint in hints] == is_told * [
         "tensors leave holes in the heap"
     ]
+    failed = min(probe.batch_size for probe in result.probes if not probe.fits)
+    assert all(f"a size well above {failed} may train too" in hint for hint in hints)
 
 
 def test_where_each_step_leaves_memory_behind_the_heap_is_not_blamed() -> None:

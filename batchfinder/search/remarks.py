@@ -107,9 +107,10 @@ def notes_about(finding: Finding, prober: Prober, bounds: Bounds) -> Iterator[st
     # If the tensors themselves were too large, the first step would have failed.
     if finding.failure.steps > 1 and not leaks and _may_leave_the_heap(prober):
         yield (
-            "tensors leave holes in the heap, so memory varies from step to step. Larger batches, "
-            "but slower steps: set this for the search and for training: "
-            f"GLIBC_TUNABLES={WITHOUT_HOLES}"
+            "tensors leave holes in the heap, so memory varies from step to step. Those above "
+            f"32 MiB leave none, so a size well above {failure} may train too: try it as the "
+            "smallest size. Larger batches, but slower steps: set this for the search and for "
+            f"training: GLIBC_TUNABLES={WITHOUT_HOLES}"
         )
 
 
