@@ -17,7 +17,7 @@ from batchfinder.probing.devices.allocator.recorded_step import (
     scaled,
     steps_vary,
 )
-from batchfinder.results.probe import Probe
+from batchfinder.results.probe import Outcome, Probe
 from batchfinder.search.bracket import FAR_FROM_BUDGET, differing_at
 from batchfinder.search.head_start import Guess
 from batchfinder.search.prober import Recording
@@ -102,21 +102,18 @@ class LongerRecordings:
         size that failed ran out of memory in its first step, and not by these recordings: then
         requests do not grow in proportion, as masks of joined texts.
         """
-        if failure and self._refuted_by(failure.batch_size):
+        ran_out = failure is not None and failure.outcome is Outcome.OOM
+        if failure and ran_out and self._refuted_by(failure.batch_size):
             return None
-        low = self._largest_below(failure.batch_size if failure else math.inf)
+        low = whole_below(self._recordings, failure.batch_size if failure else math.inf)
         sizes = [size for size, each in self._recordings.items() if len(each.steps) > 2]
         large = ((n, self.guess_from(n)) for n in sizes if 2 * n >= max(sizes))
         unbeaten = (guess for n, guess in large if guess and (n >= low or guess.size > low))
         return min(unbeaten, key=lambda guess: guess.size, default=None)
 
-    def _largest_below(self, failed: float) -> int:
-        """Return the largest size below one that failed whose confirmation ran to its end, or 0."""
-        return max((size for size in whole(self._recordings) if size < failed), default=0)
-
     def _refuted_by(self, failed: int) -> bool:
         """Return True if the longest batch of a size that ran out of memory should have fitted."""
-        size, recording = self._largest_below(failed), self._recordings.get(failed)
+        size, recording = whole_below(self._recordings, failed), self._recordings.get(failed)
         if not (size and recording and recording.ran_out and not recording.steps):
             return False
         scaled_up = self._scaled(size, failed / size)
@@ -184,12 +181,17 @@ def whole(recordings: Mapping[int, Recording]) -> dict[int, Recording]:
     return {size: each for size, each in recordings.items() if each.steps and not each.ran_out}
 
 
+def whole_below(recordings: Mapping[int, Recording], size: float) -> int:
+    """Return the largest size of these below another one; 0 if there is none."""
+    return max((each for each in whole(recordings) if each < size), default=0)
+
+
 def just_below(recordings: Mapping[int, Recording], size: int) -> int:
     """Return the size of the confirmation that shows how one of a larger size ends; 0 if none does.
 
     It is no farther below than the final bracket is wide, and its steps differ: then replays decide
     what fits, so the larger size need not run.
     """
-    near = max((each for each in whole(recordings) if each < size), default=0)
+    near = whole_below(recordings, size)
     is_near = near and size - near <= differing_at(size)
     return near if is_near and steps_vary(recordings[near]) else 0

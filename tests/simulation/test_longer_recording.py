@@ -128,6 +128,16 @@ def test_a_first_step_that_should_have_fitted_refutes_the_guess() -> None:
         )
 
 
+def test_a_failure_that_is_not_of_memory_does_not_refute_the_guess() -> None:
+    recordings = {10: of_lengths(100, 90, 96, 90, 96)}
+    guess = LongerRecordings(recordings, 5000 * MIB, AllocatorSettings()).guess()
+    assert guess is not None
+    size = guess.size - 1
+    recordings[size] = Recording([50 * MIB], [], batches_vary=True, ran_out=True)
+    longer = LongerRecordings(recordings, 5000 * MIB, AllocatorSettings())
+    assert longer.guess(Probe(size, Outcome.FAILED, steps=1, seconds=0.1)) == guess
+
+
 def test_varying_lengths_are_guessed_by_the_steps_before_a_failure_too() -> None:
     """Each large recording has its own lengths: the smallest guess counts."""
     lengths = {100: (100, 90, 96, 90, 96), 80: (80, 60, 70, 66)}
