@@ -19,9 +19,9 @@ from batchfinder.cli.options import (
     RUN_OPTIONS,
     SEARCH_OPTIONS,
     SHARED_OPTIONS,
+    argument,
     chart_option,
     compile_option,
-    complete_files,
     flag,
     number,
     quiet_option,
@@ -51,7 +51,7 @@ def cli() -> None:
 
 
 @cli.command(short_help="Find it on this machine, by real training steps.")
-@click.argument("target", shell_complete=complete_files)
+@argument("target")
 @with_options(*DEVICE_OPTIONS, *SHARED_OPTIONS)
 @click.option(
     "--strategy",
@@ -93,14 +93,7 @@ def find(make_prober: Any, /, **options: Any) -> None:
 
 @cli.command("run", short_help="Find it for a training script, unmodified.")
 @with_options(*RUN_OPTIONS)
-@click.argument(
-    "command_line",
-    metavar="COMMAND...",
-    nargs=-1,
-    type=click.UNPROCESSED,
-    required=True,
-    shell_complete=complete_files,
-)
+@argument("command_line", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED, required=True)
 def run_script(**options: Any) -> None:
     """Find the largest batch size that a training script really trains with.
 
@@ -118,7 +111,7 @@ def run_script(**options: Any) -> None:
 
 
 @cli.command(short_help="Estimate it for a GPU that you do not have.")
-@click.argument("target", shell_complete=complete_files)
+@argument("target")
 @with_options(*GPU_OPTIONS)
 @click.option(
     "--overhead",
@@ -160,13 +153,7 @@ def estimate(**options: Any) -> None:
 
 @cli.command(short_help="Does one batch size train?")
 @with_options(*CHECK_OPTIONS)
-@click.argument(
-    "words",
-    metavar="TARGET | -- COMMAND...",
-    nargs=-1,
-    required=True,
-    shell_complete=complete_files,
-)
+@argument("words", metavar="TARGET | -- COMMAND...", nargs=-1, required=True)
 def check(**options: Any) -> None:
     """Say whether a batch size trains, by one confirmation.
 
@@ -179,13 +166,7 @@ def check(**options: Any) -> None:
 
 
 @cli.command(short_help="Draw results as one HTML page.")
-@click.argument(
-    "files",
-    metavar="RESULT.json...",
-    nargs=-1,
-    required=True,
-    shell_complete=complete_files,
-)
+@argument("files", metavar="RESULT.json...", nargs=-1, required=True)
 @click.option(
     "-o",
     "--output",
@@ -200,13 +181,7 @@ def report(**options: Any) -> None:
 
 
 @cli.command(short_help="Show the memory of a training while it runs.")
-@click.argument(
-    "command_line",
-    metavar="[COMMAND]...",
-    nargs=-1,
-    type=click.UNPROCESSED,
-    shell_complete=complete_files,
-)
+@argument("command_line", metavar="[COMMAND]...", nargs=-1, type=click.UNPROCESSED)
 @click.option("--pid", type=int, metavar="P", help="Watch this process and its children.")
 @seconds("--every", default=1.0, show_default=True, help="Seconds between lines.")
 @flag("--json", "as_json", help="Print one JSON object a line on stdout.")

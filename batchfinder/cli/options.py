@@ -16,11 +16,6 @@ Option: TypeAlias = Callable[[Callable[..., None]], Callable[..., None]]
 """What ``click.option()`` returns: it adds the option to a command."""
 
 
-number = partial(click.option, type=int, metavar="N")
-seconds = partial(click.option, type=float, metavar="S")
-flag = partial(click.option, is_flag=True)
-
-
 def complete_files(_: Context, __: Parameter, incomplete: str) -> list[CompletionItem]:
     """Let the shell complete the names of files, as in a target before its colon."""
     return [CompletionItem(incomplete, type="file")]
@@ -32,6 +27,12 @@ def complete_gpus(_: Context, __: Parameter, incomplete: str) -> list[Completion
 
     names = (gpu.name.lower().replace(" ", "") for gpu in all_gpus())
     return [CompletionItem(name) for name in names if name.startswith(incomplete.lower())]
+
+
+argument = partial(click.argument, shell_complete=complete_files)
+number = partial(click.option, type=int, metavar="N")
+seconds = partial(click.option, type=float, metavar="S")
+flag = partial(click.option, is_flag=True)
 
 
 def with_options(*options: Option) -> Option:

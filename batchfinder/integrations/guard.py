@@ -23,6 +23,7 @@ from batchfinder.probing.devices.choose_device import choose_device
 from batchfinder.probing.devices.oom import classify
 from batchfinder.probing.devices.oom_table import Tier
 from batchfinder.probing.too_small import needs_more_than_one_sample
+from batchfinder.training.optimizer import parameters_of
 from batchfinder.training.parallel import is_sharded
 from batchfinder.training.sample import common_size, move_batch
 from batchfinder.training.setup import LossFunction, TrainingSetup
@@ -102,7 +103,7 @@ class OOMGuard:
         self._weigh: Callable[[Any], int] = partial(tokens_in, model, loss_fn)
         self._loop = PlainLoop(TrainingSetup(model, loss_fn=loss_fn), _warn)
         self._batch_dim = batch_dim
-        ours = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        ours = {*map(id, parameters_of(optimizer))}
         self._others = [p for p in model.parameters() if id(p) not in ours]
         self._quiet_steps = 0
         self._has_grown = False

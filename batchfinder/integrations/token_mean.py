@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from batchfinder.training.parallel import unwrapped
 from batchfinder.training.setup import LossFunction
 
 # The loss leaves out tokens with this label.
@@ -23,7 +24,7 @@ def tokens_in(model: nn.Module, loss_fn: LossFunction | None, batch: Any) -> int
     Source: ``loss/loss_utils.py`` of Transformers. Encoder-decoder models shift their inputs
     instead of the labels.
     """
-    model = getattr(model, "module", model)  # in DistributedDataParallel
+    model = unwrapped(model)
     labels = batch.get("labels") if isinstance(batch, Mapping) else None
     is_own = loss_fn is None and hasattr(model, "loss_type")
     if not is_own or not isinstance(labels, Tensor) or labels.dim() != 2:

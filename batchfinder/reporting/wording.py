@@ -43,6 +43,16 @@ def bytes_or_dash(size: float | None) -> str:
     return "-" if size is None else format_bytes(size)
 
 
+def size_or_none_fits(batch_size: int) -> str:
+    """Return a batch size as text; "none fits" for 0.
+
+    Example:
+        >>> size_or_none_fits(1024), size_or_none_fits(0)
+        ('1,024', 'none fits')
+    """
+    return f"{batch_size:,}" if batch_size else "none fits"
+
+
 def one_line(text: str) -> str:
     r"""Return a text on one line, with control codes spelled out.
 

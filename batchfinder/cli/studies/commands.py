@@ -13,7 +13,7 @@ from batchfinder.cli.options import (
     LANGUAGE_MODEL_OPTIONS,
     OUTPUT_OPTIONS,
     STUDY_OPTIONS,
-    complete_files,
+    argument,
     flag,
     number,
     quiet_option,
@@ -62,7 +62,7 @@ SWEEP_OPTIONS = (
 
 
 @click.command(short_help="Compare precision, checkpointing, optimizers and sharding.")
-@click.argument("target", shell_complete=complete_files)
+@argument("target")
 @with_options(*COMPARE_OPTIONS)
 def compare(**options: Any) -> None:
     """Compare what each strategy gives: the largest batch size, its memory, and its speed.
@@ -76,7 +76,7 @@ def compare(**options: Any) -> None:
 
 
 @click.command(short_help="Find it for each sequence length, image size, or depth.")
-@click.argument("target", shell_complete=complete_files)
+@argument("target")
 @with_options(*SWEEP_OPTIONS)
 def sweep(**options: Any) -> None:
     """Find the largest batch size for each value of an argument, such as seq_len=512,1024,2048.

@@ -97,7 +97,7 @@ class InProcessRankProber(RankedProber):
             *args,
             survived=self._all_agree,
             small_batch=small_batch,
-            in_holes=self._alone.unlimited_in_holes,
+            around_small_pass=self._alone.limit_lifted_on_heap,
             **options,
         )
 
@@ -118,7 +118,7 @@ class _StepInTwoParts(TrainingStep):
         *,
         survived: Callable[[bool], bool],
         small_batch: Callable[[], Any] | None,
-        in_holes: Callable[[], AbstractContextManager[None]],
+        around_small_pass: Callable[[], AbstractContextManager[None]],
         **options: Any,
     ) -> None:
         # The model itself may be too large for one rank. Wrapping it is a collective of all ranks.
@@ -127,7 +127,7 @@ class _StepInTwoParts(TrainingStep):
         super().__init__(setup, device, **options)
         self._survived = survived
         self._small_batch = small_batch
-        self._in_holes = in_holes
+        self._around_small_pass = around_small_pass
 
     def forward_backward(self, batch: Any, after_forward: Callable[[], Any] = lambda: None) -> None:
         with self._model.no_sync():
@@ -137,7 +137,7 @@ class _StepInTwoParts(TrainingStep):
             # As at the start of any step: with gradients alive a forward pass may not fit.
             self.optimizer.zero_grad(set_to_none=True)
         kept = self._kept
-        with self._in_holes():
+        with self._around_small_pass():
             small = batch if self._small_batch is None else self._small_batch()
             super().forward_backward(move_batch(small, self.device))
         self._kept = kept

@@ -180,8 +180,8 @@ class Here(Worker):
         self._options = replace(self._options, confirm_steps=least_steps)
         return attempt
 
-    def unlimited_in_holes(self) -> AbstractContextManager[None]:
-        """Lift the memory limit for the block, where freed memory may be left as holes."""
+    def limit_lifted_on_heap(self) -> AbstractContextManager[None]:
+        """Lift the memory limit for a block if memory is from a heap, where frees leave holes."""
         if self._device.leaves_no_trace:
             return nullcontext()
         return self._device.limited_to(self.place.capacity_bytes)

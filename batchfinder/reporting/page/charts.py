@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 from batchfinder.reporting.page.svg import Chart, bars
+from batchfinder.reporting.wording import size_or_none_fits
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.results.throughput import Throughput
 from batchfinder.units import count, format_bytes, format_rate, format_seconds
@@ -121,7 +122,7 @@ def gpu_chart(estimates: Sequence[Data]) -> str:
         (
             name_of(one),
             one["batch_size"],
-            f"{one['batch_size']:,}" if one["batch_size"] else "none fits",
+            size_or_none_fits(one["batch_size"]),
         )
         for one in estimates
     ]

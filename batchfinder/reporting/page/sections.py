@@ -13,7 +13,7 @@ from batchfinder.reporting.page import charts
 from batchfinder.reporting.page.studies import memory_map, names_of, rows_of, size_chart, term_rows
 from batchfinder.reporting.sweeps import buckets_line
 from batchfinder.reporting.table import PHASES
-from batchfinder.reporting.wording import bytes_or_dash, label, place_in_step
+from batchfinder.reporting.wording import bytes_or_dash, label, place_in_step, size_or_none_fits
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.results.throughput import AS_FAST
 from batchfinder.units import format_bytes, format_seconds
@@ -119,7 +119,7 @@ def _estimates(estimates: Sequence[Data]) -> list[str]:
             (
                 charts.name_of(one),
                 format_bytes(one["gpu"]["total_bytes"]),
-                f"{one['batch_size']:,}" if one["batch_size"] else "none fits",
+                size_or_none_fits(one["batch_size"]),
                 f"{low:,} to {high:,}",
                 format_bytes(one["peak_bytes"]) if one["batch_size"] else "",
                 bytes_or_dash(one["explanation"].get("model_state_bytes")),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from batchfinder.reporting.page.svg import bars, heat_map
-from batchfinder.reporting.wording import bytes_or_dash
+from batchfinder.reporting.wording import bytes_or_dash, size_or_none_fits
 from batchfinder.units import format_bytes, format_rate
 
 # More columns leave no room for their numbers.
@@ -103,7 +103,7 @@ def memory_map(data: Data) -> str:
 def _size_of(row: Data) -> str:
     if row["note"] and not row.get("result"):  # impossible, or an error: no size was tried
         return "-"
-    return f"{row['batch_size']:,}" if row["batch_size"] else "none fits"
+    return size_or_none_fits(row["batch_size"])
 
 
 def _name_of(row: Data, data: Data) -> str:
