@@ -28,6 +28,7 @@ from batchfinder.finder import find_max_batch
 from batchfinder.integrations.lightning_data import Loaders
 from batchfinder.integrations.lightning_step import EvaluationStep, StepInTrainer
 from batchfinder.probing.devices.choose_device import choose_device
+from batchfinder.results.probe import without_place
 from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.training.frameworks.lightning import OwnTrainingStep
 from batchfinder.training.frameworks.manual_optimization import ManualStep
@@ -54,6 +55,8 @@ _parsing: Any = import_module(f"{_PACKAGE}.utilities.parsing")
 _rank_zero: Any = import_module(f"{_PACKAGE}.utilities.rank_zero")
 _strategies: Any = import_module(f"{_PACKAGE}.strategies")
 
+_SMALLER_VALIDATION = "a smaller batch_size in val_dataloader()"
+
 
 class BatchSizeFinder(_Finder):  # type: ignore[misc]
     """Find the largest batch size that really trains as ``fit`` begins, and train with it.
@@ -64,6 +67,10 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
     manual optimization, with accumulation, and with ``strategy="ddp"``, where all ranks agree on
     one size. With ``validate``, ``test`` and ``predict`` it finds the largest batch of that step,
     on one device.
+
+    Where the loaders of ``val_dataloader`` have a batch size of their own, a validation with the
+    largest batch of theirs is part of the search. Loaders whose size is that of the attribute are
+    taken to follow it.
 
     Callbacks, loggers and the module's hooks around its step do not run during the search. Only the
     hooks that move a batch to its device do.
@@ -215,15 +222,26 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
                 **self._limits,
             )
         self.result = result
+        failure = result.next_failure
+        in_validation = failure is not None and without_place(failure.reason)[1]
         if not result.batch_size:
+            where = ", because of the validation" if in_validation else ""
+            advice = "accumulate_grad_batches, activation checkpointing, or shorter sequences"
             raise NothingFitsError(
-                f"not even one example fits into {result.device}. Try accumulate_grad_batches, "
-                "activation checkpointing, or shorter sequences"
+                f"not even one example fits into {result.device}{where}. "
+                f"Try {_SMALLER_VALIDATION if in_validation else advice}"
+            )
+        if failure is not None and in_validation:
+            _rank_zero.rank_zero_warn(
+                f"a batch of {failure.batch_size} trains, but the validation after it runs out of "
+                f"memory. Try {_SMALLER_VALIDATION}"
             )
         return result
 
     def _step_and_optimizer(self, trainer: Any, module: Any) -> dict[str, Any]:
         step: Any
+        name, validation = self._batch_arg_name, None
+        has_size = _parsing.lightning_hasattr(module, name)
         if not trainer.training:
             step = EvaluationStep(module, trainer.state.fn.value)
             optimizer = step.optimizer
@@ -241,12 +259,16 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
             optimizers = trainer.strategy.optimizers
             step = OwnTrainingStep() if is_automatic else ManualStep((optimizers, configs))
             optimizer = optimizers[0]
+            if trainer.enable_validation:
+                size = _parsing.lightning_getattr(module, name) if has_size else None
+                validation = Loaders(trainer.fit_loop.epoch_loop.val_loop).validation(size)
 
         def note_size(size: int) -> None:
-            if _parsing.lightning_hasattr(module, self._batch_arg_name):
-                _parsing.lightning_setattr(module, self._batch_arg_name, size)
+            if has_size:
+                _parsing.lightning_setattr(module, name, size)
 
-        return {"step": StepInTrainer(step, trainer, note_size), "optimizer": optimizer}
+        step = StepInTrainer(step, trainer, note_size, validation)
+        return {"step": step, "optimizer": optimizer}
 
     @contextlib.contextmanager
     def _undisturbed(self, trainer: Any, module: Any) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -11,8 +12,28 @@ from torch.utils.data import BatchSampler, DataLoader
 from batchfinder.errors import UsageError
 from batchfinder.training.data.drawn import DataBatches
 from batchfinder.training.data.loader import batch_size_of
-from batchfinder.training.frameworks.trainer_batch import batches_of_its_loader
+from batchfinder.training.frameworks.trainer_batch import batches_of_its_loader, bytes_of_one
+from batchfinder.training.sample import BatchMaker
 from batchfinder.training.state.snapshot import preserved_state
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The largest batch of a validation.
+
+    Attributes:
+        batch_size: its number of examples.
+        batches: makes it.
+        arguments: the arguments of ``validation_step`` after the batch.
+    """
+
+    batch_size: int
+    batches: BatchMaker
+    arguments: tuple[int, ...]
+
+    def nbytes(self) -> int:
+        """Return the bytes of the whole batch."""
+        return self.batch_size * bytes_of_one(self.batches.make)
 
 
 class Loaders:
@@ -59,6 +80,24 @@ class Loaders:
             return tree_unflatten([one.at(batch_size, step) for one in found], combined._spec)
 
         return DataBatches(None, drawn if any(one.vary for one in found) else longest, remarks)
+
+    def validation(self, follows: int | None) -> Validation | None:
+        """Choose the largest batch of a validation; None if the loop has no validation.
+
+        Args:
+            follows: the size at which loaders are now made. Those of this size are taken to follow
+                it: their validation needs less memory than the training does at any size.
+        """
+        found = []
+        loaders = self._loaders().flattened
+        for index, loader in enumerate(loaders):
+            size = batch_size_of(loader)
+            if size not in (None, follows):
+                count = len(loader.dataset) if hasattr(loader.dataset, "__len__") else size
+                batches = BatchMaker(make_batch=_batches_of(loader).make_longest)
+                arguments = (0, index) if len(loaders) > 1 else (0,)
+                found.append(Validation(min(size, count), batches, arguments))
+        return max(found, key=Validation.nbytes, default=None)
 
     def check_resizable(self) -> None:
         """Refuse loaders passed to ``fit`` that cannot be made again with another batch size.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from torch.optim import SGD
 
 from batchfinder.errors import SampleError, StepError
+from batchfinder.integrations.lightning_data import Validation
 from batchfinder.training.frameworks.lightning import takes_index
 from batchfinder.training.parallel import unwrapped
 from batchfinder.training.sample import common_size
@@ -28,10 +30,20 @@ class StepInTrainer(StepSource):
         step: the module's step.
         trainer: the Trainer, in ``fit``, ``validate``, ``test`` or ``predict``.
         note_size: called with the batch size before each step.
+        validation: the validation that is part of this training, if any.
     """
 
-    def __init__(self, step: StepSource, trainer: Any, note_size: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        step: StepSource,
+        trainer: Any,
+        note_size: Callable[[int], None],
+        validation: Validation | None = None,
+    ) -> None:
         self._step, self._trainer, self._note_size = step, trainer, note_size
+        if validation is not None:
+            self.eval_batch_size, self.eval_batches = validation.batch_size, validation.batches
+            self._validation_arguments = validation.arguments
         self.name = step.name
         self.keeps_gradients = step.keeps_gradients
         self.returns_loss = step.returns_loss
@@ -47,15 +59,23 @@ class StepInTrainer(StepSource):
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         """Run the step on a batch that is on the module's device."""
-        module: Any = unwrapped(model)
         with contextlib.suppress(SampleError):  # batches of make_batch may have no common size
             self._note_size(common_size(batch, 0))
+        return self._in_trainer(model, batch, partial(self._step, model))
+
+    def evaluate(self, model: nn.Module, batch: Any) -> None:
+        """Run ``validation_step``. The Trainer does not keep its result."""
+        step: Any = unwrapped(model).validation_step
+        self._in_trainer(model, batch, lambda batch: step(batch, *self._validation_arguments))
+
+    def _in_trainer(self, model: nn.Module, batch: Any, run: Callable[[Any], Any]) -> Any:
+        module: Any = unwrapped(model)
         batch = self._trainer.precision_plugin.convert_input(batch)
         batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
         batch = self._trainer.strategy.batch_to_device(batch, dataloader_idx=0)
         precision = self._trainer.precision_plugin.forward_context()
         with precision, replaced(module, log=_nothing, log_dict=_nothing):
-            return self._step(model, batch)
+            return run(batch)
 
     def loss_of(self, output: Any, batch: Any) -> Any:
         """Return the loss of the output; None if the step trains by itself, or evaluates."""

@@ -70,10 +70,11 @@ def longest_to_evaluate(trainer: Trainer, datasets: list[Any]) -> BatchMaker | N
     with preserved_state(), _no_loader_noted(trainer):
         loaders = [acting.get_eval_dataloader(dataset) for dataset in datasets]
         makers = [batches_of_its_loader(loader).make_longest for loader in loaders]
-        return BatchMaker(make_batch=max(makers, key=_bytes_of_one))
+        return BatchMaker(make_batch=max(makers, key=bytes_of_one))
 
 
-def _bytes_of_one(make_batch: Callable[[int], Any]) -> int:
+def bytes_of_one(make_batch: Callable[[int], Any]) -> int:
+    """Return the bytes of a batch of one example."""
     return sum(tensor.nbytes for _, tensor in named_tensors(make_batch(1)))
 
 
