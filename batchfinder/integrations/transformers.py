@@ -14,7 +14,8 @@ from batchfinder.errors import UsageError, warn_of
 from batchfinder.finder import find_max_batch
 from batchfinder.results.accumulation import Split
 from batchfinder.results.probe import without_place
-from batchfinder.results.result import BatchSizeResult
+from batchfinder.results.result import BatchSizeResult, Status
+from batchfinder.training.data.loader import has_places
 from batchfinder.training.frameworks.trainer_batch import size_of_batches
 from batchfinder.training.setup import Trainer
 from batchfinder.units import positive
@@ -28,7 +29,8 @@ def set_max_batch(
     ``per_device_train_batch_size`` and, with a global batch size, ``gradient_accumulation_steps``
     are set. Model, optimizer, scheduler, global step and random state stay as they are, so
     ``trainer.train()`` gives the same losses as with these numbers written by hand. If nothing
-    fits, or an error is raised, the arguments stay as they were.
+    fits, or an error is raised, the arguments stay as they were. The number of examples that a rank
+    has is a limit too, if the data set has a length.
 
     Args:
         trainer: a ``transformers.Trainer`` or one of its subclasses, also TRL's.
@@ -77,6 +79,8 @@ def set_max_batch(
         f"set per_device_train_batch_size={split.batch_size}, gradient_accumulation_steps="
         f"{split.gradient_accumulation_steps}: {split.global_batch_size} examples per step"
     )
+    if result.status is Status.CAPPED and result.batch_size == _examples_of_a_rank(trainer):
+        note += ", as many as the data set has for a rank"
     if largest > split.batch_size:
         note += f". A batch of {largest} fits too, but does not divide {global_batch_size} evenly"
     warnings = []
@@ -101,6 +105,13 @@ def set_max_batch(
     return replace(result, notes=(*result.notes, note), warnings=(*result.warnings, *warnings))
 
 
+def _examples_of_a_rank(trainer: Trainer) -> int | None:
+    dataset = trainer.train_dataset
+    if not has_places(dataset):
+        return None
+    return max(1, len(dataset) // getattr(trainer.args, "world_size", 1))
+
+
 def _search(
     trainer: Trainer, global_batch_size: int | None, options: dict[str, Any]
 ) -> tuple[BatchSizeResult, Split | None, int]:
@@ -115,9 +126,10 @@ def _search(
     """
     args = trainer.args
     ranks = getattr(args, "world_size", 1)
+    limits = [options.get("max_batch_size"), _examples_of_a_rank(trainer)]
     if global_batch_size is not None:
-        per_rank = max(1, global_batch_size // ranks)
-        options["max_batch_size"] = min(options.get("max_batch_size") or per_rank, per_rank)
+        limits.append(max(1, global_batch_size // ranks))
+    options["max_batch_size"] = min((most for most in limits if most is not None), default=None)
     largest = 0
     while True:
         result = find_max_batch(trainer, **options)

@@ -63,6 +63,15 @@ def test_the_answer_is_set_and_trains_as_if_written_by_hand() -> None:
     assert trainer.train() == Trained(24).train()
 
 
+def test_no_size_is_above_the_examples_of_a_rank() -> None:
+    trainer = Trained(world_size=2)
+    trainer.train_dataset = Texts(41)
+    result = found(trainer, max_batch_size=50)
+    assert result.status is Status.CAPPED
+    assert numbers_of(trainer) == (20, 1, 20)
+    assert result.notes[-1].endswith("as many as the data set has for a rank")
+
+
 def test_a_global_batch_size_is_kept_exactly() -> None:
     trainer = Trained()
     result = found(trainer, 96, max_batch_size=40)
