@@ -59,18 +59,18 @@ class DataBatches:
     @property
     def make_longest(self) -> Callable[[int], Any]:
         """``make_longest(batch_size) -> batch`` of the longest examples, without the data set."""
-        if isinstance(self.make_batch, Drawn):
+        if isinstance(self.make_batch, Drawn | InTurn):
             return self.make_batch.longest
         return self.make_batch or BatchMaker(self.sample).make
 
     @property
     def vary(self) -> bool:
         """True if the batches differ from step to step."""
-        return isinstance(self.make_batch, Drawn)
+        return isinstance(self.make_batch, Drawn | InTurn)
 
     def at(self, batch_size: int, step: int) -> Any:
         """Make the batch of a step; the longest in step 0."""
-        if isinstance(self.make_batch, Drawn):
+        if isinstance(self.make_batch, Drawn | InTurn):
             return self.make_batch(batch_size, step)
         return self.make_longest(batch_size)
 
@@ -121,6 +121,25 @@ class Drawn:
         seed = None if self.longest.seed is None else step
         drawn = dataclasses.replace(self.longest, examples=examples, seed=seed, others=None)
         return drawn(batch_size)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class InTurn:
+    """``make_batch(batch_size, step) -> batch``: each batch from one of several data sets, in turn.
+
+    The first has the largest examples.
+    """
+
+    parts: list[DataBatches]
+
+    def __call__(self, batch_size: int, step: int) -> Any:
+        """Make the batch of a step, at first the longest of each data set."""
+        turn, place = divmod(step, len(self.parts))
+        return self.parts[place].at(batch_size, turn)
+
+    def longest(self, batch_size: int) -> Any:
+        """Make the longest batch of the first data set."""
+        return self(batch_size, 0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -180,6 +199,16 @@ def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> Data
     epoch = dataset if sampler is None else sampler  # which may draw fewer, or never end
     examples = len(epoch) if hasattr(epoch, "__len__") and not goes_on else None
     return DataBatches(batch if is_repeatable else None, make_batch, remarks, examples)
+
+
+def batches_in_turn(datasets: Sequence[Any], collate: Collate, owner: str) -> DataBatches:
+    """Choose batches of which each is from one of several data sets, as some samplers make them."""
+    parts = [batches_of(dataset, collate, None, owner) for dataset in datasets if len(dataset)]
+    if not parts:
+        raise SampleError(f"the data sets of {owner} have no examples. Try one with at least 1.")
+    parts.sort(key=lambda part: _elements(part.make_longest(1)), reverse=True)
+    remarks = dict.fromkeys(remark for part in parts for remark in part.remarks)
+    return DataBatches(None, InTurn(parts), (*remarks,), sum(map(len, datasets)))
 
 
 def _largest(longest: Collated, count: int) -> Collated:

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch.utils.data import ConcatDataset
+
 from batchfinder.errors import SampleError
-from batchfinder.training.data.drawn import DataBatches, batches_of
+from batchfinder.training.data.drawn import DataBatches, batches_in_turn, batches_of
 from batchfinder.training.data.loader import batch_size_of, by_place, has_places, sampler_of
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import Trainer
@@ -41,6 +43,8 @@ def batches_of_its_loader(loader: Any) -> DataBatches:
     collate = _own(getattr(loader, "collate_fn", None))
     with preserved_state(collate, tuple(random_in(loader))):
         dataset, sampler = by_place(getattr(loader, "dataset", None), sampler_of(loader))
+        if collate is not None and isinstance(dataset, ConcatDataset) and sampler is None:
+            return batches_in_turn(dataset.datasets, collate, "the Trainer")
         if collate is not None and has_places(dataset):
             return batches_of(dataset, collate, sampler, "the Trainer")
         batch = _first_batch(loader)

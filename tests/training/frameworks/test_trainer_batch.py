@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from training.frameworks.trainers import Example, Texts, Trainer, collate, opened
 
 from batchfinder import estimate_max_batch, find_max_batch
@@ -197,6 +197,39 @@ def test_values_of_many_kinds_have_a_length(value: Any, wrapped: Any) -> None:
 
     batches_of_trainer(Trainer(Data(), collate=lambda examples: torch.zeros(len(examples), 2)))
     assert 5 in asked_for[20:]  # after all have been looked at
+
+
+class OfOneDataSet:
+    """Indices of batches that are each of one of two data sets, as for several tasks at once."""
+
+    batch_size = 4
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from ([0, 1, 2, 3], [20, 21, 22, 23])
+
+
+def test_batches_of_several_data_sets_are_not_mixed() -> None:
+    class Pairs(Texts):
+        def __getitem__(self, place: int) -> Example:
+            return {"premises": [1] * (12 if place == 9 else 2)}
+
+    class OfTwo(Trainer):
+        def get_train_dataloader(self) -> Any:
+            parts: list[Any] = [Texts(20, longest_at=3), Pairs(10), Texts(0)]
+            sampler: Any = OfOneDataSet()
+            dataset: Any = ConcatDataset(parts)
+            return DataLoader(dataset, batch_sampler=sampler, collate_fn=self.data_collator)
+
+    setup, warnings = opened(OfTwo())
+    make_batch: Any = setup.make_batch
+    batches = [make_batch(2, step) for step in range(10)]
+    kinds = ["input_ids", "premises"] * 5
+    assert [next(iter(batch)) for batch in batches] == kinds
+    lengths = [batch[kind].shape[1] for kind, batch in zip(kinds, batches, strict=True)]
+    assert lengths[:2] == [7, 12]  # the longest of each, those with most elements first
+    assert min(lengths[2::2]) < 7  # then others of it, as drawn
+    assert min(lengths[3::2]) < 12
+    assert (setup.examples, warnings) == (30, [])
 
 
 def test_the_data_do_not_go_to_a_worker() -> None:
