@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from batchfinder.results.memory_model import Phase
-from batchfinder.results.probe import Probe
+from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.throughput import interpolated
 from batchfinder.search.bounds import Bounds
 
@@ -72,6 +72,7 @@ class Bracket:
         refuted: the size at which a confirmation refuted what probes show; 0 if none has. From then
             on only confirmations count.
         probes: the number of probes and confirmations.
+        errors: how many of them failed for another reason than memory.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Bracket:
         self.confirmed: dict[int, Probe] = {}
         self.failure: Probe | None = None
         self._failed_when_confirmed = self.is_fragmented = self.steps_differ = False
-        self.probes = self.refuted = self._refutations = 0
+        self.probes = self.errors = self.refuted = self._refutations = 0
 
     @property
     def high(self) -> int:
@@ -215,6 +216,7 @@ class Bracket:
             probe = replace(probe, batch_size=max(self.bounds.first, too_large))
         size = probe.batch_size
         self.probes += 1
+        self.errors += probe.outcome is Outcome.FAILED and probe.most_examples is None
         vars(self).pop("spread", None)
         unused = (probe.peak_reserved_bytes or 0) - (probe.peak_allocated_bytes or 0)
         self.steps_differ |= probe.steps_differ

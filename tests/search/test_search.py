@@ -514,6 +514,23 @@ def test_where_batches_vary_a_search_goes_by_guesses_after_failures_too(
     assert len(large) <= 4
 
 
+@pytest.mark.parametrize("answer", [110, 400, 799, 980])
+def test_where_failures_are_not_of_memory_a_guess_does_not_creep_down_from_them(
+    answer: int,
+) -> None:
+    """As where a script fails once the batch is larger than its smallest data set."""
+    prober = exact_device(1000)
+    prober.faults = dict.fromkeys(range(answer + 1, 1001), Outcome.FAILED)
+
+    def guess(probes: list[Probe]) -> Guess:
+        return Guess(min([1000, *(each.batch_size - 1 for each in probes if not each.fits)]))
+
+    finding, probes = run_search(prober, guess=guess, replays=True)
+
+    assert size_of(finding) == answer
+    assert len(probes) <= 20
+
+
 def test_a_guess_that_learned_from_a_failure_is_tried_next() -> None:
     """The requests of a failed step show what those of smaller sizes could not."""
 
