@@ -115,8 +115,9 @@ class LaunchProber:
         """If no other launch shows whether the script used a size, launch a smaller one too."""
         if Honored.UNKNOWN.value in self._warnings and self._verdicts[batch_size].probe.fits:
             examples = self._sizes.examples
-            half = max(1, (examples if examples > 1 else batch_size) // 2)
-            self._try(self._bounds.at_most(half) or half)
+            # Just above the half no factor is shared. An odd size shows whether it is rounded.
+            half = ((examples if examples > 1 else batch_size) // 2 + 1) | 1
+            self._try(min(half, batch_size - 1))
             seen = self._sizes.again(batch_size, self.processes)
             self._believe(batch_size, seen, self._sizes.examples)
 

@@ -48,6 +48,7 @@ class SizesSeen:
 
     def __init__(self) -> None:
         self._inputs: dict[int, frozenset[tuple[int, ...]]] = {}
+        self._firsts: dict[int, int] = {}
         self.examples = 0
 
     def note(self, batch_size: int, shapes: Iterable[Sequence[int]], ranks: int = 1) -> Honored:
@@ -64,10 +65,16 @@ class SizesSeen:
         before = {size: seen for size, seen in self._inputs.items() if size != batch_size}
         self._inputs[batch_size] = inputs
         largest = max(inputs, key=lambda shape: (math.prod(shape), shape))
-        first = self.examples = largest[0]
+        first = self.examples = self._firsts[batch_size] = largest[0]
         dimensions = {length for shape in inputs for length in shape}
-        if first == batch_size:
+        if first == batch_size or self._is_rounded(batch_size):
             return Honored.YES
+        # If the first dimension was the size in another launch, no other dimension counts.
+        firsts = {size for size, seen in before.items() if size in {shape[0] for shape in seen}}
+        if firsts and 1 < first < batch_size:
+            return Honored.CAPPED if min(firsts) < batch_size else Honored.UNKNOWN
+        if self._is_rounded(batch_size, ranks):
+            return Honored.DIVIDED
         same = [size for size, seen in before.items() if seen == inputs]
         # A data set has more than one example. The size may count tokens, and be less than a text.
         may_be_capped = first > 1
@@ -77,10 +84,6 @@ class SizesSeen:
             return Honored.CAPPED if is_capped and min(same) < batch_size else Honored.IGNORED
         if ranks > 1 and first * ranks == batch_size:
             return Honored.DIVIDED
-        # If the first dimension was the size in another launch, no other dimension counts.
-        firsts = {size for size, seen in before.items() if size in {shape[0] for shape in seen}}
-        if firsts and 1 < first < batch_size:
-            return Honored.CAPPED if min(firsts) < batch_size else Honored.UNKNOWN
         smaller = max((size for size in before if size < batch_size), default=None)
         if batch_size in dimensions:
             return Honored.YES
@@ -90,6 +93,19 @@ class SizesSeen:
         if growth >= GROWS * batch_size / smaller:
             return Honored.YES
         return Honored.CAPPED if may_be_capped else Honored.IGNORED
+
+    def _is_rounded(self, batch_size: int, ranks: int = 1) -> bool:
+        """Return True if the examples of all ranks are the size, rounded down to a multiple.
+
+        A script that pairs its examples drops one of an odd size. Another launch has to agree.
+        """
+        examples = {size: first * ranks for size, first in self._firsts.items()}
+        mine = examples.pop(batch_size)
+        return mine < batch_size and any(
+            mine % unit == 0 and {first - size // unit * unit for size, first in others} == {0}
+            for unit in range(batch_size - mine + 1, mine // 2 + 1)
+            if (others := [(size, first) for size, first in examples.items() if size >= unit])
+        )
 
     def again(self, batch_size: int, ranks: int = 1) -> Honored:
         """Compare the inputs at a batch size that was noted with those of all other launches."""

@@ -19,6 +19,11 @@ from batchfinder.launching.sizes import Honored, SizesSeen, lengths_in, remark_o
         ([(1, [[1, 300]]), (13, [[1, 300]])], Honored.IGNORED),
         ([(1, [[1, 300]]), (13, [[1, 270]])], Honored.IGNORED),
         ([(50, [[50, 64]]), (99, [[50, 64]])], Honored.CAPPED),
+        ([(1, [[1, 64]]), (16, [[16, 64]]), (99, [[98, 64]])], Honored.YES),
+        ([(16, [[16, 64]]), (99, [[96, 64]])], Honored.YES),
+        ([(15, [[8, 64]]), (99, [[96, 64]])], Honored.YES),
+        ([(15, [[15, 64]]), (99, [[98, 64]])], Honored.CAPPED),
+        ([(16, [[16, 64]]), (99, [[98, 64]]), (200, [[98, 64]])], Honored.CAPPED),
         ([(64, [[32, 10]])], Honored.UNKNOWN),
         ([(64, [])], Honored.UNKNOWN),
     ],
@@ -30,8 +35,10 @@ def test_the_inputs_show_what_became_of_the_size(
     assert [seen.note(size, shapes) for size, shapes in launches][-1] is last
 
 
-def test_a_size_may_be_that_of_all_ranks() -> None:
-    assert SizesSeen().note(64, [[32, 10]], ranks=2) is Honored.DIVIDED
+def test_a_size_may_be_that_of_all_ranks_also_if_it_is_no_multiple_of_them() -> None:
+    seen = SizesSeen()
+    assert seen.note(64, [[32, 10]], ranks=2) is Honored.DIVIDED
+    assert seen.note(65, [[32, 10]], ranks=2) is Honored.DIVIDED
 
 
 @pytest.mark.parametrize(("multiple_of", "advises"), [(1, True), (3, True), (2, False), (4, False)])
