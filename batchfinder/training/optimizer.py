@@ -5,13 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from traceback import extract_tb
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch._dynamo  # the first optimizer imports it, possibly under a memory limit
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from batchfinder.errors import StepError, UsageError, did_you_mean
 from batchfinder.training.setup import OptimizerOfModel, OptimizerSpec, TrainingSetup
@@ -106,38 +110,53 @@ def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:
     return optimizer
 
 
-def check_closure(optimizer: Optimizer) -> None:
+@contextmanager
+def without_closure(optimizer: Optimizer) -> Iterator[None]:
     """Raise a StepError if the optimizer's step demands a closure that recomputes the loss."""
-    if _demands_closure(type(optimizer).step):
+    try:
+        yield
+    except Exception as error:
+        line = extract_tb(error.__traceback__)[-1].line
+        if "closure" not in f"{line} {error}":
+            raise
         raise StepError(
             f"the step of {type(optimizer).__name__} demands a closure, and is called without one; "
             "let step(model, batch) call it with your closure, and return None"
-        )
+        ) from error
 
 
-@functools.cache  # it is asked in every step
-def _demands_closure(step: Callable[..., Any]) -> bool:
-    closure = inspect.signature(step).parameters.get("closure")
-    return closure is not None and closure.default is closure.empty
+class StepsMade:
+    """Note which optimizers make steps."""
 
+    def __init__(self) -> None:
+        self._by = WeakSet[Optimizer]()
 
-def remarks_on_optimizers(setup: TrainingSetup) -> Iterator[str]:
-    """Yield warnings about optimizers of another model, and optimizers that made no step."""
-    given = setup.optimizer
-    if isinstance(given, Optimizer) and not _trains(given, setup.model):
-        yield (
-            f"the optimizer, {type(given).__name__}, holds no parameter of the model. "
-            "Make it from model.parameters()"
-        )
-    for optimizer in reachable(setup.functions):
-        if not isinstance(optimizer, Optimizer):
-            continue
-        is_plain = isinstance(optimizer, SGD) and not optimizer.defaults["momentum"]
-        if not optimizer.state and not is_plain:
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note every optimizer that makes a step while the block runs."""
+        handle = register_optimizer_step_post_hook(lambda optimizer, *_: self._by.add(optimizer))
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def remarks(self, setup: TrainingSetup) -> Iterator[str]:
+        """Yield warnings about optimizers of another model, and optimizers that made no step."""
+        given = setup.optimizer
+        if isinstance(given, Optimizer) and not _trains(given, setup.model):
             yield (
-                f"{type(optimizer).__name__}, which the step reaches, made no step, so the "
-                "memory of its states is not counted. Call its step() in every training step"
+                f"the optimizer, {type(given).__name__}, holds no parameter of the model. "
+                "Make it from model.parameters()"
             )
+        for optimizer in reachable(setup.functions):
+            if not isinstance(optimizer, Optimizer):
+                continue
+            is_plain = isinstance(optimizer, SGD) and not optimizer.defaults["momentum"]
+            if not (optimizer.state or is_plain or optimizer in self._by):
+                yield (
+                    f"{type(optimizer).__name__}, which the step reaches, made no step, so the "
+                    "memory of its states is not counted. Call its step() in every training step"
+                )
 
 
 def _trains(optimizer: Optimizer, model: nn.Module) -> bool:

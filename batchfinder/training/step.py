@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from batchfinder.errors import StepError, UsageError
 from batchfinder.training.modes.evaluation import Evaluation
-from batchfinder.training.optimizer import check_closure, make_optimizer, remarks_on_optimizers
+from batchfinder.training.optimizer import StepsMade, make_optimizer, without_closure
 from batchfinder.training.parallel import is_wrapped, parallelized, unwrapped
 from batchfinder.training.placement import homes_of, move_beside, move_to_device
 from batchfinder.training.setup import DTYPES, TrainingSetup
@@ -126,6 +126,7 @@ class TrainingStep:
             if isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled():
                 scaler.load_state_dict({**scaler.state_dict(), "scale": 1.0})
         self._has_old_gradients = False
+        self._steps_made = StepsMade()
 
     @property
     def late_gradient_bytes(self) -> int:
@@ -200,7 +201,7 @@ class TrainingStep:
                 if tensor.dim() > self._batch_dim:
                     torch._dynamo.maybe_mark_dynamic(tensor, self._batch_dim)
         self._kept.batch = batch
-        with self._autocast(), shapes_named(batch):
+        with self._autocast(), shapes_named(batch), self._steps_made.noted():
             self._kept.output = self._source(self._model, batch)
             self._stand_in = None
             self._kept.loss = self._source.loss_of(self._kept.output, batch)
@@ -217,14 +218,14 @@ class TrainingStep:
         """Update the parameters and clear the gradients, unless the step has done so itself."""
         if self.trains_itself:
             return
-        check_closure(self.optimizer)
-        if self._scaler is None:
-            self.optimizer.step()
-        else:
-            self._scaler.step(self.optimizer)
-            self._scaler.update()
-            if not self.optimizer.state:  # an overflow skipped it; later steps run
+        with without_closure(self.optimizer), self._steps_made.noted():
+            if self._scaler is None:
                 self.optimizer.step()
+            else:
+                self._scaler.step(self.optimizer)
+                self._scaler.update()
+                if not self.optimizer.state:  # an overflow skipped it; later steps run
+                    self.optimizer.step()
         if self.keeps_gradients:
             self._has_old_gradients = True
         elif not self._validates or self._source.clears_gradients:
@@ -251,7 +252,7 @@ class TrainingStep:
 
     def check_optimizers(self) -> None:
         """Warn about optimizers of another model, and about optimizers that made no step."""
-        for remark in remarks_on_optimizers(self.setup):
+        for remark in self._steps_made.remarks(self.setup):
             self._warn(remark)
 
     def release(self) -> None:

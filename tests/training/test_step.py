@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam
+from torch.optim import SGD, Adam, Optimizer
 from training.frameworks.trainers import Trainer, opened
 
 from batchfinder import TrainingSetup
@@ -238,6 +238,45 @@ def test_a_loss_that_is_no_number_is_a_warning(value: float) -> None:
 def test_what_is_no_loss_is_refused(loss: Any, message: str) -> None:
     with pytest.raises(StepError, match=message):
         run(step_of(loss_fn=loss))
+
+
+class Stateless(Optimizer):
+    """Keeps no states. May demand a closure, as SAM does."""
+
+    def __init__(self, parameters: Any, *, demands: bool = False) -> None:
+        super().__init__(parameters, {})
+        self.demands = demands
+
+    def step(self, closure: Any = None) -> None:
+        """Move against the gradients."""
+        if self.demands:
+            assert closure is not None
+        for parameter in (each for group in self.param_groups for each in group["params"]):
+            parameter.data.sub_(parameter.grad)
+
+
+def test_an_optimizer_that_asserts_a_closure_is_refused_with_a_way_out() -> None:
+    with pytest.raises(StepError, match=r"Stateless demands a closure.*let step"):
+        run(step_of(optimizer=lambda parameters: Stateless(parameters, demands=True)))
+
+
+@pytest.mark.parametrize(("steps", "remarks"), [(True, 0), (False, 1)])
+def test_an_optimizer_without_states_has_made_a_step_if_it_was_called(
+    steps: bool, remarks: int
+) -> None:
+    own = Stateless((model := nn.Linear(4, 2)).parameters())
+
+    def alone(model: nn.Module, batch: Any) -> None:
+        torch.autograd.backward(model(batch[0]).sum())
+        if steps:
+            own.step()
+
+    step = step_of(model, step=alone)
+    run(step)
+    step.check_optimizers()
+    assert ["Stateless, which the step reaches, made no" in text for text in step.warnings] == (
+        [True] * remarks
+    )
 
 
 def test_a_step_that_runs_the_backward_pass_is_told_what_to_return() -> None:
