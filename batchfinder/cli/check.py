@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings, simplefilter
 
 import click
@@ -15,7 +14,7 @@ from click.core import ParameterSource
 from batchfinder.cli.app import find, run_script
 from batchfinder.cli.exiting import FOUND, NOTHING_FITS, terminated_as_ctrl_c
 from batchfinder.cli.find import worker_prober
-from batchfinder.cli.output import leftovers_named, live_line, print_notes
+from batchfinder.cli.output import deliver, leftovers_named, live_line, print_notes
 from batchfinder.cli.request import Request, refuse_real_steps, request_of
 from batchfinder.cli.run import parse_settings
 from batchfinder.errors import BatchFinderWarning, UsageError
@@ -23,8 +22,8 @@ from batchfinder.launching.options import RunOptions
 from batchfinder.launching.template import Template
 from batchfinder.reporting.advice import what_ran_out
 from batchfinder.reporting.wording import one_line
+from batchfinder.results.check import Check
 from batchfinder.results.probe import Probe, without_place
-from batchfinder.results.version import SCHEMA_VERSION
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Prober
@@ -32,47 +31,6 @@ from batchfinder.units import bytes_if_given, format_bytes
 
 if TYPE_CHECKING:
     from batchfinder.launching.prober import LaunchProber
-
-
-class Check(NamedTuple):
-    """The answer to the question whether a batch size trains.
-
-    Attributes:
-        batch_size: examples per forward/backward pass.
-        trains: True if it trains within the limit.
-        device: the device's name.
-        limit_bytes: memory that a step may use: the budget, or ``--max-memory`` if that is less.
-        peak_bytes: the peak memory; None if it was not read.
-        steps: full steps that ran; 0 in an estimate.
-        reason: why it does not train; "" if it does.
-    """
-
-    batch_size: int
-    trains: bool
-    device: str
-    limit_bytes: int
-    peak_bytes: int | None
-    steps: int
-    reason: str
-
-    @property
-    def margin_bytes(self) -> int | None:
-        """The bytes that the peak leaves of the limit; None if there is no peak, or no room."""
-        return self.limit_bytes - self.peak_bytes if self.trains and self.peak_bytes else None
-
-    def __str__(self) -> str:
-        if not self.trains:
-            return (
-                f"Batch size {self.batch_size} does not train on {self.device}: {self.reason}. "
-                f"A step may use {format_bytes(self.limit_bytes)}"
-            )
-        line = f"Batch size {self.batch_size} trains on {self.device}"
-        if self.margin_bytes is not None and self.peak_bytes is not None:
-            share = self.margin_bytes / self.limit_bytes
-            peak, limit = format_bytes(self.peak_bytes), format_bytes(self.limit_bytes)
-            line += f"     peak {peak} of {limit}"
-            line += f"     margin {format_bytes(self.margin_bytes)} ({share:.1%})"
-        return f"{line}     {f'{self.steps} steps' if self.steps else 'estimated'}"
 
 
 def check_batch_size(
@@ -127,14 +85,8 @@ def check_batch_size(
                         click.echo(f"Warning: {warning}", err=True)
             except KeyboardInterrupt:
                 return why[-1]
-    if as_json:
-        data = {
-            "schema_version": SCHEMA_VERSION,
-            **found._asdict(),
-            "margin_bytes": found.margin_bytes,
-        }
-        click.echo(json.dumps(data, allow_nan=False))
-    else:
+    deliver(found.to_dict(), as_json=as_json, report=None)
+    if not as_json:
         click.echo(str(found))
     return FOUND if found.trains else NOTHING_FITS
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from processes import REPOSITORY
 from reporting.fake_search import RESULT, result
 
 from batchfinder import estimate_max_batch
@@ -200,12 +201,28 @@ def test_a_folder_that_takes_no_files_is_refused_before_the_work(command: tuple[
     assert done.output.count("\n") == 1
 
 
+@pytest.mark.parametrize("batch_size", ["4", "99999999"])
+def test_the_answer_of_a_check_is_shown(tmp_path: Path, batch_size: str) -> None:
+    target = f"{REPOSITORY}/tests/targets/models.py:build_small"
+    options = ("--gpu", "t4", "--batch-size", batch_size)
+    checked, line = (
+        CliRunner().invoke(cli, ["check", target, *options, *more]).stdout
+        for more in (["--json"], [])
+    )
+    file = tmp_path / "check.json"
+    file.write_text(checked)
+    page = page_of(read_results([str(file)]))
+    assert all(part in page for part in line.strip().split(5 * " "))
+    assert "<pre tabindex=0>batchfinder" in page
+
+
 # JSON has these numbers, and floats do not.
 TOO_LARGE = RESULT.to_json().replace('"batch_size": ', '"batch_size": 1' + 400 * "0")
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"estimates": []}', '{"probes": 3}', "null", TOO_LARGE]
+    "content",
+    ["", "[]", "{}", '{"estimates": []}', '{"probes": 3}', "null", '{"trains": 1}', TOO_LARGE],
 )
 def test_a_file_without_a_result_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "result.json"

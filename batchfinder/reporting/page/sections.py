@@ -14,6 +14,7 @@ from batchfinder.reporting.page.studies import memory_map, names_of, rows_of, si
 from batchfinder.reporting.sweeps import buckets_line
 from batchfinder.reporting.table import PHASES
 from batchfinder.reporting.wording import bytes_or_dash, label, place_in_step, size_or_none_fits
+from batchfinder.results.check import WIDE, Check
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.results.throughput import AS_FAST
 from batchfinder.units import format_bytes, format_seconds
@@ -32,6 +33,10 @@ def sections_of(data: Data) -> list[str]:
         sections, versions = _estimates(data["estimates"]), data["estimates"][0]["versions"]
     elif "probes" in data:
         sections, versions = [_search(data)], data["versions"]
+    elif "trains" in data:
+        answer, *facts = str(Check.from_dict(data)).split(WIDE)
+        lines = [f"<h2>{escape(answer)}</h2>", *(f"<p>{escape(fact)}</p>" for fact in facts)]
+        sections, versions = [_section(lines)], {}
     else:
         studies = data.get("comparisons") or data.get("sweeps") or [data]
         sections, versions = [_study(one) for one in studies], data.get("versions", {})
