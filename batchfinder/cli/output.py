@@ -55,17 +55,22 @@ def width_of_table() -> float:
 def live_line(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """Yield a function that shows what runs now on the last line of a terminal.
 
-    Each text replaces the one before; "" clears the line. Pipes and files get a line for each
-    text, and with ``quiet`` nothing is shown. Rich's status would need a thread, and a search on
-    the CPU forks this process.
+    Each text replaces the one before; "" clears the line. Pipes and files get a line for each piece
+    of work, ``name: what it does ...``, not for each probe of it. With ``quiet`` nothing is shown.
+    Rich's status would need a thread, and a search on the CPU forks this process.
     """
     is_live = os.isatty(2) and os.environ.get("TERM") != "dumb"
+    named = ""
 
     def show(text: str) -> None:
+        nonlocal named
         if quiet:
             return
         if not is_live:
-            click.echo(f"{text}\n" if text else "", err=True, nl=False)
+            name = text.partition(": ")[0]
+            if name not in ("", named):
+                click.echo(text, err=True)
+                named = name
         else:
             room = shutil.get_terminal_size().columns - 1  # a wrapped line could not be cleared
             click.echo(f"\r\033[K{text[:room]}", err=True, nl=False)
