@@ -158,9 +158,11 @@ def find_max_batch(
     # Imported late: the command line imports this module before it needs torch.
     from batchfinder.probing.choose_prober import choose_prober, strategy_of_this_job
     from batchfinder.training.completion import completed
+    from batchfinder.training.data.loader import training_loader
     from batchfinder.training.setup import setup_of
 
     deadline = deadline_in(time_limit)
+    loader = training_loader(loader)  # once: a LightningDataModule may download, or read all files
     setup, warnings = completed(
         setup_of(model, sample, loss_fn, optimizer, step, make_batch, loader)
     )

@@ -248,6 +248,13 @@ def test_a_data_module_is_set_up_for_its_loader() -> None:
     assert samples_per_second(module, seconds=0.01) > 0
 
 
+def test_a_data_module_is_set_up_once_also_if_its_speed_is_measured() -> None:
+    module = DataModule()
+    options = {"device": "cpu", "max_batch_size": 4, "throughput": True}
+    find_max_batch(Words(), loader=module, **options)  # type: ignore[arg-type]
+    assert module.done == ["prepared", "fit"]
+
+
 MODULE = """
 import torch
 from torch import nn
