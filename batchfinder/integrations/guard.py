@@ -19,6 +19,7 @@ from batchfinder.errors import BatchFinderWarning, DeviceError, UsageError
 from batchfinder.integrations.ranks import average_gradients, least_of_ranks, ranks, unsynchronized
 from batchfinder.integrations.split_batch import split_batch
 from batchfinder.integrations.token_mean import tokens_in
+from batchfinder.integrations.whole_update import refuse_updates_in_backward, update
 from batchfinder.probing.devices.choose_device import choose_device
 from batchfinder.probing.devices.oom import classify
 from batchfinder.probing.devices.oom_table import Tier
@@ -67,8 +68,8 @@ class OOMGuard:
         batch_size: the most examples in one forward pass at present; None for the whole batch.
 
     Raises:
-        UsageError: a number is no whole number from 1 on, or the model is sharded (FSDP) or has
-            SyncBatchNorm on several ranks.
+        UsageError: a number is no whole number from 1 on, or the model is sharded (FSDP), has
+            SyncBatchNorm on several ranks, or hooks that act within the backward pass.
 
     Example:
         >>> model = torch.nn.Linear(4, 1)
@@ -98,6 +99,7 @@ class OOMGuard:
                 "leave the others waiting. Try a batch size that torchrun -m batchfinder "
                 f"find --strategy {'ddp' if synchronized else 'fsdp'} has confirmed"
             )
+        refuse_updates_in_backward(model)
         self.model = model
         self.optimizer = optimizer
         self._weigh: Callable[[Any], int] = partial(tokens_in, model, loss_fn)
@@ -135,7 +137,7 @@ class OOMGuard:
             Exception: what the model or the loss function raises, except for out-of-memory errors.
         """
         loss = self._trained_on(batch)
-        self._update()
+        update(self.optimizer)
         return loss
 
     def backward(self, batch: Any) -> Tensor:
@@ -262,27 +264,15 @@ class OOMGuard:
         self._is_told = True
         whole, part = common_size(batch, self._batch_dim), self.batch_size
         over_examples = " if the loss is a mean over examples, not tokens"
+        hooked = any(parameter._backward_hooks for parameter in self.model.parameters())
+        hooks = ". Hooks of parameters see the gradients of a part" if hooked else ""
         normed = ". BatchNorm's statistics are those of one part at a time: try GroupNorm"
         warnings.warn(
             f"a batch of {whole} ran out of memory, so it is trained in parts of {part}: slower, "
             f"with the gradients of the whole batch{'' if self._weigh(batch) else over_examples}. "
-            f"Try a smaller batch size, if that matters{normed if self._statistics else ''}",
+            f"Try a smaller batch size, if that matters{normed if self._statistics else ''}{hooks}",
             BatchFinderWarning,
             stacklevel=4,  # the line that called step() or backward()
-        )
-
-    def _update(self) -> None:
-        try:
-            self.optimizer.step()
-            return
-        except Exception as error:
-            failure = classify(error)
-            if failure is None:
-                raise
-            reason = failure.reason
-        raise DeviceError(
-            f"the optimizer's step ran out of memory ({reason}), and some parameters may have been "
-            "updated; a smaller batch does not help. Try foreach=False, or a leaner optimizer"
         )
 
     def _grow_after_quiet_steps(self) -> None:

@@ -6,6 +6,7 @@ import warnings
 import weakref
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -182,6 +183,40 @@ def test_an_optimizer_without_room_is_not_repeated() -> None:
     with pytest.raises(DeviceError, match="a smaller batch does not help"):
         OOMGuard(model, optimizer).step(batch_of(4))
     assert model.seen == [4]
+
+
+def test_states_that_an_optimizer_only_began_to_make_are_gone() -> None:
+    model = Small(8)
+    optimizer = torch.optim.Adam(model.parameters())
+    guard = OOMGuard(model, optimizer)
+    made = []
+
+    def no_room(tensor: Tensor, **options: Any) -> Tensor:
+        made.append(torch.zeros(tensor.shape, dtype=tensor.dtype))
+        return run_out(tensor) if len(made) == 2 else made[-1]
+
+    with (
+        mock.patch("torch.zeros_like", no_room),
+        pytest.raises(DeviceError, match="some parameters may have been updated"),
+    ):
+        guard.step(batch_of(4))
+    assert len(made) == 2
+    assert not optimizer.state
+    guard.step(batch_of(4))
+    assert all("exp_avg_sq" in state for state in optimizer.state.values())
+
+
+def test_hooks_that_see_parts_are_named_and_updates_in_the_backward_pass_refused() -> None:
+    model = Small(2)
+    weight = next(model.parameters())
+    clips = weight.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    guard = OOMGuard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.warns(BatchFinderWarning, match="Hooks of parameters see the gradients of a part"):
+        guard.step(batch_of(4))
+    clips.remove()
+    weight.register_post_accumulate_grad_hook(lambda _: None)
+    with pytest.raises(UsageError, match=r"has a hook that acts within the backward pass"):
+        OOMGuard(model, guard.optimizer)
 
 
 def test_statistics_of_batch_norm_forget_the_failed_try_and_the_user_is_warned_once() -> None:
