@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
-from batchfinder.errors import BatchFinderWarning, DeviceError, UsageError
+from batchfinder.errors import BatchFinderWarning, DeviceError, SampleError, UsageError
 from batchfinder.integrations.ranks import average_gradients, least_of_ranks, ranks, unsynchronized
-from batchfinder.integrations.split_batch import split_batch
+from batchfinder.integrations.split_batch import examples_in, split_batch
 from batchfinder.integrations.token_mean import tokens_in
 from batchfinder.integrations.whole_update import refuse_updates_in_backward, update
 from batchfinder.probing.devices.choose_device import choose_device
@@ -26,7 +26,7 @@ from batchfinder.probing.devices.oom_table import Tier
 from batchfinder.probing.too_small import needs_more_than_one_sample
 from batchfinder.training.optimizer import parameters_of
 from batchfinder.training.parallel import is_sharded
-from batchfinder.training.sample import common_size, move_batch
+from batchfinder.training.sample import move_batch, unclear_lists
 from batchfinder.training.setup import LossFunction, TrainingSetup
 from batchfinder.training.source import PlainLoop, checked_loss
 from batchfinder.training.tree import described_shapes, named_tensors
@@ -198,7 +198,13 @@ class OOMGuard:
             is_too_small = needs_more_than_one_sample(error)
             if not is_too_small and (failure is None or failure.tier is Tier.POISONED):
                 raise
-            examples = common_size(batch, self._batch_dim)
+            try:
+                examples = examples_in(batch, self._batch_dim)
+            except SampleError:
+                raise DeviceError(
+                    "a batch ran out of memory and cannot be split, as its tensors disagree about "
+                    f"its size: {described_shapes(named_tensors(batch))}. Try a smaller batch size"
+                ) from error
             size = min(self.batch_size or examples, examples)
             if failure is not None:
                 ended = _Failure(size, failure.reason)
@@ -262,15 +268,20 @@ class OOMGuard:
         if self._is_told or self.batch_size == self._most:
             return
         self._is_told = True
-        whole, part = common_size(batch, self._batch_dim), self.batch_size
+        whole, part = examples_in(batch, self._batch_dim), self.batch_size
         over_examples = " if the loss is a mean over examples, not tokens"
         hooked = any(parameter._backward_hooks for parameter in self.model.parameters())
-        hooks = ". Hooks of parameters see the gradients of a part" if hooked else ""
-        normed = ". BatchNorm's statistics are those of one part at a time: try GroupNorm"
+        unclear = unclear_lists(batch, whole)
+        normed = "BatchNorm's statistics are those of one part at a time: try GroupNorm"
+        caveats = (
+            normed if self._statistics else "",
+            "Hooks of parameters see the gradients of a part" if hooked else "",
+            f"Each part has all of {', '.join(unclear)}: try a tensor" if unclear else "",
+        )
         warnings.warn(
             f"a batch of {whole} ran out of memory, so it is trained in parts of {part}: slower, "
             f"with the gradients of the whole batch{'' if self._weigh(batch) else over_examples}. "
-            f"Try a smaller batch size, if that matters{normed if self._statistics else ''}{hooks}",
+            f"{'. '.join(filter(None, ('Try a smaller batch size, if that matters', *caveats)))}",
             BatchFinderWarning,
             stacklevel=4,  # the line that called step() or backward()
         )

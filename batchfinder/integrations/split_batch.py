@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -17,7 +18,8 @@ def split_batch(
     """Split a batch into parts of nearly equal size.
 
     Args:
-        batch: any tree of tensors. Leaves without the batch dimension go into each part whole.
+        batch: any tree of tensors, or lists with one entry for each example, as detection models
+            take them. Leaves without the batch dimension go into each part whole.
         size: the most examples in a part, at least 1.
         batch_dim: index of the batch dimension.
         weigh: returns what the loss of a batch or part is the mean of. Default, also where it
@@ -34,25 +36,59 @@ def split_batch(
         >>> [(part.tolist(), share) for part, share in split_batch(torch.arange(4), 2)]
         [([0, 1], 0.5), ([2, 3], 0.5)]
     """
-    if largest_size(batch, batch_dim) <= size:
+    lists = _lists_of_examples(batch, batch_dim)
+    if (len(lists[0]) if lists else largest_size(batch, batch_dim)) <= size:
         yield batch, 1.0
         return
-    examples = common_size(batch, batch_dim)
+    examples = examples_in(batch, batch_dim)
     parts, weight = -(-examples // size), weigh(batch)
+
+    def is_whole(node: Any) -> bool:
+        return is_flat(node) or any(node is each for each in lists)
+
     for index in range(parts):
         start, end = index * examples // parts, (index + 1) * examples // parts
 
         def cut(_: str, leaf: Any, span: slice = slice(start, end)) -> Any:
-            if is_flat(leaf):
-                return leaf[span] if is_texts(leaf) and len(leaf) == examples else leaf
+            if is_whole(leaf):
+                is_entry = any(leaf is each for each in lists)
+                is_cut = is_entry or (is_texts(leaf) and len(leaf) == examples)
+                return leaf[span] if is_cut else leaf
             is_data = isinstance(leaf, Tensor) or is_array(leaf)
             if not is_data or size_at(leaf, batch_dim) != examples:
                 return leaf
             return leaf[(slice(None),) * (batch_dim % leaf.ndim) + (span,)]
 
-        part = map_leaves(cut, batch, is_leaf=is_flat)
+        part = map_leaves(cut, batch, is_leaf=is_whole)
         if share := weigh(part) / weight if weight else (end - start) / examples:
             yield part, share
+
+
+def examples_in(batch: Any, batch_dim: int) -> int:
+    """Return the number of examples in a batch.
+
+    Raises:
+        SampleError: the batch's tensors do not agree about it.
+    """
+    lists = _lists_of_examples(batch, batch_dim)
+    return len(lists[0]) if lists else common_size(batch, batch_dim)
+
+
+def _lists_of_examples(batch: Any, batch_dim: int) -> list[Sequence[Any]]:
+    """Return the lists of a batch if they have an entry for each example, some a dict; else none.
+
+    A list whose tensors all have as many examples as it has entries holds parts of a batch.
+    """
+    if not isinstance(batch, Mapping | list | tuple):
+        return []
+    entries = [*(batch.values() if isinstance(batch, Mapping) else batch)]
+    lists = [entry for entry in entries if type(entry) in (list, tuple)]
+    tensors = [entry for entry in entries if isinstance(entry, Tensor)]
+    lengths = {*map(len, lists), *(size_at(tensor, batch_dim) for tensor in tensors)}
+    has_dicts = any(isinstance(each, Mapping) for each in itertools.chain(*lists))
+    if not has_dicts or len(lengths) > 1 or len(lists) + len(tensors) < len(entries):
+        return []
+    return lists if {size_at(x, batch_dim) for _, x in named_tensors(lists)} != lengths else []
 
 
 def largest_size(batch: Any, batch_dim: int) -> int:

@@ -102,13 +102,7 @@ class BatchMaker:
         # A scalar has no size, and a tensor of size 1 suits every batch.
         others = [(name, x) for name, x, size in sizes if size not in (None, 1, self.batch_size)]
         kept = [described_shapes(others)] if others else []
-
-        def note(name: str, leaf: Any) -> None:
-            # It may have one item per example, or the height and width of images in a batch of 2.
-            if _is_list(leaf) and not is_texts(leaf) and 1 < len(leaf) == self.batch_size:
-                kept.append(f"sample{name}, a {type(leaf).__name__} of {len(leaf)}")
-
-        map_leaves(note, self._sample, is_leaf=_is_list)
+        kept += unclear_lists(self._sample, self.batch_size or 0)
         if kept:
             self.warnings.append(
                 f"the sample's batch size is taken to be {self.batch_size}, so this stays as it is "
@@ -217,6 +211,21 @@ def is_flat(node: Any) -> bool:
 def is_texts(node: Any) -> bool:
     """Return True for a list of texts: a DataLoader cannot stack texts, so it makes a list."""
     return all(isinstance(entry, str | bytes) for entry in node)
+
+
+def unclear_lists(batch: Any, batch_size: int) -> list[str]:
+    """Name the lists that may have one item for each example, yet are taken as they are.
+
+    One of numbers may also be the height and width of images in a batch of 2.
+    """
+    unclear = []
+
+    def note(name: str, leaf: Any) -> None:
+        if _is_list(leaf) and not is_texts(leaf) and 1 < len(leaf) == batch_size:
+            unclear.append(f"sample{name}, a {type(leaf).__name__} of {len(leaf)}")
+
+    map_leaves(note, batch, is_leaf=_is_list)
+    return unclear
 
 
 def size_at(tensor: Any, dim: int) -> int | None:

@@ -219,6 +219,58 @@ def test_hooks_that_see_parts_are_named_and_updates_in_the_backward_pass_refused
         OOMGuard(model, guard.optimizer)
 
 
+def test_lists_with_an_entry_for_each_example_are_split() -> None:
+    class Detector(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 4, dtype=torch.float64)
+            self.seen: list[tuple[int, list[str]]] = []
+
+        def forward(self, images: list[Tensor], targets: list[dict[str, Any]]) -> Tensor:
+            self.seen.append((len(images), [target["name"] for target in targets]))
+            if len(images) > 2:
+                run_out(images[0])
+            boxes = zip(images, (target["boxes"] for target in targets), strict=True)
+            losses = [
+                (self.head(x.mean((1, 2))) - each.mean(0)).square().mean() for x, each in boxes
+            ]
+            return torch.stack(losses).mean()
+
+    images = [torch.rand(3, 8 + index, 8, dtype=torch.float64) for index in range(3)]
+    targets = [
+        {"boxes": torch.rand(1 + index, 4, dtype=torch.float64), "name": name}
+        for index, name in enumerate("abc")
+    ]
+    model = Detector()
+    with pytest.warns(BatchFinderWarning, match="a batch of 3 ran out of memory.* parts of 2"):
+        OOMGuard(model, torch.optim.SGD(model.parameters(), lr=0.1)).backward((images, targets))
+    assert model.seen == [(3, ["a", "b", "c"]), (1, ["a"]), (2, ["b", "c"])]
+    (weight,) = torch.autograd.grad(
+        torch.stack([model([i], [t]) for i, t in zip(images, targets, strict=True)]).mean(),
+        [model.head.weight],
+    )
+    torch.testing.assert_close(model.head.weight.grad, weight)
+
+
+def test_a_batch_that_cannot_be_split_is_one_clear_error() -> None:
+    model = Small(1)
+    guard = OOMGuard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(DeviceError, match=r"cannot be split, as its tensors disagree about its"):
+        guard.step((batch_of(4)[0], torch.zeros(3, 2)))
+
+
+def test_lists_that_each_part_has_whole_are_named() -> None:
+    class Named(Small):
+        def forward(self, batch: dict[str, Any]) -> Tensor:
+            return super().forward(batch["x"])
+
+    model = Named(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = OOMGuard(model, optimizer, lambda output, batch: output.square().mean())
+    with pytest.warns(BatchFinderWarning, match=r"Each part has all of sample\['n'\], a list of 4"):
+        guard.step({"x": batch_of(4)[0], "n": [1, 2, 3, 4]})
+
+
 def test_statistics_of_batch_norm_forget_the_failed_try_and_the_user_is_warned_once() -> None:
     class Normed(nn.Module):
         def __init__(self) -> None:
