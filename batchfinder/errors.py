@@ -27,6 +27,7 @@ exception object, so its exceptions are raised as ``UserCodeError``.
 from __future__ import annotations
 
 import difflib
+import re
 import signal
 import warnings
 from collections.abc import Callable, Iterable
@@ -89,6 +90,10 @@ class WorkerError(BatchFinderError):
     """A worker process failed."""
 
 
+# As faulthandler prints it: where a thread was when it caused a fatal signal.
+_FIRST_FRAME = re.compile(r'Current thread .*\n  File "(?:.*/(?=.*/))?(.+)", line (\d+) in (.+)')
+
+
 class WorkerDiedError(WorkerError):
     """The worker process ended without an answer.
 
@@ -96,17 +101,21 @@ class WorkerDiedError(WorkerError):
         exit_status: as :class:`subprocess.Popen` has it.
         signal_number: the signal that killed it; None if it exited by itself.
         output: the last lines it printed.
+        last_words: the last of them before the stack that a fatal signal printed.
     """
 
     def __init__(self, exit_status: int, output: str) -> None:
         self.exit_status = exit_status
         self.signal_number = -exit_status if exit_status < 0 else None
         self.output = output
+        printed, _, stack = output.partition("Fatal Python error: ")
+        self.last_words = printed.rstrip().rpartition("\n")[2]
+        frame = _FIRST_FRAME.search(stack)
         if self.signal_number is None:
             reason = f"the process exited with status {exit_status}"
         else:
             reason = f"the process was killed by {_signal_name(self.signal_number)}"
-        super().__init__(reason)
+        super().__init__(f"{reason} in {frame[3]} ({frame[1]}:{frame[2]})" if frame else reason)
 
 
 def _signal_name(number: int) -> str:

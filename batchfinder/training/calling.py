@@ -37,7 +37,8 @@ def call_model(model: nn.Module, batch: Any, way: Way | None = None) -> Any:
         raise StepError(
             f"the model is called as model({call}), which {type(model).__name__}.forward does not "
             f"take ({problem}); give step(model, batch), which calls it and returns the loss. "
-            "Try TrainingSetup(model, sample=..., step=...), or find_max_batch(..., step=...)"
+            "Try TrainingSetup(model, sample=..., step=...), or find_max_batch(..., step=...), or "
+            "(OOMGuard) a module around it whose forward takes the batch"
         ) from error
 
 

@@ -82,10 +82,9 @@ class ProcessWorker(Worker):
             answer = self._receive(self._loading_seconds, is_given_up)
         except WorkerDiedError as end:
             self.end()
-            last_words = end.output.rstrip().rpartition("\n")[2]
             raise WorkerError(
                 f"the target ended its process while it was loading: {end}"
-                + (f"; the last it printed was {last_words!r}" if last_words else "")
+                + (f"; the last it printed was {end.last_words!r}" if end.last_words else "")
             ) from None
         except WorkerHungError:
             self.end()
