@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
-from batchfinder.errors import BatchFinderWarning, DeviceError, SampleError, UsageError
+from batchfinder.errors import BatchFinderWarning, DeviceError, UsageError
 from batchfinder.integrations.ranks import average_gradients, least_of_ranks, ranks, unsynchronized
 from batchfinder.integrations.split_batch import examples_in, split_batch
 from batchfinder.integrations.token_mean import tokens_in
@@ -182,7 +182,12 @@ class OOMGuard:
             clean_up(0)
             failed = retry_if_result(lambda ended: isinstance(ended, _Failure))
             retrying = Retrying(retry=failed, before_sleep=split, sleep=clean_up)
-            ended = retrying(self._attempt, batch)
+            try:
+                ended = retrying(self._attempt, batch)
+            except Exception as error:
+                if not isinstance(error, DeviceError):  # perhaps the model cannot train on parts
+                    self._tell_of_first_split(batch)
+                raise
         assert not isinstance(ended, _Failure)
         self._tell_of_first_split(batch)
         self._grow_after_quiet_steps()
@@ -198,13 +203,7 @@ class OOMGuard:
             is_too_small = needs_more_than_one_sample(error)
             if not is_too_small and (failure is None or failure.tier is Tier.POISONED):
                 raise
-            try:
-                examples = examples_in(batch, self._batch_dim)
-            except SampleError:
-                raise DeviceError(
-                    "a batch ran out of memory and cannot be split, as its tensors disagree about "
-                    f"its size: {described_shapes(named_tensors(batch))}. Try a smaller batch size"
-                ) from error
+            examples = examples_in(batch, self._batch_dim)
             size = min(self.batch_size or examples, examples)
             if failure is not None:
                 ended = _Failure(size, failure.reason)

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from batchfinder.errors import DeviceError, SampleError
 from batchfinder.training.sample import common_size, is_array, is_flat, is_texts, size_at
-from batchfinder.training.tree import map_leaves, named_tensors
+from batchfinder.training.tree import described_shapes, map_leaves, named_tensors
 
 
 def split_batch(
@@ -29,7 +30,7 @@ def split_batch(
         Each part that weighs anything, a view of the batch, with its share of the weight.
 
     Raises:
-        SampleError: the batch's tensors do not agree about its size.
+        DeviceError: the batch's tensors do not agree about its size.
 
     Example:
         >>> import torch
@@ -68,10 +69,16 @@ def examples_in(batch: Any, batch_dim: int) -> int:
     """Return the number of examples in a batch.
 
     Raises:
-        SampleError: the batch's tensors do not agree about it.
+        DeviceError: the batch's tensors do not agree about it.
     """
     lists = _lists_of_examples(batch, batch_dim)
-    return len(lists[0]) if lists else common_size(batch, batch_dim)
+    try:
+        return len(lists[0]) if lists else common_size(batch, batch_dim)
+    except SampleError as error:
+        raise DeviceError(
+            "a batch ran out of memory and cannot be split, as its tensors disagree about its "
+            f"size: {described_shapes(named_tensors(batch))}. Try a smaller batch size"
+        ) from error.__context__
 
 
 def _lists_of_examples(batch: Any, batch_dim: int) -> list[Sequence[Any]]:

@@ -259,6 +259,22 @@ def test_a_batch_that_cannot_be_split_is_one_clear_error() -> None:
         guard.step((batch_of(4)[0], torch.zeros(3, 2)))
 
 
+def test_a_model_that_cannot_train_on_parts_is_told_that_there_are_parts() -> None:
+    class Stateful(Small):
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) < 4:
+                raise RuntimeError("expected a state of 4 examples")
+            return super().forward(x)
+
+    model = Stateful(3)
+    guard = OOMGuard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with (
+        pytest.warns(BatchFinderWarning, match="a batch of 4 ran out of memory.* in parts of 2"),
+        pytest.raises(RuntimeError, match="expected a state of 4 examples"),
+    ):
+        guard.step(batch_of(4))
+
+
 def test_lists_that_each_part_has_whole_are_named() -> None:
     class Named(Small):
         def forward(self, batch: dict[str, Any]) -> Tensor:
