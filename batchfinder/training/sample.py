@@ -16,7 +16,13 @@ from torch import Tensor
 
 from batchfinder.errors import SampleError
 from batchfinder.training.setup import MakeBatch, TrainingSetup, refused_call
-from batchfinder.training.tree import described_shapes, map_leaves, named_tensors, repeat_examples
+from batchfinder.training.tree import (
+    bytes_of,
+    described_shapes,
+    map_leaves,
+    named_tensors,
+    repeat_examples,
+)
 
 _PLAIN = (str, bytes, numbers.Number, type(None), PurePath)
 
@@ -89,7 +95,7 @@ class BatchMaker:
         if not self._checked:
             self._check_made(batch, batch_size, step)
             self._checked = True
-        bytes_made = sum(tensor.nbytes for _, tensor in named_tensors(batch))
+        bytes_made = sum(bytes_of(tensor) for _, tensor in named_tensors(batch))
         self.made[batch_size] = max(self.made.get(batch_size, 0), bytes_made)
         return batch
 

@@ -89,6 +89,13 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     return found
 
 
+def bytes_of(tensor: Tensor) -> int:
+    """Return the bytes of a tensor; of a sparse one, those of its values and their places."""
+    if tensor.layout in (torch.strided, torch.jagged):
+        return tensor.nbytes
+    return tensor._nnz() * (tensor.element_size() + 8 * tensor.sparse_dim())
+
+
 def described_shapes(tensors: list[tuple[str, Tensor]]) -> str:
     """Return the shapes of a sample's tensors as text.
 

@@ -311,6 +311,14 @@ def test_make_batch_of_objects_of_another_kind_passes() -> None:
     assert BatchMaker(make_batch=lambda n: ["graph"] * n).make(2) == ["graph", "graph"]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_make_batch_may_return_sparse_tensors(layout: torch.layout) -> None:
+    maker = BatchMaker(make_batch=lambda size: torch.eye(size, 50).to_sparse(layout=layout))
+    assert maker.make(8).shape == (8, 50)
+    assert maker.made == {8: 8 * (4 + 2 * 8)}
+
+
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_make_batch_that_ignores_the_size_is_refused(batch_size: int) -> None:
     maker = BatchMaker(make_batch=lambda _: (torch.zeros(32, 3), torch.zeros(32)))
