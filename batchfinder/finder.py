@@ -162,10 +162,10 @@ def find_max_batch(
     from batchfinder.training.setup import setup_of
 
     deadline = deadline_in(time_limit)
-    loader = training_loader(loader)  # once: a LightningDataModule may download, or read all files
-    setup, warnings = completed(
-        setup_of(model, sample, loss_fn, optimizer, step, make_batch, loader)
-    )
+    given = setup_of(model, sample, loss_fn, optimizer, step, make_batch, loader)
+    # Once: a LightningDataModule may download, or read all files.
+    loader = training_loader(given.loader)
+    setup, warnings = completed(replace(given, loader=loader))
     bounds = Bounds.of(min_batch_size, max_batch_size, multiple_of)
     options = ProbeOptions(
         device=None if device is None else str(device),

@@ -76,10 +76,10 @@ class TrainingSetup:
             gets the longest batch. With a sample, which then is the longest batch, it is called
             only for later steps.
         loader: the DataLoader that you train with, a data set, or ``(data set, collate function)``,
-            instead of a sample. A DataLoader given as the sample counts as this one. Batches of any
-            size are drawn from its data set: the longest first, others in the order of its sampler
-            from a fixed seed. If the collate function joins examples and the sampler is random, the
-            first batch is the largest of many draws.
+            instead of a sample. A DataLoader or a LightningDataModule given as the sample counts as
+            this one. Batches of any size are drawn from its data set: the longest first, others in
+            the order of its sampler from a fixed seed. If the collate function joins examples and
+            the sampler is random, the first batch is the largest of many draws.
         examples: the number of examples in an epoch, if it is known. A larger batch causes a
             warning. Default: that of the ``loader`` or the Trainer.
 
@@ -98,7 +98,8 @@ class TrainingSetup:
     examples: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.sample, DataLoader) and self.loader is None:
+        is_module = callable(getattr(self.sample, "train_dataloader", None))
+        if (is_module or isinstance(self.sample, DataLoader)) and self.loader is None:
             object.__setattr__(self, "loader", self.sample)
             object.__setattr__(self, "sample", None)
 

@@ -251,7 +251,7 @@ def test_a_data_module_is_set_up_for_its_loader() -> None:
 def test_a_data_module_is_set_up_once_also_if_its_speed_is_measured() -> None:
     module = DataModule()
     options = {"device": "cpu", "max_batch_size": 4, "throughput": True}
-    find_max_batch(Words(), loader=module, **options)  # type: ignore[arg-type]
+    find_max_batch(Words(), module, **options)  # type: ignore[arg-type]
     assert module.done == ["prepared", "fit"]
 
 

@@ -35,11 +35,12 @@ def test_a_slow_loader_is_measured_and_named_as_the_limit(loader: object) -> Non
     assert not loader_remarks(900.0, steps)
 
 
-def test_a_search_from_python_names_a_slow_loader() -> None:
+@pytest.mark.parametrize("name", ["sample", "loader"])
+def test_a_search_from_python_names_a_slow_loader(name: str) -> None:
     loader = DataLoader(Slow(), 4, shuffle=True, generator=torch.Generator().manual_seed(7))
     before = loader.generator.get_state().clone()
     with pytest.warns(BatchFinderWarning, match="the data loader is the limit"):
         find_max_batch(
-            nn.Linear(3, 3), loader=loader, device="cpu", max_batch_size=8, throughput=True
+            nn.Linear(3, 3), device="cpu", max_batch_size=8, throughput=True, **{name: loader}
         )
     assert torch.equal(loader.generator.get_state(), before)
