@@ -67,7 +67,7 @@ def live_line(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
         if quiet:
             return
         if not is_live:
-            name = text.partition(": ")[0]
+            name = text.partition(": ")[0] if text.endswith("...") else text
             if name not in ("", named):
                 click.echo(text, err=True)
                 named = name
