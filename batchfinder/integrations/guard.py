@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from tenacity import RetryCallState, Retrying, retry_if_result
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from batchfinder.errors import BatchFinderWarning, DeviceError, UsageError
+from batchfinder.integrations.changed_buffers import ChangedBuffers
 from batchfinder.integrations.ranks import average_gradients, least_of_ranks, ranks, unsynchronized
 from batchfinder.integrations.split_batch import examples_in, split_batch
 from batchfinder.integrations.token_mean import tokens_in
@@ -111,12 +111,7 @@ class OOMGuard:
         self._has_grown = False
         self._is_told = False
         self._device = choose_device(next(model.parameters(), torch.zeros(())).device)
-        self._statistics = [
-            buffer
-            for module in model.modules()
-            if isinstance(module, _NormBase) and module.track_running_stats
-            for buffer in module.buffers(recurse=False)
-        ]
+        self._buffers = ChangedBuffers(model)
 
     def __repr__(self) -> str:
         most = "whole batches" if self.batch_size is None else f"at most {self.batch_size} examples"
@@ -162,15 +157,14 @@ class OOMGuard:
         return self._trained_on(batch)
 
     def _trained_on(self, batch: Any) -> Tensor:
-        statistics = [buffer.clone() for buffer in self._statistics]
+        self._buffers.save()
 
         def clean_up(_: float) -> None:
             # tenacity calls this when no tensor of the failed pass is alive: its memory is freed.
             self._clear_gradients()
             gc.collect()
             self._device.release_cache()
-            for buffer, value in zip(self._statistics, statistics, strict=True):
-                buffer.copy_(value)
+            self._buffers.restore()
 
         def split(state: RetryCallState) -> None:
             assert state.outcome is not None
@@ -189,6 +183,7 @@ class OOMGuard:
                     self._tell_of_first_split(batch)
                 raise
         assert not isinstance(ended, _Failure)
+        self._buffers.note_changes()
         self._tell_of_first_split(batch)
         self._grow_after_quiet_steps()
         return ended
@@ -273,7 +268,7 @@ class OOMGuard:
         unclear = unclear_lists(batch, whole)
         normed = "BatchNorm's statistics are those of one part at a time: try GroupNorm"
         caveats = (
-            normed if self._statistics else "",
+            normed if self._buffers.of_norms else "",
             "Hooks of parameters see the gradients of a part" if hooked else "",
             f"Each part has all of {', '.join(unclear)}: try a tensor" if unclear else "",
         )

@@ -259,6 +259,40 @@ def test_a_batch_that_cannot_be_split_is_one_clear_error() -> None:
         guard.step((batch_of(4)[0], torch.zeros(3, 2)))
 
 
+def test_buffers_forget_a_failed_pass() -> None:
+    class Counting(nn.Module):
+        steps: Tensor
+        mean: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3, dtype=torch.float64)
+            self.head = Small(4)
+            self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+            self.register_buffer("mean", torch.zeros(3, dtype=torch.float64))
+            self.register_buffer("mask", torch.ones(3, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.steps += 1
+            self.mean.lerp_(x.mean(0), 0.5)
+            y: Tensor = self.head(self.norm(x) * self.mask)
+            return y
+
+    model = Counting()
+    twin = copy.deepcopy(model)
+    guard, whole = (
+        OOMGuard(each, torch.optim.SGD(each.parameters(), lr=0.1), batch_size=size)
+        for each, size in ((model, None), (twin, 4))
+    )
+    for _ in range(2):
+        guard.batch_size = None  # each step fails first, as a whole
+        batch = batch_of(8)
+        guard.step(batch)
+        whole.step(batch)
+    assert model.steps == 4
+    torch.testing.assert_close(dict(model.named_buffers()), dict(twin.named_buffers()))
+
+
 def test_a_model_that_cannot_train_on_parts_is_told_that_there_are_parts() -> None:
     class Stateful(Small):
         def forward(self, x: Tensor) -> Tensor:
