@@ -26,7 +26,7 @@ from batchfinder.probing.devices.oom_table import Tier
 from batchfinder.probing.too_small import needs_more_than_one_sample
 from batchfinder.training.optimizer import parameters_of
 from batchfinder.training.parallel import is_sharded
-from batchfinder.training.sample import move_batch, unclear_lists
+from batchfinder.training.sample import move_batch, unclear_parts
 from batchfinder.training.setup import LossFunction, TrainingSetup
 from batchfinder.training.source import PlainLoop, checked_loss
 from batchfinder.training.tree import described_shapes, named_tensors
@@ -265,7 +265,7 @@ class OOMGuard:
         whole, part = examples_in(batch, self._batch_dim), self.batch_size
         over_examples = " if the loss is a mean over examples, not tokens"
         hooked = any(parameter._backward_hooks for parameter in self.model.parameters())
-        unclear = unclear_lists(batch, whole)
+        unclear = unclear_parts(batch, whole)
         normed = "BatchNorm's statistics are those of one part at a time: try GroupNorm"
         caveats = (
             normed if self._buffers.of_norms else "",

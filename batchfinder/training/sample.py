@@ -108,7 +108,7 @@ class BatchMaker:
         # A scalar has no size, and a tensor of size 1 suits every batch.
         others = [(name, x) for name, x, size in sizes if size not in (None, 1, self.batch_size)]
         kept = [described_shapes(others)] if others else []
-        kept += unclear_lists(self._sample, self.batch_size or 0)
+        kept += unclear_parts(self._sample, self.batch_size or 0)
         if kept:
             self.warnings.append(
                 f"the sample's batch size is taken to be {self.batch_size}, so this stays as it is "
@@ -219,16 +219,18 @@ def is_texts(node: Any) -> bool:
     return all(isinstance(entry, str | bytes) for entry in node)
 
 
-def unclear_lists(batch: Any, batch_size: int) -> list[str]:
-    """Name the lists that may have one item for each example, yet are taken as they are.
+def unclear_parts(batch: Any, batch_size: int) -> list[str]:
+    """Name the lists and objects that may be about each example, yet are taken as they are.
 
-    One of numbers may also be the height and width of images in a batch of 2.
+    A list of numbers may also be the height and width of images in a batch of 2.
     """
     unclear = []
 
     def note(name: str, leaf: Any) -> None:
         if _is_list(leaf) and not is_texts(leaf) and 1 < len(leaf) == batch_size:
             unclear.append(f"sample{name}, a {type(leaf).__name__} of {len(leaf)}")
+        elif not isinstance(leaf, Tensor) and _holds_tensors(leaf):  # a PackedSequence, or graphs
+            unclear.append(f"sample{name}, a {type(leaf).__name__}")
 
     map_leaves(note, batch, is_leaf=_is_list)
     return unclear

@@ -309,7 +309,7 @@ def test_a_model_that_cannot_train_on_parts_is_told_that_there_are_parts() -> No
         guard.step(batch_of(4))
 
 
-def test_lists_that_each_part_has_whole_are_named() -> None:
+def test_what_each_part_has_whole_is_named() -> None:
     class Named(Small):
         def forward(self, batch: dict[str, Any]) -> Tensor:
             return super().forward(batch["x"])
@@ -317,8 +317,10 @@ def test_lists_that_each_part_has_whole_are_named() -> None:
     model = Named(2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard = OOMGuard(model, optimizer, lambda output, batch: output.square().mean())
-    with pytest.warns(BatchFinderWarning, match=r"Each part has all of sample\['n'\], a list of 4"):
-        guard.step({"x": batch_of(4)[0], "n": [1, 2, 3, 4]})
+    packed = nn.utils.rnn.pack_sequence([torch.ones(size) for size in (4, 3, 2, 1)])
+    whole = r"Each part has all of sample\['n'\], a list of 4, sample\['p'\], a PackedSequence"
+    with pytest.warns(BatchFinderWarning, match=whole):
+        guard.step({"x": batch_of(4)[0], "n": [1, 2, 3, 4], "p": packed})
 
 
 def test_statistics_of_batch_norm_forget_the_failed_try_and_the_user_is_warned_once() -> None:
