@@ -117,7 +117,7 @@ class LaunchProber:
             examples = self._sizes.examples
             # Just above the half no factor is shared. An odd size shows whether it is rounded.
             half = ((examples if examples > 1 else batch_size) // 2 + 1) | 1
-            self._try(min(half, batch_size - 1))
+            self._try(max(1, min(half, batch_size - 1)))
             seen = self._sizes.again(batch_size, self.processes)
             self._believe(batch_size, seen, self._sizes.examples)
 
