@@ -208,7 +208,7 @@ def test_states_that_an_optimizer_only_began_to_make_are_gone() -> None:
 
 def test_hooks_that_see_parts_are_named_and_updates_in_the_backward_pass_refused() -> None:
     model = Small(2)
-    weight = next(model.parameters())
+    weight: Any = next(model.parameters())
     clips = weight.register_hook(lambda gradient: gradient.clamp(-1, 1))
     guard = OOMGuard(model, torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.warns(BatchFinderWarning, match="Hooks of parameters see the gradients of a part"):
@@ -311,7 +311,7 @@ def test_a_model_that_cannot_train_on_parts_is_told_that_there_are_parts() -> No
 
 def test_what_each_part_has_whole_is_named() -> None:
     class Named(Small):
-        def forward(self, batch: dict[str, Any]) -> Tensor:
+        def forward(self, batch: Any) -> Tensor:
             return super().forward(batch["x"])
 
     model = Named(2)

@@ -247,7 +247,7 @@ class Stateless(Optimizer):
         super().__init__(parameters, {})
         self.demands = demands
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Move against the gradients."""
         if self.demands:
             assert closure is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -39,8 +40,7 @@ def test_a_slow_loader_is_measured_and_named_as_the_limit(loader: object) -> Non
 def test_a_search_from_python_names_a_slow_loader(name: str) -> None:
     loader = DataLoader(Slow(), 4, shuffle=True, generator=torch.Generator().manual_seed(7))
     before = loader.generator.get_state().clone()
+    given: dict[str, Any] = {name: loader}
     with pytest.warns(BatchFinderWarning, match="the data loader is the limit"):
-        find_max_batch(
-            nn.Linear(3, 3), device="cpu", max_batch_size=8, throughput=True, **{name: loader}
-        )
+        find_max_batch(nn.Linear(3, 3), device="cpu", max_batch_size=8, throughput=True, **given)
     assert torch.equal(loader.generator.get_state(), before)
