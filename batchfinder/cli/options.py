@@ -237,7 +237,7 @@ RUN_OPTIONS = (
     *SIZE_OPTIONS,
     number(
         "--global-batch-size",
-        help="Replace {accumulation} so that its product with {batch_size} is N.",
+        help="Try only sizes that divide N. {accumulation} times {batch_size} is N.",
     ),
     env_option,
     click.option(

@@ -11,7 +11,7 @@ from batchfinder.launching.host_memory import ADVICE, HOST
 from batchfinder.launching.launch import Launch
 from batchfinder.launching.options import RunOptions, choose_kind, cpu_memory, make_order
 from batchfinder.launching.record import Record
-from batchfinder.launching.sizes import Honored, SizesSeen, lengths_warning, remark_on
+from batchfinder.launching.sizes import SOME_SIZES, Honored, SizesSeen, lengths_warning, remark_on
 from batchfinder.launching.start_time import StartTime
 from batchfinder.launching.template import Template, not_started
 from batchfinder.launching.verdict import Verdict, judge, limiting, overruled, quoted, refute_close
@@ -64,7 +64,8 @@ class LaunchProber:
         self._cuda_budget_bytes: int | None = None
         self._patience = Patience(options)
         self._verdicts: dict[int, Verdict] = {}
-        self._warnings: dict[str, str] = {}
+        remark = template.remark_on_accumulation()
+        self._warnings: dict[str, str] = {"accumulation": remark} if remark else {}
         self._sizes, self._lengths_differ = SizesSeen(), False
         self._most_examples: int | None = None
         self.launched, self.saved = list[Probe](), list[str]()
@@ -157,6 +158,8 @@ class LaunchProber:
         warnings = result.warnings
         if failure is not None and failure.reason.startswith(HOST) and size:
             warnings = (*warnings, f"at batch size {failure.batch_size} {ADVICE}")
+        if failure and failure.outcome is Outcome.FAILED and self._most_examples is None and size:
+            warnings = (*warnings, SOME_SIZES)
         return replace(
             result,
             warnings=warnings,

@@ -34,6 +34,12 @@ class Honored(enum.Enum):
     UNKNOWN = "unknown"
 
 
+SOME_SIZES = (
+    "if the script takes only some batch sizes, try --multiple-of N, or --global-batch-size N for "
+    "those that divide N"
+)
+
+
 class SizesSeen:
     """Compare the inputs of launches at several batch sizes.
 

@@ -37,6 +37,7 @@ class Template:
         environment: variables to set.
         files: configuration files with placeholders, as the command names them.
         global_batch_size: the product of batch size and accumulation steps; None: no accumulation.
+        accumulates: the command gets the accumulation steps; else the script computes them itself.
 
     Raises:
         UsageError: a placeholder or a file is missing, misspelled or superfluous.
@@ -53,6 +54,7 @@ class Template:
     environment: Mapping[str, str] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     global_batch_size: int | None = None
+    accumulates: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         texts = {name: _read(name) for name in self.files}
@@ -70,11 +72,7 @@ class Template:
         _refuse_misspelled(found)
         if ACCUMULATION in found and self.global_batch_size is None:
             raise UsageError("{accumulation} needs a product. Try --global-batch-size 512")
-        if ACCUMULATION not in found and self.global_batch_size is not None:
-            raise UsageError(
-                "--global-batch-size needs {accumulation} in the command. "
-                "Try --gradient-accumulation-steps {accumulation}, as the script calls it"
-            )
+        object.__setattr__(self, "accumulates", ACCUMULATION in found)
 
     def remark_on_ranks(self, processes: int) -> str:
         """Return the warning if a launcher was asked for another number of processes; else "".
@@ -89,6 +87,15 @@ class Template:
             return ""
         asked = f"the command asks for {found[1]} processes, and {processes} trained"
         return f"{asked}. Check the launcher's options"
+
+    def remark_on_accumulation(self) -> str:
+        """Return the warning if the command does not get the accumulation steps; else ""."""
+        if self.global_batch_size is None or self.accumulates:
+            return ""
+        return (
+            "the command has no {accumulation}, so the script has to reach "
+            f"{self.global_batch_size} by itself. Only sizes that divide it are tried"
+        )
 
     def fill(self, batch_size: int, folder: Path) -> tuple[list[str], dict[str, str]]:
         """Return the command at one batch size, and variables to add to its environment.

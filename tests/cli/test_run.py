@@ -106,6 +106,8 @@ def test_what_a_script_hides_is_seen(manner: str, outcome: str) -> None:
     assert (answer["batch_size"], answer["status"]) == (4, "found")
     assert answer["next_failure"]["batch_size"] == 5
     assert answer["next_failure"]["outcome"] == outcome
+    some = [warning for warning in answer["warnings"] if "--multiple-of" in warning]
+    assert len(some) == (outcome == "failed")
 
 
 @pytest.mark.parametrize("manner", ["caps", "drops"])
@@ -158,6 +160,13 @@ def test_batch_norm_starts_from_two() -> None:
     options = ("--json", "--max-batch-size", "2")
     answer = answer_of(run_script("--manner", "norm", options=options))
     assert [probe["batch_size"] for probe in answer["probes"]] == [2]
+
+
+def test_a_script_may_accumulate_by_itself() -> None:
+    options = ("--json", "--global-batch-size", "6", "--min-batch-size", "6")
+    answer = answer_of(run_script(options=options))
+    assert answer["command"].endswith("--batch-size 6")
+    assert "so the script has to reach 6 by itself" in answer["warnings"][0]
 
 
 @pytest.mark.slow

@@ -73,7 +73,6 @@ def test_the_copy_of_a_script_imports_what_stands_beside_it(
         (["train.py", "{batch-size}"], {}, "{batch-size} is not it"),
         (["{batch_size}", "{acumulation}"], {}, "Try {accumulation}"),
         (["{batch_size}", "{accumulation}"], {}, "Try --global-batch-size"),
-        (["{batch_size}"], {"global_batch_size": 8}, "needs {accumulation}"),
         (["{batch_size}", "no.yaml"], {"files": ("no.yaml",)}, "cannot be read"),
         (["{batch_size}", "plain.yaml"], {"files": ("plain.yaml",)}, "has no placeholder"),
         (["{batch_size}"], {"files": ("good.yaml",)}, "does not name --file good.yaml"),
