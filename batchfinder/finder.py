@@ -104,7 +104,7 @@ def find_max_batch(
             GradScaler.
         accumulate: measure with gradient accumulation: gradients stay in memory during the
             forward pass.
-        compile: run the model through ``torch.compile`` with a dynamic batch dimension.
+        compile: run the model through ``torch.compile``, which compiles it for each size.
         min_batch_size: the smallest size to try.
         max_batch_size: the largest size to try, for example the size of the data set.
         multiple_of: every size tried is a multiple of it.

@@ -29,6 +29,7 @@ from batchfinder.probing.too_small import needs_more_than_one_sample, too_small
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import IN_VALIDATION, LEAK_WARNING, THRASHING_NOTE
 from batchfinder.training.modes.forward_step import STEP_OF_MODE
+from batchfinder.training.parallel import forget_compiled
 from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.step import TrainingStep
@@ -91,6 +92,7 @@ class ProbeSession:
         """
         if self._made_step is not None:
             self._made_step.release()
+        forget_compiled()
         gc.collect()
         self.device.release_cache()
 

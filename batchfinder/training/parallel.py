@@ -5,6 +5,7 @@ Both need an initialized process group of torch.distributed. The user's own wrap
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import Any, cast
 
@@ -48,6 +49,22 @@ def inner_module(model: nn.Module) -> nn.Module:
 def is_compiled(module: nn.Module) -> bool:
     """Return True for a module from ``torch.compile``. Importing its class would take a second."""
     return type(module).__name__ == "OptimizedModule"
+
+
+def has_compiled() -> bool:
+    """Return True if this process has compiled anything, such as in the user's own code."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"]["total"])
+
+
+def forget_compiled() -> None:
+    """Let the next step compile as the first of a training does, for one batch size.
+
+    After a step at another size, PyTorch would compile for any size. Such code keeps other tensors
+    for the backward pass: 14 % less of a GPT-2, whose training then died at the answer.
+    """
+    if has_compiled():
+        torch.compiler.reset()
 
 
 def parallelized(

@@ -27,7 +27,7 @@ from batchfinder.training.source import (
     source_of,
 )
 from batchfinder.training.state.reach import reachable
-from batchfinder.training.tree import named_tensors, shapes_named
+from batchfinder.training.tree import shapes_named
 
 
 class TrainingStep:
@@ -42,7 +42,7 @@ class TrainingStep:
         setup: the setup to train. Its model moves to the device and into training mode.
         device: the device to train on.
         precision: ``"fp32"``, or ``"bf16"`` / ``"fp16"`` with autocast (fp16: and a GradScaler).
-        compiled: run the model through ``torch.compile`` with a dynamic batch dimension.
+        compiled: run the model through ``torch.compile``.
         accumulate: train with gradient accumulation.
         batch_dim: the index of the batch dimension.
         strategy: ``"ddp"`` or ``"fsdp"``, together with the other ranks; None: alone.
@@ -112,8 +112,6 @@ class TrainingStep:
         # optimizer would have no states. The scale changes no tensor's size.
         scaled = precision == "fp16" and not self._source.runs_backward
         self._scaler = torch.amp.GradScaler(device.type, init_scale=1.0) if scaled else None
-        self._compiled = compiled
-        self._batch_dim = batch_dim
         self._model: Any = torch.compile(model) if compiled else model
         # Not DistributedDataParallel: its ranks would wait for each other to sync buffers.
         self._evaluated_model: Any = self._model if compiled else unwrapped(model)
@@ -196,10 +194,6 @@ class TrainingStep:
 
     def forward(self, batch: Any) -> Tensor | None:
         """Return the loss of one micro-batch on the device; None if its backward pass has run."""
-        if self._compiled:
-            for _, tensor in named_tensors(batch):
-                if tensor.dim() > self._batch_dim:
-                    torch._dynamo.maybe_mark_dynamic(tensor, self._batch_dim)
         self._kept.batch = batch
         with self._autocast(), shapes_named(batch), self._steps_made.noted():
             self._kept.output = self._source(self._model, batch)

@@ -169,6 +169,25 @@ def test_the_first_probe_takes_two_steps_and_later_ones_one() -> None:
     assert (second.probe.steps, second.probe.samples) == (1, 5)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_each_size_is_compiled_for_itself_and_so_is_the_training_after_them() -> None:
+    compiled: list[int | None] = []
+
+    def backend(graph: Any, inputs: list[Any]) -> Any:
+        sizes = [each.shape[0] for each in inputs if isinstance(each, Tensor)]
+        compiled.append(sizes[-1] if all(type(size) is int for size in sizes) else None)
+        return graph.forward
+
+    model: Any = torch.compile(nn.Linear(4, 2), backend=backend)
+    setup = TrainingSetup(model, loss_fn=lambda output, _: output.mean())
+    batches, options = BatchMaker(torch.ones(2, 4)), ProbeOptions()
+    ours = ProbeSession(setup, batches, FakeDevice(), BUDGET, options)
+    for size in (3, 5, 6):
+        assert ours.probe(size, confirm=True).probe.fits
+    model(torch.ones(7, 4))
+    assert compiled == [3, 5, 6, 7]
+
+
 def test_a_new_process_is_warmed_up_by_two_small_steps() -> None:
     ours, sizes = session(warm_up_batch_size=2)
     probe = ours.probe(7).probe

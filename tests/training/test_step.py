@@ -335,16 +335,6 @@ def test_the_users_error_comes_out_as_it_is() -> None:
     assert "raised while the step ran on sample [2, 5]. If the sample is one example" in line
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-def test_a_compiled_model_is_not_compiled_anew_for_each_size() -> None:
-    step = step_of(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), compiled=True)
-    run(step, (torch.randn(2, 4), torch.tensor([0, 1])))
-    if not hasattr(torch.compiler, "set_stance"):
-        pytest.skip("PyTorch 2.6 tells of compiling anew")
-    with torch.compiler.set_stance("fail_on_recompile"):
-        run(step, (torch.randn(7, 4), torch.ones(7, dtype=torch.long)))
-
-
 def test_a_transformers_model_trains_on_its_own_batch() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=11, n_positions=8)

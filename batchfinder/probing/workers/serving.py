@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -15,6 +14,7 @@ from batchfinder.probing.workers.here import Here, Ranks
 from batchfinder.probing.workers.source import load_from, mark_as_worker
 from batchfinder.probing.workers.worker import EstimateOrder, Order
 from batchfinder.search.bounds import Bounds
+from batchfinder.training.parallel import has_compiled
 from batchfinder.training.user_traceback import error_line
 
 if TYPE_CHECKING:
@@ -79,12 +79,6 @@ def spare_what_is_loaded() -> None:
     """Keep the garbage collector from looking at all loaded objects after each probe."""
     gc.collect()
     gc.freeze()
-
-
-def has_compiled() -> bool:
-    """Return True if this process has compiled anything, such as in the user's own code."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"]["total"])
 
 
 def estimated(setup: TrainingSetup | None, order: Mapping[str, Any]) -> dict[str, Any]:

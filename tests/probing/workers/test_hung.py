@@ -24,7 +24,7 @@ def test_what_compiles_may_compile_again() -> None:
 def test_that_the_users_code_compiles_is_noticed() -> None:
     printed = run_warm(
         "import torch\n"
-        "from batchfinder.probing.workers.serving import has_compiled\n"
+        "from batchfinder.training.parallel import has_compiled\n"
         "layer = torch.nn.Linear(2, 2)\n"
         "optimizer = torch.optim.AdamW(layer.parameters())\n"
         "layer(torch.ones(1, 2)).sum().backward()\n"
