@@ -55,9 +55,10 @@ def find_packages() -> Path:
 
 
 def needed_symbols(packages: Path) -> dict[str, set[str]]:
-    """Which functions of each library PyTorch and NVIDIA's other libraries ask for."""
+    """The functions of each library that PyTorch, bitsandbytes and NVIDIA ask for."""
     needed: dict[str, set[str]] = {name: set() for name, _, _ in LIBRARIES}
     libraries = [*packages.glob("torch/lib/*.so"), *packages.glob("nvidia/**/lib/*.so*")]
+    libraries += packages.glob("bitsandbytes/*_cuda13*.so")
     for library in libraries:
         if library.name in needed:
             continue

@@ -182,6 +182,10 @@ API cudaError_t cudaHostAlloc(void** out, size_t bytes, unsigned) {
   *out = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   return *out ? cudaSuccess : fail(cudaErrorMemoryAllocation);
 }
+// It is not counted: a driver pages it out, as the states of paged optimizers.
+API cudaError_t cudaMallocManaged(void** out, size_t bytes, unsigned) {
+  return cudaHostAlloc(out, bytes, 0);
+}
 API cudaError_t cudaFreeHost(void* p) { free(p); return cudaSuccess; }
 API cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
   NEEDS_CONTEXT();

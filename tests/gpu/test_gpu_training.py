@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from gpu.models import DEVICE, LIMIT, needs_cuda, wide_model, wide_sample
@@ -64,3 +66,23 @@ def test_a_language_model_of_transformers() -> None:
     assert result.next_failure is not None
     assert result.next_failure.outcome is Outcome.OOM
     assert not any("loss" in warning for warning in result.warnings)
+
+
+def test_the_states_of_8_bit_optimizers_are_counted_unless_they_are_paged() -> None:
+    optimizers = pytest.importorskip("bitsandbytes").optim
+    model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(32)))
+
+    def peak_bytes(maker: Any) -> int:
+        result = find_max_batch(
+            *(model, torch.ones(2, 1024)),
+            loss_fn=lambda output, _: output.mean(),
+            optimizer=maker,
+            device=DEVICE,
+            max_batch_size=8,
+        )
+        return result.probes[-1].peak_allocated_bytes or 0
+
+    makers = optimizers.AdamW, optimizers.AdamW8bit, optimizers.PagedAdamW8bit
+    peaks = [peak_bytes(maker) for maker in makers]
+    plain, packed = (peaks[0] - peaks[2]) / 2**27, (peaks[1] - peaks[2]) / 2**27
+    assert (round(plain, 1), round(packed, 1)) == (2.0, 0.5)  # of the bytes of the weights
