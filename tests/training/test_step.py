@@ -333,6 +333,15 @@ def test_the_users_error_comes_out_as_it_is() -> None:
         run(step_of(), torch.ones(2, 5))
     line = error_line(raised.value)
     assert "raised while the step ran on sample [2, 5]. If the sample is one example" in line
+    assert "make_batch" not in line
+
+
+def test_an_error_of_shapes_names_a_part_that_did_not_grow_with_the_batch() -> None:
+    patches = TrainingSetup(nn.Linear(4, 4), step=lambda model, x: (model(x[0]) - x[1]).sum())
+    with pytest.raises(RuntimeError, match="must match the size") as raised:
+        run(TrainingStep(patches, CPU), (torch.ones(2, 4), torch.ones(8, 4)))
+    assert "sample[1] [8, 4]. If the sample is one example" in error_line(raised.value)
+    assert "parts of another size should grow, give make_batch" in error_line(raised.value)
 
 
 def test_a_transformers_model_trains_on_its_own_batch() -> None:
