@@ -115,10 +115,8 @@ def shapes_named(batch: Any) -> Iterator[None]:
         yield
     except RuntimeError as error:
         if _SHAPES.search(str(error)) and (tensors := named_tensors(batch)):
-            doing = (
-                f"the step ran on {described_shapes(tensors)}. If the sample is one example, try "
-            )
-            doing += "tensor[None]"
+            shapes = described_shapes(tensors)
+            doing = f"the step ran on {shapes}. If the sample is one example, try tensor[None]"
             if len({x.shape[0] for _, x in tensors if x.dim() and len(x) != 1}) > 1:
                 doing += ". If parts of another size should grow, give make_batch(batch_size)"
             mark(error, doing)

@@ -285,6 +285,9 @@ def test_the_user_is_told_what_the_step_does_not_show() -> None:
     assert "DataParallel" in warnings[0]
     peak = estimate_peak_memory(Trainer(n_gpu=2), batch_size=2, gpu="t4")
     assert peak.warnings == tuple(warnings)
+    _, warnings = opened(Trainer(torch_empty_cache_steps=4))
+    assert "training may run out of it at the answer. Try without" in warnings[0]
+    assert opened(Trainer(torch_empty_cache_steps=None))[1] == []
 
 
 def test_compiling_is_missed_only_where_the_steps_do_not_compile(
