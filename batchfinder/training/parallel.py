@@ -1,6 +1,7 @@
 """Wrap the model for data-parallel training: DistributedDataParallel or fully sharded (FSDP2).
 
-Both need an initialized process group of torch.distributed. The user's own wrappers are recognized.
+Both need an initialized process group of torch.distributed. The user's own wrappers are recognized,
+and those of ``torch.compile``, whose compiled code is forgotten between sizes.
 """
 
 from __future__ import annotations
