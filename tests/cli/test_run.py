@@ -151,7 +151,9 @@ def test_forward_passes_count_in_mode_eval() -> None:
 @pytest.mark.slow
 def test_a_python_without_the_hook_is_named_at_once() -> None:
     waiting = "import time; time.sleep(600)"
-    result = run("--device", "cpu", "--", sys.executable, "-I", "-c", waiting, "{batch_size}")
+    # An installed wheel lets the hook in with -I too.
+    python = (sys.executable, "-I", "-S")
+    result = run("--device", "cpu", "--", *python, "-c", waiting, "{batch_size}")
     assert result.exit_code == 1
     assert "no Python of the command loaded the hook" in result.stderr
 
