@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from batchfinder.errors import UsageError
 from batchfinder.training.data.drawn import DataBatches
 from batchfinder.training.data.loader import batch_size_of
-from batchfinder.training.frameworks.trainer_batch import batches_of_its_loader, bytes_of_one
+from batchfinder.training.frameworks.trainer_batch import batches_of_its_loader, bytes_of_batch
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.state.snapshot import preserved_state
 
@@ -32,8 +32,8 @@ class Validation:
     arguments: tuple[int, ...]
 
     def nbytes(self) -> int:
-        """Return the bytes of the whole batch."""
-        return self.batch_size * bytes_of_one(self.batches.make)
+        """Return the bytes of the batch."""
+        return bytes_of_batch(self.batches.make(self.batch_size))
 
 
 class Loaders:
@@ -82,21 +82,25 @@ class Loaders:
         return DataBatches(None, drawn if any(one.vary for one in found) else longest, remarks)
 
     def validation(self, follows: int | None) -> Validation | None:
-        """Choose the largest batch of a validation; None if the loop has no validation.
+        """Choose the largest batch of a validation; None if no loader has a size of its own.
 
         Args:
-            follows: the size at which loaders are now made. Those of this size are taken to follow
-                it: their validation needs less memory than the training does at any size.
+            follows: the size at which the module now makes loaders. Those of this size are taken to
+                follow it: their validation needs less memory than the training does at any size.
         """
-        found = []
-        loaders = self._loaders().flattened
+        combined, found = self._loaders(), []
+        if combined._mode != "sequential":  # each batch joins those of all loaders
+            return None
+        loaders, ranks = combined.flattened, self._loop.trainer.world_size
         for index, loader in enumerate(loaders):
             size = batch_size_of(loader)
-            if size not in (None, follows):
-                count = len(loader.dataset) if hasattr(loader.dataset, "__len__") else size
+            if size is None or (size == follows and self._source.is_module()):
+                continue
+            count = len(loader.dataset) if hasattr(loader.dataset, "__len__") else size * ranks
+            if count:
                 batches = BatchMaker(make_batch=_batches_of(loader).make_longest)
                 arguments = (0, index) if len(loaders) > 1 else (0,)
-                found.append(Validation(min(size, count), batches, arguments))
+                found.append(Validation(min(size, -(-count // ranks)), batches, arguments))
         return max(found, key=Validation.nbytes, default=None)
 
     def check_resizable(self) -> None:
@@ -137,7 +141,8 @@ class Loaders:
             kind = import_module(f"{self._package}.utilities.combined_loader").CombinedLoader
             with preserved_state():
                 made = self._source.dataloader()
-            self._combined = made if isinstance(made, kind) else kind(made, "max_size_cycle")
+            mode = "max_size_cycle" if hasattr(self._loop, "epoch_loop") else "sequential"
+            self._combined = made if isinstance(made, kind) else kind(made, mode)
         return self._combined
 
     def _resized(self, loader: Any, batch_size: int) -> Any:

@@ -16,6 +16,7 @@ from batchfinder.integrations.lightning_data import Validation
 from batchfinder.training.frameworks.lightning import takes_index
 from batchfinder.training.parallel import unwrapped
 from batchfinder.training.sample import common_size
+from batchfinder.training.setup import refused_call
 from batchfinder.training.source import KeptUntil, StepSource
 from batchfinder.training.state.patching import replaced
 
@@ -66,7 +67,10 @@ class StepInTrainer(StepSource):
     def evaluate(self, model: nn.Module, batch: Any) -> None:
         """Run ``validation_step``. The Trainer does not keep its result."""
         step: Any = unwrapped(model).validation_step
-        self._in_trainer(model, batch, lambda batch: step(batch, *self._validation_arguments))
+        more = self._validation_arguments
+        if refused_call(step, (batch, *more), {}):  # it does not take the index of the batch
+            more = more[1:]
+        self._in_trainer(model, batch, lambda batch: step(batch, *more))
 
     def _in_trainer(self, model: nn.Module, batch: Any, run: Callable[[Any], Any]) -> Any:
         module: Any = unwrapped(model)

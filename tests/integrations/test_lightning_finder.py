@@ -195,36 +195,6 @@ def test_validation_is_searched_without_gradients() -> None:
     assert module.training
 
 
-class OwnValidation(Module):
-    """A module whose validation has two loaders with batch sizes of their own."""
-
-    def __init__(self, fits: int, log: Path) -> None:
-        super().__init__(fits=fits)
-        self.log_file = log  # a search restores what is in memory
-
-    def validation_step(self, batch: list[Tensor], batch_idx: int, dataloader_idx: int) -> None:  # type: ignore[override]
-        with self.log_file.open("a") as file:
-            print(len(batch[0]), dataloader_idx, file=file)
-        super().validation_step(batch, batch_idx)
-
-    def val_dataloader(self) -> Any:
-        return [DataLoader(DATA, batch_size=5), DataLoader(DATA, batch_size=30)]
-
-
-def test_a_validation_with_a_batch_size_of_its_own_is_part_of_the_search(tmp_path: Path) -> None:
-    log = tmp_path / "batches"
-    module = OwnValidation(fits=35, log=log)
-    validated = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
-    fitted(module, finder := BatchSizeFinder("binsearch", margin=0), max_steps=0, **validated)
-    assert finder.optimal_batch_size == 35
-    assert {*log.read_text().splitlines()} == {"30 1"}
-    says = r"because of the validation. Try a smaller batch_size in val_dataloader\(\)"
-    with pytest.raises(NothingFitsError, match=says):
-        fitted(OwnValidation(fits=20, log=log), BatchSizeFinder(), **validated)
-    with pytest.raises(torch.OutOfMemoryError):  # without a search, after the first steps
-        fitted(OwnValidation(fits=20, log=log), **validated)
-
-
 def test_where_nothing_fits_the_size_stays() -> None:
     module = Module(4, fits=0)
     with pytest.raises(NothingFitsError, match="not even one example fits"):
