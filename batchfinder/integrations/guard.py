@@ -268,7 +268,7 @@ class OOMGuard:
         unclear = unclear_parts(batch, whole)
         normed = "BatchNorm's statistics are those of one part at a time: try GroupNorm"
         caveats = (
-            normed if self._buffers.of_norms else "",
+            normed if self._buffers.has_norms else "",
             "Hooks of parameters see the gradients of a part" if hooked else "",
             f"Each part has all of {', '.join(unclear)}: try a tensor" if unclear else "",
         )

@@ -263,6 +263,8 @@ def test_buffers_forget_a_failed_pass() -> None:
     class Counting(nn.Module):
         steps: Tensor
         mean: Tensor
+        codes: Tensor
+        shown: Tensor
 
         def __init__(self) -> None:
             super().__init__()
@@ -270,11 +272,15 @@ def test_buffers_forget_a_failed_pass() -> None:
             self.head = Small(4)
             self.register_buffer("steps", torch.zeros((), dtype=torch.long))
             self.register_buffer("mean", torch.zeros(3, dtype=torch.float64))
+            self.register_buffer("codes", torch.zeros(3, dtype=torch.float64))
+            self.register_buffer("shown", torch.zeros(3, dtype=torch.float64))
             self.register_buffer("mask", torch.ones(3, dtype=torch.float64))
 
         def forward(self, x: Tensor) -> Tensor:
             self.steps += 1
             self.mean.lerp_(x.mean(0), 0.5)
+            self.codes.data.lerp_(x.mean(0), 0.5)
+            self.shown = self.shown + x.mean(0)
             y: Tensor = self.head(self.norm(x) * self.mask)
             return y
 
