@@ -70,7 +70,8 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
 
     Where the loaders of ``val_dataloader`` have a batch size of their own, a validation with the
     largest batch of theirs is part of the search. Loaders whose size is that of the attribute are
-    taken to follow it. A validation whose CombinedLoader joins the batches of loaders is left out.
+    taken to follow it. A validation is left out if its CombinedLoader joins the batches of loaders,
+    or with a warning if a hook of the module at its start may make what it needs.
 
     Callbacks, loggers and the module's hooks around its step do not run during the search. Only the
     hooks that move a batch to its device do.

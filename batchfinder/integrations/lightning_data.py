@@ -82,13 +82,13 @@ class Loaders:
         return DataBatches(None, drawn if any(one.vary for one in found) else longest, remarks)
 
     def validation(self, follows: int | None) -> Validation | None:
-        """Choose the largest batch of a validation; None if no loader has a size of its own.
+        """Choose the largest batch of a validation; None if it is no part of the search.
 
         Args:
             follows: the size at which the module now makes loaders. Those of this size are taken to
                 follow it: their validation needs less memory than the training does at any size.
         """
-        combined, found = self._loaders(), []
+        combined, found = self._loaders(), list[Validation]()
         if combined._mode != "sequential":  # each batch joins those of all loaders
             return None
         loaders, ranks = combined.flattened, self._loop.trainer.world_size
@@ -101,7 +101,20 @@ class Loaders:
                 batches = BatchMaker(make_batch=_batches_of(loader).make_longest)
                 arguments = (0, index) if len(loaders) > 1 else (0,)
                 found.append(Validation(min(size, -(-count // ranks)), batches, arguments))
+        hook = self._hook_before_validation()
+        if found and hook:
+            import_module(f"{self._package}.utilities.rank_zero").rank_zero_warn(
+                f"the search leaves the validation out, as it does not run {hook}, which may make "
+                "what the validation needs. Try to make that in __init__"
+            )
+            return None
         return max(found, key=Validation.nbytes, default=None)
+
+    def _hook_before_validation(self) -> str:
+        is_overridden = import_module(f"{self._package}.utilities.model_helpers").is_overridden
+        module = self._loop.trainer.lightning_module
+        hooks = ("on_validation_epoch_start", "on_validation_start")
+        return next((hook for hook in hooks if is_overridden(hook, module)), "")
 
     def check_resizable(self) -> None:
         """Refuse loaders passed to ``fit`` that cannot be made again with another batch size.

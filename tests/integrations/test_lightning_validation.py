@@ -82,3 +82,18 @@ def test_a_validation_loader_passed_to_fit_follows_no_attribute() -> None:
     empty = DataLoader(TensorDataset(torch.empty(0, 6)), 8)
     with pytest.raises(NothingFitsError, match=says):
         trainer.fit(module, DataLoader(DATA, 8), [DataLoader(DATA, 8), empty])
+
+
+def test_a_validation_that_a_hook_prepares_is_left_out(tmp_path: Path) -> None:
+    class Prepared(OwnValidation):
+        def on_validation_epoch_start(self) -> None:
+            self.outputs: list[Tensor] = []
+
+        def validation_step(self, batch: list[Tensor], *index: int) -> None:
+            self.outputs.append(self.layer(batch[0]))
+
+    module = Prepared(fits=40, log=tmp_path / "unused")
+    with pytest.warns(UserWarning, match="does not run on_validation_epoch_start"):
+        fitted(module, BatchSizeFinder("binsearch", margin=0), **VALIDATED)
+    assert module.batch_size == 40
+    assert len(module.outputs) == 12
