@@ -98,7 +98,8 @@ class TrainingSetup:
     examples: int | None = None
 
     def __post_init__(self) -> None:
-        is_module = callable(getattr(self.sample, "train_dataloader", None))
+        # Attributes of the sample itself may be its keys.
+        is_module = callable(getattr(type(self.sample), "train_dataloader", None))
         if (is_module or isinstance(self.sample, DataLoader)) and self.loader is None:
             object.__setattr__(self, "loader", self.sample)
             object.__setattr__(self, "sample", None)

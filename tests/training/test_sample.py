@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from batchfinder.errors import SampleError
 from batchfinder.training.sample import BatchMaker, move_batch
+from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.tree import map_leaves, named_tensors
 
 
@@ -398,3 +399,12 @@ Maker = Callable[[], Any]
 def test_empty_containers_have_no_tensors(make_container: Maker) -> None:
     with pytest.raises(SampleError, match="holds no tensors"):
         BatchMaker(make_container())
+
+
+def test_the_attributes_of_a_dict_may_be_its_keys() -> None:
+    class Batch(dict[str, Tensor]):
+        __getattr__ = dict.__getitem__
+
+    setup = TrainingSetup(nn.Linear(2, 1), Batch(x=torch.ones(2, 2)))
+    assert setup.loader is None
+    assert BatchMaker.of(setup, 0).make(5)["x"].shape == (5, 2)
