@@ -116,7 +116,7 @@ class LaunchProber:
         """If no other launch shows whether the script used a size, launch a smaller one too."""
         if Honored.UNKNOWN.value in self._warnings and self._verdicts[batch_size].probe.fits:
             examples = self._sizes.examples
-            # Just above the half no factor is shared. An odd size shows whether it is rounded.
+            # Not the half itself: all factors of it are the size's. Odd, to show a rounding.
             half = ((examples if examples > 1 else batch_size) // 2 + 1) | 1
             self._try(max(1, min(half, batch_size - 1)))
             seen = self._sizes.again(batch_size, self.processes)
