@@ -22,9 +22,7 @@ class ChangedBuffers:
             (module, name)
             for module in model.modules()
             for name, buffer in module._buffers.items()
-            if buffer is not None
-            and (buffer.is_floating_point() or buffer.numel() == 1)
-            and not buffer.is_inference()
+            if buffer is not None and _may_change(buffer)
         ]
         self.has_norms = any(_is_norm(module) for module, _ in self._followed)
         self._saved: list[tuple[nn.Module, str, Tensor, Tensor]] = []
@@ -58,6 +56,12 @@ class ChangedBuffers:
                 or not torch.equal(buffer, value)
             ]
         self._is_first, self._saved = False, []
+
+
+def _may_change(buffer: Tensor) -> bool:
+    # Sparse ones are graphs, and torch.equal does not compare them.
+    is_dense = buffer.layout is torch.strided and not buffer.is_inference()
+    return is_dense and (buffer.is_floating_point() or buffer.numel() == 1)
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -275,6 +275,8 @@ def test_buffers_forget_a_failed_pass() -> None:
             self.register_buffer("codes", torch.zeros(3, dtype=torch.float64))
             self.register_buffer("shown", torch.zeros(3, dtype=torch.float64))
             self.register_buffer("mask", torch.ones(3, dtype=torch.float64))
+            self.register_buffer("graph", torch.eye(3).to_sparse())
+            self.register_buffer("none", None)
 
         def forward(self, x: Tensor) -> Tensor:
             self.steps += 1
