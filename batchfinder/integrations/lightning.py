@@ -28,7 +28,6 @@ from batchfinder.finder import find_max_batch
 from batchfinder.integrations.lightning_data import Loaders
 from batchfinder.integrations.lightning_step import EvaluationStep, StepInTrainer
 from batchfinder.probing.devices.choose_device import choose_device
-from batchfinder.results.probe import without_place
 from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.training.frameworks.lightning import OwnTrainingStep
 from batchfinder.training.frameworks.manual_optimization import ManualStep
@@ -224,7 +223,7 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
             )
         self.result = result
         failure = result.next_failure
-        in_validation = failure is not None and without_place(failure.reason)[1]
+        in_validation = failure is not None and failure.is_in_validation
         if not result.batch_size:
             where = ", because of the validation" if in_validation else ""
             advice = "accumulate_grad_batches, activation checkpointing, or shorter sequences"

@@ -12,9 +12,10 @@ from torch.utils.data import BatchSampler, DataLoader
 from batchfinder.errors import UsageError
 from batchfinder.training.data.drawn import DataBatches
 from batchfinder.training.data.loader import batch_size_of
-from batchfinder.training.frameworks.trainer_batch import batches_of_its_loader, bytes_of_batch
+from batchfinder.training.frameworks.trainer_batch import batches_of_its_loader
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.state.snapshot import preserved_state
+from batchfinder.training.tree import bytes_in
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Validation:
 
     def nbytes(self) -> int:
         """Return the bytes of the batch."""
-        return bytes_of_batch(self.batches.make(self.batch_size))
+        return bytes_in(self.batches.make(self.batch_size))
 
 
 class Loaders:
@@ -92,22 +93,23 @@ class Loaders:
         if combined._mode != "sequential":  # each batch joins those of all loaders
             return None
         loaders, ranks = combined.flattened, self._loop.trainer.world_size
+        hook = self._hook_before_validation()
         for index, loader in enumerate(loaders):
             size = batch_size_of(loader)
             if size is None or (size == follows and self._source.is_module()):
                 continue
             count = len(loader.dataset) if hasattr(loader.dataset, "__len__") else size * ranks
-            if count:
-                batches = BatchMaker(make_batch=_batches_of(loader).make_longest)
-                arguments = (0, index) if len(loaders) > 1 else (0,)
-                found.append(Validation(min(size, -(-count // ranks)), batches, arguments))
-        hook = self._hook_before_validation()
-        if found and hook:
-            import_module(f"{self._package}.utilities.rank_zero").rank_zero_warn(
-                f"the search leaves the validation out, as it does not run {hook}, which may make "
-                "what the validation needs. Try to make that in __init__"
-            )
-            return None
+            if not count:
+                continue
+            if hook:
+                import_module(f"{self._package}.utilities.rank_zero").rank_zero_warn(
+                    f"the search leaves the validation out, as it does not run {hook}, which may "
+                    "make what the validation needs. Try to make that in __init__"
+                )
+                return None
+            batches = BatchMaker(make_batch=_batches_of(loader).make_longest)
+            arguments = (0, index) if len(loaders) > 1 else (0,)
+            found.append(Validation(min(size, -(-count // ranks)), batches, arguments))
         return max(found, key=Validation.nbytes, default=None)
 
     def _hook_before_validation(self) -> str:

@@ -43,17 +43,17 @@ def split_batch(
         return
     examples = examples_in(batch, batch_dim)
     parts, weight = -(-examples // size), weigh(batch)
+    of_examples = {*map(id, lists)}
 
     def is_whole(node: Any) -> bool:
-        return is_flat(node) or any(node is each for each in lists)
+        return is_flat(node) or id(node) in of_examples
 
     for index in range(parts):
         start, end = index * examples // parts, (index + 1) * examples // parts
 
         def cut(_: str, leaf: Any, span: slice = slice(start, end)) -> Any:
             if is_whole(leaf):
-                is_entry = any(leaf is each for each in lists)
-                is_cut = is_entry or (is_texts(leaf) and len(leaf) == examples)
+                is_cut = id(leaf) in of_examples or (is_texts(leaf) and len(leaf) == examples)
                 return leaf[span] if is_cut else leaf
             is_data = isinstance(leaf, Tensor) or is_array(leaf)
             if not is_data or size_at(leaf, batch_dim) != examples:

@@ -13,7 +13,6 @@ from typing import Any
 from batchfinder.errors import UsageError, warn_of
 from batchfinder.finder import find_max_batch
 from batchfinder.results.accumulation import Split
-from batchfinder.results.probe import without_place
 from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.training.data.loader import has_places
 from batchfinder.training.frameworks.trainer_batch import size_of_batches
@@ -95,7 +94,7 @@ def set_max_batch(
             f"{split.batch_size}. Try batch_size=self._train_batch_size in it"
         )
     failure = result.next_failure
-    if failure is not None and without_place(failure.reason)[1]:
+    if failure is not None and failure.is_in_validation:
         warnings.append(
             f"a batch of {failure.batch_size} trains, but the evaluation runs out of memory. Try a "
             "smaller per_device_eval_batch_size, preprocess_logits_for_metrics, or "

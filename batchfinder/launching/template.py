@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from batchfinder.errors import UsageError
@@ -37,7 +38,6 @@ class Template:
         environment: variables to set.
         files: configuration files with placeholders, as the command names them.
         global_batch_size: the product of batch size and accumulation steps; None: no accumulation.
-        accumulates: the command gets the accumulation steps; else the script computes them itself.
 
     Raises:
         UsageError: a placeholder or a file is missing, misspelled or superfluous.
@@ -54,25 +54,30 @@ class Template:
     environment: Mapping[str, str] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     global_batch_size: int | None = None
-    accumulates: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        texts = {name: _read(name) for name in self.files}
-        for name, text in texts.items():
+        for name, text in self._texts.items():
             if not any(f"{{{known}}}" in text for known in NAMES):
                 raise UsageError(
                     f"--file {name} has no placeholder. Try {{batch_size}} in place of the size"
                 )
             if not any(name in argument for argument in self.arguments):
                 raise UsageError(f"the command does not name --file {name}. Try to add it")
-        everything = [*self.arguments, *self.environment.values(), *texts.values()]
-        found = {name for text in everything for name in _PLACEHOLDER.findall(text)}
+        found = self._placeholders
         if BATCH_SIZE not in found:
             _refuse_missing(found)
         _refuse_misspelled(found)
         if ACCUMULATION in found and self.global_batch_size is None:
             raise UsageError("{accumulation} needs a product. Try --global-batch-size 512")
-        object.__setattr__(self, "accumulates", ACCUMULATION in found)
+
+    @cached_property
+    def _texts(self) -> dict[str, str]:
+        return {name: _read(name) for name in self.files}
+
+    @property
+    def _placeholders(self) -> set[str]:
+        everything = [*self.arguments, *self.environment.values(), *self._texts.values()]
+        return {name for text in everything for name in _PLACEHOLDER.findall(text)}
 
     def remark_on_ranks(self, processes: int) -> str:
         """Return the warning if a launcher was asked for another number of processes; else "".
@@ -90,7 +95,7 @@ class Template:
 
     def remark_on_accumulation(self) -> str:
         """Return the warning if the command does not get the accumulation steps; else ""."""
-        if self.global_batch_size is None or self.accumulates:
+        if self.global_batch_size is None or ACCUMULATION in self._placeholders:
             return ""
         return (
             "the command has no {accumulation}, so the script has to reach "

@@ -7,7 +7,7 @@ from typing import Any
 from batchfinder.probing.devices.cpu import host_memory
 from batchfinder.probing.too_small import needs_more_than_one_sample
 from batchfinder.training.sample import BatchMaker
-from batchfinder.training.tree import named_tensors
+from batchfinder.training.tree import bytes_in
 from batchfinder.units import format_bytes
 
 
@@ -60,5 +60,4 @@ def bytes_of(batches: BatchMaker, batch_size: int) -> int:
         made = sorted(batches.made.items())
         (small, least), *_, (large, most) = made if len(made) > 1 else [(0, 0), *(made or [(1, 0)])]
         return most + max(0, most - least) * (batch_size - large) // (large - small)
-    tensors = (tensor for _, tensor in named_tensors(batches.make(batch_size, most_elements=0)))
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return bytes_in(batches.make(batch_size, most_elements=0))

@@ -10,7 +10,7 @@ from typing import Any
 
 from batchfinder.results.accumulation import AccumulationPlan, plan_accumulation
 from batchfinder.results.memory_model import MemoryModel
-from batchfinder.results.probe import Outcome, Probe
+from batchfinder.results.probe import Outcome, Probe, without_place
 from batchfinder.results.record import Record, Summarized
 from batchfinder.results.throughput import Throughput
 from batchfinder.results.version import SCHEMA_VERSION
@@ -41,6 +41,11 @@ class NextFailure(Record):
     batch_size: int
     outcome: Outcome
     reason: str  # one line
+
+    @property
+    def is_in_validation(self) -> bool:
+        """True if its training steps fit, and the validation after them did not."""
+        return without_place(self.reason)[1]
 
 
 @dataclass(frozen=True, repr=False)

@@ -17,7 +17,7 @@ from torch import Tensor
 from batchfinder.errors import SampleError
 from batchfinder.training.setup import MakeBatch, TrainingSetup, refused_call
 from batchfinder.training.tree import (
-    bytes_of,
+    bytes_in,
     described_shapes,
     map_leaves,
     named_tensors,
@@ -95,8 +95,7 @@ class BatchMaker:
         if not self._checked:
             self._check_made(batch, batch_size, step)
             self._checked = True
-        bytes_made = sum(bytes_of(tensor) for _, tensor in named_tensors(batch))
-        self.made[batch_size] = max(self.made.get(batch_size, 0), bytes_made)
+        self.made[batch_size] = max(self.made.get(batch_size, 0), bytes_in(batch))
         return batch
 
     def _made(self, batch_size: int, step: int) -> Any:

@@ -89,7 +89,17 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     return found
 
 
-def bytes_of(tensor: Tensor) -> int:
+def bytes_in(tree: Any) -> int:
+    """Return the bytes of all tensors in a tree.
+
+    Example:
+        >>> bytes_in({"x": torch.zeros(2, 3), "y": torch.zeros(2).to_sparse()})
+        24
+    """
+    return sum(_bytes_of(tensor) for _, tensor in named_tensors(tree))
+
+
+def _bytes_of(tensor: Tensor) -> int:
     """Return the bytes of a tensor; of a sparse one, those of its values and their places."""
     if tensor.layout in (torch.strided, torch.jagged):
         return tensor.nbytes

@@ -137,9 +137,10 @@ class InTurn:
         turn, place = divmod(step, len(self.parts))
         return self.parts[place].at(batch_size, turn)
 
-    def longest(self, batch_size: int) -> Any:
-        """Make the longest batch of the first data set."""
-        return self(batch_size, 0)
+    @property
+    def longest(self) -> Callable[[int], Any]:
+        """``longest(batch_size) -> batch`` of the first data set, without the data sets."""
+        return self.parts[0].make_longest
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

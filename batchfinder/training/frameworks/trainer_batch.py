@@ -19,7 +19,7 @@ from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import Trainer
 from batchfinder.training.state.reach import random_in
 from batchfinder.training.state.snapshot import preserved_state
-from batchfinder.training.tree import bytes_of, named_tensors
+from batchfinder.training.tree import bytes_in
 
 
 def batches_of_trainer(trainer: Trainer) -> DataBatches:
@@ -74,12 +74,7 @@ def longest_to_evaluate(trainer: Trainer, datasets: list[Any]) -> BatchMaker | N
     with preserved_state(), _no_loader_noted(trainer):
         loaders = [acting.get_eval_dataloader(dataset) for dataset in datasets]
         makers = [batches_of_its_loader(loader).make_longest for loader in loaders]
-        return BatchMaker(make_batch=max(makers, key=lambda make: bytes_of_batch(make(1))))
-
-
-def bytes_of_batch(batch: Any) -> int:
-    """Return the bytes of all tensors in a batch."""
-    return sum(bytes_of(tensor) for _, tensor in named_tensors(batch))
+        return BatchMaker(make_batch=max(makers, key=lambda make: bytes_in(make(1))))
 
 
 @contextmanager
