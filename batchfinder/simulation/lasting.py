@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -80,9 +80,7 @@ def failing_variant(
     quiet_from = STEPS_THAT_MAY_FLUSH if steps_vary(recording) else math.inf
     if recording.batches_vary:
         quiet_from = 0
-    for place, variant in enumerate(going_on(recording)):
-        if only not in (None, place):
-            continue
+    for place, variant in enumerate(going_on(recording, only=only), only or 0):
         allocator = allocator_of(limit_bytes, settings)
         if not _lasts_in(allocator, variant, quiet_from):
             return place
@@ -125,14 +123,20 @@ def _flushes(variant: Recording, allocator: CachingAllocator) -> Iterator[int]:
     replay.validations()
 
 
-def going_on(recording: Recording, steps: int = ORDERED_STEPS) -> Iterator[Recording]:
+def going_on(
+    recording: Recording, steps: int = ORDERED_STEPS, *, only: int | None = None
+) -> Iterator[Recording]:
     """Yield a recording, and others of steps that may come instead or later.
 
-    Those in other orders have this many steps.
+    Those in other orders have this many steps. ``only`` is the number of the one that is wanted.
     """
-    yield recording
-    yield releasing_early(recording)
-    yield from in_other_orders(recording, steps)
+    wanted = range(2 + ORDERS) if only is None else (only,)
+    if 0 in wanted:
+        yield recording
+    if 1 in wanted:
+        yield releasing_early(recording)
+    if seeds := [number - 2 for number in wanted if number >= 2]:
+        yield from in_other_orders(recording, steps, seeds=seeds)
 
 
 def bytes_to_last(variant: Recording, settings: AllocatorSettings) -> int:
@@ -169,9 +173,13 @@ def releasing_early(recording: Recording) -> Recording:
 
 
 def in_other_orders(
-    recording: Recording, steps: int = ORDERED_STEPS, *, begin_anywhere: bool = False
+    recording: Recording,
+    steps: int = ORDERED_STEPS,
+    *,
+    begin_anywhere: bool = False,
+    seeds: Iterable[int] = range(ORDERS),
 ) -> Iterator[Recording]:
-    """Yield recordings of this many such steps, drawn at random after the first.
+    """Yield recordings of this many such steps, drawn at random after the first, one for each seed.
 
     The first is as recorded, or ``begin_anywhere`` scales it to the batch of another one.
 
@@ -193,7 +201,7 @@ def in_other_orders(
         alike[kind, step.pattern()].append(step)
     kinds = [steps for steps in alike.values() for _ in steps]
     begun = _beginning(recording, first, pool) if begin_anywhere else None
-    for seed in range(ORDERS):
+    for seed in seeds:
         draw = random.Random(seed)
         # The longest batch was recorded, if batches vary in length.
         another = partial(_drawn, kinds, draw, is_bounded=recording.batches_vary)

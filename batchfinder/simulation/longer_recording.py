@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cache
-from itertools import islice
 from typing import NamedTuple
 
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings, DeviceFullError
@@ -147,7 +146,7 @@ class LongerRecordings:
             if number:  # the variant that needs most at one size needs most at another
                 large = only_large(self._scaled(size, guess / size))
                 # Small requests that are large here may leave nothing to exchange.
-                variant = next(islice(going_on(large, needs.steps), needs.worst, None), large)
+                variant = next(going_on(large, needs.steps, only=needs.worst), large)
                 needed = needs.small + bytes_to_last(variant, self._settings)
             if needed <= held:
                 return None  # nothing grows

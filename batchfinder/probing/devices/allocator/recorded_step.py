@@ -54,8 +54,10 @@ class RecordedStep:
         """
         events = []
         for a, b in zip(self.events, other.events, strict=True):
-            size = max(0, round(a + share * (b - a)))
-            events.append(a if a < 0 else min(size, max(a, b)) if is_bounded else size)
+            if a >= 0 and a != b:
+                size = max(0, round(a + share * (b - a)))
+                a = min(size, max(a, b)) if is_bounded else size
+            events.append(a)
         return replace(self, events=events)
 
     def pattern(self) -> tuple[int, ...]:
