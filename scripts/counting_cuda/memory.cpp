@@ -30,7 +30,9 @@ namespace {
 
 constexpr size_t kAddresses = size_t(1) << 46;
 constexpr size_t kPage = size_t(2) << 20;  // the device hands out memory in whole pages
-constexpr size_t kLargestRealCopy = size_t(64) << 20;
+// Larger copies do not copy. To pages that nobody has touched, a GiB takes about half a second here,
+// which would be most of a search's time (llama-80 of scripts/results/setups.json).
+constexpr size_t kLargestRealCopy = size_t(1) << 20;
 constexpr size_t kContextBytes = size_t(450) << 20;
 constexpr size_t kNumber = 8;  // the bytes of a number that Python reads, at most
 constexpr int kProcesses = 512;
