@@ -7,13 +7,18 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from batchfinder.launching.hook.failures import Failures
+from batchfinder.launching.hook.steps import Steps
 from batchfinder.launching.launch import HOOK
 
 HOOK_FILE = HOOK / "sitecustomize.py"
@@ -66,10 +71,22 @@ def test_a_script_runs_on_if_the_allocator_has_no_observers(
         asked.append(observer)
         raise RuntimeError("cudaMallocAsync does not yet support attachOutOfMemoryObserver")
 
-    torch: Any = SimpleNamespace(
+    fake: Any = SimpleNamespace(
         version=SimpleNamespace(cuda="13.0", hip=None),
         cuda=SimpleNamespace(_lazy_call=lambda call: call()),
         _C=SimpleNamespace(_cuda_attach_out_of_memory_observer=attach),
     )
-    Failures(torch, {"certain": [], "doubtful": []}, report=None, memory=None).install()
+    Failures(fake, {"certain": [], "doubtful": []}, report=None, memory=None).install()
     assert len(asked) == 1
+
+
+def test_keyword_arguments_are_read_in_an_older_pytorch_too() -> None:
+    seen: list[Any] = []
+    steps: Any = SimpleNamespace(_leaves=lambda *arguments: seen.append(arguments))
+    handle = register_module_forward_hook(partial(Steps._leaves_by_frame, steps), always_call=True)
+    with handle:
+        nn.Linear(2, 1)(input=torch.zeros(3, 2))
+    [(_, arguments, keywords, output)] = seen
+    assert arguments == ()
+    assert keywords["input"].shape == (3, 2)
+    assert output.shape == (3, 1)

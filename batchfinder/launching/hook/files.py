@@ -10,7 +10,9 @@ from __future__ import annotations
 import builtins
 import functools
 import io
+import itertools
 import os
+import pathlib
 import stat
 import sys
 import time
@@ -79,12 +81,17 @@ class Files:
     def keep(self) -> None:
         """Let no file change from now on."""
         self._is_kept = True
-        for name in CHANGERS:
-            self._do_nothing(os, name)
+        accessor = getattr(pathlib, "_normal_accessor", None)  # Python 3.10 keeps functions there
+        owners: list[Any] = [os, *filter(None, [accessor])]
+        for owner, name in itertools.product(owners, CHANGERS):
+            if hasattr(owner, name):
+                self._do_nothing(owner, name)
         for module, name in SAVERS:
             if module in sys.modules:
                 self._do_nothing(sys.modules[module], name)
-        builtins.open = io.open = self._opening_nothing(builtins.open)
+        opening = self._opening_nothing(builtins.open)
+        for owner in (builtins, io, *owners[1:]):
+            owner.open = opening
         sys.addaudithook(self._hear)
 
     def _do_nothing(self, owner: Any, name: str) -> None:

@@ -76,7 +76,10 @@ class Steps:
         os.register_at_fork(after_in_child=self._start_over)
         modules = torch.nn.modules.module
         modules.register_module_forward_pre_hook(self._enters)
-        modules.register_module_forward_hook(self._leaves, with_kwargs=True, always_call=True)
+        try:
+            modules.register_module_forward_hook(self._leaves, with_kwargs=True, always_call=True)
+        except TypeError:  # an older PyTorch, such as 2.4
+            modules.register_module_forward_hook(self._leaves_by_frame, always_call=True)
         # torch.optim deletes its own name for this module.
         optimizers: Any = importlib.import_module("torch.optim.optimizer")
         optimizers.register_optimizer_step_pre_hook(self._before_step)
@@ -128,6 +131,11 @@ class Steps:
             self._note("forward")
             self._steps += 1
             self._end_reading()
+
+    def _leaves_by_frame(self, module: Any, arguments: Any, output: Any) -> None:
+        """Read the keyword arguments in the frame of PyTorch's ``_call_impl``, which calls this."""
+        keywords = sys._getframe(1).f_locals.get("kwargs", {})
+        self._leaves(module, arguments, keywords, output)
 
     def _look_at_loader(self, loader: Any, *arguments: Any, **keywords: Any) -> None:
         """Note a new loader, and report one that gives no batch, as it drops those not full."""
