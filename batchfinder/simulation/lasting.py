@@ -94,10 +94,14 @@ def may_begin_anywhere(recording: Recording, limit_bytes: int, settings: Allocat
 
     Blocks that it leaves are too small for the longer batches. Then the allocator flushes its
     cache, now and then: only running out of memory counts. With TRL's RewardTrainer, batch size 57
-    ran out of memory in the fourth step if the first had 626 tokens and later ones 640.
+    ran out of memory in the fourth step if the first had 626 tokens and later ones 640. The
+    same holds for the blocks that validations leave, so the recorded order is replayed with them.
     """
     orders = in_other_orders(recording, LASTING_STEPS, begin_anywhere=True)
-    return all(_lasts_in(allocator_of(limit_bytes, settings), order) for order in orders)
+    recorded = [recording] if recording.validations else []
+    return all(
+        _lasts_in(allocator_of(limit_bytes, settings), order) for order in (*recorded, *orders)
+    )
 
 
 def _lasts_in(
@@ -140,12 +144,14 @@ def going_on(
 
 
 def bytes_to_last(variant: Recording, settings: AllocatorSettings) -> int:
-    """Return the bytes that a confirmation and its later steps reserve if nothing limits them.
+    """Return the bytes that the steps of a confirmation, and later ones, reserve without a limit.
 
-    With these bytes, the allocator never flushes its cache.
+    With these bytes, the allocator never flushes its cache in a step. In validations it may: they
+    are few, and what they gather leaves blocks of many sizes. With them, no batch size of a
+    ``Trainer`` seemed to fit in twice the memory that 64 trained in.
     """
     allocator = allocator_of(None, settings)
-    for _ in _flushes(variant, allocator):
+    for _ in Replay(variant, allocator).steps(max(LASTING_STEPS, len(variant.steps))):
         pass
     return allocator.reserved_bytes  # which without a limit never falls
 

@@ -85,7 +85,8 @@ class LongerRecordings:
         if not (recording and recording.steps):
             return True
         share = self._needs(size).most / self._limit(size)
-        return share <= 1 and (share < FAR_FROM_BUDGET or self._begins(size, recording))
+        is_far = share < FAR_FROM_BUDGET and not recording.validations
+        return share <= 1 and (is_far or self._begins(size, recording))
 
     def foresee(self, size: int) -> bool:
         """Return True if the confirmation just below a size, scaled to it, does not last."""

@@ -101,6 +101,35 @@ def test_the_batches_of_a_validation_do_not_grow_with_those_of_the_training() ->
     assert 0.9 * end <= guess.size <= 1.1 * end
 
 
+def gathering(size: int) -> Recording:
+    """Steps, and validations that concatenate each batch's results to those before it."""
+    recording = at_size(size)
+    first = 1 + 4 * len(recording.steps)
+    grown = [event for i in range(1, 17) for event in (63 * i * MIB, ~(first + i - 1))]
+    later = [event if event >= 0 else event - 17 for event in grown]
+    # What a batch has gathered is released after the next one has been added to it.
+    validations = [[50 * MIB, *grown, ~(first + 16)], [50 * MIB, *later, ~(first + 33)]]
+    return recording._replace(validations=validations)
+
+
+@pytest.mark.parametrize(("budget_mib", "does"), [(5000, True), (2000, False)])
+def test_validations_may_flush_the_cache_but_not_run_out_of_memory(
+    budget_mib: int, does: bool
+) -> None:
+    """Blocks of all their sizes take 8600 MiB, and the largest two that exist together 1953."""
+    longer = LongerRecordings({10: gathering(10)}, budget_mib * MIB, AllocatorSettings())
+    assert longer.last(10) is does
+
+
+def test_a_guess_leaves_memory_for_validations_that_flush_the_cache() -> None:
+    settings, budget_bytes = AllocatorSettings(), 5000 * MIB
+    guess = LongerRecordings({100: gathering(100)}, budget_bytes, settings).guess()
+    sizes = {n: gathering(n) for n in range(400, 700, 10)}
+    end = max(filter(LongerRecordings(sizes, budget_bytes, settings).last, sizes))
+    assert guess is not None
+    assert 0.9 * end <= guess.size <= 1.1 * end
+
+
 def test_a_guess_that_a_larger_size_has_beaten_does_not_count() -> None:
     """Where requests grow less than in proportion, as of a loss that is computed in pieces."""
     settings, budget_bytes = AllocatorSettings(), 2000 * MIB
