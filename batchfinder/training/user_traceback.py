@@ -21,6 +21,13 @@ _ONE_DEVICE = (
     ". The model and the batch are moved to the search's device. Try device=inputs.device for "
     "the tensors that the code makes, and register_buffer for those that the model keeps"
 )
+# DistributedDataParallel's for unused parameters, and for a layer that reentrant checkpointing uses
+# twice. They name options, which --strategy ddp cannot give; it keeps a model that is wrapped.
+_UNLIKE_DDP = re.compile(r"Expected to (have finished reduction|mark a variable ready only once)")
+_WRAP_IT = (
+    ". Try a target that wraps the model as your training does: "
+    "DistributedDataParallel(model, find_unused_parameters=True), or static_graph=True"
+)
 # torch.stack in default_collate, which makes the batches of a data set without a collate function.
 _UNEQUAL = "stack expects each tensor to be equal size"
 _COLLATE = ". Try your DataLoader, whose collate_fn pads them, in place of the data set"
@@ -87,6 +94,8 @@ def error_line(error: BaseException) -> str:
     line = "".join(f"{type(error).__name__}: {error}".splitlines()[:1]).removesuffix(": ")
     if _TWO_DEVICES.search(line):
         line = line.rstrip(".!") + _ONE_DEVICE
+    if found := _UNLIKE_DDP.search(line):  # the rest of the line is a paragraph
+        line = line[: found.end()] + _WRAP_IT
     doing = vars(error).get("batchfinder_doing")
     if not doing:
         return line

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.nn.parallel import DistributedDataParallel
 
 from batchfinder.errors import UsageError
 from batchfinder.training.target import load_target
@@ -108,6 +111,32 @@ def test_two_devices_are_explained(text: str) -> None:
         f"RuntimeError: {text.rstrip('!')}. The model and the batch are moved"
     )
     assert "Try device=inputs.device" in message
+
+
+class LeavesOneOut(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)  # type: ignore[no-any-return]
+
+
+def test_options_of_the_wrapper_are_given_by_the_target() -> None:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        wrapped, x = DistributedDataParallel(LeavesOneOut()), torch.ones(3, 4)
+        wrapped(x).sum().backward()
+        with pytest.raises(RuntimeError, match="prior iteration") as info:
+            wrapped(x)
+        message = error_line(info.value)
+        assert message.startswith("RuntimeError: Expected to have finished reduction. Try a target")
+        assert "DistributedDataParallel(model, find_unused_parameters=True)" in message
+        with_options = DistributedDataParallel(LeavesOneOut(), find_unused_parameters=True)
+        for _ in range(2):
+            with_options(x).sum().backward()
+    finally:
+        dist.destroy_process_group()
 
 
 def test_other_messages_are_as_they_are() -> None:
